@@ -1,0 +1,82 @@
+// Package bench sends a workload over HTTP and measures the answers as vLLM's own benchmark does. It never judges them.
+package bench
+
+import (
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+// A Failure is the kind of way in which a request failed. The empty Failure is success.
+type Failure string
+
+// The kinds of failure, each counted by name in a Measurement.
+const (
+	Refused       Failure = "refused"        // no connection
+	Reset         Failure = "reset"          // the connection broke in mid-answer
+	TimedOut      Failure = "timed-out"      // no bytes for too long
+	Status        Failure = "http-status"    // 4xx or 5xx
+	StreamError   Failure = "stream-error"   // an error object in the stream under HTTP 200
+	Truncated     Failure = "truncated"      // the stream ended without [DONE]
+	NoUsage       Failure = "no-usage"       // the stream had no usage chunk
+	NoTokens      Failure = "no-tokens"      // zero tokens were generated
+	WrongLength   Failure = "wrong-length"   // fewer or more tokens than pinned
+	NeverFinished Failure = "never-finished" // the probe ended before the answer did
+	Malformed     Failure = "malformed"      // the stream was no SSE or no JSON
+)
+
+// A Sample is what happened to one request. All times count from the start of the probe.
+// A zero First, Last or End means that it has not happened.
+type Sample struct {
+	Phase workload.Phase
+	Index int // within its phase
+
+	Due   time.Duration // when it should have been sent: latencies count from here
+	Sent  time.Duration // when it was sent; Sent - Due is the client's own lateness
+	First time.Duration // first token
+	Last  time.Duration // last token
+	End   time.Duration // the answer is complete, or has failed
+
+	PromptTokens int // as the server counted them
+	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
+	OutputTokens int // as the server counted them
+	WantTokens   int // as pinned
+
+	Gaps    []time.Duration // times between tokens (ITL), only when asked for
+	Failure Failure         // "" for success
+	Detail  string          // first line of the error, for the first few failures
+}
+
+// OK reports whether the request ended well.
+func (s Sample) OK() bool { return s.End > 0 && s.Failure == "" }
+
+// TTFT returns the time to first token, counted from the due time.
+func (s Sample) TTFT() time.Duration { return s.First - s.Due }
+
+// TPOT returns the mean time per output token after the first, (last - first)/(tokens - 1), and whether it is defined:
+// vLLM leaves answers of one token out (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
+func (s Sample) TPOT() (time.Duration, bool) {
+	if s.OutputTokens < 2 {
+		return 0, false
+	}
+	return (s.Last - s.First) / time.Duration(s.OutputTokens-1), true
+}
+
+// E2E returns the end-to-end latency up to the last token, counted from the due time.
+func (s Sample) E2E() time.Duration { return s.Last - s.Due }
+
+// SendLag returns how late the client itself was.
+func (s Sample) SendLag() time.Duration { return s.Sent - s.Due }
+
+// Stop is asked about once a second of the probe whether it may end early. It sees the counted requests so far,
+// in order of Index; pending ones have End zero.
+type Stop func(now time.Duration, counted []Sample) bool
+
+// A Run is one schedule sent to a server.
+type Run struct {
+	Samples []Sample      // the counted requests, in order of Index
+	Others  int           // uncounted requests that were sent (lead-in, run-out, pass)
+	Broken  int           // uncounted requests that failed
+	Stopped bool          // Stop ended the run
+	Elapsed time.Duration // from the start of the schedule until the last request had ended
+}

@@ -1,0 +1,101 @@
+// Package workload says what is asked and when: datasets, conversations, lengths, and seeded arrivals.
+// It does no network.
+package workload
+
+import (
+	"iter"
+	"time"
+)
+
+// A Request is one question to the server with its work pinned: the server must answer with exactly OutputTokens
+// tokens. Exactly one of Tokens, Text and Messages is set.
+type Request struct {
+	Tokens   []int32   // prompt as token ids; shared between requests, never written to
+	Text     string    // prompt as plain text
+	Messages []Message // prompt as a chat
+
+	PromptTokens int // length of the prompt in tokens; 0 when only the server can count it
+	OutputTokens int // tokens to generate, at least 1
+	Conversation int // which conversation the request belongs to; -1 when none
+	Turn         int // 1-based turn in its conversation; 0 when none
+}
+
+// A Message is one message of a chat, under OpenAI's names.
+type Message struct {
+	Role    string `json:"role"`
+	Content string `json:"content"`
+}
+
+// A Stream names an independent seeded sequence of requests and arrivals.
+// The same population, seed and stream always give the same sequence.
+type Stream uint64
+
+// The streams of a probe, separate so that a longer lead-in does not change the window's requests.
+const (
+	WarmUpStream Stream = iota + 1
+	PrimeStream
+	LeadInStream
+	WindowStream
+	RunOutStream
+)
+
+// A Phase is the part of a probe in which a request is due.
+type Phase uint8
+
+// The phases in their order. Only requests of the Window are counted.
+const (
+	LeadIn Phase = iota
+	Window
+	RunOut
+)
+
+// String returns the phase as the design writes it.
+func (p Phase) String() string {
+	return [...]string{"lead-in", "window", "run-out"}[p]
+}
+
+// An Arrival is one request with the time at which it is due.
+type Arrival struct {
+	Due     time.Duration // since the start of the probe
+	Phase   Phase
+	Index   int // 0-based within its phase
+	Request *Request
+}
+
+// A Source is where the requests of a study come from.
+type Source interface {
+	// Name describes the source in a few words for reports, such as "phase1 (300 requests)".
+	Name() string
+	// Len returns how many different requests the source has before it repeats; 0 means endless.
+	Len() int
+	// Request returns the i-th request of the stream, i >= 0. The i-th and the (i+Len)-th of a finite source are the same.
+	// It may be called from several goroutines.
+	Request(stream Stream, i int) *Request
+	// Longest returns the largest prompt plus output in tokens that the source can draw; 0 when unknown.
+	Longest() int
+}
+
+// A Plan is the load of one probe: a lead-in that is not counted, a window that is, and a run-out that goes on until
+// the caller stops reading. Arrivals are Poisson at Rate.
+type Plan struct {
+	Source      Source
+	Seed        uint64        // of the arrivals
+	Rate        float64       // requests per second, > 0
+	LeadIn      time.Duration // uncounted load before the window
+	Window      time.Duration // the window lasts at least this long
+	MinRequests int           // and until at least this many requests are due in it
+}
+
+// A Pass is one uncounted run through the first N requests of a stream, to bring a cache into its state.
+type Pass struct {
+	Source Source
+	Seed   uint64
+	Stream Stream
+	Rate   float64
+	First  int // index of the first request
+	N      int
+}
+
+// Schedule is what a Load sends: arrivals in the order of their due times. It ends by itself, or it goes on for ever
+// with requests of the RunOut phase.
+type Schedule = iter.Seq[Arrival]

@@ -1,0 +1,2 @@
+// Package deploy holds the manifests that run a study on Kubernetes.
+package deploy

@@ -1,0 +1,64 @@
+// Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study goes on where it was.
+package studies
+
+import (
+	"errors"
+	"time"
+
+	"vllmtuner/trial"
+	"vllmtuner/tuner/space"
+)
+
+// ErrOwned is returned by Open when another tuner owns the study.
+var ErrOwned = errors.New("another tuner owns this study")
+
+// ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
+var ErrWorldChanged = errors.New("the world changed since the study began")
+
+// A State says how far a study or a trial has come.
+type State string
+
+// The states.
+const (
+	Running State = "running" // someone is, or was when killed, at work on it
+	Done    State = "done"    // finished
+	Stopped State = "stopped" // study only: interrupted and safely stored
+	Spent   State = "spent"   // study only: the budget ended before an answer
+	Failed  State = "failed"  // study only: could not go on; see Note
+)
+
+// An Origin says who chose a trial's point.
+type Origin string
+
+// The origins that are not the name of a sampler.
+const (
+	Default Origin = "default" // trial 0: the server's own default
+	Current Origin = "current" // trial 1: the user's current args
+)
+
+// A Study is all that is known of one study, as readers see it.
+type Study struct {
+	ID      string // random, made once
+	Name    string
+	Seed    uint64
+	File    string            // text of the study file as it was when the study began
+	World   map[string]string // what must not change: model, server version, workload, SLO, …
+	State   State
+	Note    string // one line that explains the state
+	Created time.Time
+	Updated time.Time // of the last commit
+	Trials  []Trial   // by number
+}
+
+// A Trial is one point with what was found.
+type Trial struct {
+	Number int
+	Origin Origin
+	Point  space.Point
+	Args   []string // all args of the server after the model, fixed ones first
+	State  State    // Running or Done
+	Began  time.Time
+	Ended  time.Time // zero while Running
+	Probes []trial.Probe
+	Result trial.Result // zero while Running
+}

@@ -1,0 +1,67 @@
+// Package slo holds a measurement against limits: the verdict, the headroom, and the limit that binds.
+package slo
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A Metric is one of the four latencies that vLLM's users know.
+type Metric string
+
+// The metrics.
+const (
+	TTFT Metric = "ttft" // time to first token, from the due time
+	TPOT Metric = "tpot" // mean time per output token after the first, per request
+	ITL  Metric = "itl"  // time between tokens, pooled over requests
+	E2E  Metric = "e2e"  // end to end, from the due time
+)
+
+// A Limit is a promise such as "p99 TTFT at most 1000 ms".
+type Limit struct {
+	Metric     Metric        `json:"metric"`
+	Percentile float64       `json:"percentile"` // in (0, 100)
+	Max        time.Duration `json:"max_ns"`
+}
+
+// String returns the limit's short name, such as "p99 TTFT".
+func (l Limit) String() string {
+	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
+}
+
+// An SLO is what a server must keep to.
+type SLO struct {
+	Limits       []Limit `json:"limits"`         // at least one
+	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
+}
+
+// String returns the promises in one line, such as "p99 TTFT <= 1000 ms, p99 TPOT <= 60 ms".
+func (s SLO) String() string {
+	words := make([]string, len(s.Limits))
+	for i, l := range s.Limits {
+		words[i] = fmt.Sprintf("%s <= %g ms", l, float64(l.Max)/float64(time.Millisecond))
+	}
+	return strings.Join(words, ", ")
+}
+
+// A Verdict says whether a measurement keeps an SLO, and by how much.
+type Verdict struct {
+	Pass     bool    `json:"pass"`
+	Reason   string  `json:"reason"`   // one line for a human: why it failed, or what was nearest to failing
+	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT"
+	Headroom float64 `json:"headroom"` // ln(limit/value) of the binding limit; negative when it is broken
+	Checks   []Check `json:"checks"`
+}
+
+// A Check is one limit held against the samples.
+type Check struct {
+	Limit    string  `json:"limit"`
+	MaxMS    float64 `json:"max_ms"`
+	ValueMS  float64 `json:"value_ms"` // numpy-linear percentile of the completed requests
+	N        int     `json:"n"`        // requests (for ITL: gaps) that count
+	Broken   int     `json:"broken"`   // how many break the limit, failed ones among them
+	Allowed  int     `json:"allowed"`  // how many may: floor((1 - percentile/100) * n)
+	Headroom float64 `json:"headroom"` // ln(max/value)
+}

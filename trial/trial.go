@@ -1,0 +1,76 @@
+// Package trial measures one point: server up, warm-up, probes, server gone, and one result with its diagnosis.
+// It never stores anything itself.
+package trial
+
+import (
+	"context"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A Server is one running inference server. It is ready when a Start returns it.
+type Server interface {
+	// Facts are what the server said of itself during its start.
+	Facts() serverctl.Facts
+	// Counters reads the server's counters now.
+	Counters(ctx context.Context) (serverctl.Counters, error)
+	// ResetCache empties the prefix cache and checks that it is empty. The server must be idle.
+	ResetCache(ctx context.Context) error
+	// Drain waits until no request runs or waits, and returns how long that took.
+	Drain(ctx context.Context) (time.Duration, error)
+	// Exited is closed when the server has died or become useless by itself.
+	Exited() <-chan struct{}
+	// Err returns why, once Exited is closed; a *serverctl.ExitError.
+	Err() error
+	// Stop ends the server and returns when it is gone, and how long that took. It is safe to call twice.
+	Stop(ctx context.Context) (time.Duration, error)
+}
+
+// A Load sends a schedule to the server and returns what happened to the counted requests.
+type Load interface {
+	Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error)
+}
+
+// A Start starts one server with the args of a point and returns it when it is ready, with the load that reaches it.
+// number is the trial's. A server that dies or is refused gives a *serverctl.ExitError.
+type Start func(ctx context.Context, number int, args []string) (Server, Load, error)
+
+// A Probe is one measured rate. It is stored as it is.
+type Probe struct {
+	Seq         int               `json:"seq"` // 0-based within the trial
+	Rate        float64           `json:"rate"`
+	Verdict     slo.Verdict       `json:"verdict"`
+	Measurement bench.Measurement `json:"measurement"`
+	HitRate     float64           `json:"hit_rate"`    // prefix-cache hits / queries over the probe; -1 when unknown
+	Preemptions float64           `json:"preemptions"` // over the probe
+	Stopped     bool              `json:"stopped"`     // ended early, because it had failed already
+	Note        string            `json:"note,omitempty"`
+	GPUTime     time.Duration     `json:"gpu_time_ns"` // lead-in, window, run-out and drain
+}
+
+// An Outcome says in one word how a trial ended.
+type Outcome string
+
+// The outcomes.
+const (
+	Measured   Outcome = "measured"   // it has a capacity, or is known to have none
+	Infeasible Outcome = "infeasible" // the server cannot live with these flags
+	Unknown    Outcome = "unknown"    // nobody's fault; tells the search nothing
+)
+
+// A Result is what one trial found.
+type Result struct {
+	Outcome  Outcome           `json:"outcome"`
+	Class    serverctl.Class   `json:"class,omitempty"`    // unless Measured
+	Evidence string            `json:"evidence,omitempty"` // the line that shows it
+	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log, unless Measured
+	Capacity capacity.Capacity `json:"capacity"`
+	Facts    serverctl.Facts   `json:"facts"`
+	GPUTime  time.Duration     `json:"gpu_time_ns"` // start, priming, probes and stop, all of it
+	Notes    []string          `json:"notes,omitempty"`
+}

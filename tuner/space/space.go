@@ -1,0 +1,52 @@
+// Package space holds the flags a study searches: their ranges, conditions and constraints, one choice of them
+// (a Point), and the vLLM args of that choice. It runs nothing.
+package space
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// SpeculativeTokens names the parameter that is first-class in a study file: its value is vLLM's
+// num_speculative_tokens inside --speculative-config, and 0 renders no flag at all, because vLLM refuses
+// num_speculative_tokens 0 (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
+const SpeculativeTokens = "num-speculative-tokens"
+
+// A Kind says how a parameter's text is read.
+type Kind string
+
+// The kinds of parameter.
+const (
+	Float       Kind = "float"       // a number in [Min, Max]
+	Int         Kind = "int"         // a whole number in [Min, Max]
+	Bool        Kind = "bool"        // "true" renders --name, "false" renders --no-name
+	Categorical Kind = "categorical" // one of Choices
+	JSON        Kind = "json"        // one of Choices, each a JSON text
+)
+
+// A Parameter is one searched flag of the server.
+type Parameter struct {
+	Name    string   // the flag without its dashes, such as max-num-seqs
+	Kind    Kind     // how its values are read
+	Min     float64  // smallest value, for Float and Int
+	Max     float64  // largest value, for Float and Int
+	Log     bool     // search on a logarithmic scale; needs Min > 0
+	Step    float64  // distance between legal values, counted from Min; 0 means any (Float) or 1 (Int)
+	Choices []string // legal values, for Categorical and JSON
+	When    string   // expression that must hold for the parameter to be active; "" means always
+}
+
+// A Point is one choice: the value of each active parameter by name, as the text that vLLM reads.
+// A parameter that is absent is inactive, or left to the server's default. The empty Point is the server's default.
+type Point map[string]string
+
+// String returns the point as name=value pairs in the order of the names, such as "max-num-seqs=128 x=1".
+// Equal points have equal strings.
+func (p Point) String() string {
+	words := make([]string, 0, len(p))
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		words = append(words, name+"="+p[name])
+	}
+	return strings.Join(words, " ")
+}

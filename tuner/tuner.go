@@ -1,0 +1,2 @@
+// Package tuner is the study loop: ask, begin, run, finish.
+package tuner
