@@ -74,9 +74,10 @@ type Stop func(now time.Duration, counted []Sample) bool
 
 // A Run is one schedule sent to a server.
 type Run struct {
-	Samples []Sample      // the counted requests, in order of Index
-	Others  int           // uncounted requests that were sent (lead-in, run-out, pass)
-	Broken  int           // uncounted requests that failed
-	Stopped bool          // Stop ended the run
-	Elapsed time.Duration // from the start of the schedule until the last request had ended
+	Samples      []Sample      // the counted requests, in order of Index
+	Others       int           // uncounted requests that were sent (lead-in, run-out, pass)
+	Broken       int           // uncounted requests that failed
+	BrokenDetail string        // kind and text of the first of them
+	Stopped      bool          // Stop ended the run
+	Elapsed      time.Duration // from the start of the schedule until the last request had ended
 }

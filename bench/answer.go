@@ -1,0 +1,246 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// longestLine bounds the memory of one answer. vLLM's chunks have some hundred bytes.
+const longestLine = 1 << 20
+
+// An answer reads the event stream of one request, however the network cut it into pieces. Chunks of tokens are only
+// looked at, not decoded: a quote within a JSON string is always escaped, so the bytes `"key":` can only be a key.
+// A line of data is taken as one event, as all OpenAI-style servers write it.
+type answer struct {
+	chat bool // chunks carry a delta
+	itl  bool // record gaps
+
+	rest        []byte // beginning of a line whose end has not come
+	first, last time.Duration
+	gaps        []time.Duration
+	usage       *usage
+	done        bool // [DONE] was read
+	failure     Failure
+	detail      string
+}
+
+// usage is what the server counted. Chunks are not tokens: with speculative decoding, and when the server lags, several
+// tokens share a chunk.
+type usage struct {
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	Details          struct {
+		CachedTokens int `json:"cached_tokens"` // only with --enable-prompt-tokens-details
+	} `json:"prompt_tokens_details"`
+}
+
+// over reports whether nothing that follows can change the answer.
+func (a *answer) over() bool { return a.done || a.failure != "" }
+
+func (a *answer) fail(kind Failure, format string, args ...any) {
+	if a.failure == "" {
+		a.failure, a.detail = kind, firstLine(fmt.Sprintf(format, args...))
+	}
+}
+
+// feed reads the next bytes, which came at the time at.
+func (a *answer) feed(b []byte, at time.Duration) {
+	for len(b) > 0 && !a.over() {
+		end := bytes.IndexByte(b, '\n')
+		if end < 0 {
+			a.rest = append(a.rest, b...)
+			if len(a.rest) > longestLine {
+				a.fail(Malformed, "a line of more than %d bytes", longestLine)
+			}
+			return
+		}
+		line := b[:end]
+		if len(a.rest) > 0 {
+			a.rest = append(a.rest, line...)
+			line = a.rest
+		}
+		a.line(line, at)
+		a.rest = a.rest[:0]
+		b = b[end+1:]
+	}
+}
+
+// finish is called when the stream has ended, with io.EOF or with the error of its connection.
+func (a *answer) finish(err error, at time.Duration) {
+	if err == io.EOF && len(a.rest) > 0 && !a.over() {
+		a.line(a.rest, at)
+	}
+	switch {
+	case a.over():
+	case err == io.EOF:
+		a.fail(Truncated, "the stream ended without [DONE]")
+	default:
+		a.fail(Reset, "the connection broke in mid-answer: %v", err)
+	}
+}
+
+// judge fails a stream that ended well and is not the answer that was asked for.
+func (a *answer) judge(want int) {
+	switch {
+	case a.first == 0 && (a.usage == nil || a.usage.CompletionTokens == 0):
+		a.fail(NoTokens, "no token was generated")
+	case a.usage == nil:
+		a.fail(NoUsage, "the stream had no usage chunk: the server ignores stream_options.include_usage")
+	case a.first == 0:
+		a.fail(NoTokens, "the server counted %d tokens and no chunk carried any", a.usage.CompletionTokens)
+	case a.usage.CompletionTokens != want:
+		a.fail(WrongLength, "%d tokens were generated, %d were asked for", a.usage.CompletionTokens, want)
+	}
+}
+
+func (a *answer) line(line []byte, at time.Duration) {
+	line = bytes.TrimSuffix(line, []byte("\r"))
+	data, isData := bytes.CutPrefix(line, []byte("data:"))
+	switch {
+	case isData:
+		a.event(bytes.TrimSpace(data), at)
+	case len(line) == 0, line[0] == ':': // end of an event, or a comment that keeps the connection alive
+	case bytes.HasPrefix(line, []byte("event:")), bytes.HasPrefix(line, []byte("id:")), bytes.HasPrefix(line, []byte("retry:")):
+	default:
+		a.fail(Malformed, "no event stream: %.80q", line)
+	}
+}
+
+// event reads the data of one event.
+func (a *answer) event(data []byte, at time.Duration) {
+	if len(data) == 0 {
+		return
+	}
+	if string(data) == "[DONE]" {
+		a.done = true
+		return
+	}
+	if data[0] != '{' || data[len(data)-1] != '}' {
+		a.fail(Malformed, "data is no JSON object: %.80q", data)
+		return
+	}
+	if a.generated(data) {
+		a.token(at)
+	}
+	if reason := value(data, `"finish_reason":`); hasPrefix(reason, `"abort"`) || hasPrefix(reason, `"error"`) {
+		a.fail(StreamError, "the server ended the answer with finish_reason %s", reason[:7])
+	}
+	if hasPrefix(value(data, `"usage":`), "{") || value(data, `"error":`) != nil {
+		a.decode(data)
+	}
+}
+
+// token notes a chunk that carries output.
+func (a *answer) token(at time.Duration) {
+	if a.first == 0 {
+		a.first, a.last = at, at
+		return
+	}
+	if a.itl {
+		a.gaps = append(a.gaps, at-a.last)
+	}
+	a.last = at
+}
+
+// decode reads a usage or an error chunk.
+func (a *answer) decode(data []byte) {
+	var chunk struct {
+		Usage *usage          `json:"usage"`
+		Error json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(data, &chunk); err != nil {
+		a.fail(Malformed, "chunk: %v", err)
+		return
+	}
+	if len(chunk.Error) > 0 && string(chunk.Error) != "null" {
+		a.fail(StreamError, "%s", errorMessage(data))
+		return
+	}
+	if chunk.Usage != nil {
+		a.usage = chunk.Usage
+	}
+}
+
+// generated reports whether a chunk carries output. For completions it is any with choices, even with empty text. For chat
+// it is the rule of vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content, reasoning or a call, or
+// empty content without a role; the first chunk that only names the role is none. 0.14.1 took that chunk for the first
+// token, microseconds earlier.
+func (a *answer) generated(data []byte) bool {
+	choices := value(data, `"choices":`)
+	if !filled(choices) {
+		return false
+	}
+	if !a.chat {
+		return true
+	}
+	delta := value(choices, `"delta":`)
+	for _, key := range []string{`"content":`, `"reasoning":`, `"reasoning_content":`, `"tool_calls":`, `"function_call":`} {
+		if filled(value(delta, key)) {
+			return true
+		}
+	}
+	return hasPrefix(value(delta, `"content":`), `""`) && value(delta, `"role":`) == nil
+}
+
+// value returns what follows the key in the JSON text, nil when it has no such key.
+func value(data []byte, key string) []byte {
+	at := bytes.Index(data, []byte(key))
+	if at < 0 {
+		return nil
+	}
+	return bytes.TrimLeft(data[at+len(key):], " ")
+}
+
+func hasPrefix(value []byte, prefix string) bool {
+	return len(value) >= len(prefix) && string(value[:len(prefix)]) == prefix
+}
+
+// filled reports whether a JSON text begins with a string, list or object that is not empty.
+func filled(value []byte) bool {
+	if len(value) < 2 {
+		return false
+	}
+	switch value[0] {
+	case '"':
+		return value[1] != '"'
+	case '[', '{':
+		next := bytes.TrimLeft(value[1:], " ")
+		return len(next) > 0 && next[0] != value[0]+2 // in ASCII a closing bracket comes two after its opening one
+	}
+	return false
+}
+
+// errorMessage returns the message of an OpenAI-style error, of whatever shape.
+func errorMessage(body []byte) string {
+	var wrapped struct {
+		Error   json.RawMessage `json:"error"`
+		Message string          `json:"message"`
+	}
+	if err := json.Unmarshal(body, &wrapped); err != nil {
+		return firstLine(string(body))
+	}
+	var inner struct {
+		Message string `json:"message"`
+	}
+	switch {
+	case json.Unmarshal(wrapped.Error, &inner) == nil && inner.Message != "":
+		return firstLine(inner.Message)
+	case wrapped.Message != "":
+		return firstLine(wrapped.Message)
+	}
+	return firstLine(string(body))
+}
+
+// firstLine cuts a foreign text to what fits a report.
+func firstLine(text string) string {
+	const most = 300
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	if len(line) > most {
+		line = strings.ToValidUTF8(line[:most], "") + "…"
+	}
+	return line
+}

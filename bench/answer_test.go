@@ -1,0 +1,128 @@
+package bench
+
+import (
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	token    = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n"
+	last     = `data: {"id":"cmpl-1","choices":[{"index":0,"text":"","finish_reason":"length"}]}` + "\n\n"
+	counted  = `data: {"id":"cmpl-1","choices":[],"usage":{"prompt_tokens":9,"total_tokens":12,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}` + "\n\n"
+	done     = "data: [DONE]\n\n"
+	roleOnly = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+	said     = `data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}` + "\n\n"
+)
+
+// readWhole reads a text in pieces of n bytes, the k-th piece at k milliseconds, and then its end.
+func readWhole(a *answer, text string, n int) {
+	at := time.Duration(0)
+	for piece := range slices.Chunk([]byte(text), n) {
+		at += time.Millisecond
+		a.feed(piece, at)
+	}
+	a.finish(io.EOF, at)
+	a.judge(3)
+}
+
+func TestAnAnswerIsReadAndJudged(t *testing.T) {
+	tests := []struct {
+		name   string
+		chat   bool
+		text   string
+		want   Failure
+		detail string
+	}{
+		{"three tokens, usage and the end are a good answer", false, token + token + last + counted + done, "", ""},
+		{"the end may lack its newlines", false, token + counted + "data: [DONE]", "", ""},
+		{"lines may end with CR LF", false, strings.ReplaceAll(token+counted+done, "\n", "\r\n"), "", ""},
+		{"comments, ids and names of events are skipped", false, ": ping\n\nevent: x\nid: 7\nretry: 9\n" + token + counted + done, "", ""},
+		{"a space after data: is not needed", false, strings.ReplaceAll(token+counted+done, "data: ", "data:"), "", ""},
+		{"an empty text is a token", false, last + counted + done, "", ""},
+		{"a text that looks like an error is none", false, `data: {"choices":[{"text":"\"error\": {} \"finish_reason\":\"abort\""}]}` + "\n\n" + counted + done, "", ""},
+		{"an error of null is none", false, `data: {"choices":[{"text":"a"}],"error":null}` + "\n\n" + counted + done, "", ""},
+		{"an error object under 200", false, token + `data: {"error":{"message":"EngineCore encountered an issue","code":500}}` + "\n\n" + done, StreamError, "EngineCore encountered an issue"},
+		{"an error that is only a text", false, `data: {"error":"boom"}` + "\n\n" + done, StreamError, "boom"},
+		{"an aborted answer", false, token + `data: {"choices":[{"text":"","finish_reason":"abort"}]}` + "\n\n" + counted + done, StreamError, `finish_reason "abort"`},
+		{"no end", false, token + counted, Truncated, "without [DONE]"},
+		{"nothing at all", false, "", Truncated, "without [DONE]"},
+		{"no usage", false, token + done, NoUsage, "include_usage"},
+		{"no tokens", false, done, NoTokens, "no token"},
+		{"a count of zero", false, strings.ReplaceAll(counted, `"completion_tokens":3`, `"completion_tokens":0`) + done, NoTokens, "no token"},
+		{"a count and no chunk", false, counted + done, NoTokens, "no chunk carried any"},
+		{"a wrong length", false, token + strings.ReplaceAll(counted, `"completion_tokens":3`, `"completion_tokens":2`) + done, WrongLength, "2 tokens were generated, 3 were asked for"},
+		{"a page of HTML", false, "<html>\n<body>", Malformed, `"<html>"`},
+		{"JSON without a stream", false, "{\"choices\":[]}\n", Malformed, "no event stream"},
+		{"data that is no object", false, "data: hello\n\n", Malformed, `"hello"`},
+		{"a usage that is cut", false, token + `data: {"usage":{"completion_tokens":}` + "\n\n", Malformed, "chunk"},
+		{"a line without end", false, "data: {" + strings.Repeat("a", longestLine), Malformed, "a line of more than"},
+		{"a chat that says something", true, roleOnly + said + counted + done, "", ""},
+		{"a chat that only names its role", true, roleOnly + counted + done, NoTokens, "no chunk carried any"},
+		{"a chat that reasons", true, roleOnly + `data: {"choices":[{"delta":{"reasoning":"hm"}}]}` + "\n\n" + counted + done, "", ""},
+		{"a chat that calls a tool", true, `data: {"choices":[{"delta":{"role":"assistant","tool_calls": [{"id":"x"}]}}]}` + "\n\n" + counted + done, "", ""},
+		{"a chat with empty lists of calls", true, `data: {"choices":[{"delta":{"role":"assistant","content":null,"tool_calls":[]}}]}` + "\n\n" + counted + done, NoTokens, ""},
+		{"a chat with empty content and no role", true, `data: {"choices":[{"delta":{"content":""}}]}` + "\n\n" + counted + done, "", ""},
+	}
+	for _, test := range tests {
+		for _, size := range []int{1, 7, 4096} {
+			if len(test.text) > longestLine {
+				size = 4096
+			}
+			a := &answer{chat: test.chat}
+			readWhole(a, test.text, size)
+			if a.failure != test.want || !strings.Contains(a.detail, test.detail) {
+				t.Errorf("%s, in pieces of %d: failure %q (%s), want %q (%s)", test.name, size, a.failure, a.detail, test.want, test.detail)
+			}
+		}
+	}
+}
+
+func TestAnAnswerIsTimedByItsChunksOfOutput(t *testing.T) {
+	a := &answer{chat: true, itl: true}
+	for i, piece := range []string{roleOnly, said, said[:20], said[20:], ": ping\n\n", said + said, counted, done} {
+		a.feed([]byte(piece), time.Duration(i+1)*time.Second)
+	}
+	if a.first != 2*time.Second || a.last != 6*time.Second {
+		t.Errorf("first token at %s, last at %s, want 2 s and 6 s", a.first, a.last)
+	}
+	if want := []time.Duration{2 * time.Second, 2 * time.Second, 0}; !slices.Equal(a.gaps, want) {
+		t.Errorf("gaps %v, want %v", a.gaps, want)
+	}
+	if a.usage.PromptTokens != 9 || a.usage.Details.CachedTokens != 8 || a.usage.CompletionTokens != 3 {
+		t.Errorf("usage %+v, want 9 prompt, 8 cached and 3 output tokens", *a.usage)
+	}
+}
+
+// However a stream is cut into pieces, the answer is the same, but for the times.
+func FuzzAnswer(f *testing.F) {
+	f.Add(token+last+counted+done, uint8(3), false)
+	f.Add(roleOnly+said+counted+done, uint8(50), true)
+	f.Add(`data: {"error":{"message":"x"}}`+"\r\n\r\n"+done, uint8(1), false)
+	f.Fuzz(func(t *testing.T, text string, size uint8, chat bool) {
+		whole, pieces := &answer{chat: chat, itl: true}, &answer{chat: chat, itl: true}
+		readWhole(whole, text, len(text)+1)
+		readWhole(pieces, text, int(size)+1)
+		if whole.failure != pieces.failure || whole.done != pieces.done || len(whole.gaps) != len(pieces.gaps) {
+			t.Errorf("read at once: %q, %v, %d gaps; in pieces: %q, %v, %d", whole.failure, whole.done, len(whole.gaps), pieces.failure, pieces.done, len(pieces.gaps))
+		}
+		if whole.failure == "" && (whole.usage == nil || whole.usage.CompletionTokens != 3 || whole.first == 0) {
+			t.Errorf("%q counts as an answer of 3 tokens", text)
+		}
+	})
+}
+
+func BenchmarkAnswer(b *testing.B) {
+	chunk := []byte(token)
+	a := &answer{}
+	b.SetBytes(int64(len(chunk)))
+	b.ReportAllocs()
+	for b.Loop() {
+		a.feed(chunk, 1)
+	}
+	if a.failure != "" {
+		b.Fatal(a.detail)
+	}
+}

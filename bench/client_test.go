@@ -1,0 +1,336 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+func TestLatenciesAreTrue(t *testing.T) {
+	for _, endpoint := range []string{workload.Completions, workload.Chat} {
+		synctest.Test(t, func(t *testing.T) {
+			c := virtual(t, func(s stream, q asked, r *http.Request) {
+				s.answer(max(q.MaxTokens, q.MaxChat), 100*time.Millisecond, 20*time.Millisecond)
+			})
+			c.Endpoint, c.ITL = endpoint, true
+			request := workload.Request{Text: "how long?", OutputTokens: 50}
+			run, err := c.Run(t.Context(), requests(workload.Window, 200, time.Second, 10*time.Millisecond, request), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := Measure(run.Samples, 100, time.Second, 2*time.Second)
+			if m.Completed != 200 || m.OutputTokens != 200*50 || m.PromptTokens != 200*7 || m.CachedTokens != 200*4 {
+				t.Errorf("%s: %+v, want 200 completed requests of 50 tokens", endpoint, m)
+			}
+			want := Stats{N: 200, Mean: 100, P50: 100, P90: 100, P95: 100, P99: 100, Max: 100}
+			if m.TTFT != want {
+				t.Errorf("%s: TTFT %+v, want 100 ms for all", endpoint, m.TTFT)
+			}
+			if m.TPOT.P99 != 20 || m.TPOT.P50 != 20 || m.ITL.N != 200*49 || m.ITL.Max != 20 || m.E2E.P99 != 100+49*20 {
+				t.Errorf("%s: TPOT %+v, ITL %+v, E2E %+v, want 20 ms, 20 ms and 1,080 ms", endpoint, m.TPOT, m.ITL, m.E2E)
+			}
+			if m.SendLag.Max != 0 || run.Elapsed != time.Second+1990*time.Millisecond+1080*time.Millisecond {
+				t.Errorf("%s: send lag %+v, elapsed %s, want none and 4.07 s", endpoint, m.SendLag, run.Elapsed)
+			}
+		})
+	}
+}
+
+// The same over a real network and real time, against what the server itself says of its writes.
+func TestLatenciesAreTrueOnTheLoopback(t *testing.T) {
+	const n, tokens, pace = 32, 25, 20 * time.Millisecond
+	var mu sync.Mutex
+	truth := make(map[string][2]time.Duration) // by prompt: first token after the request came, mean time per further token
+	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
+		came := time.Now()
+		s, q := begin(t, w, r)
+		var first time.Duration
+		for i := range tokens {
+			time.Sleep(time.Until(came.Add(time.Duration(i+1) * pace)))
+			if s.token(); i == 0 {
+				first = time.Since(came)
+			}
+		}
+		last := time.Since(came)
+		s.usage(tokens)
+		s.done()
+		mu.Lock()
+		defer mu.Unlock()
+		truth[string(q.Prompt)] = [2]time.Duration{first, (last - first) / (tokens - 1)}
+	})
+	schedule := func(yield func(workload.Arrival) bool) {
+		for i := range n {
+			request := workload.Request{Tokens: []int32{int32(i)}, PromptTokens: 1, OutputTokens: tokens}
+			if !yield(workload.Arrival{Due: time.Duration(i) * 10 * time.Millisecond, Phase: workload.Window, Index: i, Request: &request}) {
+				return
+			}
+		}
+	}
+	run, err := c.Run(t.Context(), schedule, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ttft, tpot []float64 // errors in ms
+	for _, s := range run.Samples {
+		want := truth[fmt.Sprintf("[%d]", s.Index)]
+		mean, ok := s.TPOT()
+		if !s.OK() || !ok {
+			t.Fatalf("sample %+v, want success", s)
+		}
+		ttft = append(ttft, math.Abs(milliseconds(s.TTFT()-s.SendLag()-want[0])))
+		tpot = append(tpot, math.Abs(milliseconds(mean-want[1])))
+	}
+	// The bounds leave room for a machine that is busy with other tests: a quiet one stays below a tenth of them.
+	if StatsOf(ttft).P50 > 5 || StatsOf(tpot).P50 > 0.5 || StatsOf(tpot).P99 > 2 {
+		t.Errorf("errors in ms: TTFT %+v, TPOT %+v, want at most 5 and 0.5 at p50, and 2 at p99 of TPOT", StatsOf(ttft), StatsOf(tpot))
+	}
+}
+
+func TestTTFTCountsFromTheDueTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 30*time.Millisecond, 0) })
+		late := func(yield func(workload.Arrival) bool) {
+			time.Sleep(400 * time.Millisecond) // a client that is not ready in time
+			for a := range requests(workload.Window, 1, 100*time.Millisecond, 0, ask(2)) {
+				yield(a)
+			}
+		}
+		run, err := c.Run(t.Context(), late, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := run.Samples[0]
+		if s.SendLag() != 300*time.Millisecond || s.TTFT() != 330*time.Millisecond || s.E2E() != 330*time.Millisecond {
+			t.Errorf("send lag %s, TTFT %s, E2E %s, want 300, 330 and 330 ms", s.SendLag(), s.TTFT(), s.E2E())
+		}
+	})
+}
+
+func TestTheRunOutGoesOnUntilTheLastCountedRequestHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var inFlight atomic.Int32
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			inFlight.Add(1)
+			defer inFlight.Add(-1)
+			select {
+			case <-time.After(10 * time.Second):
+				s.answer(q.MaxTokens, 0, 0)
+			case <-r.Context().Done():
+			}
+		})
+		endless := requests(workload.RunOut, 1<<30, 4*time.Second, time.Second, ask(3))
+		schedule := join(
+			requests(workload.LeadIn, 2, 0, time.Second, ask(3)),
+			requests(workload.Window, 2, 2*time.Second, time.Second, ask(3)),
+			endless)
+		run, err := c.Run(t.Context(), schedule, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if run.Elapsed != 13*time.Second || inFlight.Load() != 0 {
+			t.Errorf("the run took %s and left %d requests, want 13 s and none", run.Elapsed, inFlight.Load())
+		}
+		if len(run.Samples) != 2 || !run.Samples[0].OK() || !run.Samples[1].OK() || run.Broken != 0 {
+			t.Errorf("%+v, want two good samples and no broken request", run)
+		}
+		// Due at 13 s, the tenth of the run-out may still leave or not.
+		if run.Others != 2+9 && run.Others != 2+10 {
+			t.Errorf("%d uncounted requests, want 11 or 12", run.Others)
+		}
+	})
+}
+
+func TestARunEndsEarly(t *testing.T) {
+	serverDied := errors.New("the server died")
+	tests := []struct {
+		name    string
+		stop    func(now time.Duration, counted []Sample) bool
+		cancel  time.Duration // 0 means never
+		limit   time.Duration
+		elapsed time.Duration
+		err     error
+		check   func(t *testing.T, run Run)
+	}{
+		{
+			name: "when Stop says so, with pending samples left as they are",
+			stop: func(now time.Duration, counted []Sample) bool {
+				return slices.ContainsFunc(counted, func(s Sample) bool { return s.End == 0 && s.First == 0 && now-s.Due > 2*time.Second })
+			},
+			elapsed: 4 * time.Second,
+			check: func(t *testing.T, run Run) {
+				if !run.Stopped {
+					t.Error("Stopped = false, want true")
+				}
+				if s := run.Samples[0]; !s.OK() {
+					t.Errorf("first sample %+v, want one that had ended", s)
+				}
+				if s := run.Samples[1]; s.End != 0 || s.Failure != "" || s.First != 0 {
+					t.Errorf("second sample %+v, want one that is pending", s)
+				}
+			},
+		},
+		{name: "when the context ends, with its cause", cancel: 2500 * time.Millisecond, elapsed: 2500 * time.Millisecond, err: serverDied},
+		{
+			name: "when the last answers take too long", limit: 30 * time.Second, elapsed: 31 * time.Second,
+			check: func(t *testing.T, run Run) {
+				if s := run.Samples[1]; s.Failure != NeverFinished || s.End != 31*time.Second || run.Stopped {
+					t.Errorf("second sample %+v, want one that never finished", s)
+				}
+			},
+		},
+		{
+			name: "when a server falls silent, by a failure", elapsed: 61 * time.Second,
+			check: func(t *testing.T, run Run) {
+				if s := run.Samples[1]; s.Failure != TimedOut || s.End != 61*time.Second || s.Detail != "no byte came for 1m0s" {
+					t.Errorf("second sample %+v, want one that timed out after a minute", s)
+				}
+			},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first := true
+				c := virtual(t, func(s stream, q asked, r *http.Request) {
+					if first {
+						first = false
+						s.answer(q.MaxTokens, time.Millisecond, 0)
+						return
+					}
+					<-r.Context().Done()
+				})
+				c.RunLimit = test.limit
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				if test.cancel > 0 {
+					timer := time.AfterFunc(test.cancel, func() { cancel(serverDied) })
+					defer timer.Stop()
+				}
+				run, err := c.Run(ctx, requests(workload.Window, 2, 0, time.Second, ask(1)), test.stop)
+				if err != test.err || run.Elapsed != test.elapsed {
+					t.Errorf("Run = %v after %s, want %v after %s", err, run.Elapsed, test.err, test.elapsed)
+				}
+				if test.check != nil {
+					test.check(t, run)
+				}
+			})
+		})
+	}
+}
+
+func TestStopSeesFirstTokensOfPendingRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 500*time.Millisecond, 10*time.Second) })
+		var seen []Sample
+		run, err := c.Run(t.Context(), requests(workload.Window, 1, 0, 0, ask(2)), func(now time.Duration, counted []Sample) bool {
+			seen = append(seen, counted...)
+			return false
+		})
+		if err != nil || len(seen) != 10 || run.Stopped {
+			t.Fatalf("Run = %+v, %v, Stop was asked %d times, want 10", run, err, len(seen))
+		}
+		if seen[0].First != 500*time.Millisecond || seen[0].End != 0 {
+			t.Errorf("after a second Stop saw %+v, want a first token and no end", seen[0])
+		}
+	})
+}
+
+func TestAClientExplainsWhatIsWrong(t *testing.T) {
+	chat := workload.Request{Messages: []workload.Message{{Role: "user", Content: "x"}}, OutputTokens: 1}
+	tests := []struct {
+		name    string
+		client  Client
+		request workload.Request
+		want    string
+	}{
+		{"a URL without scheme", Client{URL: "localhost:8000", Model: "m"}, ask(1), "needs a scheme and a host, such as http://127.0.0.1:8000"},
+		{"no model", Client{URL: "http://x"}, ask(1), "no model is named"},
+		{"a misspelt endpoint", Client{URL: "http://x", Model: "m", Endpoint: "chats"}, ask(1), `unknown endpoint "chats"`},
+		{"a chat at completions", Client{URL: "http://x", Model: "m"}, chat, "request 0 of the window: a chat cannot be asked at endpoint completions: use endpoint chat"},
+		{"token ids at chat", Client{URL: "http://x", Model: "m", Endpoint: workload.Chat}, ask(1), "token ids cannot be asked at endpoint chat"},
+	}
+	for _, test := range tests {
+		_, err := test.client.Run(t.Context(), requests(workload.Window, 1, time.Hour, 0, test.request), nil)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: Run = %v, want %q", test.name, err, test.want)
+		}
+	}
+}
+
+func TestTheKeyIsSentAndNeverShown(t *testing.T) {
+	const key = "sk-very-secret"
+	var got atomic.Value
+	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
+		got.Store(r.Header.Get("Authorization"))
+		w.WriteHeader(http.StatusUnauthorized)
+	})
+	c.APIKey = key
+	run, err := c.Run(t.Context(), requests(workload.Window, 1, 0, 0, ask(1)), nil)
+	if err != nil || got.Load() != "Bearer "+key {
+		t.Errorf("Run = %v, the server saw %q, want the key", err, got.Load())
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shown := range []string{fmt.Sprintf("%v %+v %#v %s %x", c, *c, c.APIKey, c.APIKey, c.APIKey), string(text), fmt.Sprintf("%+v", run)} {
+		if strings.Contains(shown, key) || strings.Contains(shown, fmt.Sprintf("%x", key)) {
+			t.Errorf("%s shows the key", shown)
+		}
+	}
+}
+
+func TestARunLeavesNothingBehind(t *testing.T) {
+	var open sync.Map
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s, q := begin(t, w, r)
+		s.answer(q.MaxTokens, time.Millisecond, time.Millisecond)
+	}))
+	server.Config.ConnState = func(conn net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			open.Delete(conn)
+			return
+		}
+		open.Store(conn, state)
+	}
+	server.Start()
+	defer server.Close()
+	c := &Client{URL: server.URL, Model: "tiny"}
+	before := runtime.NumGoroutine()
+	schedule := join(requests(workload.Window, 50, 0, 2*time.Millisecond, ask(5)), requests(workload.RunOut, 1<<30, 100*time.Millisecond, time.Millisecond, ask(500)))
+	run, err := c.Run(t.Context(), schedule, nil)
+	if err != nil || len(run.Samples) != 50 {
+		t.Fatalf("Run = %+v, %v, want 50 samples", run, err)
+	}
+	for _, s := range run.Samples {
+		if !s.OK() {
+			t.Errorf("sample %+v, want success", s)
+		}
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for left := 1; left > 0; {
+		left = max(0, runtime.NumGoroutine()-before)
+		open.Range(func(any, any) bool { left++; return true })
+		if left > 0 && time.Now().After(deadline) {
+			stacks := make([]byte, 1<<16)
+			t.Fatalf("%d goroutines and connections are left after 5 s:\n%s", left, stacks[:runtime.Stack(stacks, true)])
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

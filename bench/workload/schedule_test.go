@@ -1,0 +1,151 @@
+package workload
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+// arrivals reads a schedule up to the n-th arrival of the run-out.
+func arrivals(schedule Schedule, n int) []Arrival {
+	var all []Arrival
+	for a := range schedule {
+		if a.Phase == RunOut && a.Index == n {
+			break
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+func plan(t *testing.T, rate float64) Plan {
+	return Plan{
+		Source: open(t, Spec{Kind: "random", InputTokens: 4, OutputTokens: 2}, 1), Seed: 9, Rate: rate,
+		LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300,
+	}
+}
+
+func TestAScheduleGoesThroughItsPhasesInOrder(t *testing.T) {
+	p := plan(t, 4)
+	n, length := p.Counted()
+	all := arrivals(p.Schedule(), 50)
+	counts := make(map[Phase]int)
+	for i, a := range all {
+		if i > 0 && (a.Due < all[i-1].Due || a.Phase < all[i-1].Phase) {
+			t.Errorf("arrival %d is due before the one in front of it", i)
+		}
+		if a.Index != counts[a.Phase] {
+			t.Errorf("index %d in the %s, want %d", a.Index, a.Phase, counts[a.Phase])
+		}
+		counts[a.Phase]++
+		stream := map[Phase]Stream{LeadIn: LeadInStream, Window: WindowStream, RunOut: RunOutStream}[a.Phase]
+		if !slices.Equal(a.Request.Tokens, p.Source.Request(stream, a.Index).Tokens) {
+			t.Errorf("arrival %d of the %s is not request %d of its stream", i, a.Phase, a.Index)
+		}
+		inside := map[Phase]bool{LeadIn: a.Due < p.LeadIn, Window: a.Due >= p.LeadIn && a.Due <= p.LeadIn+length, RunOut: a.Due >= p.LeadIn+length}
+		if !inside[a.Phase] {
+			t.Errorf("the %s has an arrival at %s", a.Phase, a.Due)
+		}
+	}
+	if counts[Window] != n || counts[RunOut] != 50 {
+		t.Errorf("%d requests in the window, %d after it, want Counted() = %d and 50", counts[Window], counts[RunOut], n)
+	}
+}
+
+func TestAWindowLastsUntilBothTimeAndRequestsAreEnough(t *testing.T) {
+	tests := []struct {
+		name string
+		rate float64
+	}{
+		{"a slow rate needs longer than the window", 1},
+		{"a fast rate needs more than the requests", 20},
+	}
+	for _, test := range tests {
+		p := plan(t, test.rate)
+		n, length := p.Counted()
+		if n < p.MinRequests || length < p.Window {
+			t.Errorf("%s: Counted() = %d, %s, want at least 300 and 120 s", test.name, n, length)
+		}
+		if n > p.MinRequests && length > p.Window {
+			t.Errorf("%s: Counted() = %d, %s: goes on although both are reached", test.name, n, length)
+		}
+		if rate := float64(n) / length.Seconds(); math.Abs(rate/test.rate-1) > 0.2 {
+			t.Errorf("%s: %.2f requests per second, want about %g", test.name, rate, test.rate)
+		}
+	}
+}
+
+func TestArrivalsArePoisson(t *testing.T) {
+	p := plan(t, 5)
+	p.MinRequests = 20000
+	var gaps []float64
+	last := p.LeadIn
+	for a := range p.Schedule() {
+		if a.Phase == RunOut {
+			break
+		}
+		if a.Phase == Window {
+			gaps = append(gaps, (a.Due - last).Seconds())
+			last = a.Due
+		}
+	}
+	slices.Sort(gaps)
+	near(t, "mean gap in ms", 1000*mean(gaps), 200, 0.03)
+	near(t, "median gap in ms", 1000*quantile(gaps, 0.5), 200*math.Ln2, 0.04)
+	near(t, "p99 gap in ms", 1000*quantile(gaps, 0.99), 200*math.Log(100), 0.06)
+}
+
+func TestRatesShareTheirDraws(t *testing.T) {
+	slow, fast := plan(t, 2), plan(t, 8)
+	fast.LeadIn, fast.Seed = slow.LeadIn, slow.Seed
+	window := func(p Plan) (due []time.Duration) {
+		for _, a := range arrivals(p.Schedule(), 0) {
+			if a.Phase == Window {
+				due = append(due, a.Due-p.LeadIn)
+			}
+		}
+		return due
+	}
+	a, b := window(slow), window(fast)
+	for i := range 300 {
+		if d := a[i] - 4*b[i]; d < -10 || d > 10 { // nanoseconds of rounding
+			t.Fatalf("arrival %d is due at %s and at %s, want a factor of 4", i, a[i], b[i])
+		}
+	}
+	longer := slow
+	longer.LeadIn *= 3
+	if !slices.Equal(window(longer), a) {
+		t.Error("a longer lead-in changes the window")
+	}
+	other := slow
+	other.Seed++
+	if slices.Equal(window(other), a) {
+		t.Error("another seed gives the same window")
+	}
+}
+
+func TestAPassIsUncountedAndEnds(t *testing.T) {
+	source := open(t, Spec{Kind: "phase1"}, 1)
+	pass := Pass{Source: source, Seed: 1, Stream: PrimeStream, Rate: 10, First: 40, N: 20}
+	n := 0
+	for a := range pass.Schedule() {
+		if a.Phase != LeadIn || a.Index != n || a.Request != source.Request(PrimeStream, 40+n) {
+			t.Errorf("arrival %d = %s %d, want request %d of the stream, uncounted", n, a.Phase, a.Index, 40+n)
+		}
+		n++
+	}
+	if n != 20 {
+		t.Errorf("the pass has %d arrivals, want 20", n)
+	}
+}
+
+func TestARateOfZeroHasNoArrivals(t *testing.T) {
+	p := plan(t, 0)
+	if n, length := p.Counted(); n != 0 || length != 0 {
+		t.Errorf("Counted() = %d, %s, want zero", n, length)
+	}
+	if all := arrivals(p.Schedule(), 1); len(all) != 0 {
+		t.Errorf("%d arrivals, want none", len(all))
+	}
+}
