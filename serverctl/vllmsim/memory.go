@@ -1,0 +1,56 @@
+package vllmsim
+
+import (
+	"fmt"
+	"math"
+)
+
+const (
+	gib       = 1 << 30
+	blockSize = 16 // tokens, vLLM's default on CUDA
+)
+
+// A StartError is a refusal to start, with the text that vLLM logs for it.
+type StartError struct {
+	Text string
+	OOM  bool // out of memory rather than a KV cache that is too small
+}
+
+// Error returns vLLM's text.
+func (e *StartError) Error() string { return e.Text }
+
+// KVGiB returns the size of the KV cache in GiB for the options; it may be negative:
+//
+//	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)
+//
+// The peaks of prefill and of the sampler's dummy run do not add, because they are not held at the same time. The equation
+// gives the seven KV sizes of the H200 start-up logs to 0.01 GiB.
+func (p *Profile) KVGiB(o Options) float64 {
+	m := p.Memory
+	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
+	activation := m.ActivationGiB * math.Pow(batched/8192, m.ActivationExponent)
+	sampler := m.SamplerBytesPerSeq * seqs / gib
+	return o.GPUMemoryUtilization*m.GPUGiB - m.FixedGiB - m.BatchBytesPerToken*batched/gib - max(activation, sampler)
+}
+
+// KVTokens returns how many tokens the KV cache holds, in whole blocks, or a *StartError when the server would not start.
+func (p *Profile) KVTokens(o Options) (int, error) {
+	kv := p.KVGiB(o)
+	if kv <= 0 {
+		return 0, &StartError{Text: "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."}
+	}
+	tokens := int(kv*gib/p.Memory.KVBytesPerToken) / blockSize * blockSize
+	if tokens < o.MaxModelLen {
+		need := float64(o.MaxModelLen) * p.Memory.KVBytesPerToken / gib
+		return 0, &StartError{Text: fmt.Sprintf("ValueError: To serve at least one request with the models's max seq len (%d), "+
+			"(%.2f GiB KV cache is needed, which is larger than the available KV cache memory (%.2f GiB). "+
+			"Based on the available memory, the estimated maximum model length is %d. "+
+			"Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
+			o.MaxModelLen, need, kv, tokens)}
+	}
+	if (1-o.GPUMemoryUtilization)*p.Memory.GPUGiB < p.Memory.GraphReserveGiB {
+		return 0, &StartError{OOM: true, Text: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. " +
+			"GPU 0 has a total capacity of " + fmt.Sprintf("%.2f GiB", p.Memory.GPUGiB) + " of which 300.00 MiB is free."}
+	}
+	return tokens, nil
+}
