@@ -1,0 +1,90 @@
+package capacity
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// truth is a server whose headroom falls by one for each factor of two in the rate.
+func truth(capacity float64, probed *[]float64) Probe {
+	return func(_ context.Context, rate float64) (Outcome, error) {
+		*probed = append(*probed, rate)
+		h := math.Log2(capacity / rate)
+		return Outcome{Pass: h >= 0, Headroom: h, Binding: "p99 TTFT", InFlight: 20 * rate}, nil
+	}
+}
+
+func search(hint float64) Search {
+	return Search{Hint: hint, Min: 0.05, Max: 200, Factor: 1.35, Tolerance: 0.2, MaxProbes: 12}
+}
+
+func TestFind(t *testing.T) {
+	narrow := search(2)
+	narrow.MaxProbes = 2
+	for _, row := range []struct {
+		name      string
+		search    Search
+		capacity  float64
+		bound     Bound
+		maxProbes int
+		why       string
+	}{
+		{"a good hint takes three or four probes", search(2), 2.3, Exact, 4, "bracketed"},
+		{"a hint that is too high gallops down", search(2), 0.4, Exact, 7, "bracketed"},
+		{"a hint that is too low gallops up", search(2), 17, Exact, 8, "bracketed"},
+		{"everything passes up to the highest rate", search(150), 1000, AtLeast, 2, "passed at the highest rate, 200 req/s"},
+		{"everything fails down to the lowest rate", search(0.06), 0.001, AtMost, 2, "failed at the lowest rate, 0.05 req/s"},
+		{"probes run out before a bracket", narrow, 100, AtLeast, 2, "2 probes are spent"},
+	} {
+		var probed []float64
+		c, err := row.search.Find(t.Context(), truth(row.capacity, &probed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Bound != row.bound || c.Probes > row.maxProbes || c.Probes != len(probed) || !strings.Contains(c.Why, row.why) {
+			t.Errorf("%s: %+v after %v, want %s in at most %d probes because %q", row.name, c, probed, row.bound, row.maxProbes, row.why)
+		}
+		if c.Bound == Exact && (math.Abs(c.Rate/row.capacity-1) > 0.01 || c.Low > row.capacity || c.High < row.capacity) {
+			t.Errorf("%s: found %+v, want %g", row.name, c, row.capacity)
+		}
+		if c.Bound == Exact && math.Abs(c.InFlight-20*c.Rate) > 1e-6*c.Rate {
+			t.Errorf("%s: %g in flight at %g req/s, want %g", row.name, c.InFlight, c.Rate, 20*c.Rate)
+		}
+	}
+}
+
+// Whatever the probe says, also lies that contradict each other: the search ends, stays within its rates, and its answer
+// lies within its bracket.
+func TestFindEndsForAnyAnswers(t *testing.T) {
+	for seed := range uint64(2000) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s := Search{Hint: math.Exp(rng.NormFloat64() * 3), Min: 0.01 + rng.Float64(), Max: 2 + rng.Float64()*100, Factor: 1.01 + rng.Float64(), Tolerance: 0.001 + rng.Float64(), MaxProbes: 1 + rng.IntN(30)}
+		c, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
+			if rate < s.Min || rate > s.Max {
+				t.Fatalf("seed %d: probed %g outside %g..%g", seed, rate, s.Min, s.Max)
+			}
+			return Outcome{Pass: rng.IntN(2) == 0, Headroom: rng.NormFloat64() * math.Pow(10, float64(rng.IntN(5)-2))}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Probes > s.MaxProbes || c.Why == "" || math.IsNaN(c.Rate) || c.Rate <= 0 {
+			t.Fatalf("seed %d: %+v of %+v", seed, c, s)
+		}
+		if c.Bound == Exact && (c.Rate < c.Low || c.Rate > c.High) {
+			t.Fatalf("seed %d: %g is outside its bracket %g..%g", seed, c.Rate, c.Low, c.High)
+		}
+	}
+}
+
+func TestFindEndsWithTheProbesError(t *testing.T) {
+	gone := errors.New("server gone")
+	_, err := search(1).Find(t.Context(), func(context.Context, float64) (Outcome, error) { return Outcome{}, gone })
+	if !errors.Is(err, gone) {
+		t.Errorf("Find = %v, want the probe's error", err)
+	}
+}

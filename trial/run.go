@@ -1,0 +1,232 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// ErrInterrupted is returned by Run when the Runner was told to finish: what was recorded stands, the rest is to be done.
+var ErrInterrupted = errors.New("interrupted between two probes")
+
+// Lengths are how long a probe is.
+type Lengths struct {
+	LeadIn      time.Duration // uncounted load before the window
+	Window      time.Duration // at least so long
+	MinRequests int           // and at least so many requests
+}
+
+// A Runner measures points, one after the other, all in the same way.
+type Runner struct {
+	Start     Start
+	Source    workload.Source
+	SLO       slo.SLO
+	Lengths   Lengths
+	Cache     Protocol
+	PrimeRate float64         // requests per second while a cache is primed
+	Search    capacity.Search // its Hint is that of the first trial
+	Seed      uint64          // of requests and arrivals, the same in every trial
+	WarmUp    int             // requests before anything else, to get lazy initialisation out of the way
+
+	Finish   <-chan struct{}   // closed: finish the probe at hand, then return ErrInterrupted; nil means never
+	Progress func(step string) // told what begins now; nil means silent
+}
+
+// A Task is one trial to run.
+type Task struct {
+	Number int
+	Args   []string // all args of the server after the model
+	Hint   float64  // where to begin the search; 0 means the Runner's
+	Done   []Probe  // measured before an interruption: used again, not repeated
+	Record func(Probe) error
+}
+
+// Run measures one point. A server that fails is a result; an error is something that no other point would cure, or the
+// end of ctx. The server is gone when Run returns.
+func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) {
+	r.progress("starting the server")
+	server, load, err := r.Start(ctx, task.Number, task.Args)
+	if err != nil {
+		return failure(Result{}, ctx, err)
+	}
+	m := &measuring{Runner: r, Task: task, server: server, load: load}
+	m.result.Facts = server.Facts()
+	m.result.GPUTime = server.Facts().StartUp
+	capacity, runErr := m.measure(ctx)
+	stopTime, stopErr := server.Stop(context.WithoutCancel(ctx))
+	m.result.GPUTime += stopTime
+	if stopErr != nil {
+		return m.result, errors.Join(runErr, fmt.Errorf("stop the server of trial %d: %w", task.Number, stopErr))
+	}
+	if runErr != nil {
+		return failure(m.result, ctx, runErr)
+	}
+	m.result.Outcome, m.result.Capacity = Measured, capacity
+	return m.result, nil
+}
+
+// failure turns a server's failure into a result, and leaves other errors as they are.
+func failure(result Result, ctx context.Context, err error) (Result, error) {
+	exit, ok := errors.AsType[*serverctl.ExitError](err)
+	if !ok || ctx.Err() != nil {
+		return result, err
+	}
+	result.Outcome, result.Class, result.Evidence, result.Tail = Unknown, exit.Class, exit.Evidence, exit.Tail
+	if exit.Class.PointsFault() {
+		result.Outcome = Infeasible
+	}
+	return result, nil
+}
+
+func (r *Runner) progress(format string, args ...any) {
+	if r.Progress != nil {
+		r.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// measuring is the state of one Run.
+type measuring struct {
+	*Runner
+	Task
+	server Server
+	load   Load
+	result Result
+	probes int
+}
+
+// measure warms the server up, brings its cache into the protocol's state and searches for the capacity. It ends at once
+// when the server dies, with the server's own error.
+func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-m.server.Exited():
+			cancel(m.server.Err())
+		case <-ctx.Done():
+		}
+	}()
+	defer func() { <-watched }()
+	defer cancel(nil)
+
+	if err := m.warmUp(ctx); err != nil {
+		return capacity.Capacity{}, m.cause(ctx, err)
+	}
+	search := m.Search
+	if m.Hint > 0 {
+		search.Hint = m.Hint
+	}
+	found, err := search.Find(ctx, m.probe)
+	return found, m.cause(ctx, err)
+}
+
+// cause prefers the server's death to the errors that follow from it.
+func (m *measuring) cause(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if exit, ok := errors.AsType[*serverctl.ExitError](context.Cause(ctx)); ok {
+		return exit
+	}
+	return err
+}
+
+// probe measures one rate, unless it was measured before an interruption.
+func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, error) {
+	seq := m.probes
+	m.probes++
+	for _, p := range m.Done {
+		if p.Seq == seq && p.Rate == rate {
+			m.result.GPUTime += p.GPUTime
+			return outcome(p), nil
+		}
+	}
+	select {
+	case <-m.Finish:
+		return capacity.Outcome{}, ErrInterrupted
+	default:
+	}
+	p, err := m.measureRate(ctx, seq, rate)
+	if err != nil {
+		return capacity.Outcome{}, err
+	}
+	if err := m.Record(p); err != nil {
+		return capacity.Outcome{}, fmt.Errorf("record probe %d at %g req/s: %w", seq, rate, err)
+	}
+	m.result.GPUTime += p.GPUTime
+	return outcome(p), nil
+}
+
+func outcome(p Probe) capacity.Outcome {
+	v := p.Verdict
+	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight}
+}
+
+// measureRate is one probe: cache state, lead-in, window, run-out, verdict.
+func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Probe, error) {
+	m.progress("probe %d at %g req/s", seq+1, rate)
+	if err := m.prepareCache(ctx); err != nil {
+		return Probe{}, err
+	}
+	before, err := m.server.Counters(ctx)
+	if err != nil {
+		return Probe{}, fmt.Errorf("read the server's counters: %w", err)
+	}
+	plan := workload.Plan{
+		Source: m.Source, Seed: m.Seed, Rate: rate,
+		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests,
+	}
+	n, window := plan.Counted()
+	run, err := m.load.Run(ctx, plan.Schedule(), m.SLO.Stop(n))
+	if err != nil {
+		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
+	}
+	drained, err := m.server.Drain(ctx)
+	if err != nil {
+		return Probe{}, err
+	}
+	after, err := m.server.Counters(ctx)
+	if err != nil {
+		return Probe{}, fmt.Errorf("read the server's counters: %w", err)
+	}
+	p := Probe{
+		Seq: seq, Rate: rate, Stopped: run.Stopped,
+		Measurement: bench.Measure(run.Samples, rate, plan.LeadIn, window),
+		Verdict:     m.SLO.Judge(run.Samples, n, run.Elapsed),
+		HitRate:     hitRate(before, after),
+		Preemptions: after.Preemptions - before.Preemptions,
+		GPUTime:     run.Elapsed + drained,
+	}
+	p.Note = m.note(p, run)
+	return p, nil
+}
+
+// note says what a reader must know before believing the probe.
+func (m *measuring) note(p Probe, run bench.Run) string {
+	if run.Broken > 0 {
+		return fmt.Sprintf("%d of %d uncounted requests failed", run.Broken, run.Others)
+	}
+	for _, l := range m.SLO.Limits {
+		if lag := p.Measurement.SendLag.P99; l.Metric == slo.TTFT && lag > 0.1*float64(l.Max.Milliseconds()) {
+			return fmt.Sprintf("client-limited: the load generator itself was %.0f ms late at p99", lag)
+		}
+	}
+	return ""
+}
+
+func hitRate(before, after serverctl.Counters) float64 {
+	queries := after.PrefixQueries - before.PrefixQueries
+	if queries <= 0 {
+		return -1
+	}
+	return (after.PrefixHits - before.PrefixHits) / queries
+}

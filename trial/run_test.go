@@ -1,0 +1,223 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A stub is a server and a load in one: above its capacity every first token takes two seconds. It notes what is done to it.
+type stub struct {
+	mu       sync.Mutex
+	did      []string
+	capacity float64
+	dieAt    int // the run, 1-based, in which the server dies; 0 means never
+	runs     int
+	exited   chan struct{}
+}
+
+func (s *stub) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.did = append(s.did, what)
+}
+
+func (s *stub) Facts() serverctl.Facts {
+	return serverctl.Facts{StartUp: 10 * time.Second, KVCacheTokens: 1000}
+}
+func (s *stub) Counters(context.Context) (serverctl.Counters, error) {
+	return serverctl.Counters{PrefixQueries: float64(100 * s.runs), PrefixHits: float64(50 * s.runs), PromptTokens: float64(1000 * s.runs)}, nil
+}
+func (s *stub) ResetCache(context.Context) error             { s.note("reset"); return nil }
+func (s *stub) Drain(context.Context) (time.Duration, error) { return time.Second, nil }
+func (s *stub) Exited() <-chan struct{}                      { return s.exited }
+func (s *stub) Err() error {
+	return &serverctl.ExitError{Class: serverctl.OOMLoad, Evidence: "CUDA out of memory"}
+}
+func (s *stub) Stop(context.Context) (d time.Duration, err error) {
+	s.note("stop")
+	return 2 * time.Second, nil
+}
+func (s *stub) start(context.Context, int, []string) (Server, Load, error) {
+	s.exited = make(chan struct{})
+	s.note("start")
+	return s, s, nil
+}
+
+// Run looks at the spacing of the window's arrivals to learn the rate, and answers accordingly.
+func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	s.runs++
+	if s.runs == s.dieAt {
+		close(s.exited)
+		<-ctx.Done()
+		return bench.Run{}, context.Cause(ctx)
+	}
+	var run bench.Run
+	var first, last time.Duration
+	for a := range schedule {
+		if a.Phase == workload.RunOut {
+			break
+		}
+		if a.Phase != workload.Window {
+			run.Others++
+			continue
+		}
+		if first == 0 {
+			first = a.Due
+		}
+		last = a.Due
+		run.Samples = append(run.Samples, bench.Sample{Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, WantTokens: 2, OutputTokens: 2})
+	}
+	if len(run.Samples) == 0 {
+		s.note("pass")
+		run.Elapsed = 5 * time.Second
+		return run, nil
+	}
+	ttft := 100 * time.Millisecond
+	if rate := float64(len(run.Samples)-1) / (last - first).Seconds(); rate > s.capacity {
+		ttft = 2 * time.Second
+	}
+	for i := range run.Samples {
+		q := &run.Samples[i]
+		q.First, q.Last, q.End = q.Due+ttft, q.Due+ttft+10*time.Millisecond, q.Due+ttft+10*time.Millisecond
+	}
+	s.note("probe")
+	run.Elapsed = time.Minute
+	return run, nil
+}
+
+func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
+	t.Helper()
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Runner{
+		Start: s.start, Source: source, Cache: protocol, Seed: 1,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths: Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
+		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
+	}
+}
+
+func TestRunMeasuresAPoint(t *testing.T) {
+	for _, row := range []struct {
+		protocol Protocol
+		want     string
+	}{
+		{Primed, "start pass pass probe probe probe stop"},
+		{Reset, "start pass reset probe reset probe reset probe stop"},
+		{Steady, "start pass pass pass probe probe probe stop"},
+	} {
+		s := &stub{capacity: 4.8}
+		var stored []Probe
+		r := runner(t, s, row.protocol)
+		result, err := r.Run(t.Context(), Task{Number: 3, Record: func(p Probe) error { stored = append(stored, p); return nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.did, " "); got != row.want {
+			t.Errorf("%s: did %q, want %q", row.protocol, got, row.want)
+		}
+		c := result.Capacity
+		if result.Outcome != Measured || c.Bound != capacity.Exact || c.Low > 4.8 || c.High < 4.8 || c.Probes != len(stored) {
+			t.Errorf("%s: result %+v with %d probes stored", row.protocol, result, len(stored))
+		}
+		passes := strings.Count(row.want, "pass")
+		want := 10*time.Second + time.Duration(passes)*6*time.Second + time.Duration(len(stored))*61*time.Second + 2*time.Second
+		if result.GPUTime != want {
+			t.Errorf("%s: GPU time %s, want %s: start, passes, probes, stop", row.protocol, result.GPUTime, want)
+		}
+	}
+}
+
+// What was measured before an interruption is not measured again, and the answer is the same.
+func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
+	var all []Probe
+	s := &stub{capacity: 4.8}
+	whole, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error { all = append(all, p); return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for had := range len(all) + 1 {
+		s := &stub{capacity: 4.8}
+		var again []Probe
+		result, err := runner(t, s, Reset).Run(t.Context(), Task{Done: all[:had], Record: func(p Probe) error { again = append(again, p); return nil }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(strings.Join(s.did, " "), "probe"); n != len(all)-had || len(again) != n {
+			t.Errorf("with %d of %d probes stored, %d are measured", had, len(all), n)
+		}
+		if result.Capacity != whole.Capacity {
+			t.Errorf("with %d probes stored the answer is %+v, want %+v", had, result.Capacity, whole.Capacity)
+		}
+	}
+}
+
+func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
+	s := &stub{capacity: 4.8}
+	r := runner(t, s, Primed)
+	finish := make(chan struct{})
+	r.Finish = finish
+	_, err := r.Run(t.Context(), Task{Record: func(Probe) error { close(finish); return nil }})
+	if !errors.Is(err, ErrInterrupted) || !slices.Contains(s.did, "stop") {
+		t.Errorf("Run = %v after %v, want ErrInterrupted and a stopped server", err, s.did)
+	}
+}
+
+func TestRunWhenTheServerFails(t *testing.T) {
+	refused := func(context.Context, int, []string) (Server, Load, error) {
+		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
+	}
+	missing := func(context.Context, int, []string) (Server, Load, error) {
+		return nil, nil, errors.New("no such binary")
+	}
+	dies := &stub{capacity: 4.8, dieAt: 3}
+	for _, row := range []struct {
+		name  string
+		start Start
+		want  Outcome
+		class serverctl.Class
+		err   string
+	}{
+		{"a refusal to start is the point's fault", refused, Infeasible, serverctl.KVTooSmall, ""},
+		{"a death under load is the point's fault", dies.start, Infeasible, serverctl.OOMLoad, ""},
+		{"a missing binary ends the study", missing, "", "", "no such binary"},
+	} {
+		r := runner(t, &stub{}, Primed)
+		r.Start = row.start
+		result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
+		if row.err != "" {
+			if err == nil || !strings.Contains(err.Error(), row.err) {
+				t.Errorf("%s: Run fails with %v, want %q", row.name, err, row.err)
+			}
+			continue
+		}
+		if err != nil || result.Outcome != row.want || result.Class != row.class || result.Evidence == "" {
+			t.Errorf("%s: Run = %+v, %v, want %s with class %s", row.name, result, err, row.want, row.class)
+		}
+	}
+	if dies.did[len(dies.did)-1] != "stop" {
+		t.Error("the dead server was not stopped")
+	}
+}
+
+func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
+	s := &stub{capacity: 4.8}
+	full := errors.New("no space left on device")
+	_, err := runner(t, s, Primed).Run(t.Context(), Task{Record: func(Probe) error { return full }})
+	if !errors.Is(err, full) || s.did[len(s.did)-1] != "stop" {
+		t.Errorf("Run = %v after %v, want the store's error and a stopped server", err, s.did)
+	}
+}

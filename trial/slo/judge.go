@@ -1,0 +1,168 @@
+package slo
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"vllmtuner/bench"
+)
+
+const (
+	// A failed check has at least this much negative headroom, so that its sign says the verdict even where the percentile
+	// of the completed requests alone would keep the limit.
+	leastMiss = 0.005
+	// Headroom beyond this says no more than "far away".
+	mostHeadroom = 3
+)
+
+// Judge holds the counted samples of a probe against the SLO. planned is how many requests were due in the whole window.
+// With fewer samples, or with pending ones, the probe was ended early and can only fail; now is when it ended.
+//
+// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
+// numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation.
+func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
+	v := Verdict{Pass: true, Headroom: mostHeadroom}
+	failed, pending := 0, 0
+	for i := range samples {
+		if samples[i].Failure != "" {
+			failed++
+		} else if samples[i].End == 0 {
+			pending++
+		}
+	}
+	for _, l := range s.Limits {
+		c := l.check(samples, planned, now)
+		v.Checks = append(v.Checks, c)
+		if c.Headroom < v.Headroom || v.Binding == "" {
+			v.Binding, v.Headroom, v.Reason = c.Limit, c.Headroom, c.reason()
+		}
+		v.Pass = v.Pass && !c.fails()
+	}
+	switch {
+	case failed+pending == len(samples) && (v.Pass || pending == 0):
+		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
+	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
+		v.Pass, v.Binding, v.Headroom = false, "error rate", min(v.Headroom, -leastMiss)
+		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)
+	case v.Pass && (pending > 0 || len(samples) < planned):
+		v.Pass, v.Headroom = false, -leastMiss
+		v.Reason = fmt.Sprintf("the probe ended after %d of %d requests", len(samples)-pending, planned)
+	}
+	return v
+}
+
+// Stop returns a bench.Stop that ends a probe as soon as it cannot pass any more. It never ends one to pass: the first
+// minute of a window is always good.
+func (s SLO) Stop(planned int) bench.Stop {
+	return func(now time.Duration, counted []bench.Sample) bool {
+		failed := 0
+		for i := range counted {
+			if counted[i].Failure != "" {
+				failed++
+			}
+		}
+		if float64(failed) > s.MaxErrorRate*float64(planned) && failed > 0 {
+			return true
+		}
+		return slices.ContainsFunc(s.Limits, func(l Limit) bool {
+			c := l.check(counted, planned, now)
+			return l.Metric != ITL && c.Broken > c.Allowed
+		})
+	}
+}
+
+// check holds one limit against the samples.
+func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) Check {
+	limit := milliseconds(l.Max)
+	c := Check{Limit: l.String(), MaxMS: limit}
+	var values []float64
+	for i := range samples {
+		s := &samples[i]
+		switch {
+		case s.Failure != "":
+			n := 1
+			if l.Metric == ITL {
+				n = max(1, s.WantTokens-1)
+			}
+			c.N += n
+			c.Broken += n
+		case s.End == 0:
+			// A pending request counts only when it is over the limit already.
+			if age, ok := l.overdue(s, now); ok {
+				values = append(values, age)
+			}
+		default:
+			values = l.values(values, s)
+		}
+	}
+	c.N += len(values)
+	for _, v := range values {
+		if v > limit {
+			c.Broken++
+		}
+	}
+	n := c.N
+	if l.Metric != ITL {
+		n = max(n, planned)
+	}
+	c.Allowed = int(math.Floor((100-l.Percentile)/100*float64(n) + 1e-9))
+	slices.Sort(values)
+	c.ValueMS = bench.Percentile(values, l.Percentile)
+	c.Headroom = c.headroom()
+	return c
+}
+
+// values appends the latencies of one completed request.
+func (l Limit) values(to []float64, s *bench.Sample) []float64 {
+	switch l.Metric {
+	case TTFT:
+		return append(to, milliseconds(s.TTFT()))
+	case TPOT:
+		if tpot, ok := s.TPOT(); ok {
+			return append(to, milliseconds(tpot))
+		}
+		return to
+	case ITL:
+		for _, gap := range s.Gaps {
+			to = append(to, milliseconds(gap))
+		}
+		return to
+	}
+	return append(to, milliseconds(s.E2E()))
+}
+
+// overdue returns how long a pending request has waited, if that is over the limit already.
+func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
+	waits := l.Metric == E2E || l.Metric == TTFT && s.First == 0
+	return milliseconds(now - s.Due), waits && now-s.Due > l.Max
+}
+
+func (c Check) fails() bool { return c.Broken > c.Allowed || c.ValueMS > c.MaxMS }
+
+func (c Check) headroom() float64 {
+	h := float64(mostHeadroom)
+	if c.ValueMS > 0 {
+		h = max(-mostHeadroom, min(mostHeadroom, math.Log(c.MaxMS/c.ValueMS)))
+	}
+	if c.fails() {
+		return min(h, -leastMiss)
+	}
+	return h
+}
+
+func (c Check) reason() string {
+	verb := "keeps"
+	if c.fails() {
+		verb = "breaks"
+	}
+	return fmt.Sprintf("%s %.4g ms %s %.4g ms (%d of %d over it, %d may be)", c.Limit, c.ValueMS, verb, c.MaxMS, c.Broken, c.N, c.Allowed)
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// NeedsITL reports whether a limit is on the time between tokens, which costs memory to record.
+func (s SLO) NeedsITL() bool {
+	return slices.ContainsFunc(s.Limits, func(l Limit) bool { return l.Metric == ITL })
+}

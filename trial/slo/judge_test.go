@@ -1,0 +1,112 @@
+package slo
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+)
+
+const ms = time.Millisecond
+
+var chatSLO = SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}}}
+
+// good is a request with that TTFT and TPOT and eleven tokens.
+func good(ttft, tpot time.Duration) bench.Sample {
+	return bench.Sample{First: ttft, Last: ttft + 10*tpot, End: ttft + 10*tpot, OutputTokens: 11, WantTokens: 11}
+}
+
+// samples is n good requests and the odd ones.
+func samples(n int, odd ...bench.Sample) []bench.Sample {
+	var all []bench.Sample
+	for range n {
+		all = append(all, good(500*ms, 40*ms))
+	}
+	return append(all, odd...)
+}
+
+func TestJudge(t *testing.T) {
+	failed := bench.Sample{Failure: bench.Reset, End: ms, WantTokens: 11}
+	pending := bench.Sample{Due: 0}
+	oneToken := bench.Sample{First: 100 * ms, Last: 100 * ms, End: 100 * ms, OutputTokens: 1, WantTokens: 1}
+	some := SLO{Limits: chatSLO.Limits, MaxErrorRate: 0.02}
+	for _, row := range []struct {
+		name    string
+		slo     SLO
+		samples []bench.Sample
+		planned int
+		pass    bool
+		binding string
+		reason  string
+	}{
+		{"all is well", chatSLO, samples(300), 300, true, "p99 TPOT", "keeps 60 ms (0 of 300 over it, 3 may be)"},
+		{"one slow answer breaks p99 of 50", chatSLO, samples(49, good(1200*ms, 40*ms)), 50, false, "p99 TTFT", "breaks"},
+		{"three slow answers of 300 are allowed", chatSLO, samples(297, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, true, "", ""},
+		{"four slow answers of 300 are too many", chatSLO, samples(296, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, false, "p99 TTFT", "4 of 300 over it, 3 may be"},
+		{"three slow answers whose interpolated p99 is over the limit", chatSLO, samples(297, good(90000*ms, 40*ms), good(90000*ms, 40*ms), good(90000*ms, 40*ms)), 300, false, "p99 TTFT", "3 of 300 over it"},
+		{"a failed request breaks an SLO without an error rate", chatSLO, samples(299, failed), 300, false, "error rate", "1 of 300 requests failed"},
+		{"an error rate of 2 % allows one of 300, as p99 does", some, samples(299, failed), 300, true, "", ""},
+		{"failed requests break every limit", some, samples(296, failed, failed, failed, failed), 300, false, "p99 TTFT", "4 of 300 over it, 3 may be"},
+		{"nothing completed is a failure, not 0 ms", chatSLO, nil, 300, false, "", "no request was completed"},
+		{"pending requests that are overdue break TTFT", chatSLO, samples(10, pending, pending, pending, pending), 300, false, "p99 TTFT", "4 of 14 over it, 3 may be"},
+		{"a probe that ended early cannot pass", chatSLO, samples(100), 300, false, "", "the probe ended after 100 of 300 requests"},
+		{"answers of one token have no TPOT", chatSLO, samples(299, oneToken), 300, true, "p99 TPOT", "0 of 299"},
+	} {
+		v := row.slo.Judge(row.samples, row.planned, 2*time.Second)
+		if v.Pass != row.pass || row.binding != "" && v.Binding != row.binding || !strings.Contains(v.Reason, row.reason) {
+			t.Errorf("%s: %+v, want pass %v by %q because %q", row.name, v, row.pass, row.binding, row.reason)
+		}
+		if (v.Headroom < 0) == v.Pass || math.IsInf(v.Headroom, 0) || math.IsNaN(v.Headroom) {
+			t.Errorf("%s: headroom %g does not say the verdict %v", row.name, v.Headroom, v.Pass)
+		}
+	}
+}
+
+func TestJudgeOtherMetrics(t *testing.T) {
+	s := good(500*ms, 40*ms)
+	s.Gaps = []time.Duration{30 * ms, 30 * ms, 200 * ms}
+	for _, row := range []struct {
+		limit Limit
+		want  float64
+	}{
+		{Limit{ITL, 50, 100 * ms}, 30},
+		{Limit{E2E, 95, 2000 * ms}, 900},
+		{Limit{TTFT, 99.9, 2000 * ms}, 500},
+	} {
+		v := SLO{Limits: []Limit{row.limit}}.Judge([]bench.Sample{s}, 1, time.Second)
+		if got := v.Checks[0].ValueMS; got != row.want {
+			t.Errorf("%s = %g ms, want %g", row.limit, got, row.want)
+		}
+	}
+}
+
+func TestHeadroomIsTheLogOfLimitOverValue(t *testing.T) {
+	v := chatSLO.Judge(samples(300), 300, time.Minute)
+	if want := math.Log(60.0 / 40); math.Abs(v.Headroom-want) > 1e-9 {
+		t.Errorf("headroom %g, want %g", v.Headroom, want)
+	}
+}
+
+func TestStopOnlyEverFails(t *testing.T) {
+	stop := chatSLO.Stop(300)
+	slow, failed := good(1200*ms, 40*ms), bench.Sample{Failure: bench.Status, End: ms}
+	for _, row := range []struct {
+		name    string
+		samples []bench.Sample
+		now     time.Duration
+		want    bool
+	}{
+		{"a good start goes on", samples(100), time.Second, false},
+		{"three slow ones may still pass", samples(10, slow, slow, slow), time.Second, false},
+		{"the fourth cannot", samples(10, slow, slow, slow, slow), time.Second, true},
+		{"a failed request cannot", samples(10, failed), time.Second, true},
+		{"pending requests are not late yet", samples(0, bench.Sample{}, bench.Sample{}, bench.Sample{}, bench.Sample{}), time.Second, false},
+		{"pending requests without a first token are late after the limit", samples(0, bench.Sample{}, bench.Sample{}, bench.Sample{}, bench.Sample{}), 1001 * ms, true},
+	} {
+		if got := stop(row.now, row.samples); got != row.want {
+			t.Errorf("%s: Stop = %v, want %v", row.name, got, row.want)
+		}
+	}
+}
