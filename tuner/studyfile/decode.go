@@ -1,0 +1,267 @@
+package studyfile
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+// Parse reads the text of a study file. name is its path: it stands in errors, and a dataset's path is relative to it.
+// The error is an *Error with everything that is wrong.
+func Parse(name string, text []byte) (*File, error) {
+	d := &decoder{
+		problems: problems{path: name, lines: strings.Split(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n")},
+		nodes:    map[string]ast.Node{}, keys: map[string]ast.Node{},
+	}
+	f := defaults()
+	f.Path, f.Text = name, string(text)
+	if root := d.document(text); root != nil {
+		d.file(f, root)
+		d.check(f)
+	}
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// file reads the keys of the file.
+func (d *decoder) file(f *File, root ast.Node) {
+	readers := map[string]reader{
+		"version":                       d.version,
+		"name":                          d.text(&f.Name),
+		"model":                         d.text(&f.Model),
+		"server":                        func(path string, n ast.Node) { d.server(&f.Server, path, n) },
+		"slo":                           func(path string, n ast.Node) { d.slo(f, path, n) },
+		"workload":                      func(path string, n ast.Node) { d.workload(&f.Workload, path, n) },
+		"parameters":                    func(path string, n ast.Node) { d.parameters(f, path, n) },
+		"speculative_config":            func(path string, n ast.Node) { d.speculative(f, path, n) },
+		"constraints":                   d.words(&f.Constraints),
+		"allow_quality_change":          d.yes(&f.AllowQualityChange),
+		"allow_meaningless_speculation": d.yes(&f.AllowMeaninglessSpeculation),
+		"sampler":                       func(path string, n ast.Node) { d.sampler(&f.Sampler, path, n) },
+		"budget":                        func(path string, n ast.Node) { d.budget(&f.Budget, path, n) },
+		"probe":                         func(path string, n ast.Node) { d.probe(&f.Probe, path, n) },
+		"cache":                         func(path string, n ast.Node) { d.cache(&f.Cache, path, n) },
+		"confirm":                       func(path string, n ast.Node) { d.confirm(&f.Confirm, path, n) },
+	}
+	d.mapping("", root, readers)
+	d.missing(root, sortedKeys(readers))
+}
+
+// missing adds the keys that a study cannot do without.
+func (d *decoder) missing(root ast.Node, known []string) {
+	if len(d.keys) == 0 && len(d.found) > 0 {
+		return // no study at all, as has been said
+	}
+	for _, key := range []struct{ name, example string }{
+		{"version", "version: 1"},
+		{"name", "name: llama70b"},
+		{"model", "model: nvidia/Llama-3.3-70B-Instruct-FP8"},
+		{"server", "server: {command: [vllm, serve]}"},
+		{"slo", "slo: {ttft_p99: 1000ms, tpot_p99: 60ms}"},
+		{"workload", "workload: {kind: production}"},
+		{"parameters", "parameters: {max-num-seqs: {int: [16, 1024], log: true}}"},
+	} {
+		misspelt := slices.ContainsFunc(sortedKeys(d.keys), func(k string) bool {
+			return !slices.Contains(known, k) && space.Nearest(k, known) == key.name
+		})
+		if d.nodes[key.name] == nil && !misspelt {
+			d.failAt("", "key %q is missing; add %s", key.name, key.example)
+		}
+	}
+}
+
+func (d *decoder) version(path string, n ast.Node) {
+	if text, ok := d.scalar(path, n); ok && text != strconv.Itoa(Version) {
+		d.fail(n, "version %q is not known to this tuner; write %d", text, Version)
+	}
+}
+
+func (d *decoder) server(s *Server, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"command":       d.words(&s.Command),
+		"simulate":      d.text(&s.Simulate),
+		"args":          d.words(&s.Args),
+		"current":       d.words(&s.Current),
+		"env":           func(path string, n ast.Node) { d.env(s, path, n) },
+		"start_timeout": d.duration(&s.StartTimeout, time.Second, "s"),
+		"stop_timeout":  d.duration(&s.StopTimeout, time.Second, "s"),
+		"port":          d.whole(&s.Port, 0, 65535),
+	})
+}
+
+var (
+	envName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)`)
+)
+
+// env reads the environment. A secret must be a reference, so that none is ever in the file or the store.
+func (d *decoder) env(s *Server, path string, n ast.Node) {
+	s.Env = map[string]string{}
+	for _, e := range d.entries(path, n) {
+		at := below(path, e.key)
+		value, ok := scalarText(e.value)
+		switch {
+		case !envName.MatchString(e.key):
+			d.fail(e.at, "%s: %q is no name of an environment variable; write letters, digits and _", path, e.key)
+			continue
+		case !ok:
+			d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
+			continue
+		}
+		if whole := reference.FindString(value); secretName.MatchString(e.key) && (value == "" || whole != value) {
+			d.fail(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
+			continue
+		}
+		if strings.Contains(reference.ReplaceAllString(value, ""), "${") {
+			d.fail(e.value, "%s has a ${ that is no reference; write ${NAME}", at)
+		}
+		s.Env[e.key] = value
+	}
+}
+
+var (
+	latencyKey = regexp.MustCompile(`^(ttft|tpot|itl|e2e)_p([0-9]{1,3}(?:\.[0-9]{1,6})?)$`)
+	vllmKey    = regexp.MustCompile(`^p([0-9.]+)_(ttft|tpot|itl|e2e)l?(_ms)?$`)
+)
+
+// slo reads the promises: any percentile of a latency, and the share of requests that may fail.
+func (d *decoder) slo(f *File, path string, n ast.Node) {
+	for _, e := range d.entries(path, n) {
+		at := below(path, e.key)
+		if e.key == "error_rate" {
+			d.share(&f.MaxErrorRate)(at, e.value)
+			continue
+		}
+		parts := latencyKey.FindStringSubmatch(e.key)
+		if parts == nil {
+			d.fail(e.at, "unknown key %q under %s; %s", e.key, path, latencyRemedy(e.key))
+			continue
+		}
+		limit := slo.Limit{Metric: slo.Metric(parts[1])}
+		percentile, err := strconv.ParseFloat(parts[2], 64)
+		if err != nil || percentile <= 0 || percentile >= 100 {
+			d.fail(e.at, "%s: the percentile must be above 0 and below 100; write %s_p99", at, parts[1])
+			continue
+		}
+		limit.Percentile = percentile
+		before := len(d.found)
+		d.duration(&limit.Max, time.Microsecond, "ms")(at, e.value)
+		if len(d.found) > before {
+			continue
+		}
+		if slices.ContainsFunc(f.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
+			d.fail(e.at, "the limit of %s is given twice; remove one", limit)
+			continue
+		}
+		f.Limits = append(f.Limits, limit)
+		d.nodes["limit "+limit.String()] = e.value
+	}
+}
+
+func latencyRemedy(key string) string {
+	if parts := vllmKey.FindStringSubmatch(key); parts != nil {
+		return "write " + parts[2] + "_p" + parts[1]
+	}
+	var known []string
+	for _, metric := range []slo.Metric{slo.TTFT, slo.TPOT, slo.ITL, slo.E2E} {
+		for _, percentile := range []string{"50", "90", "95", "99", "99.9"} {
+			known = append(known, string(metric)+"_p"+percentile)
+		}
+	}
+	if best := space.Nearest(key, append(known, "error_rate")); best != "" {
+		return "did you mean \"" + best + "\"?"
+	}
+	return "write ttft, tpot, itl or e2e with a percentile, such as ttft_p99, or error_rate"
+}
+
+func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"kind":          oneOf(d, &w.Kind, workload.Kinds...),
+		"path":          d.text(&w.Path),
+		"endpoint":      oneOf(d, &w.Endpoint, workload.Completions, workload.Chat),
+		"input_tokens":  d.whole(&w.InputTokens, 0, mostTokens),
+		"output_tokens": d.whole(&w.OutputTokens, 0, mostTokens),
+		"range_ratio":   d.real(&w.RangeRatio, 0, 0.999),
+		"requests":      d.whole(&w.Requests, 0, mostTokens),
+		"vocab_size":    d.whole(&w.VocabSize, 0, mostTokens),
+	})
+}
+
+// No context, vocabulary or dataset comes near this.
+const mostTokens = 100_000_000
+
+// speculative reads the keys of --speculative-config.
+func (d *decoder) speculative(f *File, path string, n ast.Node) {
+	config, ok := d.anything(path, n).(map[string]any)
+	if !ok {
+		d.fail(n, "%s is %s; write {method: ngram, prompt_lookup_max: 4}", path, kindOf(n))
+		return
+	}
+	f.Speculative = config
+}
+
+func (d *decoder) sampler(s *Sampler, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"name": oneOf(d, &s.Name, Samplers...),
+		"seed": func(path string, n ast.Node) {
+			text, ok := d.scalar(path, n)
+			seed, err := strconv.ParseUint(text, 10, 64)
+			if ok && err != nil {
+				d.fail(n, "%s is %q; write a whole number from 0 on", path, text)
+			}
+			s.Seed = seed
+		},
+	})
+}
+
+func (d *decoder) budget(b *Budget, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"trials":   d.whole(&b.Trials, 1, 1_000_000),
+		"gpu_time": d.duration(&b.GPUTime, time.Minute, "h"),
+	})
+}
+
+func (d *decoder) probe(p *Probe, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"seconds":      d.seconds(&p.Window),
+		"min_requests": d.whole(&p.MinRequests, 1, mostTokens),
+		"lead_in":      d.duration(&p.LeadIn, 0, "s"),
+		"start_rate":   d.real(&p.StartRate, 0, mostRate),
+		"min_rate":     d.real(&p.MinRate, leastRate, mostRate),
+		"max_rate":     d.real(&p.MaxRate, leastRate, mostRate),
+		"tolerance":    d.real(&p.Tolerance, 0.001, 10),
+		"max_probes":   d.whole(&p.MaxProbes, 1, 1000),
+	})
+}
+
+// Rates outside are slips of the pen: a request in a quarter of an hour, and more than any one server answers.
+const leastRate, mostRate = 0.001, 1e6
+
+func (d *decoder) cache(c *Cache, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"protocol":   oneOf(d, &c.Protocol, trial.Steady, trial.Primed, trial.Reset),
+		"prime_rate": d.real(&c.PrimeRate, 0, mostRate),
+	})
+}
+
+func (d *decoder) confirm(c *Confirm, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"top":          d.whole(&c.Top, 0, 1000),
+		"seconds":      d.seconds(&c.Window),
+		"min_requests": d.whole(&c.MinRequests, 1, mostTokens),
+	})
+	if c.Top > 0 {
+		d.failAt(below(path, "top"), "confirmation of the finalists is not available yet; write top: 0 or remove confirm")
+	}
+}

@@ -1,0 +1,133 @@
+// Package studyfile reads the YAML file of a study into typed settings, and says what is wrong with it by line and
+// column. It opens no file but the study's own and the model's config.json, and it starts nothing.
+package studyfile
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+// Version is the only version of the format.
+const Version = 1
+
+// A File is one study as its file describes it, with the defaults filled in. Every setting in it is legal by itself and
+// fits the others.
+type File struct {
+	Path string // of the file, as it was given
+	Text string // the file as it is; it holds no secret
+
+	Name  string // of the study
+	Model string // Hugging Face id, or path
+
+	Server Server
+
+	Limits       []slo.Limit // in the order of the file; see SLO
+	MaxErrorRate float64     // failed / requests, 0 to 1
+
+	Workload workload.Spec // as written; see WorkloadSpec
+
+	Parameters  []space.Parameter // in the order of the file; see Space
+	Speculative map[string]any    // the other keys of --speculative-config; nil when none
+	Constraints []string
+
+	AllowQualityChange          bool // flags that change the answers may be searched
+	AllowMeaninglessSpeculation bool // speculation may be measured on dummy weights or random tokens
+
+	Sampler Sampler
+	Budget  Budget
+	Probe   Probe
+	Cache   Cache
+	Confirm Confirm
+}
+
+// Server says what to start.
+type Server struct {
+	Command      []string          // the model and the flags are appended; nil when simulated
+	Simulate     string            // profile of the simulated server; "" when real
+	Args         []string          // given to every trial
+	Current      []string          // what is run today, without Args; nil when not given
+	Env          map[string]string // added to our own environment; references to it are kept as ${NAME}, see Environment
+	StartTimeout time.Duration
+	StopTimeout  time.Duration
+	Port         int // 0 means any that is free
+}
+
+// Sampler says who chooses the points.
+type Sampler struct {
+	Name string // one of Samplers
+	Seed uint64
+}
+
+// Samplers are the known ones.
+var Samplers = []string{"tpe", "random", "grid"}
+
+// Budget is what the study may spend.
+type Budget struct {
+	Trials  int
+	GPUTime time.Duration
+}
+
+// Probe says how one rate is measured, and how the capacity is searched.
+type Probe struct {
+	Window      time.Duration // lasts at least so long
+	MinRequests int           // and at least so many requests
+	LeadIn      time.Duration // load that is not counted, before the window
+	StartRate   float64       // first rate of the first trial, requests per second; 0 means from the size of the KV cache
+	MinRate     float64       // requests per second
+	MaxRate     float64       // requests per second
+	Tolerance   float64       // the search stops when highest/lowest rate of the bracket - 1 is no more
+	MaxProbes   int           // per trial
+}
+
+// Cache says in which state the prefix cache is when a probe begins.
+type Cache struct {
+	Protocol  trial.Protocol // "" when not given; see File.Protocol
+	PrimeRate float64        // requests per second while the cache is primed; 0 means Probe.StartRate
+}
+
+// Confirm says how the finalists are measured again.
+type Confirm struct {
+	Top         int           // how many; 0 means no confirmation
+	Window      time.Duration // lasts at least so long
+	MinRequests int           // and at least so many requests
+}
+
+// defaults returns a File with what holds where the file is silent. Probe lengths are those of the manual sweeps:
+// 300 requests alone read the capacity 22 % too high on the simulated H200, so that a window also lasts two minutes.
+func defaults() *File {
+	return &File{
+		Workload: workload.Spec{Endpoint: workload.Completions},
+		Server:   Server{StartTimeout: 20 * time.Minute, StopTimeout: 30 * time.Second},
+		Sampler:  Sampler{Name: "tpe", Seed: 1},
+		Budget:   Budget{Trials: 30, GPUTime: 24 * time.Hour},
+		Probe: Probe{
+			Window: 120 * time.Second, MinRequests: 300, LeadIn: 30 * time.Second,
+			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12,
+		},
+		Confirm: Confirm{Window: 240 * time.Second, MinRequests: 1000},
+	}
+}
+
+// Read reads a study file. Its error is an *Error when the file could be read and is wrong.
+func Read(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read study file: %w; `tuner init > %s` writes one", err, path)
+	}
+	// One byte more than allowed shows that a file is too long without reading all of it.
+	text, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read study file %s: %w", path, err)
+	}
+	return Parse(path, text)
+}

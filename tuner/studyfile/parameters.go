@@ -1,0 +1,147 @@
+package studyfile
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"vllmtuner/tuner/space"
+)
+
+// The forms of a parameter, as they are suggested.
+const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
+
+// parameters reads the searched flags.
+func (d *decoder) parameters(f *File, path string, n ast.Node) {
+	for _, e := range d.entries(path, n) {
+		name := strings.ReplaceAll(e.key, "_", "-")
+		at := below(path, name)
+		d.nodes[at], d.keys[at] = e.value, e.at
+		if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
+			d.fail(e.at, "%q is given twice; remove one", name)
+			continue
+		}
+		before := len(d.found)
+		p := space.Parameter{Name: name}
+		d.parameter(&p, at, e.value)
+		// One that is wrong would be reported again by the checks that follow, but its name is known.
+		if len(d.found) > before {
+			d.nodes[at] = nil
+		}
+		f.Parameters = append(f.Parameters, p)
+	}
+	if m, ok := n.(*ast.MappingNode); ok && len(m.Values) == 0 {
+		d.fail(n, "%s is empty; list at least one flag to search", path)
+	}
+}
+
+// parameter reads one searched flag in any of its forms.
+func (d *decoder) parameter(p *space.Parameter, path string, n ast.Node) {
+	switch n := n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		d.parameterMapping(p, path, n)
+	case *ast.SequenceNode:
+		p.Kind = space.Categorical
+		d.choices(p, path, n)
+	default:
+		p.Kind = space.Bool
+		if text, _ := scalarText(n); text != string(space.Bool) {
+			d.fail(n, "%s is no parameter; %s", path, forms)
+		}
+	}
+}
+
+func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) {
+	kinds := 0
+	of := func(kind space.Kind, read reader) reader {
+		return func(path string, n ast.Node) {
+			kinds++
+			p.Kind = kind
+			read(path, n)
+		}
+	}
+	numbers := func(path string, n ast.Node) { d.bounds(p, path, n) }
+	d.mapping(path, n, map[string]reader{
+		"float":   of(space.Float, numbers),
+		"int":     of(space.Int, numbers),
+		"choices": of(space.Categorical, func(path string, n ast.Node) { d.choices(p, path, n) }),
+		"json":    of(space.JSON, func(path string, n ast.Node) { d.jsonChoices(p, path, n) }),
+		"bool": of(space.Bool, func(path string, n ast.Node) {
+			if _, empty := n.(*ast.NullNode); !empty {
+				d.fail(n, "%s takes no value; write {bool: , when: …}", path)
+			}
+		}),
+		"log":  d.yes(&p.Log),
+		"step": d.real(&p.Step, -math.MaxFloat64, math.MaxFloat64),
+		"when": d.text(&p.When),
+	})
+	switch {
+	case kinds == 0:
+		d.failAtKey(path, "%s has no values; %s", path, forms)
+	case kinds > 1:
+		d.failAtKey(path, "%s has several of float, int, choices, json and bool; keep one", path)
+	}
+}
+
+// bounds reads a range.
+func (d *decoder) bounds(p *space.Parameter, path string, n ast.Node) {
+	values := d.list(path, n)
+	if _, isList := n.(*ast.SequenceNode); isList && len(values) != 2 {
+		d.fail(n, "%s is no range; write two numbers, such as [16, 1024]", path)
+		return
+	}
+	for i, to := range []*float64{&p.Min, &p.Max} {
+		if i < len(values) {
+			d.real(to, -math.MaxFloat64, math.MaxFloat64)(item(path, i), values[i])
+		}
+	}
+}
+
+// choices reads the values of a flag as vLLM will see them.
+func (d *decoder) choices(p *space.Parameter, path string, n ast.Node) {
+	d.words(&p.Choices)(path, n)
+	if slices.Contains(p.Choices, "true") && slices.Contains(p.Choices, "false") {
+		d.fail(n, "%s: vLLM's switches take no value; write bool", path)
+	}
+}
+
+// jsonChoices reads JSON texts. YAML in their place is taken as JSON.
+func (d *decoder) jsonChoices(p *space.Parameter, path string, n ast.Node) {
+	for i, v := range d.list(path, n) {
+		if text, ok := scalarText(v); ok {
+			p.Choices = append(p.Choices, text)
+			continue
+		}
+		text, err := json.Marshal(d.anything(item(path, i), v))
+		if err != nil {
+			d.fail(v, "%s: %v; write it as JSON in single quotes", item(path, i), err)
+			continue
+		}
+		p.Choices = append(p.Choices, string(text))
+	}
+}
+
+// describe returns a parameter in a few words.
+func describe(p space.Parameter) string {
+	text := string(p.Kind)
+	switch p.Kind {
+	case space.Float, space.Int:
+		text += fmt.Sprintf(" %g to %g", p.Min, p.Max)
+		if p.Step > 0 {
+			text += fmt.Sprintf(" in steps of %g", p.Step)
+		}
+		if p.Log {
+			text += ", logarithmic"
+		}
+	case space.Categorical, space.JSON:
+		text += " " + strings.Join(p.Choices, ", ")
+	}
+	if p.When != "" {
+		text += ", when " + p.When
+	}
+	return text
+}

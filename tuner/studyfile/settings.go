@@ -1,0 +1,203 @@
+package studyfile
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+// Space returns the searched flags. Constraints may name the flags in the server's fixed args.
+func (f *File) Space() (*space.Space, error) {
+	return space.NewWithDefaults(f.Parameters, f.Constraints, f.Speculative, fixed(f.Server.Args))
+}
+
+// fixed returns the flags in args with their values. A switch is true or false.
+func fixed(args []string) map[string]string {
+	flags, err := space.Flags(args)
+	if err != nil {
+		return nil // said by checkArgs
+	}
+	values := make(map[string]string, len(flags))
+	for _, flag := range flags {
+		name, negated := strings.CutPrefix(flag.Name, "no-")
+		switch {
+		case len(flag.Values) > 0:
+			values[flag.Name] = strings.Join(flag.Values, " ")
+		case negated:
+			values[name] = "false"
+		default:
+			values[flag.Name] = "true"
+		}
+	}
+	return values
+}
+
+// SLO returns the promises.
+func (f *File) SLO() slo.SLO {
+	return slo.SLO{Limits: slices.Clone(f.Limits), MaxErrorRate: f.MaxErrorRate}
+}
+
+// WorkloadSpec returns the workload with its path as seen from here, and with the model's own vocabulary size where the
+// file gives none and the model is a directory.
+func (f *File) WorkloadSpec() workload.Spec {
+	spec := f.Workload
+	if spec.Path != "" && !filepath.IsAbs(spec.Path) {
+		spec.Path = filepath.Join(filepath.Dir(f.Path), spec.Path)
+	}
+	if spec.VocabSize == 0 {
+		spec.VocabSize = vocabSize(f.Model)
+	}
+	return spec
+}
+
+// vocabSize reads the size of a model's vocabulary from its config.json, where multimodal models have it one deeper.
+// It returns 0 where there is none, as for a Hugging Face id: the default of the workload is small enough for any model.
+func vocabSize(model string) int {
+	text, err := os.ReadFile(filepath.Join(model, "config.json"))
+	if err != nil {
+		return 0
+	}
+	var config struct {
+		VocabSize  int `json:"vocab_size"`
+		TextConfig struct {
+			VocabSize int `json:"vocab_size"`
+		} `json:"text_config"`
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		return 0 // vLLM will refuse the model, and says so better
+	}
+	return max(config.VocabSize, config.TextConfig.VocabSize, 0)
+}
+
+// CurrentPoint returns what is run today as a point, and whether the file gives it.
+func (f *File) CurrentPoint() (space.Point, bool, error) {
+	if f.Server.Current == nil {
+		return nil, false, nil
+	}
+	s, err := f.Space()
+	if err != nil {
+		return nil, false, err
+	}
+	p, err := s.ParseArgs(f.Server.Current)
+	if err != nil {
+		return nil, false, fmt.Errorf("server.current: %w", err)
+	}
+	return p, true, nil
+}
+
+// Protocol returns the cache protocol: the one given, or else primed for a workload that repeats and steady for an
+// endless one.
+func (f *File) Protocol(endless bool) trial.Protocol {
+	switch {
+	case f.Cache.Protocol != "":
+		return f.Cache.Protocol
+	case endless:
+		return trial.Steady
+	}
+	return trial.Primed
+}
+
+var reference = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+
+// Environment returns the server's own environment variables by name, with each ${NAME} replaced by what lookup knows. It is an error when lookup does not know it. Values may be secret.
+func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]string, error) {
+	env := make(map[string]string, len(f.Server.Env))
+	var errs []error
+	for _, name := range sortedKeys(f.Server.Env) {
+		value := reference.ReplaceAllStringFunc(f.Server.Env[name], func(ref string) string {
+			variable := ref[2 : len(ref)-1]
+			text, ok := lookup(variable)
+			if !ok {
+				errs = append(errs, fmt.Errorf("%s: server.env.%s: %s is not set; export it, or remove the key", f.Path, name, variable))
+			}
+			return text
+		})
+		env[name] = value
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return env, nil
+}
+
+// World returns what must be the same when a study goes on, each a short text by its name: everything that a measured
+// capacity, or which points come next, depends on. Timeouts, ports and budgets are not in it.
+func (f *File) World() map[string]string {
+	p, c := f.Probe, f.Cache
+	world := map[string]string{
+		"model":              f.Model,
+		"server command":     strings.Join(f.Server.Command, " "),
+		"server simulate":    f.Server.Simulate,
+		"server args":        strings.Join(f.Server.Args, " "),
+		"server current":     strings.Join(f.Server.Current, " "),
+		"slo":                fmt.Sprintf("%s, error rate <= %g %%", f.SLO(), 100*f.MaxErrorRate),
+		"workload":           describeWorkload(f.Workload),
+		"constraints":        strings.Join(f.Constraints, "; "),
+		"speculative config": describeSpeculation(f.Speculative),
+		"sampler":            fmt.Sprintf("%s, seed %d", f.Sampler.Name, f.Sampler.Seed),
+		"probe": fmt.Sprintf("window %s and %d requests, lead-in %s, at most %d probes from %g req/s within %g to %g, tolerance %g",
+			p.Window, p.MinRequests, p.LeadIn, p.MaxProbes, p.StartRate, p.MinRate, p.MaxRate, p.Tolerance),
+		"cache": fmt.Sprintf("protocol %s, prime rate %g req/s", cmp.Or(c.Protocol, "of the workload"), c.PrimeRate),
+	}
+	for name, value := range f.Server.Env {
+		world["server env "+name] = value // a reference where it is secret
+	}
+	for _, parameter := range f.Parameters {
+		world["parameter "+parameter.Name] = describe(parameter)
+	}
+	for name, text := range world {
+		if text == "" {
+			delete(world, name)
+		}
+	}
+	return world
+}
+
+func describeWorkload(w workload.Spec) string {
+	text := w.Kind + ", " + w.Endpoint
+	for _, part := range []struct {
+		name  string
+		value any
+	}{
+		{"path", w.Path}, {"input tokens", w.InputTokens}, {"output tokens", w.OutputTokens},
+		{"range ratio", w.RangeRatio}, {"requests", w.Requests}, {"vocabulary", w.VocabSize},
+	} {
+		if part.value != "" && part.value != 0 && part.value != 0.0 {
+			text += fmt.Sprintf(", %s %v", part.name, part.value)
+		}
+	}
+	return text
+}
+
+// describeSpeculation returns the config as JSON, or "" when there is none.
+func describeSpeculation(config map[string]any) string {
+	if config == nil {
+		return ""
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return fmt.Sprint(config) // fmt sorts the keys too
+	}
+	return string(text)
+}
+
+// MaxModelLen returns the --max-model-len of the server's fixed args, or 0 when they have none that is a plain number.
+func (f *File) MaxModelLen() int {
+	n, err := strconv.Atoi(fixed(f.Server.Args)["max-model-len"])
+	if err != nil {
+		return 0
+	}
+	return n
+}

@@ -1,0 +1,277 @@
+package studyfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+
+	"vllmtuner/tuner/space"
+)
+
+const (
+	// A study file has some hundred lines. The YAML library takes quadratic time for odd ones: a second at this length.
+	mostBytes = 64 << 10
+	// The format nests four deep. The library takes half a minute for 65,000 open brackets.
+	mostNesting = 64
+)
+
+// A decoder walks over the nodes of a file and collects what is wrong.
+type decoder struct {
+	problems
+	nodes map[string]ast.Node // values by path, such as "slo.ttft_p99"
+	keys  map[string]ast.Node // their keys
+}
+
+// document returns the root of the only document in the text, or nil after adding what is wrong.
+func (d *decoder) document(text []byte) (root ast.Node) {
+	if what := unreadable(text); what != "" {
+		d.add(1, 1, what)
+		return nil
+	}
+	// The library is not made for hostile bytes, and a study file's author should not see its stack.
+	defer func() {
+		if r := recover(); r != nil {
+			d.add(1, 1, fmt.Sprintf("this is no YAML that can be read (%v); compare it with what `tuner init` writes", r))
+			root = nil
+		}
+	}()
+	file, err := parser.ParseBytes(text, 0, parser.AllowDuplicateMapKey())
+	if err != nil {
+		d.syntax(err)
+		return nil
+	}
+	bodies := slices.DeleteFunc(file.Docs, func(doc *ast.DocumentNode) bool { return doc.Body == nil })
+	switch {
+	case len(bodies) == 0:
+		d.add(1, 1, "the file is empty; `tuner init` writes one to start from")
+		return nil
+	case len(bodies) > 1:
+		d.fail(bodies[1].Body, "a study file is one document; remove what follows the second ---")
+		return nil
+	}
+	return bodies[0].Body
+}
+
+// unreadable says why a text should not be given to the library, or "".
+func unreadable(text []byte) string {
+	switch {
+	case len(text) > mostBytes:
+		return fmt.Sprintf("the file is longer than %d KiB; a study file has some hundred lines", mostBytes>>10)
+	case !utf8.Valid(text):
+		return "the file is not UTF-8; save it as UTF-8"
+	case bytes.IndexByte(text, 0) >= 0:
+		return "the file is binary; a study file is YAML"
+	}
+	open, deepest := 0, 0
+	for _, c := range text {
+		switch c {
+		case '[', '{':
+			open++
+		case ']', '}':
+			open--
+		}
+		deepest = max(deepest, open)
+	}
+	if deepest > mostNesting {
+		return fmt.Sprintf("more than %d brackets are open at once; close them", mostNesting)
+	}
+	return ""
+}
+
+func (d *decoder) syntax(err error) {
+	message, at := err.Error(), &token.Position{Line: 1, Column: 1}
+	if where, ok := errors.AsType[yaml.Error](err); ok {
+		message = where.GetMessage()
+		if t := where.GetToken(); t != nil && t.Position != nil {
+			at = t.Position
+		}
+	}
+	remedy := "mind the indentation, the space after a colon, and quotes around texts with a colon"
+	if strings.ContainsAny(message, "\t") {
+		message, remedy = "there is a tab where a word should begin", "indent with spaces"
+	}
+	d.add(at.Line, at.Column, "this is no YAML: "+message+"; "+remedy)
+}
+
+// fail adds what is wrong at a node.
+func (d *decoder) fail(n ast.Node, format string, args ...any) {
+	line, column := place(n)
+	d.add(line, column, fmt.Sprintf(format, args...))
+}
+
+// failAt adds what is wrong with the value at a path, or at the nearest above it that is there.
+func (d *decoder) failAt(path, format string, args ...any) {
+	for {
+		if n := d.nodes[path]; n != nil {
+			d.fail(n, format, args...)
+			return
+		}
+		if path == "" {
+			d.add(1, 1, fmt.Sprintf(format, args...))
+			return
+		}
+		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+	}
+}
+
+// failAtKey adds what is wrong with the key at a path.
+func (d *decoder) failAtKey(path, format string, args ...any) {
+	if n := d.keys[path]; n != nil {
+		d.fail(n, format, args...)
+		return
+	}
+	d.failAt(path, format, args...)
+}
+
+// place returns the line and column at which a node begins.
+func place(n ast.Node) (line, column int) {
+	if m, ok := n.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
+		n = m.Values[0].Key
+	} else if m, ok := n.(*ast.MappingValueNode); ok {
+		n = m.Key
+	}
+	if n == nil {
+		return 1, 1
+	}
+	t := n.GetToken()
+	if t == nil || t.Position == nil {
+		return 1, 1
+	}
+	return t.Position.Line, t.Position.Column
+}
+
+// An entry is one key of a mapping.
+type entry struct {
+	key   string
+	at    ast.Node // the key
+	value ast.Node
+}
+
+// entries returns the keys of a mapping, each once, and remembers where they are.
+func (d *decoder) entries(path string, n ast.Node) []entry {
+	var values []*ast.MappingValueNode
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		values = n.Values
+	case *ast.MappingValueNode:
+		values = []*ast.MappingValueNode{n}
+	default:
+		d.fail(n, "%s is %s; write keys with values below it", named(path), kindOf(n))
+		return nil
+	}
+	var all []entry
+	for _, v := range values {
+		key, ok := scalarText(v.Key)
+		switch {
+		case !ok:
+			d.fail(v.Key, "%s has a key that is no plain word; write it as a word", named(path))
+			continue
+		case slices.ContainsFunc(all, func(e entry) bool { return e.key == key }):
+			d.fail(v.Key, "%q is given twice; remove one", key)
+			continue
+		}
+		all = append(all, entry{key, v.Key, v.Value})
+		d.nodes[below(path, key)], d.keys[below(path, key)] = v.Value, v.Key
+	}
+	return all
+}
+
+// A reader reads the value at a path.
+type reader func(path string, n ast.Node)
+
+// mapping reads a mapping whose keys are known.
+func (d *decoder) mapping(path string, n ast.Node, readers map[string]reader) {
+	known := sortedKeys(readers)
+	for _, e := range d.entries(path, n) {
+		read, ok := readers[e.key]
+		if !ok {
+			remedy := space.DidYouMean(e.key, known)
+			if path == "" && space.Nearest(e.key, known) == "" {
+				remedy = "`tuner init` writes a file with all that are known"
+			}
+			d.fail(e.at, "unknown key %q%s; %s", e.key, under(path), remedy)
+			continue
+		}
+		read(below(path, e.key), e.value)
+	}
+}
+
+// list returns the values of a list and remembers where they are.
+func (d *decoder) list(path string, n ast.Node) []ast.Node {
+	s, ok := n.(*ast.SequenceNode)
+	if !ok {
+		d.fail(n, "%s is %s; write a list such as [a, b]", named(path), kindOf(n))
+		return nil
+	}
+	for i, v := range s.Values {
+		d.nodes[item(path, i)] = v
+	}
+	return s.Values
+}
+
+// scalar returns the text of a single value as it is written.
+func (d *decoder) scalar(path string, n ast.Node) (string, bool) {
+	text, ok := scalarText(n)
+	if !ok {
+		d.fail(n, "%s is %s; write one value", named(path), kindOf(n))
+	}
+	return text, ok
+}
+
+func scalarText(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return n.Value.Value, true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
+
+// kindOf names a node that is not what it should be.
+func kindOf(n ast.Node) string {
+	switch n.(type) {
+	case nil, *ast.NullNode:
+		return "empty"
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "a mapping"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.AnchorNode, *ast.AliasNode, *ast.MergeKeyNode, *ast.TagNode:
+		return "an anchor, alias or tag, which study files do not have"
+	}
+	return "a single value"
+}
+
+func named(path string) string {
+	if path == "" {
+		return "the file"
+	}
+	return path
+}
+
+func under(path string) string {
+	if path == "" {
+		return ""
+	}
+	return " under " + path
+}
+
+func below(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
