@@ -1,4 +1,5 @@
 // Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study goes on where it was.
+// It never chooses a point and never judges a measurement.
 package studies
 
 import (
@@ -30,10 +31,11 @@ const (
 // An Origin says who chose a trial's point.
 type Origin string
 
-// The origins that are not the name of a sampler.
+// The origins.
 const (
 	Default Origin = "default" // trial 0: the server's own default
 	Current Origin = "current" // trial 1: the user's current args
+	Sampled Origin = "sampler" // the study's sampler
 )
 
 // A Study is all that is known of one study, as readers see it.

@@ -1,0 +1,47 @@
+package studies
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// encode returns v as JSON. NaN and infinities have no JSON and no meaning to a reader; the error names the field.
+func encode(v any) (string, error) {
+	if err := finite("", reflect.ValueOf(v)); err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(v)
+	return string(text), err
+}
+
+// finite finds the first number that is none.
+func finite(path string, v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.Float64:
+		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
+			return fmt.Errorf("%s is %v, which cannot be stored", strings.TrimPrefix(path, "."), f)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if err := finite(path+"."+v.Type().Field(i).Name, v.Field(i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if err := finite(fmt.Sprintf("%s[%d]", path, i), v.Index(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// timeLayout sorts as text and is read by SQLite's date functions.
+const timeLayout = "2006-01-02T15:04:05.000000000Z"
+
+func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }

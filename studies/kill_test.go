@@ -1,0 +1,154 @@
+package studies
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The test binary is its own stubborn child: with childDir set it is a tuner that writes until it is killed.
+const childDir = "STUDIES_TEST_CHILD_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childDir); dir != "" {
+		if err := writeForEver(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// writeForEver goes on with the study and prints a line for each probe that was acknowledged.
+func writeForEver(dir string) error {
+	s, _, err := Open(dir, llama, Options{})
+	if err != nil {
+		return err
+	}
+	study, err := s.Study()
+	if err != nil {
+		return err
+	}
+	fmt.Println("open")
+	number, seq := len(study.Trials), 0
+	if number > 0 && study.Trials[number-1].State == Running {
+		number, seq = number-1, len(study.Trials[number-1].Probes)
+	}
+	for ; ; number, seq = number+1, 0 {
+		if err := s.Begin(aTrial(number)); err != nil {
+			return err
+		}
+		for ; seq < 4; seq++ {
+			if err := s.Record(number, aProbe(seq, float64(seq+1))); err != nil {
+				return err
+			}
+			fmt.Println("ack", number, seq)
+		}
+		if err := s.Finish(number, aResult(float64(number+1))); err != nil {
+			return err
+		}
+	}
+}
+
+// child starts a writer in the directory. It is killed when the test ends, at the latest.
+func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childDir+"="+dir)
+	stderr := &strings.Builder{}
+	cmd.Stderr = stderr
+	stdout, err := cmd.StdoutPipe()
+	try(t, err, cmd.Start())
+	return cmd, bufio.NewReader(stdout), stderr
+}
+
+// A probe that was acknowledged survives a SIGKILL at any moment, and at most one that was not is there too.
+func TestKillAtAnyMoment(t *testing.T) {
+	dir := t.TempDir()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	stored, early := 0, 0
+	for round := range 32 {
+		cmd, out, stderr := child(t, dir)
+		delay := time.Duration(random.Int64N(int64(30 * time.Millisecond)))
+		if round%2 == 0 { // the others are killed somewhere in their start
+			_, err := out.ReadString('\n')
+			if err != nil {
+				t.Fatalf("round %d: the child did not open the study: %v: %s", round, err, stderr)
+			}
+		}
+		time.Sleep(delay)
+		try(t, cmd.Process.Kill())
+		rest, err := io.ReadAll(out)
+		try(t, err)
+		if state := cmd.Wait(); !strings.Contains(fmt.Sprint(state), "killed") {
+			t.Fatalf("round %d: the child ended by itself: %v: %s", round, state, stderr)
+		}
+		acked := strings.Count(string(rest), "ack ")
+		if acked == 0 {
+			early++
+		}
+		got := countProbes(t, dir)
+		if got < stored+acked || got > stored+acked+1 {
+			t.Fatalf("round %d, after %s: %d probes are stored, %d were there before and %d were acknowledged", round, delay, got, stored, acked)
+		}
+		stored = got
+	}
+	if stored == 0 || early == 32 {
+		t.Errorf("the test tested nothing: %d probes, %d rounds without one", stored, early)
+	}
+	t.Logf("%d probes, %d rounds ended before the first one", stored, early)
+}
+
+// countProbes looks at what a killed owner left: the snapshot is whole, and the study resumes whole.
+func countProbes(t *testing.T, dir string) int {
+	t.Helper()
+	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
+		t.Fatalf("the snapshot of a killed owner: %v", err)
+	}
+	s, _, err := Open(dir, llama, Options{})
+	try(t, err)
+	study, err := s.Study()
+	try(t, err)
+	var integrity string
+	try(t, s.db.QueryRow("PRAGMA integrity_check").Scan(&integrity), s.Close())
+	if integrity != "ok" {
+		t.Fatalf("integrity_check: %s", integrity)
+	}
+	n := 0
+	for i, trial := range study.Trials {
+		n += len(trial.Probes)
+		if trial.Number != i || (trial.State == Running) != (i == len(study.Trials)-1) && trial.State == Running {
+			t.Fatalf("trial %d of %d is number %d, %s", i, len(study.Trials), trial.Number, trial.State)
+		}
+	}
+	return n
+}
+
+func TestTwoOwners(t *testing.T) {
+	dir := t.TempDir()
+	cmd, out, stderr := child(t, dir)
+	if _, err := out.ReadString('\n'); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	_, _, err := Open(dir, llama, Options{})
+	host, hostErr := os.Hostname()
+	try(t, hostErr)
+	wantError(t, err, "open study llama70b", "another tuner owns this study", fmt.Sprintf("pid %d on %s since 20", cmd.Process.Pid, host))
+	if !errors.Is(err, ErrOwned) {
+		t.Errorf("%v does not wrap ErrOwned", err)
+	}
+	try(t, cmd.Process.Kill())
+	if err := cmd.Wait(); err == nil {
+		t.Error("the child ended well")
+	}
+	open(t, dir) // a killed owner owns nothing
+}

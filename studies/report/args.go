@@ -1,0 +1,94 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"vllmtuner/studies"
+)
+
+// BestArgs writes nothing but the winning args, one flag a line with its value, quoted for a POSIX shell where needed.
+func BestArgs(w io.Writer, study studies.Study) error {
+	best, ok := Best(study)
+	if !ok {
+		return ErrNothingMet
+	}
+	var l lines
+	for _, line := range flagLines(best.Trial.Args) {
+		l.add("%s", line)
+	}
+	return l.writeTo(w)
+}
+
+// BestShell writes the winning args in one line, quoted for a POSIX shell. A shell reads no quotes in the output of a
+// command, so that JSON values need eval: eval "vllm serve MODEL $(tuner best --shell STUDY)".
+func BestShell(w io.Writer, study studies.Study) error {
+	best, ok := Best(study)
+	if !ok {
+		return ErrNothingMet
+	}
+	words := make([]string, len(best.Trial.Args))
+	for i, arg := range best.Trial.Args {
+		words[i] = shellWord(arg)
+	}
+	var l lines
+	l.add("%s", strings.Join(words, " "))
+	return l.writeTo(w)
+}
+
+// BestYAML writes the winning args as the args of a container in a Deployment, after those that name the model, with the
+// evidence in comments. The writer is the one of Kubernetes: goccy/go-yaml writes 1e3 without quotes, which Kubernetes
+// reads as a number.
+func BestYAML(w io.Writer, study studies.Study, o Options) error {
+	best, ok := Best(study)
+	if !ok {
+		return ErrNothingMet
+	}
+	list, err := yaml.Marshal(map[string][]string{"args": append([]string{}, best.Trial.Args...)})
+	if err != nil {
+		return fmt.Errorf("write the args as YAML: %w", err)
+	}
+	c := best.Trial.Result.Capacity
+	var l lines
+	l.add("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
+	l.add("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
+	l.add("# in flight at capacity: %s requests; %s binds", number(c.InFlight), c.Binding)
+	l.add("# gain %s", gainText(best))
+	l.add("# %s", trustText(best))
+	l.add("%s", strings.TrimSuffix(string(list), "\n"))
+	return l.writeTo(w)
+}
+
+// flagLines joins each flag with its value, quoted for a shell.
+func flagLines(args []string) []string {
+	var all []string
+	for _, arg := range args {
+		if word := shellWord(arg); isFlag(arg) || len(all) == 0 {
+			all = append(all, word)
+		} else {
+			all[len(all)-1] += " " + word
+		}
+	}
+	return all
+}
+
+var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // and not -1
+
+func isFlag(arg string) bool { return flagRule.MatchString(arg) }
+
+var plainRule = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// shellWord quotes a word where a POSIX shell would read it otherwise.
+func shellWord(word string) string {
+	if plainRule.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,164 @@
+package report
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/samber/lo"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// ErrNothingMet is returned where args were asked for and no trial has met the SLO.
+var ErrNothingMet = errors.New("no trial has met the SLO")
+
+// BestText writes the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
+// what can be done, which is no error.
+func BestText(w io.Writer, study studies.Study, o Options) error {
+	var l lines
+	s := Summarize(study, o)
+	if best, ok := Best(study); ok {
+		l.best(best)
+	} else {
+		l.nothingMet(study)
+	}
+	l.item("study", "%s, %s", study.Name, stateText(study, s))
+	l.item("trials", "%s", countsText(s))
+	l.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	return l.writeTo(w)
+}
+
+// best adds the winner with its evidence.
+func (l *lines) best(b Winner) {
+	t, c := b.Trial, b.Trial.Result.Capacity
+	for _, line := range flagLines(t.Args) {
+		l.add("%s", line)
+	}
+	if len(t.Args) == 0 {
+		l.add("(no args: the server's default)")
+	}
+	l.add("")
+	l.item("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
+	l.item("in flight", "%s requests at capacity", number(c.InFlight))
+	l.item("limit", "%s binds", c.Binding)
+	if i := slices.IndexFunc(t.Probes, func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass }); i >= 0 {
+		l.item("", "at %s req/s: %s", number(c.Low), checksText(t.Probes[i]))
+	}
+	l.item("gain", "%s", gainText(b))
+	if b.Gain != nil && b.Gain.Why != "" {
+		l.item("", "%s", b.Gain.Why)
+	}
+	if verdict := verdictText(b); verdict != "" {
+		l.item("", "%s", verdict)
+	}
+	l.item("", "%s", caveat)
+	if t.Result.Facts.Simulated {
+		l.item("note", "simulated: no GPU is behind these figures")
+	}
+	for _, note := range notes(t) {
+		l.item("note", "%s", note)
+	}
+	l.item("trial", "%d, from %s", t.Number, t.Origin)
+}
+
+// notes are what a reader must know before believing a trial, each once.
+func notes(t studies.Trial) []string {
+	all := slices.Clone(t.Result.Notes)
+	for _, p := range t.Probes {
+		if p.Note != "" {
+			all = append(all, fmt.Sprintf("at %s req/s: %s", number(p.Rate), p.Note))
+		}
+	}
+	return lo.Uniq(all)
+}
+
+// nothingMet says why there is no winner: what came nearest, and what the servers that failed said.
+func (l *lines) nothingMet(study studies.Study) {
+	l.add("no trial has met the SLO")
+	l.add("")
+	if t, p, ok := nearest(study); ok {
+		l.item("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
+		l.item("try", "lower rates, or limits that this GPU can keep")
+	}
+	classes := Summarize(study, Options{}).Classes
+	for _, class := range classNames(classes) {
+		i := slices.IndexFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done && t.Result.Class == class })
+		evidence := study.Trials[i].Result.Evidence
+		if evidence == "" {
+			evidence = "no line of the log shows why"
+		}
+		l.item("failed", "%d with %s; trial %d: %s", classes[class], class, study.Trials[i].Number, evidence)
+	}
+}
+
+// nearest returns the failed probe with the most headroom: the one that nearly kept the SLO.
+func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bool) {
+	for _, t := range study.Trials {
+		if !measured(t) {
+			continue
+		}
+		for _, p := range t.Probes {
+			if !p.Verdict.Pass && (!found || p.Verdict.Headroom > probe.Verdict.Headroom) {
+				of, probe, found = t, p, true
+			}
+		}
+	}
+	return of, probe, found
+}
+
+// A bestDocument is BestJSON's output.
+type bestDocument struct {
+	Study   string        `json:"study"`
+	ID      string        `json:"id"`
+	State   studies.State `json:"state"`
+	Note    string        `json:"note,omitempty"`
+	Met     bool          `json:"met"` // whether any trial met the SLO; if not, best, gain and trust are absent
+	Best    *bestTrial    `json:"best,omitempty"`
+	Gain    *Gain         `json:"gain,omitempty"`
+	Trust   string        `json:"trust,omitempty"` // what the gain is worth, in words
+	Summary Summary       `json:"trials"`
+}
+
+type bestTrial struct {
+	Number    int               `json:"number"`
+	Origin    studies.Origin    `json:"origin"`
+	Point     space.Point       `json:"point"`
+	Args      []string          `json:"args"`
+	Capacity  capacity.Capacity `json:"capacity"`
+	Simulated bool              `json:"simulated"`
+	Notes     []string          `json:"notes,omitempty"`
+}
+
+// BestJSON writes the winner with its evidence as one JSON object. When nothing met the SLO, met is false.
+func BestJSON(w io.Writer, study studies.Study, o Options) error {
+	return writeJSON(w, bestOf(study, o))
+}
+
+func bestOf(study studies.Study, o Options) bestDocument {
+	d := bestDocument{Study: study.Name, ID: study.ID, State: study.State, Note: study.Note, Summary: Summarize(study, o)}
+	best, ok := Best(study)
+	if !ok {
+		return d
+	}
+	t := best.Trial
+	d.Met, d.Gain, d.Trust = true, best.Gain, trustText(best)
+	d.Best = &bestTrial{t.Number, t.Origin, t.Point, t.Args, t.Result.Capacity, t.Result.Facts.Simulated, notes(t)}
+	return d
+}
+
+// writeJSON writes indented JSON in which < and & stay readable.
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
+}

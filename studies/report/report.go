@@ -1,0 +1,175 @@
+// Package report turns a study into text: the best trial with its evidence, and how far the study is, for people, shells,
+// Kubernetes and programs. It is pure: it reads no file and no clock, and never judges what was measured anew.
+package report
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// noise is the gain below which one measurement of each of two trials cannot tell them apart. The same requests and
+// arrivals are used for every trial at a rate, but one search still has an RMSE of 8 % on a simulated engine.
+const noise = 0.10
+
+// Options are what a report needs to know beside the study.
+type Options struct {
+	Planned int       // trials the study may run; 0 means unknown
+	Now     time.Time // for ages and the time that is left; zero leaves them out
+	Rows    int       // newest trials in the status table; 0 means 10
+}
+
+// A Winner is the best trial so far.
+type Winner struct {
+	Trial studies.Trial
+	Gain  *Gain // over the reference; nil when no reference has been measured
+}
+
+// A Gain compares the best trial with what the user has without the tuner.
+type Gain struct {
+	Trial  int            `json:"over_trial"`  // number of the reference
+	Origin studies.Origin `json:"over_origin"` // whose point that is
+	Why    string         `json:"why,omitempty"`
+	Ratio  float64        `json:"ratio"` // best / reference - 1
+	Bound  capacity.Bound `json:"bound"` // of the ratio; "" when nothing can be said of it
+	// Distinguishable is whether the gain exceeds what one measurement per trial can tell.
+	Distinguishable bool `json:"distinguishable"`
+
+	reference capacity.Capacity
+}
+
+// Best returns the finished trial with the highest capacity among those that met the SLO. Equal ones are decided by the
+// highest rate that passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
+func Best(study studies.Study) (Winner, bool) {
+	met := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !metSLO(t) })
+	if len(met) == 0 {
+		return Winner{}, false
+	}
+	best := slices.MaxFunc(met, func(a, b studies.Trial) int { // the first of equal ones
+		x, y := a.Result.Capacity, b.Result.Capacity
+		return cmp.Or(cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
+	})
+	return Winner{Trial: best, Gain: gainOf(best, study)}, true
+}
+
+func metSLO(t studies.Trial) bool { return measured(t) && t.Result.Capacity.Met() }
+
+func measured(t studies.Trial) bool {
+	return t.State == studies.Done && t.Result.Outcome == trial.Measured
+}
+
+// gainOf compares the best trial with the reference: the default, or, where it could not be measured, the user's current
+// args, or else the first trial that could.
+func gainOf(best studies.Trial, study studies.Study) *Gain {
+	i := slices.IndexFunc(study.Trials, measured) // trials 0 and 1 are the default and the current args
+	reference := study.Trials[i]
+	g := &Gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
+	if first := study.Trials[0]; i > 0 {
+		if first.State != studies.Done {
+			return nil
+		}
+		g.Why = "the default could not be measured: " + string(first.Result.Class)
+	}
+	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
+	g.Distinguishable = (g.Bound == capacity.Exact || g.Bound == capacity.AtLeast) && g.Ratio >= noise
+	return g
+}
+
+// ratio returns best/reference - 1 and what kind of number that is, given the kinds of the two.
+func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
+	if reference.Rate <= 0 {
+		return 0, ""
+	}
+	r := best.Rate/reference.Rate - 1
+	switch {
+	case reference.Bound == capacity.AtMost: // even its lowest rate failed, so its capacity is less than that rate
+		return r, capacity.AtLeast
+	case best.Bound == reference.Bound && best.Bound == capacity.Exact:
+		return r, capacity.Exact
+	case best.Bound == capacity.AtLeast && reference.Bound == capacity.Exact:
+		return r, capacity.AtLeast
+	case best.Bound == capacity.Exact:
+		return r, capacity.AtMost
+	}
+	return 0, "" // both passed at the highest rate that was offered
+}
+
+// A Summary counts a study's trials by what became of them.
+type Summary struct {
+	Planned    int                     `json:"planned,omitempty"` // 0 means unknown
+	Finished   int                     `json:"finished"`
+	Met        int                     `json:"met"`        // have a rate that keeps the SLO
+	Unmet      int                     `json:"unmet"`      // kept it at no rate that was offered
+	Infeasible int                     `json:"infeasible"` // the server cannot live with these flags
+	Unknown    int                     `json:"unknown"`    // nobody's fault
+	Classes    map[serverctl.Class]int `json:"classes,omitempty"`
+	GPUSeconds float64                 `json:"gpu_seconds"` // the running trial's probes included
+	Simulated  bool                    `json:"simulated"`   // no GPU behind at least one of them
+}
+
+// Summarize counts.
+func Summarize(study studies.Study, o Options) Summary {
+	s := Summary{Planned: o.Planned, Classes: map[serverctl.Class]int{}}
+	for _, t := range study.Trials {
+		r := t.Result
+		s.Simulated = s.Simulated || r.Facts.Simulated
+		if t.State != studies.Done {
+			for _, p := range t.Probes {
+				s.GPUSeconds += p.GPUTime.Seconds()
+			}
+			continue
+		}
+		s.Finished++
+		s.GPUSeconds += r.GPUTime.Seconds()
+		switch {
+		case metSLO(t):
+			s.Met++
+		case measured(t):
+			s.Unmet++
+		case r.Outcome == trial.Infeasible:
+			s.Infeasible++
+			s.Classes[r.Class]++
+		default:
+			s.Unknown++
+			s.Classes[r.Class]++
+		}
+	}
+	return s
+}
+
+// left estimates the time until the last planned trial has ended from the median trial so far, which a night between an
+// interruption and its resumption does not move. It reports false when there is nothing to go by.
+func left(study studies.Study, o Options) (time.Duration, bool) {
+	if study.State != studies.Running || o.Planned == 0 || o.Now.IsZero() {
+		return 0, false
+	}
+	var lasted []time.Duration
+	var running time.Duration
+	for _, t := range study.Trials {
+		if t.State == studies.Done {
+			lasted = append(lasted, t.Ended.Sub(t.Began))
+		} else {
+			running += o.Now.Sub(t.Began)
+		}
+	}
+	todo := o.Planned - len(lasted)
+	if len(lasted) == 0 || todo <= 0 {
+		return 0, false
+	}
+	slices.Sort(lasted)
+	median := lasted[len(lasted)/2]
+	return median*time.Duration(todo) - min(running, median), true
+}
+
+// classNames returns the classes, the most frequent first.
+func classNames(classes map[serverctl.Class]int) []serverctl.Class {
+	return slices.SortedFunc(maps.Keys(classes), func(a, b serverctl.Class) int {
+		return cmp.Or(cmp.Compare(classes[b], classes[a]), cmp.Compare(a, b))
+	})
+}

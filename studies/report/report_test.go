@@ -1,0 +1,304 @@
+package report
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files; read the diff")
+
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// of makes a study of trials, which get their numbers and times.
+func of(state studies.State, note string, trials ...studies.Trial) studies.Study {
+	for i := range trials {
+		trials[i].Number = i
+		trials[i].Began = start.Add(time.Duration(i) * 15 * time.Minute)
+		if trials[i].State == "" {
+			trials[i].State, trials[i].Ended = studies.Done, trials[i].Began.Add(14*time.Minute)
+		}
+	}
+	return studies.Study{
+		ID: "abcdefghijklmnopqrstuvwxyz", Name: "llama70b", Seed: 7, State: state, Note: note,
+		Created: start, Updated: start.Add(time.Duration(len(trials)) * 15 * time.Minute), Trials: trials,
+	}
+}
+
+// probe makes a probe whose TPOT is so far from its limit of 60 ms.
+func probe(seq int, rate, tpot float64) trial.Probe {
+	v := slo.Verdict{
+		Pass: tpot <= 60, Binding: "p99 TPOT", Headroom: math.Log(60 / tpot), Reason: fmt.Sprintf("p99 TPOT %.1f of 60 ms", tpot),
+		Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 1000, ValueMS: 711.4}, {Limit: "p99 TPOT", MaxMS: 60, ValueMS: tpot}},
+	}
+	return trial.Probe{Seq: seq, Rate: rate, Verdict: v, GPUTime: 3 * time.Minute}
+}
+
+func exact(rate float64) studies.Trial {
+	low, high := 0.97*rate, 1.05*rate
+	return studies.Trial{
+		Origin: studies.Sampled, Probes: []trial.Probe{probe(0, high, 63.2), probe(1, low, 58.1)},
+		Result: trial.Result{Outcome: trial.Measured, GPUTime: 11 * time.Minute, Capacity: capacity.Capacity{
+			Rate: rate, Low: low, High: high, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 52.6 * rate, Probes: 2, Why: "bracketed to 8 %",
+		}},
+	}
+}
+
+func atLeast(rate float64) studies.Trial {
+	t := exact(rate)
+	t.Probes = []trial.Probe{probe(0, rate, 31)}
+	t.Result.Capacity = capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast, Binding: "p99 TPOT", InFlight: 100, Probes: 1,
+		Why: fmt.Sprintf("passed at the highest rate, %g req/s", rate)}
+	return t
+}
+
+func atMost(rate, tpot float64) studies.Trial {
+	t := exact(rate)
+	t.Probes = []trial.Probe{probe(0, 2*rate, 2*tpot), probe(1, rate, tpot)}
+	t.Result.Capacity = capacity.Capacity{Rate: rate, High: rate, Bound: capacity.AtMost, Binding: "p99 TPOT", Probes: 2,
+		Why: "failed at the lowest rate, 0.5 req/s"}
+	return t
+}
+
+func failed(outcome trial.Outcome, class serverctl.Class, evidence string) studies.Trial {
+	return studies.Trial{Origin: studies.Sampled, Result: trial.Result{
+		Outcome: outcome, Class: class, Evidence: evidence, Tail: []string{evidence}, GPUTime: 2 * time.Minute,
+	}}
+}
+
+// with gives a trial its point, flag and value in turn.
+func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial {
+	t.Origin, t.Args, t.Point = origin, args, space.Point{}
+	for i := 0; i+1 < len(args); i += 2 {
+		t.Point[strings.TrimPrefix(args[i], "--")] = args[i+1]
+	}
+	return t
+}
+
+func running(probes ...trial.Probe) studies.Trial {
+	return studies.Trial{State: studies.Running, Probes: probes}
+}
+
+func simulated(trials ...studies.Trial) []studies.Trial {
+	for i := range trials {
+		trials[i].Result.Facts.Simulated = true
+	}
+	return trials
+}
+
+func with128(t studies.Trial) studies.Trial {
+	return with(t, studies.Sampled, "--gpu-memory-utilization", "0.95", "--max-num-seqs", "128", "--max-num-batched-tokens", "4096")
+}
+
+func with512(t studies.Trial) studies.Trial {
+	return with(t, studies.Sampled, "--gpu-memory-utilization", "0.97", "--max-num-seqs", "512", "--max-num-batched-tokens", "16384")
+}
+
+var cases = []struct {
+	name, why string
+	study     studies.Study
+	options   Options
+}{
+	{
+		"done", "the ordinary end: the winner beats the default by more than noise",
+		of(studies.Done, "all 5 trials are done", with(exact(2.28), studies.Default),
+			with(exact(2.2), studies.Current, "--max-num-seqs", "256"), with128(exact(2.71)),
+			with512(failed(trial.Infeasible, serverctl.OOMStart, "torch.OutOfMemoryError: CUDA out of memory.")),
+			with128(exact(2.5))),
+		Options{Planned: 5, Now: start.Add(2 * time.Hour)},
+	}, {
+		"running", "half-way: a trial runs, and the gain is within noise",
+		of(studies.Running, "", with(exact(2.6), studies.Default), with128(exact(2.7)),
+			with512(failed(trial.Unknown, serverctl.Infrastructure, "the disk is gone")),
+			with512(running(probe(0, 2.7, 49), probe(1, 4.05, 77)))),
+		Options{Planned: 30, Now: start.Add(50 * time.Minute)},
+	}, {
+		"begun", "nothing is finished yet, and nobody said how many trials there will be",
+		of(studies.Running, "", with(running(), studies.Default)), Options{},
+	}, {
+		"nothing-met", "every trial failed at every rate: the reader must learn what came nearest",
+		of(studies.Done, "all 3 trials are done", with(atMost(0.5, 90), studies.Default), with128(atMost(0.5, 66)),
+			with512(failed(trial.Infeasible, serverctl.KVTooSmall, "ValueError: the KV cache is too small"))),
+		Options{Planned: 3},
+	}, {
+		"default-unmet", "the default keeps the SLO at no rate, so the gain is a lower bound",
+		of(studies.Done, "", with(atMost(1, 66), studies.Default), with128(exact(2.7))), Options{},
+	}, {
+		"default-infeasible", "the default cannot start, so the current args are the reference",
+		of(studies.Stopped, "interrupted", with(failed(trial.Infeasible, serverctl.KVTooSmall, "the KV cache is too small"), studies.Default),
+			with(exact(2), studies.Current, "--max-model-len", "16384"), with128(exact(2.7))),
+		Options{Planned: 30},
+	}, {
+		"all-infeasible", "no server ever started: the evidence of each class is what helps",
+		of(studies.Failed, "the server fails whatever the flags are",
+			with(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory"), studies.Default),
+			with128(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory, again")),
+			with512(failed(trial.Infeasible, serverctl.StartCrash, ""))),
+		Options{},
+	}, {
+		"json-args", "values that are JSON and quotes reach the shell, YAML and JSON unharmed; the winner is a lower bound",
+		of(studies.Done, "", with(atLeast(3), studies.Default), with(atLeast(4), studies.Sampled,
+			"--speculative-config", `{"method": "ngram", "num_speculative_tokens": 3}`, "--served-model-name", "it's <a> & b",
+			"--no-enable-prefix-caching")),
+		Options{},
+	}, {
+		"simulated", "no GPU is behind a figure: each one says so; the default wins",
+		of(studies.Done, "", simulated(with(exact(2.7), studies.Default), with128(exact(2.3)))...), Options{Planned: 2},
+	},
+}
+
+func TestReports(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			var got bytes.Buffer
+			fmt.Fprintf(&got, "%s\n", c.why)
+			section := func(name string, render func(io.Writer) error) {
+				fmt.Fprintf(&got, "-- %s --\n", name)
+				if err := render(&got); errors.Is(err, ErrNothingMet) {
+					fmt.Fprintf(&got, "error: %v\n", err)
+				} else if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			section("best", func(w io.Writer) error { return BestText(w, c.study, c.options) })
+			section("best --args-only", func(w io.Writer) error { return BestArgs(w, c.study) })
+			section("best --shell", func(w io.Writer) error { return BestShell(w, c.study) })
+			section("best -o yaml", func(w io.Writer) error { return BestYAML(w, c.study, c.options) })
+			section("best -o json", func(w io.Writer) error { return BestJSON(w, c.study, c.options) })
+			section("status", func(w io.Writer) error { return StatusText(w, c.study, c.options) })
+			section("log", func(w io.Writer) error {
+				for _, trial := range c.study.Trials {
+					fmt.Fprintln(w, TrialLine(trial))
+				}
+				return nil
+			})
+			golden(t, c.name, got.Bytes())
+		})
+	}
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs; got:\n%s", path, got)
+	}
+}
+
+func TestStatusJSON(t *testing.T) {
+	var got bytes.Buffer
+	running := cases[1]
+	if err := StatusJSON(&got, running.study, running.options); err != nil {
+		t.Fatal(err)
+	}
+	got.WriteString("---\n")
+	if err := StatusYAML(&got, running.study, running.options); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-documents", got.Bytes())
+}
+
+func TestStatusFitsATerminal(t *testing.T) {
+	study := of(studies.Failed, strings.Repeat("a long story ", 20))
+	for range 12 {
+		trial := with512(exact(1234.5678))
+		trial.Point["speculative-config"] = `{"method": "ngram", "num_speculative_tokens": 3}`
+		trial.Point["swap-space"] = "4"
+		study.Trials = append(study.Trials, trial)
+	}
+	var got strings.Builder
+	if err := StatusText(&got, study, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for line := range strings.Lines(got.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+		if strings.Contains(line, "  sampler  ") {
+			rows++
+		}
+	}
+	if rows != manyRows {
+		t.Errorf("%d rows, want %d:\n%s", rows, manyRows, &got)
+	}
+}
+
+func TestBestDecidesTies(t *testing.T) {
+	better := exact(2.7)
+	better.Result.Capacity.Low = 2.65
+	fewer := with(exact(2.7), studies.Sampled, "--a", "1")
+	more := with(exact(2.7), studies.Sampled, "--a", "1", "--b", "2")
+	for _, c := range []struct {
+		name   string
+		trials []studies.Trial
+		want   int
+	}{
+		{"the higher capacity", []studies.Trial{exact(2), exact(3), exact(2.5)}, 1},
+		{"then the higher rate that passed", []studies.Trial{exact(2.7), better}, 1},
+		{"then fewer args", []studies.Trial{more, fewer}, 1},
+		{"then the older one", []studies.Trial{exact(2.7), exact(2.7)}, 0},
+		{"a rate that failed is no capacity", []studies.Trial{exact(2), atMost(5, 90)}, 0},
+		{"a running trial has no capacity yet", []studies.Trial{exact(2), {State: studies.Running, Result: exact(3).Result}}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if best, ok := Best(of(studies.Done, "", c.trials...)); !ok || best.Trial.Number != c.want {
+				t.Errorf("Best = trial %d, %t; want trial %d", best.Trial.Number, ok, c.want)
+			}
+		})
+	}
+}
+
+func TestGain(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		reference     studies.Trial
+		best          studies.Trial
+		ratio         float64
+		bound         capacity.Bound
+		distinguished bool
+	}{
+		{"both are bracketed", exact(2), exact(3), 0.5, capacity.Exact, true},
+		{"the gain is within noise", exact(2), exact(2.1), 0.05, capacity.Exact, false},
+		{"the best passed everywhere", exact(2), atLeast(3), 0.5, capacity.AtLeast, true},
+		{"the reference passed everywhere", atLeast(2), exact(3), 0.5, capacity.AtMost, false},
+		{"both passed everywhere", atLeast(2), atLeast(3), 0, "", false},
+		{"the reference failed everywhere", atMost(2, 70), exact(3), 0.5, capacity.AtLeast, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			best, ok := Best(of(studies.Done, "", with(c.reference, studies.Default), c.best))
+			g := best.Gain
+			if !ok || g == nil {
+				t.Fatalf("Best = %+v, %t", best, ok)
+			}
+			if math.Abs(g.Ratio-c.ratio) > 1e-9 || g.Bound != c.bound || g.Distinguishable != c.distinguished {
+				t.Errorf("gain %+v; want %g, %q, distinguishable %t", g, c.ratio, c.bound, c.distinguished)
+			}
+		})
+	}
+}

@@ -1,0 +1,238 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// manyRows is how many trials the status table shows unless told: what fits a small terminal.
+const manyRows = 10
+
+// StatusText writes how far a study is, what is best so far, and the newest trials, within 80 columns.
+func StatusText(w io.Writer, study studies.Study, o Options) error {
+	var text lines
+	s := Summarize(study, o)
+	best, met := Best(study)
+	text.item("study", "%s%s, %s", study.Name, simulatedMark(s.Simulated), stateText(study, s))
+	if d, ok := left(study, o); ok {
+		text.item("left", "about %s", span(d))
+	}
+	if !o.Now.IsZero() {
+		text.item("stored", "%s ago", span(max(0, o.Now.Sub(study.Updated))))
+	}
+	text.item("trials", "%s", countsText(s))
+	text.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	if met {
+		text.item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
+		text.item("gain", "%s", gainText(best))
+	} else {
+		text.item("best", "%s", ErrNothingMet)
+	}
+	for _, t := range study.Trials {
+		if t.State == studies.Running {
+			text.item("now", "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
+		}
+	}
+	if len(study.Trials) > 0 {
+		text.table(study.Trials, best, o.Rows)
+	}
+	var out lines
+	for line := range strings.Lines(text.String()) {
+		out.add("%s", clip(strings.TrimRight(line, " \n"), width))
+	}
+	return out.writeTo(w)
+}
+
+// probesText says how far the running trial is.
+func probesText(probes []trial.Probe) string {
+	if len(probes) == 0 {
+		return "no probe yet"
+	}
+	last, verdict := probes[len(probes)-1], "passed"
+	if !last.Verdict.Pass {
+		verdict = "failed"
+	}
+	return fmt.Sprintf("%d probes, %s %s req/s: %s", len(probes), verdict, number(last.Rate), last.Verdict.Reason)
+}
+
+// table adds the newest trials, the newest first.
+func (l *lines) table(trials []studies.Trial, best Winner, rows int) {
+	if rows == 0 {
+		rows = manyRows
+	}
+	newest := slices.Clone(trials[max(0, len(trials)-rows):])
+	slices.Reverse(newest)
+	short := abbreviations(newest)
+	l.add("")
+	l.add("%4s  %-7s  %7s  %7s  %-16s  %s", "#", "origin", "req/s", "vs best", "result", "point")
+	for _, t := range newest {
+		l.add("%4d  %-7s  %7s  %7s  %-16s  %s", t.Number, t.Origin, shortCapacity(t), against(t, best),
+			clip(resultText(t), 16), pointText(t.Point, short))
+	}
+	if len(short) > 0 {
+		l.add("")
+		l.legend(short)
+	}
+}
+
+// legend adds what the short names stand for.
+func (l *lines) legend(short map[string]string) {
+	line := ""
+	for _, name := range slices.SortedFunc(maps.Keys(short), func(a, b string) int { return strings.Compare(short[a], short[b]) }) {
+		word := short[name] + " " + name
+		switch {
+		case line == "":
+			line = word
+		case len(line)+len(word)+3 > width:
+			l.add("%s,", line)
+			line = word
+		default:
+			line += ", " + word
+		}
+	}
+	l.add("%s", line)
+}
+
+// against compares a trial with the best one, such as "-12 %".
+func against(t studies.Trial, best Winner) string {
+	switch {
+	case !metSLO(t):
+		return "-"
+	case t.Number == best.Trial.Number:
+		return "best"
+	}
+	return percent(t.Result.Capacity.Rate/best.Trial.Result.Capacity.Rate - 1)
+}
+
+// abbreviations gives each searched flag a short name, its initials, so that points fit a table. Two flags with the same
+// initials are told apart by a number.
+func abbreviations(trials []studies.Trial) map[string]string {
+	names := map[string]bool{}
+	for _, t := range trials {
+		for name := range t.Point {
+			names[name] = true
+		}
+	}
+	short, taken := map[string]string{}, map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		initials := ""
+		for word := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' }) {
+			initials += word[:1]
+		}
+		taken[initials]++
+		if n := taken[initials]; n > 1 {
+			initials += fmt.Sprint(n)
+		}
+		short[name] = initials
+	}
+	return short
+}
+
+// pointText writes a point with short names, such as "gmu=0.95 mns=128".
+func pointText(p space.Point, short map[string]string) string {
+	if len(p) == 0 {
+		return "(nothing set)"
+	}
+	words := make([]string, 0, len(p))
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		words = append(words, short[name]+"="+clip(p[name], 12))
+	}
+	return strings.Join(words, " ")
+}
+
+// TrialLine sums a finished trial up in one line, for a log.
+func TrialLine(t studies.Trial) string {
+	point := t.Point.String()
+	if point == "" {
+		point = "(nothing set)"
+	}
+	what := resultText(t)
+	switch {
+	case measured(t):
+		what = capacityText(t.Result.Capacity, t.Result.Facts.Simulated) + ", " + t.Result.Capacity.Binding
+	case t.Result.Evidence != "":
+		what += ": " + clip(t.Result.Evidence, 60)
+	}
+	return fmt.Sprintf("trial %d (%s) %s: %s", t.Number, t.Origin, point, what)
+}
+
+// A statusDocument is StatusJSON's output.
+type statusDocument struct {
+	bestDocument
+	Updated     time.Time   `json:"updated"`
+	LeftSeconds *float64    `json:"left_seconds,omitempty"` // absent when unknown
+	List        []trialItem `json:"list"`                   // all trials, by number
+}
+
+type trialItem struct {
+	Number   int             `json:"number"`
+	Origin   studies.Origin  `json:"origin"`
+	Point    space.Point     `json:"point"`
+	State    studies.State   `json:"state"`
+	Outcome  trial.Outcome   `json:"outcome,omitempty"`
+	Class    serverctl.Class `json:"class,omitempty"`
+	Evidence string          `json:"evidence,omitempty"`
+	Capacity float64         `json:"capacity_rps,omitempty"` // see bound
+	Bound    capacity.Bound  `json:"bound,omitempty"`
+	Binding  string          `json:"binding,omitempty"`
+	Probes   []probeItem     `json:"probes"`
+}
+
+type probeItem struct {
+	Rate     float64 `json:"rate"`
+	Pass     bool    `json:"pass"`
+	Headroom float64 `json:"headroom"`
+	Reason   string  `json:"reason"`
+}
+
+// StatusJSON writes what StatusText says, with all trials, as one JSON object.
+func StatusJSON(w io.Writer, study studies.Study, o Options) error {
+	return writeJSON(w, statusOf(study, o))
+}
+
+// StatusYAML writes StatusJSON's object as YAML.
+func StatusYAML(w io.Writer, study studies.Study, o Options) error {
+	text, err := json.Marshal(statusOf(study, o))
+	if err != nil {
+		return fmt.Errorf("write the status as JSON: %w", err)
+	}
+	text, err = yaml.JSONToYAML(text)
+	if err != nil {
+		return fmt.Errorf("write the status as YAML: %w", err)
+	}
+	_, err = w.Write(text)
+	return err
+}
+
+func statusOf(study studies.Study, o Options) statusDocument {
+	d := statusDocument{bestDocument: bestOf(study, o), Updated: study.Updated, List: []trialItem{}}
+	if s, ok := left(study, o); ok {
+		d.LeftSeconds = new(s.Seconds())
+	}
+	for _, t := range study.Trials {
+		r := t.Result
+		item := trialItem{
+			Number: t.Number, Origin: t.Origin, Point: t.Point, State: t.State, Outcome: r.Outcome, Class: r.Class,
+			Evidence: r.Evidence, Capacity: r.Capacity.Rate, Bound: r.Capacity.Bound, Binding: r.Capacity.Binding,
+			Probes: []probeItem{},
+		}
+		for _, p := range t.Probes {
+			item.Probes = append(item.Probes, probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason})
+		}
+		d.List = append(d.List, item)
+	}
+	return d
+}

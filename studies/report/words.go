@@ -1,0 +1,212 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// width is that of a terminal nobody has widened.
+const width = 80
+
+// lines collects text and writes it at once, so that a failed write is one error.
+type lines struct{ strings.Builder }
+
+func (l *lines) add(format string, args ...any) { fmt.Fprintf(l, format+"\n", args...) }
+
+// item adds a named line, such as "capacity  2.71 req/s".
+func (l *lines) item(name, format string, args ...any) {
+	l.add("%-10s"+format, append([]any{name}, args...)...)
+}
+
+func (l *lines) writeTo(w io.Writer) error {
+	if _, err := io.WriteString(w, l.String()); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
+}
+
+// number keeps three digits, without an exponent.
+func number(f float64) string {
+	if f >= 1000 || f <= -1000 {
+		return fmt.Sprintf("%.0f", f)
+	}
+	return fmt.Sprintf("%.3g", f)
+}
+
+// percent writes a ratio - 1 with its sign.
+func percent(f float64) string { return fmt.Sprintf("%+.0f %%", 100*f) }
+
+// span writes a duration as people say it.
+func span(d time.Duration) string {
+	d = d.Round(time.Second)
+	if d < time.Minute {
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	}
+	d = d.Round(time.Minute)
+	if d < time.Hour {
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	}
+	return fmt.Sprintf("%d h %02d min", int(d.Hours()), int(d.Minutes())%60)
+}
+
+// clip shortens a text to at most n columns.
+func clip(text string, n int) string {
+	text, _, _ = strings.Cut(text, "\n")
+	if utf8.RuneCountInString(text) <= n {
+		return text
+	}
+	return string([]rune(text)[:n-1]) + "…"
+}
+
+// simulatedMark follows every figure that no GPU is behind.
+func simulatedMark(simulated bool) string {
+	if simulated {
+		return " simulated"
+	}
+	return ""
+}
+
+// capacityText writes a capacity with its bracket, such as "2.71 req/s (passed 2.62, failed 2.85)".
+func capacityText(c capacity.Capacity, simulated bool) string {
+	unit := " req/s" + simulatedMark(simulated)
+	switch c.Bound {
+	case capacity.AtLeast:
+		return fmt.Sprintf("at least %s%s (%s)", number(c.Rate), unit, c.Why)
+	case capacity.AtMost:
+		return fmt.Sprintf("none: failed at %s%s", number(c.High), unit)
+	}
+	return fmt.Sprintf("%s%s (passed %s, failed %s)", number(c.Rate), unit, number(c.Low), number(c.High))
+}
+
+// shortCapacity writes a capacity in one word, such as ">=2.71", or "-" when there is none.
+func shortCapacity(t studies.Trial) string {
+	if !metSLO(t) {
+		return "-"
+	}
+	if t.Result.Capacity.Bound == capacity.AtLeast {
+		return ">=" + number(t.Result.Capacity.Rate)
+	}
+	return number(t.Result.Capacity.Rate)
+}
+
+// resultText says in a few words what a trial came to: the limit that binds, the one that broke at the lowest rate, or how
+// the server failed.
+func resultText(t studies.Trial) string {
+	switch {
+	case t.State != studies.Done:
+		return "running"
+	case metSLO(t):
+		return t.Result.Capacity.Binding
+	case measured(t):
+		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, number(t.Result.Capacity.High))
+	}
+	return string(t.Result.Class)
+}
+
+// whose names the point of an origin.
+func whose(o studies.Origin) string {
+	switch o {
+	case studies.Default:
+		return "the default"
+	case studies.Current:
+		return "the current args"
+	}
+	return "the first that could be measured"
+}
+
+// gainText says what the best trial brings.
+func gainText(b Winner) string {
+	g := b.Gain
+	if g == nil {
+		return "not known: the default has not been measured yet"
+	}
+	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
+	if g.reference.Met() {
+		reference += fmt.Sprintf(" (%s req/s)", number(g.reference.Rate))
+	}
+	switch {
+	case g.Trial == b.Trial.Number:
+		return fmt.Sprintf("none: it is %s itself", reference)
+	case g.Bound == "":
+		return fmt.Sprintf("not known: both its capacity and that of %s are lower bounds", reference)
+	case g.reference.Bound == capacity.AtMost:
+		return fmt.Sprintf("at least %s over %s, which fails at %s req/s", percent(g.Ratio), reference, number(g.reference.High))
+	case g.Bound == capacity.Exact:
+		return fmt.Sprintf("%s over %s", percent(g.Ratio), reference)
+	}
+	return fmt.Sprintf("%s %s over %s", g.Bound, percent(g.Ratio), reference)
+}
+
+// caveat is true of every gain until finalists are measured again.
+const caveat = "single measurement per trial: a gain below about 10 % is within noise"
+
+// verdictText says what the gain is worth where it is worth little, or nothing.
+func verdictText(b Winner) string {
+	if g := b.Gain; g != nil && !g.Distinguishable && g.Bound != "" && g.Trial != b.Trial.Number {
+		return "not distinguishable from " + whose(g.Origin)
+	}
+	return ""
+}
+
+// trustText is the caveat with the verdict.
+func trustText(b Winner) string {
+	if verdict := verdictText(b); verdict != "" {
+		return verdict + "; " + caveat
+	}
+	return caveat
+}
+
+// stateText says how far the study is, such as "running: 12 of 30 trials".
+func stateText(study studies.Study, s Summary) string {
+	text := fmt.Sprintf("%s: %d", study.State, s.Finished)
+	if s.Planned > 0 {
+		text += fmt.Sprintf(" of %d", s.Planned)
+	}
+	text += " trials"
+	if study.Note != "" {
+		text += ", " + study.Note
+	}
+	return text
+}
+
+// countsText says what became of the trials.
+func countsText(s Summary) string {
+	var words []string
+	say := func(n int, format string) {
+		if n > 0 {
+			words = append(words, fmt.Sprintf(format, n))
+		}
+	}
+	say(s.Met, "%d met the SLO")
+	say(s.Unmet, "%d failed at every rate")
+	say(s.Infeasible, "%d infeasible")
+	say(s.Unknown, "%d unknown")
+	if len(words) == 0 {
+		return "none finished"
+	}
+	text := strings.Join(words, ", ")
+	var classes []string
+	for _, c := range classNames(s.Classes) {
+		classes = append(classes, fmt.Sprintf("%s %d", c, s.Classes[c]))
+	}
+	if len(classes) > 0 {
+		text += " (" + strings.Join(classes, ", ") + ")"
+	}
+	return text
+}
+
+// checksText lists the limits of a probe with what was measured, such as "p99 TTFT 711 of 1000 ms".
+func checksText(p trial.Probe) string {
+	words := make([]string, len(p.Verdict.Checks))
+	for i, c := range p.Verdict.Checks {
+		words[i] = fmt.Sprintf("%s %s of %s ms", c.Limit, number(c.ValueMS), number(c.MaxMS))
+	}
+	return strings.Join(words, ", ")
+}

@@ -1,0 +1,242 @@
+package studies
+
+import (
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mattn/go-sqlite3"
+)
+
+// The files of a study's directory. The lock is never removed: another opener may hold it open.
+const (
+	liveFile     = "study.db"    // only ever opened by its owner
+	snapshotFile = "snapshot.db" // for readers; replaced as a whole
+)
+
+// New is what a study begins with. Resuming it needs the same again.
+type New struct {
+	Name  string // see ValidName
+	Seed  uint64
+	File  string            // text of the study file; the one of the beginning is kept
+	World map[string]string // what must not change between two runs: model, server version, workload, SLO, …
+}
+
+// Options say how to open a study.
+type Options struct {
+	AcceptDrift bool // go on in a changed world, and remember the new one
+}
+
+// A Store is the open study of its one owner. Its methods may be called from several goroutines.
+//
+// A method that returns an error of the disk leaves the Store broken: whether the last commit happened is then unknown, and
+// only opening the study again can tell. All later calls return the same error.
+type Store struct {
+	dir     string
+	options Options
+	lock    *os.File
+
+	mu     sync.Mutex // of all below
+	db     *sql.DB
+	broken error
+
+	dirty chan struct{} // something was committed that readers do not see yet
+	stop  chan struct{}
+	gone  chan struct{} // the publisher has ended
+}
+
+// Open begins the study in the directory, or resumes the one that is there. The Store owns the study until Close; another
+// owner gives an error that wraps ErrOwned, and a different New one that wraps ErrWorldChanged. A disk that cannot be
+// written or is nearly full is an error too, before anything else happens.
+//
+// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running is the half-done
+// one of a dead owner and keeps its probes.
+func Open(dir string, study New, options Options) (store *Store, resumed bool, err error) {
+	if err := ValidName(study.Name); err != nil {
+		return nil, false, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, false, err
+	}
+	lock, err := prepare(dir)
+	if err != nil {
+		return nil, false, fmt.Errorf("open study %s: %w", study.Name, err)
+	}
+	s := &Store{
+		dir: dir, options: options, lock: lock,
+		dirty: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{}),
+	}
+	if resumed, err = s.open(study); err != nil {
+		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, filepath.Join(dir, liveFile), err), s.release())
+	}
+	go s.publishLater()
+	return s, resumed, nil
+}
+
+// open opens the database, brings its schema up to date, and begins or resumes the study.
+func (s *Store) open(study New) (resumed bool, err error) {
+	if s.db, err = openFile(filepath.Join(s.dir, liveFile), settings); err != nil {
+		return false, err
+	}
+	if err := migrate(s.db); err != nil {
+		return false, err
+	}
+	was, err := loadStudy(s.db)
+	resumed = err == nil
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		err = transact(s.db, func(tx *sql.Tx) error { return insertStudy(tx, study) })
+	case err == nil:
+		err = s.resume(was, study)
+	}
+	if err != nil {
+		return false, err
+	}
+	return resumed, s.publish()
+}
+
+func insertStudy(tx *sql.Tx, study New) error {
+	world, err := encode(study.World)
+	if err != nil {
+		return err
+	}
+	now := formatTime(time.Now())
+	err = execute(tx, `INSERT INTO studies VALUES (?,?,?,?,?,?,?,?,?)`, strings.ToLower(rand.Text()), study.Name,
+		strconv.FormatUint(study.Seed, 10), study.File, world, Running, "", now, now)
+	if err != nil {
+		return err
+	}
+	return addEvent(tx, "begun", owner())
+}
+
+// resume compares the worlds, and writes down who goes on in which.
+func (s *Store) resume(was Study, is New) error {
+	if was.Name != is.Name {
+		return fmt.Errorf("the directory holds the study %q, not %q", was.Name, is.Name)
+	}
+	diff := worldDiff(was.World, is.World)
+	if was.Seed != is.Seed {
+		diff = append(diff, fmt.Sprintf("seed: %d → %d", was.Seed, is.Seed))
+	}
+	if len(diff) > 0 && !s.options.AcceptDrift {
+		return worldError(diff)
+	}
+	return transact(s.db, func(tx *sql.Tx) error {
+		if len(diff) > 0 {
+			world, err := encode(is.World)
+			if err != nil {
+				return err
+			}
+			seed := strconv.FormatUint(is.Seed, 10)
+			if err := execute(tx, `UPDATE studies SET world=?, seed=?`, world, seed); err != nil {
+				return err
+			}
+			if err := addEvent(tx, "drift", strings.Join(diff, "\n")); err != nil {
+				return err
+			}
+		}
+		return addEvent(tx, "resumed", owner())
+	})
+}
+
+func addEvent(tx *sql.Tx, kind, text string) error {
+	return execute(tx, `INSERT INTO events (time, kind, text) VALUES (?,?,?)`, formatTime(time.Now()), kind, text)
+}
+
+// Dir returns the study's directory, for the files that others keep beside the database.
+func (s *Store) Dir() string { return s.dir }
+
+// Study returns all that is stored.
+func (s *Store) Study() (Study, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return Study{}, s.brokenError("read the study")
+	}
+	study, err := load(s.db)
+	if err != nil {
+		return Study{}, fmt.Errorf("read %s: %w", filepath.Join(s.dir, liveFile), err)
+	}
+	return study, nil
+}
+
+// SetState stores how far the study has come, with one line of explanation, and publishes it.
+func (s *Store) SetState(state State, note string) error {
+	return s.write("set the study's state", true, func(tx *sql.Tx) error {
+		if err := execute(tx, `UPDATE studies SET state=?, note=?`, state, note); err != nil {
+			return err
+		}
+		return addEvent(tx, string(state), note)
+	})
+}
+
+// Close publishes what readers do not see yet, gives the study up and returns when nothing of the Store is left.
+// A second Close does nothing.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	if errors.Is(s.broken, errClosed) {
+		s.mu.Unlock()
+		return nil
+	}
+	var err error
+	if s.broken == nil {
+		err = s.publish()
+	}
+	s.broken = errClosed
+	s.mu.Unlock()
+	close(s.stop)
+	<-s.gone
+	return errors.Join(err, s.release())
+}
+
+var errClosed = errors.New("it is closed")
+
+// release lets go of the file and then of the lock.
+func (s *Store) release() error {
+	var err error
+	if s.db != nil {
+		err = s.db.Close()
+	}
+	return errors.Join(err, s.lock.Close())
+}
+
+func (s *Store) brokenError(what string) error {
+	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
+}
+
+// write runs do in one transaction, on the disk when write returns nil, and has it published now or soon.
+func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return s.brokenError(what)
+	}
+	err := transact(s.db, func(tx *sql.Tx) error {
+		if err := do(tx); err != nil {
+			return err
+		}
+		return execute(tx, `UPDATE studies SET updated=?`, formatTime(time.Now()))
+	})
+	if err != nil {
+		err = fmt.Errorf("%s in %s: %w", what, filepath.Join(s.dir, liveFile), err)
+		if _, disk := errors.AsType[sqlite3.Error](err); disk {
+			s.broken = err
+		}
+		return err
+	}
+	if !now {
+		s.publishSoon()
+		return nil
+	}
+	if err := s.publish(); err != nil {
+		s.broken = fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
+	}
+	return s.broken
+}

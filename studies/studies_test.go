@@ -1,0 +1,362 @@
+package studies
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+// llama is the study of most tests.
+var llama = New{
+	Name: "llama70b", Seed: math.MaxUint64, File: "name: llama70b\n",
+	World: map[string]string{"model": "llama-70b-fp8", "vllm": "0.14.1"},
+}
+
+// open opens a study that is closed when the test ends.
+func open(t *testing.T, dir string) *Store {
+	t.Helper()
+	s, _, err := Open(dir, llama, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func try(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantError fails unless the error says all of the words.
+func wantError(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error; want one with %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not say %q", err, word)
+		}
+	}
+}
+
+func aTrial(number int) Trial {
+	return Trial{
+		Number: number, Origin: Sampled,
+		Point: space.Point{"max-num-seqs": "128", "speculative-config": `{"method":"ngram"}`},
+		Args:  []string{"--max-num-seqs", "128", "--speculative-config", `{"method":"ngram"}`},
+	}
+}
+
+func aProbe(seq int, rate float64) trial.Probe {
+	stats := bench.Stats{N: 300, Mean: 41.25, P50: 40.1, P90: 50, P95: 55.5, P99: 59.7000000001, Max: 71}
+	return trial.Probe{
+		Seq: seq, Rate: rate,
+		Verdict: slo.Verdict{
+			Pass: true, Reason: "p99 TPOT 59.7 of 60 ms", Binding: "p99 TPOT", Headroom: 0.005,
+			Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 1000, ValueMS: 711, N: 300, Allowed: 3, Headroom: 0.34},
+				{Limit: "p99 TPOT", MaxMS: 60, ValueMS: 59.7, N: 300, Allowed: 3, Headroom: 0.005}},
+		},
+		Measurement: bench.Measurement{
+			Rate: rate, Window: 2 * time.Minute, Requests: 300, Completed: 299, Failed: 1,
+			Failures: map[bench.Failure]int{bench.Reset: 1, bench.TimedOut: 0},
+			TTFT:     stats, TPOT: stats, E2E: stats, SendLag: stats, PromptTokens: 1741800, OutputTokens: 154500,
+			OutputThroughput: 1333.3, PeakInFlight: 160, MeanInFlight: 143.2,
+		},
+		HitRate: 0.62, GPUTime: 3 * time.Minute,
+	}
+}
+
+func aResult(rate float64) trial.Result {
+	return trial.Result{
+		Outcome: trial.Measured,
+		Capacity: capacity.Capacity{
+			Rate: rate, Low: rate * 0.97, High: rate * 1.05, Bound: capacity.Exact, Binding: "p99 TPOT",
+			InFlight: 143, Probes: 4, Why: "bracketed to 8 %",
+		},
+		Facts:   serverctl.Facts{Version: "0.14.1", KVCacheTokens: 512000, StartUp: 150 * time.Second},
+		GPUTime: 11 * time.Minute,
+		Notes:   []string{"a note"},
+	}
+}
+
+func TestWhatIsStoredComesBack(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "studies", "llama70b")
+	s := open(t, dir)
+	failed := trial.Result{
+		Outcome: trial.Infeasible, Class: serverctl.OOMStart, Evidence: "CUDA out of memory",
+		Tail: []string{"last", "lines"}, GPUTime: time.Minute,
+	}
+	try(t, s.Begin(Trial{Number: 0, Origin: Default}), s.Finish(0, failed),
+		s.Begin(aTrial(1)), s.Record(1, aProbe(0, 2)), s.Record(1, aProbe(1, 2.62)), s.Finish(1, aResult(2.71)),
+		s.Begin(aTrial(2)), s.Record(2, aProbe(0, 2.71)), s.SetState(Stopped, "interrupted"))
+	study, err := s.Study()
+	try(t, err)
+
+	if study.Name != "llama70b" || study.Seed != math.MaxUint64 || study.File != llama.File || len(study.ID) < 20 ||
+		!reflect.DeepEqual(study.World, llama.World) || study.State != Stopped || study.Note != "interrupted" {
+		t.Errorf("the study came back as %+v", study)
+	}
+	if study.Created.IsZero() || study.Updated.Before(study.Created) {
+		t.Errorf("created %s, updated %s", study.Created, study.Updated)
+	}
+	if len(study.Trials) != 3 {
+		t.Fatalf("%d trials, want 3", len(study.Trials))
+	}
+	if got := study.Trials[0]; !reflect.DeepEqual(got.Result, failed) || got.State != Done || got.Ended.IsZero() || len(got.Point) != 0 {
+		t.Errorf("trial 0 came back as %+v", got)
+	}
+	one := study.Trials[1]
+	want := aTrial(1)
+	want.State, want.Began, want.Ended = Done, one.Began, one.Ended
+	want.Probes, want.Result = []trial.Probe{aProbe(0, 2), aProbe(1, 2.62)}, aResult(2.71)
+	if !reflect.DeepEqual(one, want) {
+		t.Errorf("trial 1 came back as\n%+v, want\n%+v", one, want)
+	}
+	if two := study.Trials[2]; two.State != Running || len(two.Probes) != 1 || !two.Ended.IsZero() || two.Result.Outcome != "" {
+		t.Errorf("the half-done trial came back as %+v", two)
+	}
+	snapshot, err := ReadSnapshot(dir)
+	try(t, err)
+	if !reflect.DeepEqual(snapshot, study) {
+		t.Errorf("the snapshot says\n%+v, the store\n%+v", snapshot, study)
+	}
+}
+
+func TestResume(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.SetState(Stopped, "interrupted"), s.Close())
+	s, resumed, err := Open(dir, llama, Options{})
+	try(t, err)
+	if !resumed {
+		t.Error("Open did not say that it resumed the study")
+	}
+	study, err := s.Study()
+	try(t, err)
+	if study.State != Stopped || study.Trials[0].State != Running || len(study.Trials[0].Probes) != 1 {
+		t.Errorf("resuming changed the study: %+v", study)
+	}
+	try(t, s.Begin(study.Trials[0]), s.Record(0, aProbe(0, 2)), s.Record(0, aProbe(1, 4)))
+	study, err = s.Study()
+	try(t, err, s.Close())
+	if study.State != Running || study.Note != "" || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 2 {
+		t.Errorf("after going on the study is %+v", study)
+	}
+}
+
+func TestCallsOutOfOrder(t *testing.T) {
+	s := open(t, t.TempDir())
+	other := aTrial(1)
+	other.Point = space.Point{"max-num-seqs": "256"}
+	otherArgs := aTrial(1)
+	otherArgs.Args = []string{"--max-num-seqs", "129"}
+	otherResult := aResult(2.5)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)), s.Begin(aTrial(1)), s.Record(1, aProbe(0, 2)))
+	for _, c := range []struct {
+		name string
+		err  error
+		want []string // nothing: no error
+	}{
+		{"a probe is recorded again", s.Record(1, aProbe(0, 2)), nil},
+		{"a probe is recorded again after the end", s.Record(0, aProbe(0, 2)), nil},
+		{"another probe takes its place", s.Record(1, aProbe(0, 3)), []string{"record probe 0 of trial 1", "something else is stored already"}},
+		{"a probe of no trial", s.Record(7, aProbe(0, 2)), []string{"record probe 0 of trial 7", "never begun", "study.db"}},
+		{"a probe after the end", s.Record(0, aProbe(1, 2)), []string{"finished already"}},
+		{"a trial is begun again", s.Begin(aTrial(1)), nil},
+		{"a finished trial is begun again", s.Begin(aTrial(0)), []string{"begin trial 0", "finished already"}},
+		{"a trial is begun with another point", s.Begin(other), []string{"begin trial 1", "128", "256"}},
+		{"a trial is begun with other args", s.Begin(otherArgs), []string{"begin trial 1", `"128"`, `"129"`}},
+		{"a trial is finished again", s.Finish(0, aResult(2)), nil},
+		{"a trial is finished with another result", s.Finish(0, otherResult), []string{"finish trial 0", "something else"}},
+		{"no trial is finished", s.Finish(9, aResult(2)), []string{"finish trial 9", "never begun"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.want == nil {
+				try(t, c.err)
+				return
+			}
+			wantError(t, c.err, c.want...)
+		})
+	}
+	try(t, s.Finish(1, aResult(3))) // none of these errors breaks the store
+}
+
+func TestNumbersThatAreNoneAreRefused(t *testing.T) {
+	s := open(t, t.TempDir())
+	try(t, s.Begin(aTrial(0)))
+	p := aProbe(0, 2)
+	p.Measurement.TTFT.P99 = math.NaN()
+	wantError(t, s.Record(0, p), "record probe 0 of trial 0", "Measurement.TTFT.P99 is NaN")
+	p = aProbe(0, 2)
+	p.Verdict.Checks[1].Headroom = math.Inf(-1)
+	wantError(t, s.Record(0, p), "Verdict.Checks[1].Headroom is -Inf")
+	r := aResult(2)
+	r.Capacity.InFlight = math.Inf(1)
+	wantError(t, s.Finish(0, r), "finish trial 0", "Capacity.InFlight is +Inf")
+	try(t, s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
+}
+
+func TestWorldChanged(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
+	changed := llama
+	changed.Seed = 8
+	changed.World = map[string]string{"model": "llama-70b-fp8", "vllm": "0.33.0", "gpu": "H200"}
+
+	_, _, err := Open(dir, changed, Options{})
+	wantError(t, err, "vllm: 0.14.1 → 0.33.0", "gpu: (nothing) → H200", "seed: 18446744073709551615 → 8", "--accept-drift")
+	if !errors.Is(err, ErrWorldChanged) || strings.Contains(err.Error(), "model:") {
+		t.Errorf("the error is %v", err)
+	}
+	s, _, err = Open(dir, changed, Options{AcceptDrift: true})
+	try(t, err)
+	drifted := aTrial(0)
+	drifted.Args = append(drifted.Args, "--new-flag")
+	try(t, s.Begin(drifted))
+	var events int
+	try(t, s.db.QueryRow(`SELECT count(*) FROM events WHERE kind='drift' AND text LIKE '%0.33.0%'`).Scan(&events), s.Close())
+	if events != 1 {
+		t.Errorf("%d drift events, want 1", events)
+	}
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if !reflect.DeepEqual(study.World, changed.World) || study.Seed != 8 || len(study.Trials[0].Args) != 5 {
+		t.Errorf("after the accepted drift the study is %+v", study)
+	}
+	other := llama
+	other.Name = "qwen"
+	_, _, err = Open(dir, other, Options{AcceptDrift: true})
+	wantError(t, err, `holds the study "llama70b", not "qwen"`)
+}
+
+func TestOpenRefuses(t *testing.T) {
+	root := t.TempDir()
+	file := filepath.Join(root, "file")
+	newer := filepath.Join(root, "newer")
+	foreign := filepath.Join(root, "foreign")
+	try(t, os.WriteFile(file, nil, 0o644), os.Mkdir(foreign, 0o755),
+		os.WriteFile(filepath.Join(foreign, liveFile), []byte(strings.Repeat("no database at all. ", 100)), 0o644))
+	s := open(t, newer)
+	_, err := s.db.Exec("PRAGMA user_version=99")
+	try(t, err, s.Close())
+	for _, c := range []struct {
+		name string
+		dir  string
+		as   string
+		want []string
+	}{
+		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
+		{"a directory that is a file", file, "llama70b", []string{"make the study's directory", file}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 1)", "study.db"}},
+		{"a file that is no database", foreign, "llama70b", []string{"not a database", filepath.Join(foreign, liveFile)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			study := llama
+			study.Name = c.as
+			s, _, err := Open(c.dir, study, Options{})
+			if err == nil {
+				try(t, s.Close())
+			}
+			wantError(t, err, c.want...)
+		})
+	}
+}
+
+func TestClosedStore(t *testing.T) {
+	s := open(t, t.TempDir())
+	try(t, s.Close(), s.Close())
+	wantError(t, s.Begin(aTrial(0)), "begin trial 0", "closed")
+	_, err := s.Study()
+	wantError(t, err, "closed")
+}
+
+func TestDirectoriesWithOddNames(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a b?c#d%20e&mode=ro")
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Close())
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Trials) != 1 {
+		t.Errorf("%d trials, want 1", len(study.Trials))
+	}
+}
+
+// The page for those who query a study names every table and every column.
+func TestSchemaIsDescribed(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "schema.md"))
+	try(t, err)
+	s := open(t, t.TempDir())
+	rows, err := s.db.Query(`SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type='table'`)
+	try(t, err)
+	n := 0
+	for rows.Next() {
+		var table, column string
+		try(t, rows.Scan(&table, &column))
+		_, section, _ := strings.Cut(string(page), "\n## "+table)
+		section, _, _ = strings.Cut(section, "\n## ")
+		if !strings.Contains(section, "`"+column+"`") {
+			t.Errorf("docs/schema.md says nothing of %s.%s", table, column)
+		}
+		n++
+	}
+	try(t, rows.Err(), rows.Close())
+	if n < 40 {
+		t.Errorf("only %d columns were looked at", n)
+	}
+}
+
+// BenchmarkReadSnapshot reads a long study, as every `best` and `status` does.
+func BenchmarkReadSnapshot(b *testing.B) {
+	dir := b.TempDir()
+	s, _, err := Open(dir, llama, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill := func() error {
+		for n := range 1000 {
+			var errs []error
+			errs = append(errs, s.Begin(aTrial(n)))
+			for seq := range 4 {
+				errs = append(errs, s.Record(n, aProbe(seq, 2)))
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+		}
+		return s.Close()
+	}
+	if err := fill(); err != nil {
+		b.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, snapshotFile))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := ReadSnapshot(dir); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(info.Size())/4000, "bytes/probe")
+}
