@@ -1,2 +1,201 @@
-// Package tuner is the study loop: ask, begin, run, finish.
+// Package tuner is the study loop: ask for a point, begin a trial, run it, finish it. It never talks to a server or a
+// disk itself.
 package tuner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/sampler"
+	"vllmtuner/tuner/space"
+)
+
+// A Store keeps the study. What it has acknowledged survives a kill.
+type Store interface {
+	Study() (studies.Study, error)
+	Begin(studies.Trial) error
+	Record(number int, p trial.Probe) error
+	Finish(number int, r trial.Result) error
+	SetState(state studies.State, note string) error
+}
+
+// A Budget is what a study may spend.
+type Budget struct {
+	Trials  int           // in all, the default and the current args among them
+	GPUTime time.Duration // starts, lead-ins, windows, run-outs and stops, all of it; 0 means no limit. No trial begins after it.
+}
+
+// A Study is one study to run, or to go on with.
+type Study struct {
+	Store     Store
+	Runner    *trial.Runner
+	Space     *space.Space
+	Sampler   sampler.Sampler
+	Current   space.Point // what the user runs today: trial 1; nil when unknown
+	FixedArgs []string    // given to every trial, before those of its point
+	Budget    Budget
+	Finish    <-chan struct{} // closed: finish the probe at hand and stop
+	Observe   func(Event)     // told what happens, one call at a time; nil means nobody listens
+}
+
+// An Event is something that a watcher of a study wants to know.
+type Event struct {
+	Kind  EventKind
+	Trial studies.Trial // as far as it is known
+	Probe *trial.Probe  // for Probed
+	Step  string        // for Step: what begins now
+}
+
+// An EventKind says what happened.
+type EventKind int
+
+// The kinds of event, in the order in which a trial has them.
+const (
+	Began EventKind = iota
+	Step
+	Probed
+	Ended
+)
+
+// ErrNothingStarts is returned when the servers of several trials in a row failed for reasons that no point is to blame for.
+var ErrNothingStarts = errors.New("the server fails whatever the flags are")
+
+// mostUnknown is how many trials in a row may fail by nobody's fault before the study gives up.
+const mostUnknown = 3
+
+// An End says why a study is over. The zero End is none.
+type End struct {
+	Why   string // one line for a human
+	Spent bool   // the GPU time ended before the trials did
+}
+
+// Run asks, begins, runs and finishes trials until the study is over. What a killed run left half done is finished first,
+// with the probes it had. On an error, trial.ErrInterrupted among them, everything acknowledged is stored.
+func (s *Study) Run(ctx context.Context) (End, error) {
+	for {
+		study, err := s.Store.Study()
+		if err != nil {
+			return End{}, err
+		}
+		if end, err := s.over(ctx, study); end != (End{}) || err != nil {
+			return end, err
+		}
+		next, err := s.ask(study)
+		if errors.Is(err, sampler.ErrExhausted) {
+			return End{Why: err.Error()}, nil
+		}
+		if err != nil {
+			return End{}, fmt.Errorf("choose the point of trial %d: %w", len(study.Trials), err)
+		}
+		if err := s.Store.Begin(next); err != nil {
+			return End{}, fmt.Errorf("begin trial %d: %w", next.Number, err)
+		}
+		s.observe(Event{Kind: Began, Trial: next})
+		next.Result, err = s.run(ctx, next, hint(study))
+		if err != nil {
+			return End{}, fmt.Errorf("trial %d: %w", next.Number, err)
+		}
+		if err := s.Store.Finish(next.Number, next.Result); err != nil {
+			return End{}, fmt.Errorf("finish trial %d: %w", next.Number, err)
+		}
+		next.State = studies.Done
+		s.observe(Event{Kind: Ended, Trial: next})
+	}
+}
+
+// over says why no further trial is to begin, or nothing.
+func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
+	select {
+	case <-s.Finish:
+		return End{}, trial.ErrInterrupted
+	case <-ctx.Done():
+		return End{}, context.Cause(ctx)
+	default:
+	}
+	var spent time.Duration
+	finished, unknown := 0, 0
+	for _, t := range study.Trials {
+		if t.State != studies.Done {
+			return End{}, nil // half done: it is finished whatever the budget says
+		}
+		finished++
+		spent += t.Result.GPUTime
+		if t.Result.Outcome == trial.Unknown {
+			unknown++
+		} else {
+			unknown = 0
+		}
+	}
+	switch {
+	case unknown >= mostUnknown:
+		last := study.Trials[len(study.Trials)-1].Result
+		return End{}, fmt.Errorf("%w: %d trials in a row, the last with %s: %s", ErrNothingStarts, unknown, last.Class, last.Evidence)
+	case finished >= s.Budget.Trials:
+		return End{Why: fmt.Sprintf("all %d trials are done", finished)}, nil
+	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
+		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %d trials", s.Budget.GPUTime, finished), Spent: true}, nil
+	}
+	return End{}, nil
+}
+
+// ask returns the trial to run: a half-done one, the server's default, the user's current args, or the sampler's choice.
+func (s *Study) ask(study studies.Study) (studies.Trial, error) {
+	n := len(study.Trials)
+	if n > 0 && study.Trials[n-1].State == studies.Running {
+		return study.Trials[n-1], nil
+	}
+	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
+	switch {
+	case n == 0:
+		next.Origin, next.Point = studies.Default, space.Point{}
+	case n == 1 && len(s.Current) > 0:
+		next.Origin, next.Point = studies.Current, s.Current
+	default:
+		point, err := s.Sampler.Next(n, study.Trials)
+		if err != nil {
+			return next, err
+		}
+		next.Origin, next.Point = studies.Sampled, point
+	}
+	next.Args = append(append([]string{}, s.FixedArgs...), s.Space.Args(next.Point)...)
+	return next, nil
+}
+
+// run measures one trial; each probe is stored before it counts.
+func (s *Study) run(ctx context.Context, t studies.Trial, hint float64) (trial.Result, error) {
+	runner := *s.Runner
+	runner.Finish = s.Finish
+	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: t, Step: step}) }
+	return runner.Run(ctx, trial.Task{
+		Number: t.Number, Args: t.Args, Hint: hint, Done: t.Probes,
+		Record: func(p trial.Probe) error {
+			if err := s.Store.Record(t.Number, p); err != nil {
+				return err
+			}
+			t.Probes = append(t.Probes, p)
+			s.observe(Event{Kind: Probed, Trial: t, Probe: &p})
+			return nil
+		},
+	})
+}
+
+// hint is where the next search begins: at the best capacity so far. 0 means that there is none.
+func hint(study studies.Study) float64 {
+	best := 0.0
+	for _, t := range study.Trials {
+		if t.State == studies.Done && t.Result.Outcome == trial.Measured && t.Result.Capacity.Met() {
+			best = max(best, t.Result.Capacity.Rate)
+		}
+	}
+	return best
+}
+
+func (s *Study) observe(e Event) {
+	if s.Observe != nil {
+		s.Observe(e)
+	}
+}
