@@ -3,6 +3,10 @@ package sampler
 
 import (
 	"errors"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"strings"
 
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
@@ -15,4 +19,70 @@ var ErrExhausted = errors.New("the sampler has no further point")
 // resumed after a kill chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
+}
+
+// Names are the samplers that New knows.
+var Names = []string{"tpe", "random", "grid"}
+
+// New returns the sampler of that name. budget is how many trials the study may have.
+func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
+	switch name {
+	case "tpe":
+		return newTPE(s, seed), nil
+	case "random":
+		return &random{s, seed}, nil
+	case "grid":
+		return newGrid(s, seed, budget), nil
+	}
+	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, Names), strings.Join(Names, ", "))
+}
+
+// mostDraws is how often a sampler draws again when a point is not legal or was tried before.
+const mostDraws = 1000
+
+// random draws every point anew.
+type random struct {
+	space *space.Space
+	seed  uint64
+}
+
+// Next returns a legal point that was not tried.
+func (r *random) Next(number int, history []studies.Trial) (space.Point, error) {
+	return draw(r.space, stream(r.seed, "random", number), tried(history))
+}
+
+// draw returns a random legal point that was not tried.
+func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, error) {
+	var last error
+	for range mostDraws {
+		u := make([]float64, len(s.Parameters()))
+		for i := range u {
+			u[i] = rng.Float64()
+		}
+		p := s.Sample(u)
+		if last = s.Check(p); last == nil && !tried[p.String()] {
+			return p, nil
+		}
+	}
+	if last != nil {
+		return nil, fmt.Errorf("%w: none of %d random ones is legal, the last one because %w", ErrExhausted, mostDraws, last)
+	}
+	return nil, fmt.Errorf("%w: all of %d random ones were tried before", ErrExhausted, mostDraws)
+}
+
+// tried returns the points of the history by their strings. A point that failed for reasons of nobody's may be tried again,
+// but it need not: the search has others.
+func tried(history []studies.Trial) map[string]bool {
+	all := make(map[string]bool, len(history))
+	for _, t := range history {
+		all[t.Point.String()] = true
+	}
+	return all
+}
+
+// stream returns the chance of one purpose and trial.
+func stream(seed uint64, purpose string, number int) *rand.Rand {
+	h := fnv.New64a()
+	fmt.Fprint(h, purpose, " ", number)
+	return rand.New(rand.NewPCG(seed, h.Sum64()))
 }

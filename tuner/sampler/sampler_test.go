@@ -1,0 +1,203 @@
+package sampler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// mixedSpace has every kind of parameter, a condition and a constraint.
+func mixedSpace(t testing.TB) *space.Space {
+	t.Helper()
+	s, err := space.New([]space.Parameter{
+		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.97, Step: 0.01},
+		{Name: "max-num-seqs", Kind: space.Int, Min: 8, Max: 1024, Log: true},
+		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 64, Max: 8192, Log: true},
+		{Name: "enable-prefix-caching", Kind: space.Bool},
+		{Name: "num-speculative-tokens", Kind: space.Categorical, Choices: []string{"0", "1", "3"}},
+		{Name: "compilation-config", Kind: space.JSON, Choices: []string{`{"mode":0}`, `{"mode":3}`}},
+		{Name: "long-prefill-token-threshold", Kind: space.Int, Min: 0, Max: 4096, Step: 512, When: "max-num-batched-tokens > 4096"},
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// anyHistory is a seeded history with everything that can be in one.
+func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Trial {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 5))
+	var history []studies.Trial
+	for i := range n {
+		p, err := draw(s, rng, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := measuredTrial(i, p, math.Exp(rng.NormFloat64()))
+		switch rng.IntN(8) {
+		case 0:
+			one.Result = trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart}
+		case 1:
+			one.Result = trial.Result{Outcome: trial.Unknown, Class: serverctl.Infrastructure}
+		case 2:
+			one.State, one.Result = studies.Running, trial.Result{}
+		case 3:
+			one.Point = space.Point{} // the server's default
+		case 4:
+			one.Point = space.Point{"gpu-memory-utilization": "0.5", "max-num-seqs": "4000"} // today's args, outside the ranges
+		case 5:
+			one.Result.Capacity = capacity.Capacity{Rate: 0.05, High: 0.05, Bound: capacity.AtMost}
+		}
+		history = append(history, one)
+	}
+	return history
+}
+
+// Whatever the history, every sampler gives a legal point that was not tried, or says that it has none.
+func TestNextIsLegalForAnyHistory(t *testing.T) {
+	s := mixedSpace(t)
+	for seed := range uint64(60) {
+		history := anyHistory(t, s, seed, int(seed))
+		for _, name := range Names {
+			chooser, err := New(name, s, seed, 40)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := chooser.Next(len(history), history)
+			if errors.Is(err, ErrExhausted) && name == "grid" {
+				continue
+			}
+			if err != nil {
+				t.Fatalf("%s, seed %d: %v", name, seed, err)
+			}
+			if err := s.Check(p); err != nil || tried(history)[p.String()] {
+				t.Errorf("%s, seed %d: %s is not legal (%v) or was tried", name, seed, p, err)
+			}
+		}
+	}
+}
+
+// points returns what a sampler says for one history at many numbers.
+func somePoints(t testing.TB, name string) string {
+	t.Helper()
+	s := mixedSpace(t)
+	history := anyHistory(t, s, 3, 25)
+	chooser, err := New(name, s, 7, 40)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for number := 25; number < 35; number++ {
+		p, err := chooser.Next(number, history)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&text, p)
+	}
+	return text.String()
+}
+
+// The next point depends on seed, number and history alone: not on the process, nor on what was asked before.
+func TestNextIsReproducible(t *testing.T) {
+	if name := os.Getenv("SAMPLER_TEST_PRINT"); name != "" {
+		fmt.Print("BEGIN\n", somePoints(t, name), "END\n")
+		return
+	}
+	for _, name := range Names {
+		want := somePoints(t, name)
+		if got := somePoints(t, name); got != want {
+			t.Errorf("%s: asked twice it gives\n%s\nand\n%s", name, want, got)
+		}
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=TestNextIsReproducible")
+		child.Env = append(os.Environ(), "SAMPLER_TEST_PRINT="+name)
+		out, err := child.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(out), "BEGIN\n"+want+"END\n") {
+			t.Errorf("%s: another process gives\n%s\nwant\n%s", name, out, want)
+		}
+		if name == "grid" {
+			continue // its points are few, and the same for every number
+		}
+		if lines := strings.Split(want, "\n"); lines[0] == lines[1] {
+			t.Errorf("%s: two trials get the same point %s", name, lines[0])
+		}
+	}
+}
+
+func TestTPEComesToTheGoodRegion(t *testing.T) {
+	s := mixedSpace(t)
+	chooser, err := New("tpe", s, 1, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	var history []studies.Trial
+	good := 0
+	for n := range 60 {
+		p, err := chooser.Next(n, history)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, _ := s.Unit(p)
+		rate := math.Exp(-4*math.Abs(u[0]-0.9)) * (1 + rng.Float64()/50)
+		if p["num-speculative-tokens"] == "3" {
+			rate *= 2
+		}
+		one := measuredTrial(n, p, rate)
+		if u[0] > 0.97 { // next to the best lies a cliff
+			one.Result = trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart}
+		}
+		history = append(history, one)
+		if n >= 40 && p["num-speculative-tokens"] == "3" && u[0] > 0.6 && u[0] <= 0.97 {
+			good++
+		}
+	}
+	if good < 10 { // by chance it would be 20 · 1/3 · 0.37 = 2.5
+		t.Errorf("of the last 20 points %d lie in the good region, want at least 10", good)
+	}
+}
+
+func TestSamplersEnd(t *testing.T) {
+	s, err := space.New([]space.Parameter{{Name: "a", Kind: space.Int, Min: 1, Max: 3}}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range Names {
+		chooser, err := New(name, s, 1, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var history []studies.Trial
+		for n := 0; ; n++ {
+			p, err := chooser.Next(n, history)
+			if errors.Is(err, ErrExhausted) && n == 3 {
+				break
+			}
+			if err != nil || n == 3 {
+				t.Fatalf("%s: after %d points Next = %v, %v; want three points and ErrExhausted", name, n, p, err)
+			}
+			history = append(history, measuredTrial(n, p, 1))
+		}
+	}
+}
+
+func TestNewNamesTheNearestSampler(t *testing.T) {
+	_, err := New("tpee", mixedSpace(t), 1, 10)
+	if err == nil || !strings.Contains(err.Error(), `did you mean "tpe"?`) {
+		t.Errorf("New = %v, want the nearest name", err)
+	}
+}

@@ -1,0 +1,235 @@
+package tuner
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/simload"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/sampler"
+	"vllmtuner/tuner/space"
+)
+
+// A killer is a store whose owner is killed at its n-th write: before it, or after the write was made but before anybody
+// was told.
+type killer struct {
+	*studies.Store
+	writes, at int
+	after      bool
+}
+
+var errKilled = errors.New("killed")
+
+func (k *killer) write(do func() error) error {
+	k.writes++
+	if k.writes == k.at && !k.after {
+		return errKilled
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if k.writes == k.at {
+		return errKilled
+	}
+	return nil
+}
+
+func (k *killer) Begin(t studies.Trial) error {
+	return k.write(func() error { return k.Store.Begin(t) })
+}
+func (k *killer) Record(n int, p trial.Probe) error {
+	return k.write(func() error { return k.Store.Record(n, p) })
+}
+func (k *killer) Finish(n int, r trial.Result) error {
+	return k.write(func() error { return k.Store.Finish(n, r) })
+}
+
+func smallSpace(t *testing.T) *space.Space {
+	t.Helper()
+	s, err := space.New([]space.Parameter{
+		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.3, Max: 0.97, Step: 0.01},
+		{Name: "max-num-seqs", Kind: space.Int, Min: 2, Max: 64, Log: true},
+		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 256, Max: 4096, Log: true},
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// study returns a small simulated study on the store.
+func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Study {
+	t.Helper()
+	profile, err := vllmsim.LoadProfile("small-fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 24, RangeRatio: 0.5, Requests: 400}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := smallSpace(t)
+	chooser, err := sampler.New("random", s, 1, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig := &simload.Rig{Profile: profile}
+	return &Study{
+		Store: store, Space: s, Sampler: chooser, FixedArgs: []string{"--max-model-len", "4096"},
+		Current: space.Point{"max-num-seqs": "32"}, Budget: Budget{Trials: trials},
+		Runner: &trial.Runner{
+			Start: rig.Start, Source: source, Cache: protocol, Seed: 1, PrimeRate: 20,
+			SLO: slo.SLO{Limits: []slo.Limit{
+				{Metric: slo.TTFT, Percentile: 99, Max: 100 * time.Millisecond}, {Metric: slo.TPOT, Percentile: 99, Max: 20 * time.Millisecond},
+			}},
+			Lengths: trial.Lengths{LeadIn: time.Second, Window: 5 * time.Second, MinRequests: 100},
+			Search:  capacity.Search{Hint: 20, Min: 0.5, Max: 500, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
+		},
+	}
+}
+
+func open(t *testing.T, dir string) *studies.Store {
+	t.Helper()
+	store, _, err := studies.Open(dir, studies.New{Name: "small", Seed: 1, World: map[string]string{"model": "m"}}, studies.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// answers strips what may differ between two runs of a study: clocks.
+func answers(t *testing.T, store *studies.Store) []studies.Trial {
+	t.Helper()
+	s, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.Trials {
+		s.Trials[i].Began, s.Trials[i].Ended = time.Time{}, time.Time{}
+	}
+	return s.Trials
+}
+
+func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	var kinds []EventKind
+	s := study(t, store, trial.Primed, 6)
+	s.Observe = func(e Event) { kinds = append(kinds, e.Kind) }
+	end, err := s.Run(t.Context())
+	if err != nil || !strings.Contains(end.Why, "all 6 trials are done") {
+		t.Fatalf("Run = %+v, %v", end, err)
+	}
+	got := answers(t, store)
+	for i, want := range []studies.Origin{studies.Default, studies.Current, studies.Sampled, studies.Sampled, studies.Sampled, studies.Sampled} {
+		if got[i].Origin != want || got[i].State != studies.Done || !strings.HasPrefix(strings.Join(got[i].Args, " "), "--max-model-len 4096") {
+			t.Errorf("trial %d: %s, %s, args %v; want a finished trial by %s with the fixed args first", i, got[i].Origin, got[i].State, got[i].Args, want)
+		}
+	}
+	if len(got[0].Point) != 0 || got[1].Point.String() != "max-num-seqs=32" {
+		t.Errorf("trial 0 is %q and trial 1 %q, want the server's default and the current args", got[0].Point, got[1].Point)
+	}
+	if !got[0].Result.Capacity.Met() || !got[0].Result.Facts.Simulated {
+		t.Errorf("the default's result is %+v, want a simulated capacity", got[0].Result)
+	}
+	if kinds[0] != Began || kinds[len(kinds)-1] != Ended {
+		t.Errorf("events %v, want them to begin with Began and end with Ended", kinds)
+	}
+}
+
+// Killed before or after any write and run again, a study measures the same points and finds the same answer; under the
+// reset protocol to the last digit, and no probe is measured twice.
+func TestResumeEqualsNoInterruption(t *testing.T) {
+	whole := open(t, t.TempDir())
+	defer whole.Close()
+	counting := &killer{Store: whole}
+	if _, err := study(t, counting, trial.Reset, 4).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := answers(t, whole)
+	for at := 1; at <= counting.writes; at++ {
+		for _, after := range []bool{false, true} {
+			dir := filepath.Join(t.TempDir(), "study")
+			first := open(t, dir)
+			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 4).Run(t.Context()); !errors.Is(err, errKilled) {
+				t.Fatalf("killed at write %d: Run = %v", at, err)
+			}
+			first.Close()
+			second := open(t, dir)
+			resumed := study(t, second, trial.Reset, 4)
+			probed := 0
+			resumed.Observe = func(e Event) {
+				if e.Kind == Probed {
+					probed++
+				}
+			}
+			had := countProbes(answers(t, second))
+			if _, err := resumed.Run(t.Context()); err != nil {
+				t.Fatalf("killed at write %d: the resumed Run = %v", at, err)
+			}
+			got := answers(t, second)
+			if !reflect.DeepEqual(got, want) {
+				t.Fatalf("killed at write %d (after it: %v): the resumed study differs:\n got %+v\nwant %+v", at, after, got, want)
+			}
+			if had+probed != countProbes(got) {
+				t.Errorf("killed at write %d: %d probes were stored, %d measured again, of %d", at, had, probed, countProbes(got))
+			}
+			second.Close()
+		}
+	}
+}
+
+func countProbes(trials []studies.Trial) int {
+	n := 0
+	for _, t := range trials {
+		n += len(t.Probes)
+	}
+	return n
+}
+
+func TestRunEnds(t *testing.T) {
+	crash := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
+		return nil, nil, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"}
+	}
+	refuse := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
+		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
+	}
+	closed := make(chan struct{})
+	close(closed)
+	for _, row := range []struct {
+		name   string
+		change func(*Study)
+		why    string
+		spent  bool
+		err    error
+		trials int
+	}{
+		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1s is spent after 1 trials", true, nil, 1},
+		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
+		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "all 4 trials are done", false, nil, 4},
+		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
+	} {
+		store := open(t, t.TempDir())
+		s := study(t, store, trial.Primed, 4)
+		row.change(s)
+		end, err := s.Run(t.Context())
+		if !strings.Contains(end.Why, row.why) || end.Spent != row.spent || !errors.Is(err, row.err) {
+			t.Errorf("%s: Run = %+v, %v, want %q and %v", row.name, end, err, row.why, row.err)
+		}
+		if n := len(answers(t, store)); n != row.trials {
+			t.Errorf("%s: %d trials were begun, want %d", row.name, n, row.trials)
+		}
+		store.Close()
+	}
+}
