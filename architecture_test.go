@@ -1,0 +1,211 @@
+// Package vllmtuner_test keeps the walls of the house: which package may import which, and what each says of itself.
+// It never tests what a package does.
+package vllmtuner_test
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "vllmtuner"
+
+// rooms are the packages of the module with the line each stands on. A package imports only packages on lines above
+// its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
+var rooms = map[string]int{
+	"tuner/space":       1,
+	"bench/workload":    1,
+	"serverctl/proc":    1,
+	"bench":             2,
+	"serverctl":         2,
+	"serverctl/vllmsim": 2,
+	"trial/slo":         3,
+	"trial/capacity":    3,
+	"trial":             4,
+	"trial/simload":     5,
+	"studies":           5,
+	"tuner/sampler":     6,
+	"tuner/studyfile":   6,
+	"studies/report":    6,
+	"tuner":             7,
+	"deploy":            7,
+	"cmd/tuner":         8,
+}
+
+// checkImport says what is wrong with one package importing another; both are named without the module's path.
+// A test may besides use a package on its own line: the simulated server is the real part that a client is tested with.
+func checkImport(importer, imported string, inTest bool) error {
+	from, ok := rooms[importer]
+	if !ok {
+		return unknown(importer)
+	}
+	to, ok := rooms[imported]
+	switch {
+	case !ok:
+		return unknown(imported)
+	case strings.HasPrefix(imported, "cmd/"):
+		return fmt.Errorf("%s imports %s: a command is imported by nobody; move what both need to a room above", importer, imported)
+	case to > from:
+		return fmt.Errorf("%s (line %d) imports %s (line %d): imports go up only; pass what is needed in from cmd/tuner, "+
+			"or declare an interface in %s", importer, from, imported, to, importer)
+	case to == from && !inTest:
+		return fmt.Errorf("%s and %s stand on one line (%d) and do not know each other: let cmd/tuner join them, "+
+			"or move what both need to a room above", importer, imported, from)
+	}
+	return nil
+}
+
+func unknown(room string) error {
+	return fmt.Errorf("%s is no room: give it its line in rooms (architecture_test.go) and its row in ARCHITECTURE.md", room)
+}
+
+// A pkg is a directory with Go files.
+type pkg struct {
+	name    string
+	doc     string          // package comment; empty when there is none
+	imports map[string]bool // rooms that are imported; false when only tests do
+}
+
+// packages parses the module's files, whatever their build tags, and returns its packages by their rooms. It reads
+// the files itself rather than ask the go command, so that go test knows when a cached result has become stale.
+// Directories that the go command leaves out and nested modules are left out here too, and so is the module's root,
+// which holds only this test.
+func packages(t *testing.T) map[string]*pkg {
+	t.Helper()
+	found := make(map[string]*pkg)
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil || path == ".":
+			return err
+		case entry.IsDir():
+			if strings.ContainsAny(entry.Name()[:1], "._") || entry.Name() == "testdata" {
+				return filepath.SkipDir
+			}
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {
+				return filepath.SkipDir
+			}
+			return nil
+		case filepath.Ext(path) != ".go" || filepath.Dir(path) == ".":
+			return nil
+		}
+		room := filepath.ToSlash(filepath.Dir(path))
+		if found[room] == nil {
+			found[room] = &pkg{imports: make(map[string]bool)}
+		}
+		return found[room].add(path)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// add reads the imports and the package comment of one file.
+func (p *pkg) add(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.ImportsOnly|parser.ParseComments)
+	if err != nil {
+		return err
+	}
+	inTest := strings.HasSuffix(path, "_test.go")
+	for _, spec := range file.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			return fmt.Errorf("%s: import %s: %w", path, spec.Path.Value, err)
+		}
+		if room, ok := strings.CutPrefix(imported, module+"/"); ok {
+			p.imports[room] = p.imports[room] || !inTest
+		}
+	}
+	if !inTest {
+		p.name = file.Name.Name
+		p.doc += file.Doc.Text()
+	}
+	return nil
+}
+
+func TestImportsGoUpOnly(t *testing.T) {
+	for room, p := range packages(t) {
+		for imported, inCode := range p.imports {
+			if imported == room {
+				continue // the test beside a package imports it
+			}
+			if err := checkImport(room, imported, !inCode); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestEveryPackageIsARoomAndSaysWhatItIsFor(t *testing.T) {
+	found := packages(t)
+	for room, p := range found {
+		if _, ok := rooms[room]; !ok {
+			t.Error(unknown(room))
+		}
+		want := "Package " + p.name + " "
+		if p.name == "main" {
+			want = "Command tuner "
+		}
+		if !strings.HasPrefix(p.doc, want) {
+			t.Errorf("%s: the package comment begins with %.40q, want %q and what the package is for", room, p.doc, want)
+		}
+	}
+	for room := range rooms {
+		if found[room] == nil {
+			t.Errorf("%s stands in rooms but is no package: take it out of architecture_test.go and ARCHITECTURE.md", room)
+		}
+	}
+}
+
+func TestArchitectureShowsEveryRoomOnItsLine(t *testing.T) {
+	text, err := os.ReadFile("ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for room, line := range rooms {
+		if row := fmt.Sprintf("\n| %d | `%s` | ", line, room); !strings.Contains(string(text), row) {
+			t.Errorf("ARCHITECTURE.md: no row begins with %q", row[1:])
+		}
+	}
+}
+
+func TestCheckImport(t *testing.T) {
+	tests := []struct {
+		name               string
+		importer, imported string
+		inTest             bool
+		want               string // in the error; empty means allowed
+	}{
+		{"a mechanism uses a word", "bench", "bench/workload", false, ""},
+		{"the command uses everything", "cmd/tuner", "serverctl", false, ""},
+		{"a word knows no mechanism", "bench/workload", "bench", false, "imports go up only"},
+		{"measuring does not judge", "bench", "trial/slo", false, "bench (line 2) imports trial/slo (line 3)"},
+		{"the client and the server do not know each other", "bench", "serverctl", false, "stand on one line (2)"},
+		{"a test may use the simulated server", "bench", "serverctl/vllmsim", true, ""},
+		{"a test may not look down either", "bench", "trial", true, "imports go up only"},
+		{"nobody imports a command", "cmd/tuner", "cmd/tuner", false, "imported by nobody"},
+		{"an importer nobody has placed", "helpers", "bench", false, "helpers is no room: give it its line"},
+		{"an import nobody has placed", "bench", "helpers", false, "helpers is no room: give it its line"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := checkImport(tt.importer, tt.imported, tt.inTest)
+			switch {
+			case tt.want == "" && err != nil:
+				t.Errorf("checkImport(%s, %s) = %v, want it allowed", tt.importer, tt.imported, err)
+			case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+				t.Errorf("checkImport(%s, %s) = %v, want an error with %q", tt.importer, tt.imported, err, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,174 @@
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+)
+
+// decode reads the documents of a manifest as the API server with fieldValidation=Strict does: a field that is
+// unknown, written twice or in the wrong case is an error.
+func decode(text []byte) ([]runtime.Object, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	documents := yamlutil.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	var objects []runtime.Object
+	for {
+		document, err := documents.Read()
+		if err == io.EOF {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", len(objects)+1, err)
+		}
+		objects = append(objects, object)
+	}
+}
+
+// read decodes one of the Manifests.
+func read(t *testing.T, name string) []runtime.Object {
+	t.Helper()
+	text, err := Manifests.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := decode(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return objects
+}
+
+// theJob is the one Job of the manifests.
+func theJob(t *testing.T) *batchv1.Job {
+	t.Helper()
+	job, ok := read(t, "job.yaml")[0].(*batchv1.Job)
+	if !ok {
+		t.Fatal("job.yaml holds no Job")
+	}
+	return job
+}
+
+// named are the objects of type T in a manifest, by their name.
+func named[T runtime.Object](t *testing.T, file string) map[string]T {
+	t.Helper()
+	found := make(map[string]T)
+	for _, object := range read(t, file) {
+		if typed, ok := object.(T); ok {
+			accessor, err := meta.Accessor(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[accessor.GetName()] = typed
+		}
+	}
+	return found
+}
+
+func TestDecodeIsStrict(t *testing.T) {
+	const head = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\n"
+	for name, text := range map[string]string{
+		"an unknown field":            head + "spec: {template: {spec: {restartpolicyy: Never}}}\n",
+		"a field in the wrong case":   head + "spec: {template: {spec: {restartpolicy: Never}}}\n",
+		"a field written twice":       head + "spec: {backoffLimit: 1, backoffLimit: 2}\n",
+		"a number where text belongs": head + "spec: {template: {spec: {nodeSelector: {a: 1}}}}\n",
+		"a kind nobody knows":         "apiVersion: batch/v1\nkind: Jop\nmetadata: {name: x}\n",
+	} {
+		if _, err := decode([]byte(text)); err == nil {
+			t.Errorf("%s: decoded without an error", name)
+		}
+	}
+}
+
+func TestKustomizationListsEveryManifest(t *testing.T) {
+	text, err := Manifests.ReadFile("kustomization.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type image struct {
+		Name    string `json:"name"`
+		NewName string `json:"newName"`
+		NewTag  string `json:"newTag"`
+	}
+	var k struct {
+		APIVersion string   `json:"apiVersion"`
+		Kind       string   `json:"kind"`
+		Resources  []string `json:"resources"`
+		Images     []image  `json:"images"`
+	}
+	if err := yaml.UnmarshalStrict(text, &k); err != nil {
+		t.Fatal(err)
+	}
+	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" {
+		t.Errorf("kustomization.yaml is a %s %s", k.APIVersion, k.Kind)
+	}
+	files, err := fs.Glob(Manifests, "*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := slices.Sorted(slices.Values(append(k.Resources, "kustomization.yaml")))
+	if !slices.Equal(listed, files) {
+		t.Errorf("kustomization.yaml lists %q, want every manifest: %q", listed, files)
+	}
+
+	pod := theJob(t).Spec.Template.Spec
+	for _, container := range append(pod.InitContainers, pod.Containers...) {
+		name, _, _ := strings.Cut(container.Image, ":")
+		if !slices.ContainsFunc(k.Images, func(i image) bool { return i.Name == name }) {
+			t.Errorf("container %s has image %s, which kustomization.yaml has no line to rename", container.Name, name)
+		}
+	}
+}
+
+func TestVolumesAreMountedHard(t *testing.T) {
+	volumes := named[*corev1.PersistentVolume](t, "pvc.yaml")
+	claims := named[*corev1.PersistentVolumeClaim](t, "pvc.yaml")
+	if len(volumes) != 3 || len(claims) != 3 {
+		t.Fatalf("pvc.yaml holds %d volumes and %d claims, want 3 of each", len(volumes), len(claims))
+	}
+	for name, claim := range claims {
+		volume := volumes[claim.Spec.VolumeName]
+		if volume == nil {
+			t.Errorf("claim %s binds %q, which pvc.yaml does not hold", name, claim.Spec.VolumeName)
+			continue
+		}
+		for _, option := range []string{"hard", "nfsvers=4.1", "timeo=600", "retrans=2"} {
+			if !slices.Contains(volume.Spec.MountOptions, option) {
+				t.Errorf("volume %s is mounted with %q, want %s among them", name, volume.Spec.MountOptions, option)
+			}
+		}
+		if volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
+			t.Errorf("volume %s is not retained when its claim goes", name)
+		}
+		if !slices.Equal(volume.Spec.AccessModes, claim.Spec.AccessModes) {
+			t.Errorf("claim %s asks for %v, its volume gives %v", name, claim.Spec.AccessModes, volume.Spec.AccessModes)
+		}
+		if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != "" {
+			t.Errorf("claim %s may be served by a default storage class", name)
+		}
+	}
+	if got := claims["tuner-studies"].Spec.AccessModes; !slices.Contains(got, corev1.ReadWriteMany) {
+		t.Errorf("tuner-studies has the access modes %v, want ReadWriteMany", got)
+	}
+}

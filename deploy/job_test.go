@@ -1,0 +1,211 @@
+package deploy
+
+import (
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// mounts are the container's mounts by the name of their volume.
+func mounts(container corev1.Container) map[string]corev1.VolumeMount {
+	byVolume := make(map[string]corev1.VolumeMount)
+	for _, mount := range container.VolumeMounts {
+		byVolume[mount.Name] = mount
+	}
+	return byVolume
+}
+
+// volumes are the pod's volumes by their name.
+func volumes(pod corev1.PodSpec) map[string]corev1.Volume {
+	byName := make(map[string]corev1.Volume)
+	for _, volume := range pod.Volumes {
+		byName[volume.Name] = volume
+	}
+	return byName
+}
+
+func TestJobRetriesOnlyWhatARetryCanMend(t *testing.T) {
+	spec := theJob(t).Spec
+	if got := spec.Template.Spec.RestartPolicy; got != corev1.RestartPolicyNever {
+		t.Errorf("restartPolicy is %s; a podFailurePolicy demands Never", got)
+	}
+	if spec.PodReplacementPolicy == nil || *spec.PodReplacementPolicy != batchv1.Failed {
+		t.Error("podReplacementPolicy is not Failed: two pods could own the study at a time")
+	}
+	if spec.BackoffLimit == nil || *spec.BackoffLimit == 0 {
+		t.Error("backoffLimit gives an interrupted study no second try")
+	}
+	if spec.PodFailurePolicy == nil || len(spec.PodFailurePolicy.Rules) != 2 {
+		t.Fatal("want two rules in podFailurePolicy")
+	}
+	disrupted, hopeless := spec.PodFailurePolicy.Rules[0], spec.PodFailurePolicy.Rules[1]
+	if disrupted.Action != batchv1.PodFailurePolicyActionIgnore || len(disrupted.OnPodConditions) != 1 ||
+		disrupted.OnPodConditions[0].Type != corev1.DisruptionTarget ||
+		disrupted.OnPodConditions[0].Status != corev1.ConditionTrue {
+		t.Errorf("the first rule is %+v, want a disruption ignored", disrupted)
+	}
+	codes := hopeless.OnExitCodes
+	if hopeless.Action != batchv1.PodFailurePolicyActionFailJob || codes == nil ||
+		codes.Operator != batchv1.PodFailurePolicyOnExitCodesOpIn || !slices.Equal(codes.Values, []int32{2, 6}) {
+		t.Errorf("the second rule is %+v, want the Job failed on exit codes 2 and 6", hopeless)
+	} else if *codes.ContainerName != spec.Template.Spec.Containers[0].Name {
+		t.Errorf("the exit codes are those of container %q, which the pod does not have", *codes.ContainerName)
+	}
+}
+
+func TestPodOwnsOneGPUWithCoresForItsLoad(t *testing.T) {
+	pod := theJob(t).Spec.Template.Spec
+	if len(pod.Containers) != 1 {
+		t.Fatalf("the pod has %d containers, want 1", len(pod.Containers))
+	}
+	resources := pod.Containers[0].Resources
+	if gpus := resources.Limits["nvidia.com/gpu"]; gpus.Value() != 1 {
+		t.Errorf("the pod has %s GPUs, want 1", gpus.String())
+	}
+	// vLLM's 2 + 1 for each GPU, and 2 for the load generator.
+	if cpus := resources.Requests.Cpu(); cpus.Value() < 5 {
+		t.Errorf("the pod requests %s CPUs, want 5 at least", cpus)
+	}
+	for _, container := range append(pod.InitContainers, pod.Containers...) {
+		for name, request := range container.Resources.Requests {
+			if limit := container.Resources.Limits[name]; limit.Cmp(request) != 0 {
+				t.Errorf("%s requests %s %s but is limited to %s: the pod is not Guaranteed",
+					container.Name, request.String(), name, limit.String())
+			}
+		}
+	}
+
+	shm := volumes(pod)["shm"].EmptyDir
+	if mounts(pod.Containers[0])["shm"].MountPath != "/dev/shm" || shm == nil || shm.Medium != corev1.StorageMediumMemory {
+		t.Fatalf("/dev/shm is not held in memory: %+v", shm)
+	}
+	if least := resource.MustParse("1Gi"); shm.SizeLimit == nil || shm.SizeLimit.Cmp(least) < 0 {
+		t.Errorf("/dev/shm has the size limit %s, want %s at least", shm.SizeLimit, &least)
+	}
+}
+
+func TestPodHasNoRightItDoesNotNeed(t *testing.T) {
+	pod := theJob(t).Spec.Template.Spec
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+		t.Error("the pod gets a token of the API server")
+	}
+	if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+		t.Error("the pod gets a Service's VLLM_PORT")
+	}
+	if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Error("the pod has no seccomp profile")
+	}
+	if pod.HostIPC || pod.HostPID || pod.HostNetwork {
+		t.Error("the pod shares a namespace with its node")
+	}
+	for _, container := range append(pod.InitContainers, pod.Containers...) {
+		security := container.SecurityContext
+		if security.AllowPrivilegeEscalation == nil || *security.AllowPrivilegeEscalation {
+			t.Errorf("%s may gain privileges", container.Name)
+		}
+		if !slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || security.Capabilities.Add != nil {
+			t.Errorf("%s keeps capabilities", container.Name)
+		}
+	}
+	writable := []string{"studies", "shm"}
+	for name, mount := range mounts(pod.Containers[0]) {
+		if mount.ReadOnly == slices.Contains(writable, name) {
+			t.Errorf("%s is mounted with readOnly %v", name, mount.ReadOnly)
+		}
+	}
+	annotations := theJob(t).Spec.Template.Annotations
+	for name, want := range map[string]string{
+		"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+		"karpenter.sh/do-not-disrupt":                    "true",
+		"sidecar.istio.io/inject":                        "false",
+	} {
+		if annotations[name] != want {
+			t.Errorf("annotation %s is %q, want %q", name, annotations[name], want)
+		}
+	}
+}
+
+func TestPodEndsAndIsSeenAlive(t *testing.T) {
+	pod := theJob(t).Spec.Template.Spec
+	if grace := pod.TerminationGracePeriodSeconds; grace == nil || *grace < 120 {
+		t.Error("the tuner has less than 120 s to end vLLM and close the study")
+	}
+	container := pod.Containers[0]
+	probe := container.LivenessProbe
+	if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/healthz" {
+		t.Fatalf("the liveness probe is %+v, want /healthz", probe)
+	}
+	if container.Ports[0].Name != probe.HTTPGet.Port.String() {
+		t.Errorf("the liveness probe asks port %s, which the container does not name", probe.HTTPGet.Port.String())
+	}
+	listen := container.Args[slices.Index(container.Args, "--listen")+1]
+	if want := "0.0.0.0:9090"; listen != want || container.Ports[0].ContainerPort != 9090 {
+		t.Errorf("the tuner listens on %s, the port is %d, want %s", listen, container.Ports[0].ContainerPort, want)
+	}
+	if deadline := theJob(t).Spec.ActiveDeadlineSeconds; deadline == nil ||
+		time.Duration(*deadline)*time.Second < 24*time.Hour {
+		t.Error("the Job ends before the study's budget is spent")
+	}
+}
+
+// TestTheBinaryComesFromTheImage follows the binary from the Dockerfile through the init container to the command.
+func TestTheBinaryComesFromTheImage(t *testing.T) {
+	dockerfile, err := os.ReadFile("../Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := theJob(t).Spec.Template.Spec
+	install, run := pod.InitContainers[0], pod.Containers[0]
+	if len(install.Command) != 3 {
+		t.Fatalf("the init container runs %q, want a copy of one file", install.Command)
+	}
+	for _, file := range install.Command[:2] {
+		if !regexp.MustCompile(`(?m)^COPY --from=\S+ \S+ ` + regexp.QuoteMeta(file) + `$`).Match(dockerfile) {
+			t.Errorf("the init container needs %s, which the Dockerfile does not put into the image", file)
+		}
+	}
+	from, to := mounts(install)["tuner"], mounts(run)["tuner"]
+	target := install.Command[2]
+	if path.Dir(target) != from.MountPath {
+		t.Errorf("the init container copies to %s, its volume is at %s", target, from.MountPath)
+	}
+	if got, want := run.Command[0], path.Join(to.MountPath, path.Base(target)); got != want {
+		t.Errorf("the main container runs %s, the binary is at %s", got, want)
+	}
+	if volumes(pod)["tuner"].EmptyDir == nil {
+		t.Error("the binary's volume is no emptyDir")
+	}
+	if !strings.HasPrefix(run.Image, "vllm/vllm-openai:v") {
+		t.Errorf("the main container runs in %s, want vLLM's own image with its version", run.Image)
+	}
+}
+
+func TestEveryVolumeOfTheJobExists(t *testing.T) {
+	pod := theJob(t).Spec.Template.Spec
+	have := volumes(pod)
+	for _, container := range append(pod.InitContainers, pod.Containers...) {
+		for name := range mounts(container) {
+			if _, ok := have[name]; !ok {
+				t.Errorf("%s mounts %s, which is no volume of the pod", container.Name, name)
+			}
+		}
+	}
+	claims := named[*corev1.PersistentVolumeClaim](t, "pvc.yaml")
+	studies := named[*corev1.ConfigMap](t, "study-configmap.yaml")
+	for name, volume := range have {
+		if claim := volume.PersistentVolumeClaim; claim != nil && claims[claim.ClaimName] == nil {
+			t.Errorf("volume %s wants the claim %s, which pvc.yaml does not hold", name, claim.ClaimName)
+		}
+		if config := volume.ConfigMap; config != nil && studies[config.Name] == nil {
+			t.Errorf("volume %s wants the ConfigMap %s, which study-configmap.yaml does not hold", name, config.Name)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package deploy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"vllmtuner/tuner/studyfile"
+)
+
+// TestTheStudyFitsItsPod reads the study file out of the ConfigMap as the tuner will, and holds it against the Job.
+func TestTheStudyFitsItsPod(t *testing.T) {
+	job := theJob(t)
+	pod := job.Spec.Template.Spec
+	container := pod.Containers[0]
+	inPod := mounts(container)
+
+	path := container.Args[len(container.Args)-1]
+	key, ok := strings.CutPrefix(path, inPod["study"].MountPath+"/")
+	if !ok {
+		t.Fatalf("the tuner runs %s, the study file is mounted at %s", path, inPod["study"].MountPath)
+	}
+	config := named[*corev1.ConfigMap](t, "study-configmap.yaml")[volumes(pod)["study"].ConfigMap.Name]
+	text, ok := config.Data[key]
+	if !ok {
+		t.Fatalf("the ConfigMap has no key %s", key)
+	}
+	study, err := studyfile.Parse(path, []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if job.Name != "tune-"+study.Name {
+		t.Errorf("the Job is called %s, its study %s", job.Name, study.Name)
+	}
+	if !strings.HasPrefix(study.Model, inPod["models"].MountPath+"/") {
+		t.Errorf("the model %s is not on the volume at %s", study.Model, inPod["models"].MountPath)
+	}
+	if !strings.HasPrefix(study.Workload.Path, inPod["datasets"].MountPath+"/") {
+		t.Errorf("the dataset %s is not on the volume at %s", study.Workload.Path, inPod["datasets"].MountPath)
+	}
+	grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
+	if study.Server.StopTimeout >= grace {
+		t.Errorf("vLLM may take %v to stop, the pod has %v", study.Server.StopTimeout, grace)
+	}
+	deadline := time.Duration(*job.Spec.ActiveDeadlineSeconds) * time.Second
+	if study.Budget.GPUTime >= deadline {
+		t.Errorf("the study may use %v of GPU time, the Job ends after %v", study.Budget.GPUTime, deadline)
+	}
+}
