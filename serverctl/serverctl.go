@@ -71,6 +71,9 @@ type ExitError struct {
 	Evidence string   // the log line that gave the class, or what was seen
 	Code     int      // exit code; -1 when it still ran or died of a signal
 	Tail     []string // last lines of its log
+
+	KVNeededGiB    float64 // of KVTooSmall: what one request of max-model-len needs; 0 when the server did not say
+	KVAvailableGiB float64 // of KVTooSmall: what there was; it may be negative
 }
 
 // Error returns the class with its evidence.

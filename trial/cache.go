@@ -28,17 +28,13 @@ const (
 	primePiece     = 30.0 // seconds of load between two looks at the hit rate
 	mostPieces     = 60   // half an hour: more priming than that is a workload that never settles
 	settled        = 0.01 // the hit rate stands still when it moves less than a point
-	warmUpRequests = 10   // as the manual sweeps did
+	warmUpRequests = 10   // before anything else, to get lazy initialisation out of the way; as the manual sweeps did
 )
 
 // warmUp sends the first requests, and primes the cache once where the protocol says so.
 func (m *measuring) warmUp(ctx context.Context) error {
-	n := m.WarmUp
-	if n == 0 {
-		n = warmUpRequests
-	}
 	m.progress("warming up")
-	if err := m.pass(ctx, workload.WarmUpStream, 0, n); err != nil {
+	if err := m.pass(ctx, workload.WarmUpStream, 0, warmUpRequests); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
 	if m.Cache == Reset {
@@ -63,7 +59,7 @@ func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n i
 	}
 	m.result.GPUTime += run.Elapsed
 	if run.Broken == run.Others && n > 0 {
-		return fmt.Errorf("all %d requests failed", n)
+		return fmt.Errorf("all %d requests failed: %s", n, run.BrokenDetail)
 	}
 	drained, err := m.server.Drain(ctx)
 	m.result.GPUTime += drained

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"vllmtuner/bench"
@@ -33,7 +34,7 @@ type Runner struct {
 	PrimeRate float64         // requests per second while a cache is primed
 	Search    capacity.Search // its Hint is that of the first trial
 	Seed      uint64          // of requests and arrivals, the same in every trial
-	WarmUp    int             // requests before anything else, to get lazy initialisation out of the way
+	Marks     []string        // what a reader must know of every result
 
 	Finish   <-chan struct{}   // closed: finish the probe at hand, then return ErrInterrupted; nil means never
 	Progress func(step string) // told what begins now; nil means silent
@@ -52,12 +53,12 @@ type Task struct {
 // end of ctx. The server is gone when Run returns.
 func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) {
 	r.progress("starting the server")
-	server, load, err := r.Start(ctx, task.Number, task.Args)
+	server, load, err := r.Start(ctx, Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { r.progress("%s", step) }})
 	if err != nil {
 		return failure(Result{}, ctx, err)
 	}
 	m := &measuring{Runner: r, Task: task, server: server, load: load}
-	m.result.Facts = server.Facts()
+	m.result.Facts, m.result.Notes = server.Facts(), slices.Clone(r.Marks)
 	m.result.GPUTime = server.Facts().StartUp
 	capacity, runErr := m.measure(ctx)
 	stopTime, stopErr := server.Stop(context.WithoutCancel(ctx))

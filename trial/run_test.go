@@ -48,7 +48,7 @@ func (s *stub) Stop(context.Context) (d time.Duration, err error) {
 	s.note("stop")
 	return 2 * time.Second, nil
 }
-func (s *stub) start(context.Context, int, []string) (Server, Load, error) {
+func (s *stub) start(context.Context, Launch) (Server, Load, error) {
 	s.exited = make(chan struct{})
 	s.note("start")
 	return s, s, nil
@@ -177,10 +177,10 @@ func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
 }
 
 func TestRunWhenTheServerFails(t *testing.T) {
-	refused := func(context.Context, int, []string) (Server, Load, error) {
+	refused := func(context.Context, Launch) (Server, Load, error) {
 		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
 	}
-	missing := func(context.Context, int, []string) (Server, Load, error) {
+	missing := func(context.Context, Launch) (Server, Load, error) {
 		return nil, nil, errors.New("no such binary")
 	}
 	dies := &stub{capacity: 4.8, dieAt: 3}

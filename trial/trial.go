@@ -37,8 +37,15 @@ type Load interface {
 }
 
 // A Start starts one server with the args of a point and returns it when it is ready, with the load that reaches it.
-// number is the trial's. A server that dies or is refused gives a *serverctl.ExitError.
-type Start func(ctx context.Context, number int, args []string) (Server, Load, error)
+// A server that dies or is refused gives a *serverctl.ExitError.
+type Start func(ctx context.Context, launch Launch) (Server, Load, error)
+
+// A Launch says what to start.
+type Launch struct {
+	Number   int               // of the trial
+	Args     []string          // all args after the model
+	Progress func(step string) // to be told what begins now; never nil
+}
 
 // A Probe is one measured rate. It is stored as it is.
 type Probe struct {

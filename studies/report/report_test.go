@@ -184,7 +184,7 @@ func TestReports(t *testing.T) {
 			section("status", func(w io.Writer) error { return StatusText(w, c.study, c.options) })
 			section("log", func(w io.Writer) error {
 				for _, trial := range c.study.Trials {
-					fmt.Fprintln(w, TrialLine(trial))
+					fmt.Fprintln(w, TrialLine(trial, ShortNames(searched(c.study.Trials))))
 				}
 				return nil
 			})

@@ -75,7 +75,7 @@ func (l *lines) table(trials []studies.Trial, best Winner, rows int) {
 	}
 	newest := slices.Clone(trials[max(0, len(trials)-rows):])
 	slices.Reverse(newest)
-	short := abbreviations(newest)
+	short := ShortNames(searched(newest))
 	l.add("")
 	l.add("%4s  %-7s  %7s  %7s  %-16s  %s", "#", "origin", "req/s", "vs best", "result", "point")
 	for _, t := range newest {
@@ -117,17 +117,11 @@ func against(t studies.Trial, best Winner) string {
 	return percent(t.Result.Capacity.Rate/best.Trial.Result.Capacity.Rate - 1)
 }
 
-// abbreviations gives each searched flag a short name, its initials, so that points fit a table. Two flags with the same
-// initials are told apart by a number.
-func abbreviations(trials []studies.Trial) map[string]string {
-	names := map[string]bool{}
-	for _, t := range trials {
-		for name := range t.Point {
-			names[name] = true
-		}
-	}
+// ShortNames gives each flag a short name, its initials, so that points fit a line. Flags with the same initials are told
+// apart by a number.
+func ShortNames(names []string) map[string]string {
 	short, taken := map[string]string{}, map[string]int{}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
+	for _, name := range slices.Sorted(slices.Values(names)) {
 		initials := ""
 		for word := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' }) {
 			initials += word[:1]
@@ -153,20 +147,31 @@ func pointText(p space.Point, short map[string]string) string {
 	return strings.Join(words, " ")
 }
 
-// TrialLine sums a finished trial up in one line, for a log.
-func TrialLine(t studies.Trial) string {
-	point := t.Point.String()
-	if point == "" {
-		point = "(nothing set)"
+// searched returns the flags that the trials set.
+func searched(trials []studies.Trial) []string {
+	names := map[string]bool{}
+	for _, t := range trials {
+		for name := range t.Point {
+			names[name] = true
+		}
 	}
-	what := resultText(t)
-	switch {
-	case measured(t):
-		what = capacityText(t.Result.Capacity, t.Result.Facts.Simulated) + ", " + t.Result.Capacity.Binding
-	case t.Result.Evidence != "":
-		what += ": " + clip(t.Result.Evidence, 60)
+	return slices.Collect(maps.Keys(names))
+}
+
+// TrialLine sums a finished trial up in one line, for a log. short names its flags.
+func TrialLine(t studies.Trial, short map[string]string) string {
+	line := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  %s", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14), pointText(t.Point, short))
+	if !measured(t) && t.Result.Evidence != "" {
+		line += "\n          " + clip(t.Result.Evidence, width-10)
 	}
-	return fmt.Sprintf("trial %d (%s) %s: %s", t.Number, t.Origin, point, what)
+	return line
+}
+
+// Legend says what short names stand for, a few a line.
+func Legend(short map[string]string) string {
+	var text lines
+	text.legend(short)
+	return text.String()
 }
 
 // A statusDocument is StatusJSON's output.

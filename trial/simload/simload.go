@@ -22,11 +22,11 @@ type Rig struct {
 }
 
 // Start is a trial.Start: it returns a simulated server, ready at once, and the load that reaches it.
-func (r *Rig) Start(ctx context.Context, number int, args []string) (trial.Server, trial.Load, error) {
+func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
-	options, err := r.Profile.ParseArgs(args)
+	options, err := r.Profile.ParseArgs(launch.Args)
 	if err != nil {
 		return nil, nil, refusal(err)
 	}

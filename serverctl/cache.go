@@ -1,0 +1,130 @@
+package serverctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+const (
+	drainEvery = 100 * time.Millisecond
+	// resetAttempts is more than one, because blocks are freed a moment after the last answer was sent, and a reset fails
+	// until all are (vllm/v1/core/block_pool.py).
+	resetAttempts = 10
+	// resetLogWait is how long 0.14.1's only report of a reset, a log line, may take to come through the pipe.
+	resetLogWait = time.Second
+)
+
+// Drain waits until no request runs or waits, for two minutes at most, and returns how long that took. A server that does
+// not get there hangs: an *ExitError.
+func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
+	begin := time.Now()
+	for {
+		counters, err := s.Counters(ctx)
+		took := time.Since(begin)
+		if err == nil && counters.Running == 0 && counters.Waiting == 0 {
+			return took, nil
+		}
+		if took > s.config.limits.drain {
+			state := fmt.Sprintf("%g running and %g waiting", counters.Running, counters.Waiting)
+			if err != nil {
+				state = err.Error()
+			}
+			return took, s.hang(fmt.Sprintf("waited for all requests to end: still %s after %v without load", state, s.config.limits.drain))
+		}
+		if err := s.pause(ctx, drainEvery); err != nil {
+			return time.Since(begin), fmt.Errorf("wait for all requests to end: %w", err)
+		}
+	}
+}
+
+// pause waits, unless the server dies or ctx ends.
+func (s *Server) pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-s.exited:
+		return s.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// errNotFreed is a reset that failed because blocks of the cache were in use.
+var errNotFreed = errors.New("blocks of the prefix cache are still in use")
+
+// ResetCache empties the prefix cache and checks that it is empty. It drains the server first.
+func (s *Server) ResetCache(ctx context.Context) error {
+	if _, err := s.Drain(ctx); err != nil {
+		return err
+	}
+	var err error
+	for range resetAttempts {
+		err = s.resetOnce(ctx)
+		if !errors.Is(err, errNotFreed) {
+			break
+		}
+		if err := s.pause(ctx, s.config.limits.resetPause); err != nil {
+			return fmt.Errorf("reset the prefix cache: %w", err)
+		}
+	}
+	if errors.Is(err, errNotFreed) {
+		return &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
+			Evidence: fmt.Sprintf("reset the prefix cache of an idle server: %v after %d attempts", err, resetAttempts)}
+	}
+	return err
+}
+
+// resetOnce asks for a reset and finds out whether it happened.
+func (s *Server) resetOnce(ctx context.Context) error {
+	doneBefore, lostBefore := s.log.resets()
+	a, err := s.call(ctx, http.MethodPost, "/reset_prefix_cache", nil, callTimeout)
+	if err != nil {
+		return fmt.Errorf("reset the prefix cache: %w", err)
+	}
+	if a.status == http.StatusNotFound {
+		return errors.New("reset the prefix cache: the server has no /reset_prefix_cache; it must run with VLLM_SERVER_DEV_MODE=1, " +
+			"which the tuner sets (look for it in server.env), or the study must use another cache protocol: steady or primed")
+	}
+	if err := a.failed("reset the prefix cache"); err != nil {
+		return err
+	}
+	var said struct {
+		Success *bool `json:"success"`
+	}
+	if json.Unmarshal(a.body, &said) == nil && said.Success != nil { // 0.33
+		if *said.Success {
+			return nil
+		}
+		return errNotFreed
+	}
+	// 0.14.1 answers 200 with no body in either case; the engine's log says which.
+	for end := time.Now().Add(resetLogWait); time.Now().Before(end); {
+		switch done, lost := s.log.resets(); {
+		case lost > lostBefore:
+			return errNotFreed
+		case done > doneBefore:
+			return nil
+		}
+		if err := s.pause(ctx, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("reset the prefix cache: %w", err)
+		}
+	}
+	return s.resetUnseen(ctx)
+}
+
+// resetUnseen judges a reset of which the log says nothing, as with VLLM_LOGGING_LEVEL=WARNING: a reset fails only while
+// blocks are in use.
+func (s *Server) resetUnseen(ctx context.Context) error {
+	counters, err := s.Counters(ctx)
+	if err != nil {
+		return fmt.Errorf("check the reset of the prefix cache: %w", err)
+	}
+	if counters.KVUsage > 0 {
+		return errNotFreed
+	}
+	return nil
+}

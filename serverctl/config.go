@@ -1,0 +1,199 @@
+package serverctl
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"vllmtuner/serverctl/proc"
+)
+
+// A Config says how to start one server.
+type Config struct {
+	Command []string          // what comes before the model, such as vllm serve
+	Model   string            // folder or name; the first argument after the command
+	Args    []string          // the flags, without --host and --port
+	Env     map[string]string // on top of the tuner's own environment
+	Dir     string            // working directory; empty means the tuner's
+
+	Port         int           // the port wanted; 0 means any free one. Another is taken when it is not free
+	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
+	StopTimeout  time.Duration // from SIGTERM to SIGKILL; 0 means 30 seconds
+
+	APIKey   string                  // sent with every request, given to the server as VLLM_API_KEY; never logged
+	Log      io.Writer               // the full log without secrets; nil means it is dropped
+	OnRecord func(proc.Record) error // called when the process has started, before it is used; nil means it is not kept
+	Progress func(phase string)      // told what begins now; nil means silent
+
+	limits limits // zero means the ordinary ones; tests are less patient
+}
+
+// limits bound the waits that no user needs to set.
+type limits struct {
+	readyEvery     time.Duration // between two looks at a starting server
+	healthEvery    time.Duration // between two looks at a ready one
+	healthTimeout  time.Duration // of one look; a busy API server answers late
+	healthFailures int           // in a row until the server hangs
+	drain          time.Duration // until an unloaded server must be idle
+	resetPause     time.Duration // between two attempts to reset the prefix cache
+}
+
+var ordinaryLimits = limits{
+	readyEvery:     200 * time.Millisecond,
+	healthEvery:    time.Second,
+	healthTimeout:  5 * time.Second,
+	healthFailures: 5,
+	drain:          2 * time.Minute,
+	resetPause:     300 * time.Millisecond,
+}
+
+// withDefaults returns the config with its zero values filled in, or what is wrong with it.
+func (c Config) withDefaults() (Config, error) {
+	if len(c.Command) == 0 || c.Command[0] == "" {
+		return c, errors.New("server.command is empty; give what starts the server, such as [vllm, serve]")
+	}
+	if c.Model == "" {
+		return c, errors.New("the server's model is empty; give a folder or a name")
+	}
+	for _, arg := range c.Args {
+		if name := flagName(arg); name == "--host" || name == "--port" {
+			return c, fmt.Errorf("server.args holds %s, but the tuner chooses the address itself; remove it and use server.port", name)
+		}
+	}
+	c.StartTimeout = orDefault(c.StartTimeout, 20*time.Minute)
+	c.StopTimeout = orDefault(c.StopTimeout, 30*time.Second)
+	c.limits = orDefault(c.limits, ordinaryLimits)
+	return c, nil
+}
+
+func orDefault[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+func (c Config) progress(format string, args ...any) {
+	if c.Progress != nil {
+		c.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// argv is the whole command line.
+func (c Config) argv(program string, port int) []string {
+	return slices.Concat([]string{program}, c.Command[1:], []string{c.Model}, c.Args,
+		[]string{"--host", "127.0.0.1", "--port", strconv.Itoa(port)})
+}
+
+// environ is the server's environment: what helps us where the tuner's own environment says nothing, then that
+// environment, then what we need, then the user's word.
+func (c Config) environ() []string {
+	env := map[string]string{
+		"NO_COLOR":                    "1",
+		"PYTHONUNBUFFERED":            "1",                                              // else the last words of a dying process are lost
+		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // 0.33 logs its version as a line then
+		"VLLM_ENGINE_READY_TIMEOUT_S": strconv.Itoa(int(c.StartTimeout.Seconds()) + 60), // ours is the one that ends a start
+	}
+	for _, variable := range os.Environ() {
+		name, value, _ := strings.Cut(variable, "=")
+		env[name] = value
+	}
+	env["VLLM_SERVER_DEV_MODE"] = "1" // for /reset_prefix_cache; the server listens on the loopback interface alone
+	if c.APIKey != "" {
+		env["VLLM_API_KEY"] = c.APIKey
+	}
+	maps.Copy(env, c.Env)
+	list := make([]string, 0, len(env))
+	for name, value := range env {
+		list = append(list, name+"="+value)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// secretName matches environment variables and flags whose values must not be seen.
+var secretName = regexp.MustCompile(`(?i)(^|[_-])(api_?key|apikey|api-key|token|secret|password)$`)
+
+// secrets returns a replacer for everything that the server could print but nobody should read: vLLM logs its arguments,
+// keys included.
+func (c Config) secrets(environ []string) *strings.Replacer {
+	const shortest = 6 // a shorter value is no secret, and is found in too many innocent words
+	var pairs []string
+	hide := func(value string) {
+		if len(value) >= shortest {
+			pairs = append(pairs, value, "[secret]")
+		}
+	}
+	hide(c.APIKey)
+	for _, variable := range environ {
+		if name, value, _ := strings.Cut(variable, "="); secretName.MatchString(name) {
+			hide(value)
+		}
+	}
+	for i, arg := range c.Args {
+		name, value, inline := strings.Cut(arg, "=")
+		switch {
+		case !strings.HasPrefix(name, "--") || !secretName.MatchString(name):
+		case inline:
+			hide(value)
+		default:
+			for _, value := range c.Args[i+1:] { // --api-key takes several
+				if strings.HasPrefix(value, "-") {
+					break
+				}
+				hide(value)
+			}
+		}
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// program finds the command's program as the server's own environment would, and explains why it cannot be run.
+func (c Config) program(environ []string) (string, error) {
+	name := c.Command[0]
+	if strings.ContainsRune(name, '/') {
+		path := name
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(c.Dir, path)
+		}
+		if err := executable(path); err != nil {
+			return "", fmt.Errorf("server.command: %s cannot be run: %w", name, err)
+		}
+		return filepath.Abs(path)
+	}
+	var path string
+	for _, variable := range environ {
+		if value, ok := strings.CutPrefix(variable, "PATH="); ok {
+			path = value
+		}
+	}
+	for _, dir := range filepath.SplitList(path) {
+		if file := filepath.Join(dir, name); executable(file) == nil {
+			return filepath.Abs(file)
+		}
+	}
+	return "", fmt.Errorf("server.command: %w: no %q in PATH=%s; give its full path, or set PATH in server.env", exec.ErrNotFound, name, path)
+}
+
+func executable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return errors.New("it is a folder")
+	case info.Mode()&0o111 == 0:
+		return errors.New("it is not executable")
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package serverctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Counters reads the server's counters and gauges from /metrics.
+func (s *Server) Counters(ctx context.Context) (Counters, error) {
+	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
+	if err == nil {
+		err = a.failed("GET /metrics")
+	}
+	if err != nil {
+		return Counters{}, fmt.Errorf("read the server's counters: %w", err)
+	}
+	c, err := parseCounters(string(a.body))
+	if err != nil {
+		return Counters{}, fmt.Errorf("read the server's counters: %w", err)
+	}
+	return c, nil
+}
+
+// parseCounters reads the text format of Prometheus, as vllm/v1/metrics/loggers.py fills it (0.14.1 to 0.33.0). Every
+// engine of a server has its own samples: counters are summed, the KV usage is their mean. Names are matched whole, which
+// leaves out _created and the many that only begin alike.
+func parseCounters(text string) (Counters, error) {
+	var c Counters
+	fields := map[string]*float64{
+		"vllm:num_requests_running":                  &c.Running,
+		"vllm:num_requests_waiting":                  &c.Waiting,
+		"vllm:kv_cache_usage_perc":                   &c.KVUsage,
+		"vllm:prefix_cache_queries_total":            &c.PrefixQueries,
+		"vllm:prefix_cache_hits_total":               &c.PrefixHits,
+		"vllm:num_preemptions_total":                 &c.Preemptions,
+		"vllm:prompt_tokens_total":                   &c.PromptTokens,
+		"vllm:generation_tokens_total":               &c.GenerationTokens,
+		"vllm:spec_decode_num_drafts_total":          &c.Drafts,
+		"vllm:spec_decode_num_draft_tokens_total":    &c.DraftTokens,
+		"vllm:spec_decode_num_accepted_tokens_total": &c.AcceptedTokens,
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(text) {
+		name, value, ok := sample(line)
+		if !ok {
+			continue
+		}
+		if field := fields[name]; field != nil {
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return Counters{}, fmt.Errorf("%s: %q is no number", name, value)
+			}
+			*field += v
+			seen[name]++
+		}
+	}
+	if seen["vllm:num_requests_running"] == 0 {
+		return Counters{}, errors.New("/metrics has no vllm:num_requests_running; remove --disable-log-stats from server.args")
+	}
+	c.KVUsage /= float64(max(1, seen["vllm:kv_cache_usage_perc"]))
+	return c, nil
+}
+
+// sample splits one line, such as name{label="value"} 1.0 [timestamp]. A label's value may hold anything but a line break,
+// so the last brace ends the labels.
+func sample(line string) (name, value string, ok bool) {
+	line = strings.TrimSpace(line)
+	if line == "" || line[0] == '#' {
+		return "", "", false
+	}
+	rest := line
+	if i := strings.IndexByte(line, '{'); i >= 0 {
+		end := strings.LastIndexByte(line, '}')
+		if end < i {
+			return "", "", false
+		}
+		name, rest = line[:i], line[end+1:]
+	} else {
+		name, rest, _ = strings.Cut(line, " ")
+	}
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return "", "", false
+	}
+	return name, fields[0], true
+}

@@ -1,0 +1,149 @@
+package serverctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"vllmtuner/serverctl/proc"
+	"vllmtuner/tuner/space"
+)
+
+const (
+	// helpLimit is how long a server may take to print its help: vLLM imports torch first, 10 s of CPU on a warm disk.
+	helpLimit = 2 * time.Minute
+	// helpSize bounds what is kept of it; vLLM 0.14.1 prints 82 kB.
+	helpSize = 4 << 20
+)
+
+// Help asks the server for its help and returns the flags that it accepts, each as it is written: --max-num-seqs,
+// --no-enable-prefix-caching, -tp. It needs no GPU.
+func Help(ctx context.Context, command []string) (flags map[string]bool, err error) {
+	config, err := Config{Command: command, Model: "none"}.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	environ := config.environ()
+	program, err := config.program(environ)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("no end after %v", helpLimit))
+	defer cancel()
+	text := &capped{limit: helpSize}
+	argv := slices.Concat([]string{program}, command[1:], []string{"--help=all"})
+	asked := strings.Join(slices.Concat(command, []string{"--help=all"}), " ")
+	p, err := proc.Start(proc.Spec{Argv: argv, Env: environ, Output: text})
+	if err != nil {
+		return nil, fmt.Errorf("learn the server's flags: %w", err)
+	}
+	select {
+	case <-p.Exited():
+	case <-ctx.Done():
+		err = fmt.Errorf("learn the server's flags: wait for %q: %w", asked, context.Cause(ctx))
+	}
+	if err := errors.Join(err, p.Stop(context.WithoutCancel(ctx), 0)); err != nil {
+		return nil, err
+	}
+	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.ExitCode() != 0 {
+		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and named %d flags; it ended so: %s",
+			asked, p.Ending(), len(flags), lastLines(text.buf.String(), 3))
+	}
+	return flags, nil
+}
+
+// capped keeps the beginning of what is written.
+type capped struct {
+	buf   bytes.Buffer
+	limit int
+}
+
+func (c *capped) Write(b []byte) (int, error) {
+	c.buf.Write(b[:max(0, min(len(b), c.limit-c.buf.Len()))])
+	return len(b), nil
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+}
+
+var (
+	// argparse indents options by two spaces, their descriptions by far more, and vLLM its examples by three.
+	optionLine = regexp.MustCompile(`^  (--?[A-Za-z].*)$`)
+	// A description begins two spaces after a short option, or on the next line.
+	description = regexp.MustCompile(` {2,}.*`)
+	// Each name of an option, alone or followed by its value: up to Python 3.12 "--seed SEED, -s SEED", from 3.13 on
+	// "-s, --seed SEED". Choices such as {a,-b} have no space in front of the dash.
+	optionName = regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
+)
+
+// parseHelp reads the flags from an argparse help.
+func parseHelp(text string) map[string]bool {
+	flags := map[string]bool{}
+	for line := range strings.Lines(colours.ReplaceAllString(text, "")) {
+		option := optionLine.FindStringSubmatch(strings.TrimRight(line, "\r\n"))
+		if option == nil {
+			continue
+		}
+		for _, name := range optionName.FindAllStringSubmatch(description.ReplaceAllString(option[1], ""), -1) {
+			flags[name[1]] = true
+		}
+	}
+	return flags
+}
+
+// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest one that it
+// does. Like argparse it takes the beginning of a flag for the flag, as long as only one begins so.
+func CheckFlags(accepted map[string]bool, args []string) error {
+	names := slices.Sorted(maps.Keys(accepted))
+	var errs []error
+	for _, arg := range args {
+		name := flagName(arg)
+		if name == "" || accepted[name] || strings.HasPrefix(name, "-O") && accepted["--optimization-level"] {
+			continue
+		}
+		var begin []string
+		for _, n := range names {
+			if strings.HasPrefix(name, "--") && strings.HasPrefix(n, name) {
+				begin = append(begin, n)
+			}
+		}
+		switch near := space.Nearest(name, names); {
+		case len(begin) == 1:
+		case len(begin) > 1:
+			errs = append(errs, fmt.Errorf("flag %s could be %s; write it in full", name, strings.Join(begin, " or ")))
+		case near != "":
+			errs = append(errs, fmt.Errorf("this server has no flag %s; did you mean %s?", name, near))
+		default:
+			errs = append(errs, fmt.Errorf("this server has no flag %s; its --help=all shows those it has", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// flagName returns the flag that an arg names, in dashes, without a value and without a JSON key; or "" for a value.
+// vLLM's FlexibleArgumentParser takes --a_b for --a-b and --config.key for a key of a JSON flag.
+func flagName(arg string) string {
+	if len(arg) < 2 || arg[0] != '-' {
+		return ""
+	}
+	if _, err := strconv.ParseFloat(arg, 64); err == nil {
+		return "" // a negative number
+	}
+	name := arg
+	if i := strings.IndexAny(name, "=."); i >= 0 {
+		name = name[:i]
+	}
+	if strings.HasPrefix(name, "--") {
+		name = strings.ReplaceAll(name, "_", "-")
+	}
+	return name
+}

@@ -1,0 +1,85 @@
+package serverctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+const (
+	callTimeout   = 30 * time.Second // of requests other than /health; a first token may need a compilation
+	longestAnswer = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
+)
+
+// An answer is an HTTP response read to its end.
+type answer struct {
+	status int
+	body   []byte
+}
+
+// call sends one request and reads the answer, within limit. body is sent as JSON unless it is nil.
+func (s *Server) call(ctx context.Context, method, path string, body any, limit time.Duration) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var content io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return answer{}, fmt.Errorf("%s %s: %w", method, path, err)
+		}
+		content = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, content)
+	if err != nil {
+		return answer{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if s.config.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+s.config.APIKey)
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, longestAnswer))
+	if err != nil {
+		return answer{}, fmt.Errorf("%s %s: read the answer: %w", method, path, err)
+	}
+	return answer{resp.StatusCode, b}, nil
+}
+
+// ask sends a request to a server that starts, and reads the JSON answer into v. It returns what is still to be waited
+// for, empty when v was read, or an error that waiting does not cure.
+func (s *Server) ask(ctx context.Context, method, path string, body, v any) (waiting string, err error) {
+	a, err := s.call(ctx, method, path, body, callTimeout)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%s (%v)", path, err), nil
+	case a.status == http.StatusUnauthorized || a.status == http.StatusForbidden:
+		return "", fmt.Errorf("%s %s: HTTP %d: the server wants an API key; give it in server.api_key", method, path, a.status)
+	case a.status >= 500:
+		return fmt.Sprintf("%s (HTTP %d)", path, a.status), nil
+	case a.status != http.StatusOK:
+		return "", &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
+			Evidence: fmt.Sprintf("%s %s: HTTP %d: %s", method, path, a.status, shorten(string(a.body)))}
+	}
+	if err := json.Unmarshal(a.body, v); err != nil {
+		return "", &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
+			Evidence: fmt.Sprintf("%s %s: no JSON in the answer (%v): %s", method, path, err, shorten(string(a.body)))}
+	}
+	return "", nil
+}
+
+// failed turns an answer that should have been 200 into an error.
+func (a answer) failed(what string) error {
+	if a.status == http.StatusOK {
+		return nil
+	}
+	return fmt.Errorf("%s: HTTP %d: %s", what, a.status, strings.TrimSpace(shorten(string(a.body))))
+}

@@ -1,0 +1,146 @@
+package serverctl
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Everything that is recognised in a server's log stands in this file, with the vLLM version and the file of vLLM in
+// which the text was seen; "0.33" stands for 0.33.0, and a text without a version was the same in 0.14.1 and 0.33.0.
+// The patterns see a line without colours, without the process's prefix and without level, date and place.
+
+var (
+	// vllm/logger.py and vllm/utils/system_utils.py: (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text.
+	// 0.14.1 colours the prefix even where no terminal is.
+	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
+	processPrefix = regexp.MustCompile(`^\([^()]* ?pid=\d+[^()]*\) ?`)
+	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|: +)`)
+	// uvicorn's access log. An answered request is no news, and the checks of a server's health would fill any tail.
+	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
+)
+
+// A fact is a line that tells something of a server that starts.
+type fact struct {
+	text *regexp.Regexp
+	read func(f *Facts, groups []string)
+}
+
+var facts = []fact{
+	// 0.14.1 vllm/entrypoints/openai/api_server.py; 0.33 with VLLM_DISABLE_LOG_LOGO=1.
+	{regexp.MustCompile(`vLLM (?:API )?server version (\S+?),?(?: |$)`), func(f *Facts, g []string) { f.Version = g[1] }},
+	// vllm/v1/engine/core.py (seen in 0.14.1 and 0.32.0), for command lines that start the engine in another way. The
+	// project's simulator adds its profile, which is how a simulated server is told from a real one.
+	{regexp.MustCompile(`Initializing a V1 LLM engine \(v(\S+)\)(.* simulated profile )?`), func(f *Facts, g []string) {
+		if f.Version == "" {
+			f.Version = g[1]
+		}
+		f.Simulated = f.Simulated || g[2] != ""
+	}},
+	// vllm/v1/core/kv_cache_utils.py. The first word is the device. 0.33 has tokens and concurrency on one line.
+	{regexp.MustCompile(`KV cache size: ([\d,]+) tokens`), func(f *Facts, g []string) { least(&f.KVCacheTokens, int(number(g[1]))) }},
+	{regexp.MustCompile(`Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x`),
+		func(f *Facts, g []string) { least(&f.MaxConcurrency, number(g[1])) }},
+	// vllm/v1/worker/gpu_worker.py, once per rank.
+	{regexp.MustCompile(`Available KV cache memory: (-?[\d.]+) GiB`), func(f *Facts, g []string) { least(&f.KVCacheGiB, number(g[1])) }},
+	// vllm/v1/worker/gpu_model_runner.py; "memory" only in 0.14.1.
+	{regexp.MustCompile(`Model loading took ([\d.]+) GiB`), func(f *Facts, g []string) { f.ModelGiB = number(g[1]) }},
+	{regexp.MustCompile(`Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB`), func(f *Facts, g []string) { f.GraphGiB = number(g[1]) }},
+}
+
+// number reads a figure of the log, with thousands separated by commas; the patterns let nothing else through but
+// malformed figures such as 1.2.3, which are unknown.
+func number(s string) float64 {
+	v, err := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// least keeps the smallest of what several ranks say; 0 is unknown.
+func least[N int | float64](to *N, v N) {
+	if *to == 0 || v < *to {
+		*to = v
+	}
+}
+
+// A phase is what a starting server is at, to be shown to those who wait for minutes.
+type phase struct {
+	text *regexp.Regexp
+	name string
+}
+
+var phases = []phase{
+	{regexp.MustCompile(`Starting to load model`), "loading the weights"},             // vllm/v1/worker/gpu_model_runner.py
+	{regexp.MustCompile(`Using cache directory: .* torch\.compile`), "compiling"},     // vllm/compilation/backends.py
+	{regexp.MustCompile(`torch\.compile (?:takes|took) `), "profiling memory"},        // vllm/compilation/monitor.py
+	{regexp.MustCompile(`KV cache size: `), "capturing graphs and warming up"},        // vllm/v1/core/kv_cache_utils.py
+	{regexp.MustCompile(`Starting vLLM (?:API )?server`), "starting the HTTP server"}, // vllm/entrypoints
+}
+
+// A death is a line that tells why a server failed. Of one line the first death that matches counts; of a log the first
+// line does, because what follows an exception are those that wrap it. Group 1, where there is one, is the evidence.
+type death struct {
+	text   *regexp.Regexp
+	start  Class // before the server is ready; empty when the line says nothing then
+	load   Class // afterwards; empty when the line says nothing then
+	refine func(e *ExitError, groups []string)
+}
+
+var deaths = []death{
+	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
+	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
+
+	// huggingface_hub through vllm/transformers_utils/repo_utils.py (seen in 0.14.1: a missing folder, a model that is
+	// not in the local cache), and transformers' texts for a folder that holds no model.
+	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|Cannot find an appropriate cached snapshot folder|` +
+		`Invalid repository ID or local directory specified|does not appear to have a file named config\.json|` +
+		`is not a local folder and is not a valid model identifier|Can't load the configuration of|` +
+		`(?:RepositoryNotFoundError|GatedRepoError|LocalEntryNotFoundError): |couldn't connect to 'https://huggingface\.co').*`),
+		start: ModelNotFound},
+
+	// argparse, exit code 2: vllm serve: error: argument --max-num-seqs: invalid int value: 'abc' (0.14.1).
+	{text: regexp.MustCompile(`: error: ((?:argument |unrecognized arguments|ambiguous option|the following arguments).*)`), start: FlagsRejected},
+	// pydantic: the line after "1 validation error for SchedulerConfig" has the reason (0.14.1, vllm/config/*.py).
+	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
+
+	// vllm/v1/core/kv_cache_utils.py, in 0.33 kv_cache_planning.py; "models's" is 0.14.1's.
+	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?\(([\d.]+) GiB KV cache is needed, ` +
+		`which is larger than the available KV cache memory \((-?[\d.]+) GiB\).*)`), start: KVTooSmall,
+		refine: func(e *ExitError, g []string) { e.KVNeededGiB, e.KVAvailableGiB = number(g[2]), number(g[3]) }},
+	{text: regexp.MustCompile(`(No available memory for the cache blocks.*)`), start: KVTooSmall},
+
+	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. See memoryOfOthers for whose fault it is.
+	{text: regexp.MustCompile(`(Free memory on device \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired GPU memory utilization.*)`),
+		start: OOMStart, refine: memoryOfOthers},
+	// vllm/v1/worker/gpu_worker.py: another process gave memory back while this one measured how much is free.
+	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure},
+
+	// torch (2.9 and 2.14), its older name, and the warm-up of the sampler in vllm/v1/worker/gpu_model_runner.py.
+	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|DefaultCPUAllocator: .*memory).*`),
+		start: OOMStart, load: OOMLoad},
+}
+
+// memoryOfOthers tells a utilization that is too high from a GPU that is not ours alone: an idle GPU of 16 GiB or more
+// has over 95 % of its memory free.
+func memoryOfOthers(e *ExitError, groups []string) {
+	if free, total := number(groups[2]), number(groups[3]); free < 0.95*total {
+		e.Class = Infrastructure
+	}
+}
+
+var (
+	// An exception's last line, the name in front: ValueError: text.
+	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$`)
+	// Lines that only say that something else has failed: vllm/v1/engine/utils.py, core.py, core_client.py,
+	// exceptions.py, vllm/v1/executor/multiproc_executor.py.
+	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|` +
+		`EngineCore encountered|EngineDeadError|died unexpectedly|EngineCore hit an exception`)
+)
+
+// The engine's answers to a reset of the prefix cache: vllm/v1/core/block_pool.py.
+const (
+	resetDone   = "Successfully reset prefix cache"
+	resetFailed = "Failed to reset prefix cache"
+)

@@ -1,0 +1,152 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// A stat is what we use of /proc/PID/stat, proc(5).
+type stat struct {
+	pid       int
+	state     byte
+	parent    int
+	session   int
+	startTime uint64 // clock ticks since boot
+}
+
+// dead reports whether the process has ended and only waits to be reaped.
+func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' || s.state == 'x' }
+
+func procPath(pid int, file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
+
+// processes yields every process of the machine, or at least of our PID namespace. One that ends meanwhile is left out.
+func processes() iter.Seq2[stat, error] {
+	return func(yield func(stat, error) bool) {
+		dir, err := os.Open("/proc")
+		if err != nil {
+			yield(stat{}, err)
+			return
+		}
+		names, err := dir.Readdirnames(-1)
+		if err := errors.Join(err, dir.Close()); err != nil {
+			yield(stat{}, err)
+			return
+		}
+		for _, name := range names {
+			pid, err := strconv.Atoi(name)
+			if err != nil {
+				continue // not a process
+			}
+			s, err := readStat(pid)
+			if vanished(err) {
+				continue
+			}
+			if !yield(s, err) {
+				return
+			}
+		}
+	}
+}
+
+func readStat(pid int) (stat, error) {
+	b, err := os.ReadFile(procPath(pid, "stat"))
+	if err != nil {
+		return stat{}, err
+	}
+	s, err := parseStat(string(b))
+	if err != nil {
+		return stat{}, fmt.Errorf("read %s: %w", procPath(pid, "stat"), err)
+	}
+	return s, nil
+}
+
+// parseStat reads one line of /proc/PID/stat. The second field is the command in parentheses, which may itself hold
+// spaces and parentheses; the fields after the last one are numbers and the state.
+func parseStat(line string) (stat, error) {
+	open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
+	if open < 0 || end < open {
+		return stat{}, fmt.Errorf("no command in %q", line)
+	}
+	fields := strings.Fields(line[end+1:])
+	const needed = 20 // fields 3 to 22
+	if len(fields) < needed || len(fields[0]) != 1 {
+		return stat{}, fmt.Errorf("only %d fields after the command in %q", len(fields), line)
+	}
+	pid, err1 := strconv.Atoi(strings.TrimSpace(line[:open]))
+	parent, err2 := strconv.Atoi(fields[1])
+	session, err3 := strconv.Atoi(fields[3])
+	startTime, err4 := strconv.ParseUint(fields[19], 10, 64)
+	s := stat{pid: pid, state: fields[0][0], parent: parent, session: session, startTime: startTime}
+	return s, errors.Join(err1, err2, err3, err4)
+}
+
+// Listens reports whether a TCP port of this machine is served by members alone: at least one socket listens on it, and
+// every one that does is held by a member. A stranger who shares the port (SO_REUSEPORT) would answer part of the
+// requests.
+func (p *Process) Listens(port int) (bool, error) {
+	wanted := map[string]bool{}
+	for _, table := range []string{"tcp", "tcp6"} {
+		b, err := os.ReadFile("/proc/self/net/" + table)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return false, fmt.Errorf("look for the listener of port %d: %w", port, err)
+		}
+		for _, inode := range listeners(string(b), port) {
+			wanted["socket:["+inode+"]"] = true
+		}
+	}
+	if len(wanted) == 0 {
+		return false, nil
+	}
+	members, err := p.Members()
+	if err != nil {
+		return false, err
+	}
+	for _, pid := range members {
+		if err := dropHeld(wanted, pid); err != nil {
+			return false, fmt.Errorf("look for the listener of port %d: %w", port, err)
+		}
+	}
+	return len(wanted) == 0, nil
+}
+
+// listeners returns the inodes of the sockets that listen on a port, from the text of /proc/net/tcp or tcp6: fields are
+// the slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user, timeout, inode.
+func listeners(table string, port int) []string {
+	suffix := fmt.Sprintf(":%04X", port)
+	var inodes []string
+	for line := range strings.Lines(table) {
+		fields := strings.Fields(line)
+		if len(fields) > 9 && fields[3] == "0A" && strings.HasSuffix(fields[1], suffix) {
+			inodes = append(inodes, fields[9])
+		}
+	}
+	return inodes
+}
+
+// dropHeld removes from sockets those that a process holds open.
+func dropHeld(sockets map[string]bool, pid int) error {
+	fds, err := os.ReadDir(procPath(pid, "fd"))
+	if vanished(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, fd := range fds {
+		target, err := os.Readlink(procPath(pid, "fd/"+fd.Name()))
+		if err != nil && !vanished(err) {
+			return err
+		}
+		delete(sockets, target)
+	}
+	return nil
+}

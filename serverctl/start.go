@@ -1,0 +1,235 @@
+package serverctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"vllmtuner/serverctl/proc"
+)
+
+const (
+	portAttempts = 3 // after the first: between our look at a port and the server's bind another process may take it
+	// abortGrace is what a server gets that never became ready: it has nothing to finish.
+	abortGrace = 5 * time.Second
+)
+
+// errStartTimeout is the cause of a start that took too long.
+var errStartTimeout = errors.New("the start timeout has passed")
+
+// Start starts a server and returns it when it has generated a first token. The server is our own child, and the socket
+// on its port belongs to it: another process that answers there is never taken for it.
+//
+// A server that dies, hangs or refuses its flags gives an *ExitError. A config that no server could be started with, such
+// as a missing program, gives another error: no other choice of flags would cure it. The end of ctx stops the server.
+// Whenever Start returns an error, no process is left.
+func Start(ctx context.Context, config Config) (*Server, error) {
+	c, err := config.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	wanted := c.Port
+	for attempt := 0; ; attempt++ {
+		port, err := freePort(wanted)
+		if err != nil {
+			return nil, err
+		}
+		if wanted != 0 && port != wanted {
+			c.progress("port %d is taken by another process; the server gets port %d", wanted, port)
+		}
+		server, err := launch(ctx, c, port)
+		exit, ok := errors.AsType[*ExitError](err)
+		if !ok || exit.Class != PortTaken || attempt == portAttempts {
+			return server, err
+		}
+		c.progress("port %d was taken while the server started; trying another", port)
+		wanted = 0
+	}
+}
+
+// freePort returns the wanted port when nobody has it, else one that is free now.
+func freePort(wanted int) (int, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(wanted)))
+	if err != nil && wanted != 0 {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// launch starts the process on a port and waits until it is ready.
+func launch(ctx context.Context, c Config, port int) (*Server, error) {
+	environ := c.environ()
+	program, err := c.program(environ)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		config: c,
+		log:    &logbook{to: c.Log, secrets: c.secrets(environ)},
+		http:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2}}, // no proxy, whatever the environment says
+		port:   port,
+		url:    "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		exited: make(chan struct{}),
+	}
+	c.progress("starting the server on port %d", port)
+	begin := time.Now()
+	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Dir: c.Dir, Output: s.log})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w; the file is there, so the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.OnRecord != nil {
+		err = c.OnRecord(s.process.Record())
+	}
+	if err == nil {
+		err = s.awaitReady(ctx)
+	}
+	if err != nil {
+		return nil, s.abort(ctx, err)
+	}
+	s.settle(ctx, time.Since(begin))
+	return s, nil
+}
+
+// abort ends a server that never became ready, and returns why it did not. When it cannot be ended, that is the error: a
+// next server must not be started beside it.
+func (s *Server) abort(ctx context.Context, cause error) error {
+	s.config.StopTimeout = min(s.config.StopTimeout, abortGrace)
+	if _, err := s.Stop(context.WithoutCancel(ctx)); err != nil {
+		return fmt.Errorf("%w, after: %v", err, cause)
+	}
+	return cause
+}
+
+// settle completes the facts of a server that is ready, and begins to watch it.
+func (s *Server) settle(ctx context.Context, startUp time.Duration) {
+	s.log.ready()
+	learnt, _ := s.log.learnt()
+	learnt.MaxModelLen = s.facts.MaxModelLen
+	learnt.StartUp, learnt.Port = startUp, s.port
+	s.facts = learnt
+	if s.facts.Version == "" {
+		s.facts.Version = s.version(ctx)
+	}
+	s.config.progress("ready after %v", startUp.Round(100*time.Millisecond))
+	s.beginWatch(ctx)
+}
+
+// awaitReady waits until the server has generated a token, for StartTimeout at most.
+func (s *Server) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, s.config.StartTimeout, errStartTimeout)
+	defer cancel()
+	waiting := "the process to begin"
+	told := ""
+	for {
+		select {
+		case <-s.process.Exited():
+			s.log.close() // its error is reported by Stop
+			return s.log.death(s.process.ExitCode(), s.process.Ending())
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
+				return fmt.Errorf("start the server: %w", cause)
+			}
+			return s.startTimeout(waiting)
+		case <-time.After(s.config.limits.readyEvery):
+		}
+		if _, phase := s.log.learnt(); phase != "" && phase != told {
+			s.config.progress("%s", phase)
+			told = phase
+		}
+		var err error
+		if waiting, err = s.checkReady(ctx); waiting == "" || err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Server) startTimeout(waiting string) error {
+	e := &ExitError{Class: StartTimeout, Code: -1, Tail: s.log.last()}
+	e.Evidence = fmt.Sprintf("not ready after %v, still waiting for %s", s.config.StartTimeout, waiting)
+	if len(e.Tail) > 0 {
+		e.Evidence += "; last line: " + e.Tail[len(e.Tail)-1]
+	}
+	return e
+}
+
+// checkReady goes through what makes a server ready. It returns what is still to be waited for, empty when the server is
+// ready, or an error that waiting does not cure.
+func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
+	health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
+	if err != nil {
+		s.strangers = 0
+		return "/health (" + err.Error() + ")", nil
+	}
+	ours, err := s.process.Listens(s.port)
+	if err != nil {
+		return "", &ExitError{Class: Infrastructure, Evidence: err.Error(), Code: -1, Tail: s.log.last()}
+	}
+	if s.strangers++; !ours && s.strangers < 2 {
+		return "our own process to answer on the port", nil // it may have died between its answer and our look
+	}
+	if !ours {
+		return "", &ExitError{Class: PortTaken, Code: -1, Tail: s.log.last(),
+			Evidence: fmt.Sprintf("port %d is answered by a process that we did not start", s.port)}
+	}
+	s.owned, s.strangers = true, 0
+	if health.status != http.StatusOK {
+		return fmt.Sprintf("/health (HTTP %d)", health.status), nil
+	}
+	if waiting, err := s.readModel(ctx); waiting != "" || err != nil {
+		return waiting, err
+	}
+	return s.firstToken(ctx)
+}
+
+// readModel learns the model's id and length from /v1/models.
+func (s *Server) readModel(ctx context.Context) (waiting string, err error) {
+	var models struct {
+		Data []struct {
+			ID          string `json:"id"`
+			MaxModelLen int    `json:"max_model_len"`
+		} `json:"data"`
+	}
+	waiting, err = s.ask(ctx, http.MethodGet, "/v1/models", nil, &models)
+	if waiting != "" || err != nil {
+		return waiting, err
+	}
+	if len(models.Data) == 0 {
+		return "a model in /v1/models", nil
+	}
+	s.modelID, s.facts.MaxModelLen = models.Data[0].ID, models.Data[0].MaxModelLen
+	return "", nil
+}
+
+// firstToken makes the server generate: /health does not run the model.
+func (s *Server) firstToken(ctx context.Context) (waiting string, err error) {
+	var completion struct {
+		Choices []struct{} `json:"choices"`
+	}
+	body := map[string]any{"model": s.modelID, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+	waiting, err = s.ask(ctx, http.MethodPost, "/v1/completions", body, &completion)
+	if waiting == "" && err == nil && len(completion.Choices) == 0 {
+		return "a first token", nil
+	}
+	return waiting, err
+}
+
+// version asks the server itself; not every server can say, and unknown is an honest answer.
+func (s *Server) version(ctx context.Context) string {
+	var v struct{ Version string }
+	if waiting, err := s.ask(ctx, http.MethodGet, "/version", nil, &v); waiting != "" || err != nil {
+		return ""
+	}
+	return v.Version
+}
