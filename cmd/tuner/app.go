@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// app is the whole command. finish is closed when the user asks for an orderly end.
+func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
+	return &cli.App{
+		Name:                   "tuner",
+		Usage:                  "find the vLLM flags that carry the most traffic inside your latency promises",
+		Version:                version,
+		Writer:                 stdout,
+		ErrWriter:              stderr,
+		HideHelpCommand:        true,
+		UseShortOptionHandling: true,
+		ExitErrHandler:         func(*cli.Context, error) {}, // main ends the process
+		OnUsageError:           func(_ *cli.Context, err error, _ bool) error { return usageError{err} },
+		Action:                 unknownCommand,
+		Commands:               commands(finish),
+		Description: strings.TrimSpace(`
+Start here:   tuner demo                    a whole study on a simulated H200, in seconds
+Your server:  tuner init > study.yaml       a commented study file
+              tuner check study.yaml        everything that can be known before GPU time is spent
+              tuner run study.yaml          run it, or go on where it stopped
+              tuner best study.yaml         the winning args`),
+	}
+}
+
+func commands(finish <-chan struct{}) []*cli.Command {
+	all := []*cli.Command{
+		initCommand(), checkCommand(), runCommand(finish), demoCommand(finish),
+		statusCommand(), bestCommand(), benchCommand(), simCommand(finish),
+	}
+	for _, c := range all {
+		c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError{err} }
+	}
+	return all
+}
+
+// unknownCommand is what a first word that is no command leads to.
+func unknownCommand(c *cli.Context) error {
+	if c.Args().Len() == 0 {
+		return cli.ShowAppHelp(c)
+	}
+	names := make([]string, 0, len(c.App.Commands))
+	for _, known := range c.App.Commands {
+		names = append(names, known.Name)
+	}
+	return usage("no command %q; there are: %s", c.Args().First(), strings.Join(names, ", "))
+}
+
+// rootFlag is where the studies are.
+func rootFlag() cli.Flag {
+	return &cli.StringFlag{Name: "root", Value: "studies", EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies"}
+}
+
+// formatFlag is how to print.
+func formatFlag() cli.Flag {
+	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
+}
+
+// formatOf reads formatFlag.
+func formatOf(c *cli.Context) (string, error) {
+	f := c.String("output")
+	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
+		return "", usage("--output %s: allowed are text, json and yaml", f)
+	}
+	return f, nil
+}
+
+// oneArg returns the only argument of a command.
+func oneArg(c *cli.Context, what string) (string, error) {
+	if c.Args().Len() != 1 {
+		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, what, c.Command.Name)
+	}
+	return c.Args().First(), nil
+}
+
+// flagsFirst moves the flags of a subcommand before its arguments, because the library reads none after the first
+// argument, and everybody writes `tuner run study.yaml --root /studies`. `sim serve` reads its own.
+func flagsFirst(args []string) []string {
+	if len(args) < 2 {
+		return args
+	}
+	list := commands(nil)
+	i := slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[1] })
+	if i < 0 || list[i].Name == "sim" {
+		return args
+	}
+	var flags, rest []string
+	for words := args[2:]; len(words) > 0; words = words[1:] {
+		word := words[0]
+		switch {
+		case word == "--":
+			rest = append(rest, words[1:]...)
+			words = words[:1]
+		case len(word) < 2 || word[0] != '-':
+			rest = append(rest, word)
+		case takesValue(list[i], word) && len(words) > 1:
+			flags = append(flags, word, words[1])
+			words = words[1:]
+		default:
+			flags = append(flags, word)
+		}
+	}
+	return slices.Concat(args[:2], flags, []string{"--"}, rest)
+}
+
+// takesValue reports whether the next word belongs to a flag.
+func takesValue(c *cli.Command, word string) bool {
+	name := strings.TrimLeft(word, "-")
+	for _, f := range c.Flags {
+		if _, isBool := f.(*cli.BoolFlag); !isBool && slices.Contains(f.Names(), name) {
+			return true
+		}
+	}
+	return false
+}
+
+// orderly returns a context that also ends when the user asks for an end, for commands that have nothing to finish.
+func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-finish:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		<-done
+	}
+}

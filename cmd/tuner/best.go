@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/report"
+)
+
+func bestCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "best",
+		Usage:     "print the winning args with their evidence",
+		ArgsUsage: "STUDY",
+		Description: `STUDY is ` + studyArgument + `. It works while the study runs and after it was killed.
+Exit code 4: no trial met the SLO.
+
+Examples: tuner best llama70b
+          vllm serve MODEL $(tuner best llama70b --shell)     # no spaces or JSON in the args: else eval it
+          tuner best llama70b -o yaml                         # args: of a Deployment`,
+		Flags: []cli.Flag{
+			rootFlag(), formatFlag(),
+			&cli.BoolFlag{Name: "shell", Usage: "print the args alone, on one line, quoted for a shell"},
+		},
+		Action: func(c *cli.Context) error {
+			format, err := formatOf(c)
+			if err != nil {
+				return err
+			}
+			study, err := readStudy(c)
+			if err != nil {
+				return err
+			}
+			if err := printBest(c, study, format); err != nil && !errors.Is(err, report.ErrNothingMet) {
+				return err
+			}
+			if _, met := report.Best(study); !met {
+				return errNothingMet
+			}
+			return nil
+		},
+	}
+}
+
+func printBest(c *cli.Context, study studies.Study, format string) error {
+	switch {
+	case c.Bool("shell"):
+		return report.BestShell(c.App.Writer, study)
+	case format == "json":
+		return report.BestJSON(c.App.Writer, study, reportOptions(study))
+	case format == "yaml":
+		return report.BestYAML(c.App.Writer, study, reportOptions(study))
+	}
+	return report.BestText(c.App.Writer, study, reportOptions(study))
+}

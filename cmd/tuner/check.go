@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
+)
+
+func checkCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "check",
+		Usage:     "check a study file and all that it needs, without GPU time",
+		ArgsUsage: "STUDY.yaml",
+		Description: `Checks the study file, the workload's file, the server's binary and its own list of flags, the local model, the store, and prints the
+plan with an estimate of the time. Nothing is started but ` + "`--help`" + `.
+
+Example: tuner check study.yaml`,
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.BoolFlag{Name: "skip-help", Usage: "do not ask the server for its flags, which takes it 10 to 60 s"},
+		},
+		Action: func(c *cli.Context) error {
+			path, err := oneArg(c, "a study file")
+			if err != nil {
+				return err
+			}
+			file, err := studyfile.Read(path)
+			if err != nil {
+				return err
+			}
+			return check(c.Context, c.App.Writer, file, c.String("root"), !c.Bool("skip-help"))
+		},
+	}
+}
+
+// check prints one line for each thing that is well, and returns the first that is not.
+func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, askServer bool) error {
+	say := func(what, format string, args ...any) {
+		fmt.Fprintf(w, "ok  %-10s %s\n", what, fmt.Sprintf(format, args...))
+	}
+	p, err := makePlan(file)
+	if err != nil {
+		return err
+	}
+	say("study file", "%s, %d parameters, SLO %s", file.Path, len(file.Parameters), file.SLO())
+	say("workload", "%s", p.source.Name())
+	if err := p.checkFlags(ctx, say, askServer); err != nil {
+		return err
+	}
+	if err := p.checkLongest(say); err != nil {
+		return err
+	}
+	dir := filepath.Join(root, file.Name)
+	if err := studies.CheckDisk(dir); err != nil {
+		return err
+	}
+	say("store", "%s can be written", dir)
+	p.printPlan(w)
+	return nil
+}
+
+// checkFlags holds the flags of the study against those that the server itself knows.
+func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any), askServer bool) error {
+	s := p.file.Server
+	args := s.Args
+	for _, point := range p.samplePoints() {
+		args = append(args[:len(args):len(args)], p.space.Args(point)...)
+	}
+	if s.Simulate != "" {
+		profile, err := vllmsim.LoadProfile(s.Simulate)
+		if err != nil {
+			return err
+		}
+		if _, err := profile.ParseArgs(args); err != nil {
+			return fmt.Errorf("%s: the simulated server refuses: %w", p.file.Path, err)
+		}
+		say("server", "%s, simulated", s.Simulate)
+		return nil
+	}
+	if !askServer {
+		say("server", "%s is there; its flags were not asked for", strings.Join(s.Command, " "))
+		return nil
+	}
+	accepted, err := serverctl.Help(ctx, s.Command)
+	if err != nil {
+		return fmt.Errorf("%s: server.command: %w", p.file.Path, err)
+	}
+	if err := serverctl.CheckFlags(accepted, args); err != nil {
+		return usageError{fmt.Errorf("%s: %w", p.file.Path, err)}
+	}
+	say("server", "%s knows all %d flags of the study (it has %d)", strings.Join(s.Command, " "), countFlags(args), len(accepted))
+	return nil
+}
+
+// samplePoints returns points that between them use every flag of the space.
+func (p *plan) samplePoints() []space.Point {
+	n := len(p.file.Parameters)
+	low, high := make([]float64, n), make([]float64, n)
+	for i := range high {
+		high[i] = 0.999
+	}
+	return []space.Point{p.space.Sample(low), p.space.Sample(high)}
+}
+
+func countFlags(args []string) int {
+	names := map[string]bool{}
+	for _, a := range args {
+		if name, ok := strings.CutPrefix(a, "--"); ok {
+			name, _, _ = strings.Cut(name, "=")
+			names[name] = true
+		}
+	}
+	return len(names)
+}
+
+// checkLongest refuses a max-model-len that the workload's longest request does not fit in.
+func (p *plan) checkLongest(say func(string, string, ...any)) error {
+	longest, limit := p.source.Longest(), p.file.MaxModelLen()
+	if longest == 0 || limit == 0 {
+		return nil
+	}
+	if longest > limit {
+		return usageError{fmt.Errorf("%s: max-model-len %d is less than the workload's longest request of %d tokens; raise it in server.args", p.file.Path, limit, longest)}
+	}
+	say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, limit)
+	return nil
+}
+
+// The time of a trial beside its probes, and the probes it takes, for an estimate: a 70B model from a disk cache, and the
+// mean of the search on simulated engines.
+const (
+	usualStart  = 150 * time.Second
+	usualProbes = 4
+)
+
+func (p *plan) printPlan(w io.Writer) {
+	f := p.file
+	window := max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
+	each := usualStart + usualProbes*(f.Probe.LeadIn+window)
+	fmt.Fprintf(w, "plan: %d trials by %s, cache %s, window %s; about %s a trial, %s in all",
+		f.Budget.Trials, f.Sampler.Name, f.Protocol(p.source.Len() == 0), window.Round(time.Second), each.Round(time.Minute), (each * time.Duration(f.Budget.Trials)).Round(time.Hour))
+	if f.Budget.GPUTime > 0 {
+		fmt.Fprintf(w, " (GPU time ends at %s)", f.Budget.GPUTime)
+	}
+	fmt.Fprintln(w)
+}

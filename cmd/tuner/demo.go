@@ -1,0 +1,60 @@
+package main
+
+import (
+	_ "embed"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/studies"
+	"vllmtuner/tuner/studyfile"
+)
+
+//go:embed demo.yaml
+var demoFile []byte
+
+func demoCommand(finish <-chan struct{}) *cli.Command {
+	return &cli.Command{
+		Name:  "demo",
+		Usage: "run a whole study on a simulated H200, in seconds and without a GPU",
+		Description: `Thirty trials on a simulated H200 in virtual time: the same code as a real study, with the server replaced by a calibrated
+model of it. Every figure is simulated. A demo that was interrupted goes on; a finished one begins anew beside it.
+
+Example: tuner demo --seed 7`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "root", Value: "tuner-demo", Usage: "`directory` for the study"},
+			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of points, requests and arrivals"},
+			&cli.StringFlag{Name: "sampler", Value: "tpe", Usage: "`sampler`: tpe, random or grid"},
+			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
+		},
+		Action: func(c *cli.Context) error {
+			if c.Bool("print") {
+				_, err := c.App.Writer.Write(demoFile)
+				return err
+			}
+			file, err := demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
+			if err != nil {
+				return err
+			}
+			return runStudy(c.Context, file, runOptions{
+				root: c.String("root"), finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
+			})
+		},
+	}
+}
+
+// demoStudy is the demo's study file with another sampler and seed, under the first name whose study is not finished.
+func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
+	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
+	for n, name := 2, base; ; n++ {
+		if s, err := studies.ReadSnapshot(filepath.Join(root, name)); err == nil && s.State == studies.Done {
+			name = fmt.Sprintf("%s-%d", base, n)
+			continue
+		}
+		text := strings.NewReplacer("name: demo", "name: "+name, "{name: tpe, seed: 1}", fmt.Sprintf("{name: %s, seed: %d}", sampler, seed)).
+			Replace(string(demoFile))
+		return studyfile.Parse("demo.yaml", []byte(text))
+	}
+}

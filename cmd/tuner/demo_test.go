@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"io"
+	"slices"
+	"testing"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/report"
+	"vllmtuner/tuner/space/landscape"
+)
+
+// demoWinner runs the demo with a sampler and seed and returns its winner.
+func demoWinner(t testing.TB, sampler string, seed uint64) report.Winner {
+	t.Helper()
+	root := t.TempDir()
+	file, err := demoStudy(root, sampler, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := runStudy(context.Background(), file, runOptions{root: root, stdout: io.Discard, stderr: io.Discard}); err != nil {
+		t.Fatal(err)
+	}
+	study, err := studies.ReadSnapshot(root + "/" + file.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	best, met := report.Best(study)
+	if !met {
+		t.Fatalf("seed %d: nothing met the SLO", seed)
+	}
+	return best
+}
+
+// demoRegrets returns the regrets of the demo's winners over seeds, sorted, and how many of them beat the default.
+func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int) {
+	t.Helper()
+	truth, err := landscape.H200()
+	if err != nil {
+		t.Fatal(err)
+	}
+	byDefault, err := truth.Regret(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range seeds {
+		best := demoWinner(t, sampler, seed+1)
+		regret, err := truth.Regret(best.Trial.Point)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s, seed %2d: %-75s measured %.2f req/s, regret %.1f %%", sampler, seed+1, best.Trial.Point, best.Trial.Result.Capacity.Rate, 100*regret)
+		regrets = append(regrets, regret)
+		if regret < byDefault {
+			better++
+		}
+	}
+	slices.Sort(regrets)
+	return regrets, better
+}
+
+// The whole demo, held against the true capacities: its winner must be good and better than the default on every seed.
+// Few seeds here, for the race detector is slow; BenchmarkDemoRegret takes twenty.
+func TestDemoFindsAGoodPoint(t *testing.T) {
+	regrets, better := demoRegrets(t, "tpe", 3)
+	if median := regrets[1]; median > 0.07 || better != 3 {
+		t.Errorf("regrets %.3f, %d of 3 better than the default; want a median of at most 0.07 and all better", regrets, better)
+	}
+}
+
+// BenchmarkDemoRegret reports the demo's median regret over 20 seeds for each sampler, in percent.
+func BenchmarkDemoRegret(b *testing.B) {
+	for _, sampler := range []string{"tpe", "random", "grid"} {
+		b.Run(sampler, func(b *testing.B) {
+			for b.Loop() {
+				const seeds = 20
+				regrets, better := demoRegrets(b, sampler, seeds)
+				b.ReportMetric(100*(regrets[seeds/2-1]+regrets[seeds/2])/2, "%median-regret")
+				b.ReportMetric(100*regrets[seeds*9/10], "%p90-regret")
+				b.ReportMetric(float64(better), "of-20-better-than-default")
+			}
+		})
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/studyfile"
+)
+
+// The exit codes. A Job fails at once on 2 and 6 and retries on 3 and 130.
+const (
+	exitFailed      = 1   // something went wrong
+	exitUsage       = 2   // the command line or the study file is wrong
+	exitOwned       = 3   // another tuner owns the study
+	exitNothingMet  = 4   // no trial met the SLO
+	exitSpent       = 5   // the budget was spent before an answer
+	exitWorld       = 6   // the world changed; the study was not resumed
+	exitInterrupted = 130 // interrupted, and everything is stored
+)
+
+// errStoppedNow is the cause of the context's end after a second signal.
+var errStoppedNow = errors.New("stopped at once")
+
+// errNothingMet and errSpent are the outcomes that are no failures of the tuner.
+var (
+	errNothingMet = errors.New("no trial met the SLO; see `tuner status` for what each one broke")
+	errSpent      = errors.New("the budget was spent before any trial met the SLO")
+)
+
+// A usageError is a wrong command line.
+type usageError struct{ error }
+
+func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// A codeError carries the exit code of a child whose fate is ours. It has no message of its own.
+type codeError int
+
+func (codeError) Error() string { return "" }
+
+// exitCode turns the error of a command into its exit code.
+func exitCode(err error) int {
+	if code, ok := errors.AsType[codeError](err); ok {
+		return int(code)
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
+	if _, ok := errors.AsType[*studyfile.Error](err); ok {
+		return exitUsage
+	}
+	for _, known := range []struct {
+		err  error
+		code int
+	}{
+		{nil, 0},
+		{studies.ErrOwned, exitOwned},
+		{studies.ErrWorldChanged, exitWorld},
+		{errNothingMet, exitNothingMet},
+		{errSpent, exitSpent},
+		{trial.ErrInterrupted, exitInterrupted},
+		{errStoppedNow, exitInterrupted},
+		{context.Canceled, exitInterrupted},
+	} {
+		if errors.Is(err, known.err) {
+			return known.code
+		}
+	}
+	return exitFailed
+}
+
+// outcome hides the outcomes 4 and 5 from Kubernetes, where a non-zero exit would run the study again, unless they are wanted.
+func outcome(err error, wanted bool) error {
+	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
+	if inPod && !wanted && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {
+		return nil
+	}
+	return err
+}

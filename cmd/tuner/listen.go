@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner"
+)
+
+// A listener serves /healthz and /metrics while a study runs. /healthz answers through a 20-minute model load too: it says
+// that the tuner is alive, not that a server is.
+type listener struct {
+	address net.Addr
+	server  *http.Server
+	gone    chan error
+
+	highest float64 // capacity so far
+
+	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
+	finished                                     *prometheus.CounterVec
+	gpuSeconds                                   prometheus.Counter
+}
+
+// listen begins to serve at the address, such as 127.0.0.1:9090. A port alone means loopback.
+func listen(address, study string, trials int) (*listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, usage("--listen %s: write HOST:PORT, such as 127.0.0.1:9090", address)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	socket, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	registry := prometheus.NewRegistry()
+	labels := prometheus.Labels{"study": study}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "tuner", Name: name, Help: help, ConstLabels: labels})
+		registry.MustRegister(g)
+		return g
+	}
+	l := &listener{
+		address:    socket.Addr(),
+		gone:       make(chan error, 1),
+		trials:     gauge("trials_budget", "Trials that the study may run."),
+		trial:      gauge("trial", "Number of the running trial."),
+		probes:     gauge("trial_probes", "Probes that the running trial has finished."),
+		rate:       gauge("probe_rate", "Request rate of the last probe, requests per second."),
+		best:       gauge("incumbent_capacity", "Best capacity so far, requests per second."),
+		bestTrial:  gauge("incumbent_trial", "Number of the best trial so far."),
+		finished:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "tuner", Name: "trials_total", Help: "Finished trials by outcome.", ConstLabels: labels}, []string{"outcome"}),
+		gpuSeconds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "tuner", Name: "gpu_seconds_total", Help: "GPU time of the finished trials.", ConstLabels: labels}),
+	}
+	registry.MustRegister(l.finished, l.gpuSeconds)
+	l.trials.Set(float64(trials))
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	l.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() { l.gone <- l.server.Serve(socket) }()
+	return l, nil
+}
+
+// watch keeps the metrics.
+func (l *listener) watch(e tuner.Event) {
+	switch e.Kind {
+	case tuner.Began:
+		l.trial.Set(float64(e.Trial.Number))
+		l.probes.Set(float64(len(e.Trial.Probes)))
+	case tuner.Probed:
+		l.probes.Inc()
+		l.rate.Set(e.Probe.Rate)
+	case tuner.Ended:
+		l.count(e.Trial)
+	}
+}
+
+// resume counts the trials that were there before.
+func (l *listener) resume(s studies.Study) {
+	for _, t := range s.Trials {
+		if t.State == studies.Done {
+			l.count(t)
+		}
+	}
+}
+
+func (l *listener) count(t studies.Trial) {
+	r := t.Result
+	l.finished.WithLabelValues(string(r.Outcome)).Inc()
+	l.gpuSeconds.Add(r.GPUTime.Seconds())
+	if r.Outcome == trial.Measured && r.Capacity.Met() && r.Capacity.Rate > l.highest {
+		l.highest = r.Capacity.Rate
+		l.best.Set(r.Capacity.Rate)
+		l.bestTrial.Set(float64(t.Number))
+	}
+}
+
+// stop ends the service and waits for it.
+func (l *listener) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	err := l.server.Shutdown(ctx)
+	if served := <-l.gone; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/report"
+	"vllmtuner/trial"
+	"vllmtuner/tuner"
+)
+
+// A progress tells a person how far a study is: one line a trial, and on a terminal a bar with the time that is left.
+type progress struct {
+	w        io.Writer
+	bar      *progressbar.ProgressBar // nil when w is no terminal
+	short    map[string]string        // names of the searched flags
+	trials   int                      // in all
+	best     float64                  // highest capacity so far
+	began    time.Time
+	measured int // trials finished by this process
+	last     time.Time
+}
+
+// newProgress begins with the trials that are there already.
+func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
+	p := &progress{w: w, short: report.ShortNames(names), trials: trials, began: time.Now()}
+	fmt.Fprint(w, report.Legend(p.short))
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+		p.bar = progressbar.NewOptions(trials,
+			progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(16), progressbar.OptionClearOnFinish(),
+			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
+			progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
+			progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
+	}
+	for _, t := range s.Trials {
+		if t.State == studies.Done {
+			p.count(t)
+		}
+	}
+	if n := len(s.Trials); n > 0 {
+		p.line("resuming after %d of %d trials, best so far %.3g req/s", n, trials, p.best)
+	}
+	return p
+}
+
+func (p *progress) count(t studies.Trial) (better bool) {
+	if t.Result.Outcome == trial.Measured && t.Result.Capacity.Met() && t.Result.Capacity.Rate > p.best {
+		p.best, better = t.Result.Capacity.Rate, true
+	}
+	if p.bar != nil {
+		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
+	}
+	return better
+}
+
+// line writes a line above the bar.
+func (p *progress) line(format string, args ...any) {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+	fmt.Fprintf(p.w, format+"\n", args...)
+}
+
+// watch shows one event.
+func (p *progress) watch(e tuner.Event) {
+	switch e.Kind {
+	case tuner.Step:
+		p.step(fmt.Sprintf("trial %d/%d %s", e.Trial.Number+1, p.trials, e.Step))
+	case tuner.Probed:
+		verdict := "passed"
+		if !e.Probe.Verdict.Pass {
+			verdict = "failed"
+		}
+		p.step(fmt.Sprintf("trial %d/%d %.3g req/s %s", e.Trial.Number+1, p.trials, e.Probe.Rate, verdict))
+	case tuner.Ended:
+		p.measured++
+		mark := ""
+		if p.count(e.Trial) {
+			mark = "  *"
+		}
+		p.line("%s%s%s", report.TrialLine(e.Trial, p.short), mark, p.left(e.Trial))
+	}
+}
+
+// step says what goes on: in the bar, or as a line now and then when there is no terminal.
+func (p *progress) step(text string) {
+	if p.bar != nil {
+		p.bar.Describe(text)
+		return
+	}
+	if time.Since(p.last) >= 10*time.Second { // a log needs a sign of life, not every step
+		p.last = time.Now()
+		p.line("%s", text)
+	}
+}
+
+// left is the time that is left, for a log; the bar has its own.
+func (p *progress) left(t studies.Trial) string {
+	todo := p.trials - t.Number - 1
+	each := time.Since(p.began) / time.Duration(p.measured)
+	if p.bar != nil || todo <= 0 || each < time.Second {
+		return ""
+	}
+	return fmt.Sprintf("  (about %s left)", (each * time.Duration(todo)).Round(time.Minute))
+}
+
+// done removes the bar.
+func (p *progress) done() error {
+	if p.bar == nil {
+		return nil
+	}
+	return p.bar.Clear()
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/report"
+	"vllmtuner/trial"
+	"vllmtuner/tuner"
+	"vllmtuner/tuner/studyfile"
+)
+
+func runCommand(finish <-chan struct{}) *cli.Command {
+	return &cli.Command{
+		Name:      "run",
+		Usage:     "run a study, or go on where it stopped",
+		ArgsUsage: "STUDY.yaml",
+		Description: `Runs the trials of a study file and prints the winning args. Ctrl-C once finishes the probe at hand and stops; twice stops at
+once. Either way, and after a kill, the same command goes on where it stopped: finished probes are not repeated.
+
+Examples: tuner run study.yaml
+          tuner run study.yaml --root /mnt/nfs/studies --listen 127.0.0.1:9090`,
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
+			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, SLO or server changed since the study began"},
+			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "exit with 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
+		},
+		Action: func(c *cli.Context) error {
+			path, err := oneArg(c, "a study file")
+			if err != nil {
+				return err
+			}
+			file, err := studyfile.Read(path)
+			if err != nil {
+				return err
+			}
+			return outcome(runStudy(c.Context, file, runOptions{
+				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"),
+				finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
+			}), c.Bool("outcome-exit-codes"))
+		},
+	}
+}
+
+type runOptions struct {
+	root, listen   string
+	acceptDrift    bool
+	finish         <-chan struct{}
+	stdout, stderr io.Writer
+}
+
+// runStudy runs a study from its file to its answer. Progress goes to stderr, the answer to stdout.
+func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err error) {
+	plan, err := makePlan(file)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(o.root, file.Name)
+	store, _, err := studies.Open(dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: file.World()},
+		studies.Options{AcceptDrift: o.acceptDrift})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	left, err := reclaim(dir)
+	if err != nil {
+		return err
+	}
+	if left > 0 {
+		fmt.Fprintf(o.stderr, "ended %d processes of a server that a killed run had left behind\n", left)
+	}
+	before, err := store.Study()
+	if err != nil {
+		return err
+	}
+	watch, stop, err := o.watchers(plan, before)
+	if err != nil {
+		return err
+	}
+	study, err := plan.study(store, o.finish, watch)
+	if err != nil {
+		return errors.Join(err, stop())
+	}
+	end, runErr := study.Run(ctx)
+	if err := stop(); err != nil {
+		return errors.Join(runErr, err)
+	}
+	return conclude(store, end, runErr, file.Budget.Trials, o)
+}
+
+// watchers returns the one who tells all that watch the study, and what ends them.
+func (o runOptions) watchers(p *plan, before studies.Study) (watch func(tuner.Event), stop func() error, err error) {
+	progress := newProgress(o.stderr, before, p.names(), p.file.Budget.Trials)
+	if o.listen == "" {
+		return progress.watch, progress.done, nil
+	}
+	listener, err := listen(o.listen, p.file.Name, p.file.Budget.Trials)
+	if err != nil {
+		return nil, nil, err
+	}
+	listener.resume(before)
+	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
+	watch = func(e tuner.Event) {
+		progress.watch(e)
+		listener.watch(e)
+	}
+	return watch, func() error { return errors.Join(progress.done(), listener.stop()) }, nil
+}
+
+// conclude stores how the study ended, prints the answer, and turns the outcome into an error where it is none.
+func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o runOptions) error {
+	switch {
+	case errors.Is(runErr, trial.ErrInterrupted), errors.Is(runErr, errStoppedNow):
+		err := store.SetState(studies.Stopped, "interrupted; `tuner run` goes on")
+		return errors.Join(runErr, err)
+	case runErr != nil:
+		return errors.Join(runErr, store.SetState(studies.Failed, runErr.Error()))
+	}
+	study, err := store.Study()
+	if err != nil {
+		return err
+	}
+	_, met := report.Best(study)
+	state := studies.Done
+	if end.Spent && !met {
+		state = studies.Spent
+	}
+	note := end.Why
+	if len(study.Trials) == planned {
+		note = "" // the numbers say it
+	}
+	if err := store.SetState(state, note); err != nil {
+		return err
+	}
+	if study, err = store.Study(); err != nil {
+		return err
+	}
+	if err := report.BestText(o.stdout, study, reportOptions(study)); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.stdout, "\nThe study is in %s\n", store.Dir())
+	switch {
+	case met:
+		return nil
+	case state == studies.Spent:
+		return errSpent
+	}
+	return errNothingMet
+}

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/studies/report"
+)
+
+func statusCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "status",
+		Usage:     "print how far a study is, and what each trial found",
+		ArgsUsage: "STUDY",
+		Description: `STUDY is ` + studyArgument + `. It reads a published snapshot, a few seconds old at most, and never
+disturbs the study.
+
+Example: tuner status llama70b --root /mnt/nfs/studies`,
+		Flags: []cli.Flag{rootFlag(), formatFlag()},
+		Action: func(c *cli.Context) error {
+			format, err := formatOf(c)
+			if err != nil {
+				return err
+			}
+			study, err := readStudy(c)
+			if err != nil {
+				return err
+			}
+			switch format {
+			case "json":
+				return report.StatusJSON(c.App.Writer, study, reportOptions(study))
+			case "yaml":
+				return report.StatusYAML(c.App.Writer, study, reportOptions(study))
+			}
+			return report.StatusText(c.App.Writer, study, reportOptions(study))
+		},
+	}
+}

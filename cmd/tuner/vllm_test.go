@@ -1,0 +1,296 @@
+//go:build vllm && linux
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tinyStudy is a study that separates flags in minutes on two cores. With 128 tokens in and 64 out, vLLM 0.14.1 on CPU
+// carries about 12 req/s with 2 sequences and 30 with 4 inside a p99 TTFT of 150 ms, and more than 100 with its defaults;
+// 40 is as far as the rates go, so that vllm bench serve, which runs on the same cores, leaves the server its time.
+// %[1]s is the rig's directory, %[2]s the line that allows speculation on dummy weights.
+// Seed 18 draws a point with 2 sequences, one with speculation, and one with a middling number of sequences.
+const tinyStudy = `version: 1
+name: tiny
+model: %[1]s/tiny-qwen2
+server:
+  command: [%[1]s/venv/bin/vllm, serve]
+  args: [--served-model-name, tiny, --load-format, dummy, --dtype, bfloat16, --max-model-len, "2048", --enforce-eager]
+  current: [--max-num-seqs, "2", --max-num-batched-tokens, "256"]
+  env:
+    VLLM_CPU_KVCACHE_SPACE: "1"
+    VLLM_CPU_OMP_THREADS_BIND: nobind
+    OMP_NUM_THREADS: "1"
+    HF_HUB_OFFLINE: "1"
+    TRANSFORMERS_OFFLINE: "1"
+    VLLM_NO_USAGE_STATS: "1"
+  start_timeout: 3m
+slo: {ttft_p99: 150ms, tpot_p99: 30ms}
+workload: {kind: random, input_tokens: 128, output_tokens: 64, range_ratio: 0.3, vocab_size: 4096}
+parameters:
+  max-num-seqs: {int: [2, 64], log: true}
+  max-num-batched-tokens: {int: [32, 2048], log: true}
+  num-speculative-tokens: [0, 3]
+speculative_config: {method: ngram, prompt_lookup_max: 4}
+constraints: ["max-num-batched-tokens >= max-num-seqs"]
+%[2]s
+probe: {seconds: 15, min_requests: 300, lead_in: 3s, start_rate: 20, max_rate: 40, tolerance: 0.3, max_probes: 4}
+cache: {protocol: reset}
+budget: {trials: 5}
+sampler: {name: random, seed: 18}
+`
+
+const allowed = "allow_meaningless_speculation: true"
+
+// studyLimit is how long one run of tinyStudy may take: five starts of 15 to 30 s and about twelve probes of 20 s.
+const studyLimit = 8 * time.Minute
+
+// A tinyStatus is what the test reads of `tuner status -o json`.
+type tinyStatus struct {
+	State string
+	List  []tinyTrial
+}
+
+type tinyTrial struct {
+	Number                        int
+	Origin, State, Outcome, Class string
+	Evidence                      string
+	Point                         map[string]string
+	Capacity                      float64 `json:"capacity_rps"`
+	Probes                        []tinyProbe
+}
+
+type tinyProbe struct {
+	Rate, Headroom float64
+	Pass           bool
+}
+
+// tinyBest is what the test reads of `tuner best -o json`.
+type tinyBest struct {
+	Met  bool
+	Best struct {
+		Number   int
+		Args     []string
+		Capacity struct {
+			Low float64
+		}
+	}
+}
+
+// TestVLLM runs a study against real vLLM as a user does: it kills the tuner in mid-trial, resumes, and holds the winner
+// against vllm bench serve.
+func TestVLLM(t *testing.T) {
+	tuner := buildTuner(t)
+	for _, version := range []string{"0.14.1", "0.32.0"} {
+		t.Run(version, func(t *testing.T) {
+			r := openRig(t, version)
+			s := &tinyRun{rig: r, tuner: tuner, dir: t.ArtifactDir()}
+			s.root = filepath.Join(s.dir, "studies")
+			s.refuseMeaninglessSpeculation(t)
+			killed := s.runAndKill(t)
+			s.resume(t, killed)
+			s.checkTrials(t)
+			s.compareWinner(t)
+			r.checkNothingLeft(t)
+		})
+	}
+}
+
+func buildTuner(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tuner")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build the tuner: %v\n%s", err, out)
+	}
+	return path
+}
+
+// A tinyRun is the tuner with one study on one rig.
+type tinyRun struct {
+	rig   *rig
+	tuner string // the binary
+	dir   string // where the study file, the logs and the studies lie
+	root  string
+}
+
+// study writes the study file and returns its path.
+func (s *tinyRun) study(t *testing.T, name, allow string) string {
+	t.Helper()
+	path := filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, fmt.Appendf(nil, tinyStudy, s.rig.dir, allow), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// read runs a command of the tuner that prints JSON, and reads it. It reports false where the command fails.
+func (s *tinyRun) read(t *testing.T, v any, args ...string) bool {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), s.tuner, append(args, "--root", s.root, "-o", "json")...).Output()
+	if err != nil {
+		return false
+	}
+	if err := json.Unmarshal(out, v); err != nil {
+		t.Fatalf("tuner %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return true
+}
+
+func (s *tinyRun) refuseMeaninglessSpeculation(t *testing.T) {
+	path := s.study(t, "refused.yaml", "")
+	out, err := exec.CommandContext(t.Context(), s.tuner, "run", path, "--root", s.root).CombinedOutput()
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.ExitCode() != exitUsage || !strings.Contains(string(out), "allow_meaningless_speculation") {
+		t.Fatalf("speculation on dummy weights: %v, want exit code %d and the name of the key that allows it:\n%s", err, exitUsage, out)
+	}
+	t.Logf("refused: %s", strings.TrimSpace(string(out)))
+}
+
+// start begins a run of the study; what it prints goes to a file of that name.
+func (s *tinyRun) start(t *testing.T, log string) *child {
+	t.Helper()
+	path := s.study(t, "study.yaml", allowed)
+	return startChild(t, filepath.Join(s.dir, log), os.Environ(), s.tuner, "run", path, "--root", s.root)
+}
+
+// runAndKill kills the tuner when a trial has stored a probe and measures its next one, and returns that trial as it was
+// stored before.
+func (s *tinyRun) runAndKill(t *testing.T) tinyTrial {
+	run := s.start(t, "run-1.log")
+	deadline := time.Now().Add(studyLimit)
+	for time.Now().Before(deadline) && !run.done() {
+		time.Sleep(time.Second)
+		var status tinyStatus
+		if !s.read(t, &status, "status", "tiny") || len(status.List) == 0 {
+			continue
+		}
+		last := status.List[len(status.List)-1]
+		if last.Number == 0 || last.State != "running" || len(last.Probes) == 0 {
+			continue
+		}
+		if len(s.rig.processes(t)) == 0 {
+			continue // between two servers
+		}
+		run.kill()
+		t.Logf("killed the tuner in trial %d after %d probes", last.Number, len(last.Probes))
+		return last
+	}
+	t.Fatalf("no trial was seen with a probe in it before the run ended or %s passed:\n%s", studyLimit, run.output())
+	return tinyTrial{}
+}
+
+// resume runs the study to its end. Nothing of the killed run's server may be alive when the next one is.
+func (s *tinyRun) resume(t *testing.T, killed tinyTrial) {
+	left := s.rig.processes(t)
+	t.Logf("the killed run leaves %d processes of vLLM behind", len(left))
+	run := s.start(t, "run-2.log")
+	deadline := time.Now().Add(studyLimit)
+	for !run.done() {
+		if time.Now().After(deadline) {
+			t.Fatalf("the study did not end within %s:\n%s", studyLimit, run.output())
+		}
+		now := s.rig.processes(t)
+		isNew := func(p process) bool { return !slices.Contains(left, p) }
+		if slices.ContainsFunc(now, isNew) {
+			if old := slices.DeleteFunc(now, isNew); len(old) > 0 {
+				t.Fatalf("a new server runs beside what is left of the killed run's: %v", old)
+			}
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	if err := run.err(); err != nil {
+		t.Fatalf("the resumed study: %v\n%s", err, run.output())
+	}
+	t.Logf("resumed and done:\n%s", run.output())
+	s.rig.checkNothingLeft(t)
+
+	var status tinyStatus
+	if !s.read(t, &status, "status", "tiny") || killed.Number >= len(status.List) {
+		t.Fatalf("trial %d is not in the study any more", killed.Number)
+	}
+	resumed := status.List[killed.Number].Probes
+	if len(resumed) < len(killed.Probes) || !slices.Equal(resumed[:len(killed.Probes)], killed.Probes) {
+		t.Errorf("probes of trial %d are %v after the resume, want those stored before the kill first: %v", killed.Number, resumed, killed.Probes)
+	}
+}
+
+// checkTrials checks that the flags reached vLLM, and that they matter.
+func (s *tinyRun) checkTrials(t *testing.T) {
+	var status tinyStatus
+	if !s.read(t, &status, "status", "tiny") {
+		t.Fatal("tuner status fails after the study")
+	}
+	measured, best, seen := 0, 0.0, map[string]int{}
+	for _, trial := range status.List {
+		if trial.State != "done" {
+			t.Errorf("trial %d is %s, want done", trial.Number, trial.State)
+		}
+		said := s.checkArgs(t, trial)
+		if other, ok := seen[said]; ok {
+			t.Errorf("trials %d and %d ran with the same args: %s", other, trial.Number, said)
+		}
+		seen[said] = trial.Number
+		if trial.Outcome == "measured" {
+			measured++
+			best = max(best, trial.Capacity)
+		}
+		if trial.Point["num-speculative-tokens"] == "3" {
+			s.checkSpeculation(t, trial)
+		}
+	}
+	if measured < 4 {
+		t.Errorf("%d trials were measured, want at least 4", measured)
+	}
+	if current := status.List[1]; best < 1.5*current.Capacity {
+		t.Errorf("best capacity %.3g req/s, with 2 sequences %.3g: want a factor of 1.5 between them", best, current.Capacity)
+	}
+}
+
+var nonDefault = regexp.MustCompile(`non-default args: (\{.*\})`)
+
+// checkArgs holds what vLLM says of its args against the trial's point, and returns it without what differs between starts.
+func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.root, "tiny", "logs", fmt.Sprintf("trial-%04d.log", trial.Number)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := nonDefault.FindStringSubmatch(string(text))
+	if said == nil {
+		t.Fatalf("trial %d: no line with vLLM's non-default args in its log", trial.Number)
+	}
+	for name, value := range trial.Point {
+		key := strings.ReplaceAll(name, "-", "_")
+		want := fmt.Sprintf("'%s': %s", key, value)
+		if off := key == "num_speculative_tokens" && value == "0"; off == strings.Contains(said[1], want) {
+			t.Errorf("trial %d with %s=%s: vLLM says %s", trial.Number, name, value, said[1])
+		}
+	}
+	return regexp.MustCompile(`'port': \d+`).ReplaceAllString(said[1], "")
+}
+
+// checkSpeculation: vLLM's CPU runner refused speculation before it learned it.
+func (s *tinyRun) checkSpeculation(t *testing.T, trial tinyTrial) {
+	t.Helper()
+	if s.rig.version != "0.14.1" {
+		if trial.Outcome != "measured" {
+			t.Errorf("trial %d with speculation is %s (%s: %s), want measured", trial.Number, trial.Outcome, trial.Class, trial.Evidence)
+		}
+		return
+	}
+	if trial.Outcome != "infeasible" || trial.Class != "start-crash" || !strings.Contains(trial.Evidence, "spec decode is not supported") {
+		t.Errorf("trial %d with speculation is %s (%s: %s), want infeasible (start-crash: spec decode is not supported)",
+			trial.Number, trial.Outcome, trial.Class, trial.Evidence)
+	}
+}

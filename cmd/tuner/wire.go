@@ -1,0 +1,243 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/proc"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/simload"
+	"vllmtuner/tuner"
+	"vllmtuner/tuner/sampler"
+	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
+)
+
+// gallop is the first step of the capacity search: about four probes from a hint that is right within a third
+// (simulated engines, hint error 0.35 in log rate).
+const gallop = 1.35
+
+// A plan is a study file with all that it names at hand: nothing in it has cost GPU time yet.
+type plan struct {
+	file    *studyfile.File
+	source  workload.Source
+	space   *space.Space
+	sampler sampler.Sampler
+	current space.Point // nil when the file has none
+}
+
+// makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
+func makePlan(file *studyfile.File) (*plan, error) {
+	p := &plan{file: file}
+	var err error
+	if p.source, err = workload.Open(file.WorkloadSpec(), file.Sampler.Seed); err != nil {
+		return nil, fmt.Errorf("%s: workload: %w", file.Path, err)
+	}
+	if p.space, err = file.Space(); err != nil {
+		return nil, err
+	}
+	if p.current, _, err = file.CurrentPoint(); err != nil {
+		return nil, err
+	}
+	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
+		return nil, fmt.Errorf("%s: sampler: %w", file.Path, err)
+	}
+	return p, p.checkServer()
+}
+
+// names returns the searched flags.
+func (p *plan) names() []string {
+	var names []string
+	for _, parameter := range p.file.Parameters {
+		names = append(names, parameter.Name)
+	}
+	return names
+}
+
+// checkServer finds a missing server binary and a missing local model.
+func (p *plan) checkServer() error {
+	server := p.file.Server
+	if server.Simulate != "" {
+		_, err := vllmsim.LoadProfile(server.Simulate)
+		return err
+	}
+	if _, err := exec.LookPath(server.Command[0]); err != nil {
+		return fmt.Errorf("%s: server.command: %w; install it, or write its full path", p.file.Path, err)
+	}
+	model := p.file.Model
+	if strings.HasPrefix(model, "/") || strings.HasPrefix(model, ".") {
+		if _, err := os.Stat(filepath.Join(model, "config.json")); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: model: %s holds no config.json; a path must be a model's directory", p.file.Path, model)
+		}
+	}
+	return nil
+}
+
+// runner returns what measures the plan's points. dir is the study's directory.
+func (p *plan) runner(dir string) (*trial.Runner, error) {
+	f := p.file
+	start, err := p.start(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &trial.Runner{
+		Start: start, Source: p.source, SLO: f.SLO(), Seed: f.Sampler.Seed,
+		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
+		Cache:     f.Protocol(p.source.Len() == 0),
+		PrimeRate: f.Cache.PrimeRate,
+		Marks:     p.marks(),
+		Search: capacity.Search{
+			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
+			Factor: gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes,
+		},
+	}, nil
+}
+
+// marks are what a reader must know of every figure of the study.
+func (p *plan) marks() []string {
+	var marks []string
+	if p.file.AllowMeaninglessSpeculation {
+		marks = append(marks, "speculation was measured where what is accepted means nothing (allow_meaningless_speculation)")
+	}
+	if p.file.AllowQualityChange {
+		marks = append(marks, "flags that change the answers were searched (allow_quality_change)")
+	}
+	return marks
+}
+
+// start returns what starts the study's servers.
+func (p *plan) start(dir string) (trial.Start, error) {
+	if name := p.file.Server.Simulate; name != "" {
+		profile, err := vllmsim.LoadProfile(name)
+		if err != nil {
+			return nil, err
+		}
+		rig := &simload.Rig{Profile: profile, ITL: p.file.SLO().NeedsITL()}
+		return rig.Start, nil
+	}
+	env, err := p.file.Environment(os.LookupEnv)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
+		return p.startServer(ctx, dir, env, launch)
+	}, nil
+}
+
+// startServer starts a real server with its log and its process record in the study's directory.
+func (p *plan) startServer(ctx context.Context, dir string, env map[string]string, launch trial.Launch) (trial.Server, trial.Load, error) {
+	log, err := openLog(dir, launch.Number)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := p.file.Server
+	server, err := serverctl.Start(ctx, serverctl.Config{
+		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: env, Port: s.Port,
+		StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, Log: log, Progress: launch.Progress,
+		OnRecord: func(r proc.Record) error { return writeRecord(dir, r) },
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, log.Close(), forgetRecord(dir))
+	}
+	client := &bench.Client{URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL()}
+	return &loggedServer{Server: server, log: log, dir: dir}, client, nil
+}
+
+// A loggedServer closes its log and forgets its process record when the server is gone.
+type loggedServer struct {
+	*serverctl.Server
+	log  *os.File
+	dir  string
+	once sync.Once
+	err  error
+}
+
+// Stop ends the server and what was kept of it.
+func (s *loggedServer) Stop(ctx context.Context) (time.Duration, error) {
+	took, err := s.Server.Stop(ctx)
+	if err != nil {
+		return took, err // the record stays: the next run must end what is left
+	}
+	s.once.Do(func() { s.err = errors.Join(s.log.Close(), forgetRecord(s.dir)) })
+	return took, s.err
+}
+
+// openLog opens the log of a trial's server; a repeated trial goes on in it.
+func openLog(dir string, number int) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o755); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(filepath.Join(dir, "logs", fmt.Sprintf("trial-%04d.log", number)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+}
+
+// recordFile says which server process runs, so that the next run can end it when this one is killed.
+const recordFile = "server.json"
+
+func writeRecord(dir string, r proc.Record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	temp := filepath.Join(dir, recordFile+".tmp")
+	if err := os.WriteFile(temp, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temp, filepath.Join(dir, recordFile))
+}
+
+// forgetRecord is for a server that is gone.
+func forgetRecord(dir string) error {
+	if err := os.Remove(filepath.Join(dir, recordFile)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// reclaim ends the server that a killed tuner left behind, and returns how many processes that were.
+func reclaim(dir string) (int, error) {
+	path := filepath.Join(dir, recordFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	var r proc.Record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	killed, err := proc.Reclaim(r)
+	if err != nil {
+		return len(killed), fmt.Errorf("end the server that was left behind: %w", err)
+	}
+	return len(killed), forgetRecord(dir)
+}
+
+// study puts the plan on a store.
+func (p *plan) study(store *studies.Store, finish <-chan struct{}, observe func(tuner.Event)) (*tuner.Study, error) {
+	runner, err := p.runner(store.Dir())
+	if err != nil {
+		return nil, err
+	}
+	return &tuner.Study{
+		Store: store, Runner: runner, Space: p.space, Sampler: p.sampler, Current: p.current, FixedArgs: p.file.Server.Args,
+		Budget: tuner.Budget{Trials: p.file.Budget.Trials, GPUTime: p.file.Budget.GPUTime},
+		Finish: finish, Observe: observe,
+	}, nil
+}
