@@ -142,6 +142,10 @@ func (s *Store) resume(was Study, is New) error {
 				return err
 			}
 		}
+		// What is not of the world may differ: a larger budget, another timeout.
+		if err := execute(tx, `UPDATE studies SET file=?`, is.File); err != nil {
+			return err
+		}
 		return addEvent(tx, "resumed", owner())
 	})
 }

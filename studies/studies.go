@@ -43,7 +43,7 @@ type Study struct {
 	ID      string // random, made once
 	Name    string
 	Seed    uint64
-	File    string            // text of the study file as it was when the study began
+	File    string            // text of the study file as its last owner had it
 	World   map[string]string // what must not change: model, server version, workload, SLO, …
 	State   State
 	Note    string // one line that explains the state

@@ -70,7 +70,7 @@ func (m *measuring) primeRate() float64 {
 	if m.PrimeRate > 0 {
 		return m.PrimeRate
 	}
-	return m.Search.Hint
+	return m.start
 }
 
 // primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.

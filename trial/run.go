@@ -32,7 +32,7 @@ type Runner struct {
 	Lengths   Lengths
 	Cache     Protocol
 	PrimeRate float64         // requests per second while a cache is primed
-	Search    capacity.Search // its Hint is that of the first trial
+	Search    capacity.Search // its Hint is that of the first trial; 0 means from the size of the KV cache
 	Seed      uint64          // of requests and arrivals, the same in every trial
 	Marks     []string        // what a reader must know of every result
 
@@ -57,7 +57,7 @@ func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) 
 	if err != nil {
 		return failure(Result{}, ctx, err)
 	}
-	m := &measuring{Runner: r, Task: task, server: server, load: load}
+	m := &measuring{Runner: r, Task: task, server: server, load: load, start: r.startRate(server.Facts())}
 	m.result.Facts, m.result.Notes = server.Facts(), slices.Clone(r.Marks)
 	m.result.GPUTime = server.Facts().StartUp
 	capacity, runErr := m.measure(ctx)
@@ -98,8 +98,27 @@ type measuring struct {
 	Task
 	server Server
 	load   Load
+	start  float64 // where the first search of the study begins, requests per second
 	result Result
 	probes int
+}
+
+// Where nothing is known of a server's speed, a request is taken to be this long in tokens and to stay for so many seconds.
+const (
+	usualLength = 2048
+	usualStay   = 20.0
+)
+
+// startRate is the Runner's own hint, or as many requests as fit the KV cache at a time, each for its usual stay.
+func (r *Runner) startRate(facts serverctl.Facts) float64 {
+	if r.Search.Hint > 0 {
+		return r.Search.Hint
+	}
+	length := r.Source.Longest()
+	if length == 0 {
+		length = usualLength
+	}
+	return max(r.Search.Min, float64(facts.KVCacheTokens)/float64(length)/usualStay)
 }
 
 // measure warms the server up, brings its cache into the protocol's state and searches for the capacity. It ends at once
@@ -123,6 +142,7 @@ func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
 		return capacity.Capacity{}, m.cause(ctx, err)
 	}
 	search := m.Search
+	search.Hint = m.start
 	if m.Hint > 0 {
 		search.Hint = m.Hint
 	}

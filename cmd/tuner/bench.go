@@ -22,13 +22,16 @@ func benchCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "bench",
 		Usage: "send a load to a running server and print what vllm bench serve prints",
-		Description: `Open loop, Poisson arrivals, latencies from when a request was due. Only requests that are due in the window count; load goes on
-around it. An API key is taken from OPENAI_API_KEY.
+		Description: `Open loop, Poisson arrivals, latencies from when a request was due. Only
+requests that are due in the window count; load goes on around it. An API key
+is taken from OPENAI_API_KEY.
 
-Examples: tuner bench --url http://127.0.0.1:8000 --workload random --rate 2
-          tuner bench --url http://127.0.0.1:8000 --workload sharegpt --path ShareGPT.json --rate 1 --rate 2 --rate 4`,
+Examples:
+  tuner bench --url http://127.0.0.1:8000 --workload random --rate 2
+  tuner bench --url http://127.0.0.1:8000 --workload sharegpt \
+              --path ShareGPT.json --rate 1 --rate 2 --rate 4`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "url", Required: true, Usage: "base `URL` of the server"},
+			&cli.StringFlag{Name: "url", Usage: "base `URL` of the server (required)"},
 			&cli.StringFlag{Name: "model", Usage: "served model `name` (default: the server's first)"},
 			&cli.StringFlag{Name: "workload", Value: "random", Usage: "`kind`: " + strings.Join(workload.Kinds, ", ")},
 			&cli.StringFlag{Name: "path", Usage: "dataset `file` of sharegpt and jsonl"},
@@ -37,7 +40,7 @@ Examples: tuner bench --url http://127.0.0.1:8000 --workload random --rate 2
 			&cli.IntFlag{Name: "output-tokens", Usage: "answer length: mean of random, or every one of a dataset"},
 			&cli.Float64Flag{Name: "range-ratio", Usage: "spread of random's lengths, 0 to 1"},
 			&cli.IntFlag{Name: "vocab-size", Usage: "token ids stay below it"},
-			&cli.Float64SliceFlag{Name: "rate", Required: true, Usage: "requests per second; several are measured one after the other"},
+			&cli.Float64SliceFlag{Name: "rate", Usage: "requests per second (required); several are measured in turn"},
 			&cli.IntFlag{Name: "requests", Value: 300, Usage: "at least so many counted requests"},
 			&cli.Float64Flag{Name: "seconds", Usage: "and a window of at least so many seconds"},
 			&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second, Usage: "load before the window, not counted"},
@@ -52,6 +55,9 @@ func benchAction(c *cli.Context) error {
 	format, err := formatOf(c)
 	if err != nil {
 		return err
+	}
+	if c.String("url") == "" || len(c.Float64Slice("rate")) == 0 {
+		return usage("bench needs --url and --rate; see `tuner bench --help`")
 	}
 	source, err := workload.Open(workload.Spec{
 		Kind: c.String("workload"), Path: c.String("path"), Endpoint: c.String("endpoint"), InputTokens: c.Int("input-tokens"),

@@ -14,12 +14,14 @@ func bestCommand() *cli.Command {
 		Name:      "best",
 		Usage:     "print the winning args with their evidence",
 		ArgsUsage: "STUDY",
-		Description: `STUDY is ` + studyArgument + `. It works while the study runs and after it was killed.
-Exit code 4: no trial met the SLO.
+		Description: `STUDY is ` + studyArgument + `.
+It works while the study runs and after it was killed. Exit code 4: no trial
+met the SLO.
 
-Examples: tuner best llama70b
-          vllm serve MODEL $(tuner best llama70b --shell)     # no spaces or JSON in the args: else eval it
-          tuner best llama70b -o yaml                         # args: of a Deployment`,
+Examples:
+  tuner best llama70b
+  tuner best llama70b -o yaml    # args: of a Deployment
+  vllm serve MODEL $(tuner best llama70b --shell)    # JSON in args: eval it`,
 		Flags: []cli.Flag{
 			rootFlag(), formatFlag(),
 			&cli.BoolFlag{Name: "shell", Usage: "print the args alone, on one line, quoted for a shell"},

@@ -22,8 +22,9 @@ func checkCommand() *cli.Command {
 		Name:      "check",
 		Usage:     "check a study file and all that it needs, without GPU time",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Checks the study file, the workload's file, the server's binary and its own list of flags, the local model, the store, and prints the
-plan with an estimate of the time. Nothing is started but ` + "`--help`" + `.
+		Description: `Checks the study file, the workload's file, the server's binary and its own
+list of flags, the local model and the store, and prints the plan with an
+estimate of the time. Nothing is started but the server's --help.
 
 Example: tuner check study.yaml`,
 		Flags: []cli.Flag{

@@ -19,8 +19,10 @@ func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
 		Usage: "run a whole study on a simulated H200, in seconds and without a GPU",
-		Description: `Thirty trials on a simulated H200 in virtual time: the same code as a real study, with the server replaced by a calibrated
-model of it. Every figure is simulated. A demo that was interrupted goes on; a finished one begins anew beside it.
+		Description: `Thirty trials on a simulated H200 in virtual time: the same code as a real
+study, with the server replaced by a calibrated model of it. Every figure is
+simulated. A demo that was interrupted goes on; a finished one begins anew
+beside it.
 
 Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{

@@ -21,11 +21,14 @@ func runCommand(finish <-chan struct{}) *cli.Command {
 		Name:      "run",
 		Usage:     "run a study, or go on where it stopped",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Runs the trials of a study file and prints the winning args. Ctrl-C once finishes the probe at hand and stops; twice stops at
-once. Either way, and after a kill, the same command goes on where it stopped: finished probes are not repeated.
+		Description: `Runs the trials of a study file and prints the winning args. Ctrl-C once
+finishes the probe at hand and stops; twice stops at once. Either way, and
+after a kill, the same command goes on where it stopped: finished probes are
+not repeated.
 
-Examples: tuner run study.yaml
-          tuner run study.yaml --root /mnt/nfs/studies --listen 127.0.0.1:9090`,
+Examples:
+  tuner run study.yaml
+  tuner run study.yaml --root /mnt/nfs/studies --listen 127.0.0.1:9090`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
@@ -62,8 +65,12 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
+	world, err := plan.world()
+	if err != nil {
+		return err
+	}
 	dir := filepath.Join(o.root, file.Name)
-	store, _, err := studies.Open(dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: file.World()},
+	store, _, err := studies.Open(dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: world},
 		studies.Options{AcceptDrift: o.acceptDrift})
 	if err != nil {
 		return err

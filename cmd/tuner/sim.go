@@ -20,10 +20,12 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 			Usage:           "serve a simulated model over HTTP in real time",
 			ArgsUsage:       "[MODEL] [vLLM flags]",
 			SkipFlagParsing: true, // its flags are vLLM's
-			Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and metrics. Every figure is simulated.
---sim-profile NAME (or TUNER_SIM_PROFILE) chooses what is simulated: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
+			Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
+metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
+chooses what is simulated: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
 
-Example: tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64 --port 8000`,
+Example:
+  tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64`,
 			Action: func(c *cli.Context) error { return simServe(c, finish) },
 		}},
 	}

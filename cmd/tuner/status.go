@@ -11,8 +11,9 @@ func statusCommand() *cli.Command {
 		Name:      "status",
 		Usage:     "print how far a study is, and what each trial found",
 		ArgsUsage: "STUDY",
-		Description: `STUDY is ` + studyArgument + `. It reads a published snapshot, a few seconds old at most, and never
-disturbs the study.
+		Description: `STUDY is ` + studyArgument + `.
+It reads a published snapshot, a few seconds old at most, and never disturbs
+the study.
 
 Example: tuner status llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), formatFlag()},

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -58,6 +61,26 @@ func makePlan(file *studyfile.File) (*plan, error) {
 		return nil, fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
 	return p, p.checkServer()
+}
+
+// world is what must not change while the study goes on: what the file says, and what is in the dataset.
+func (p *plan) world() (map[string]string, error) {
+	world := p.file.World()
+	path := p.file.WorkloadSpec().Path
+	if path == "" {
+		return world, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return nil, fmt.Errorf("read the dataset: %w", err)
+	}
+	world["dataset sha256"] = hex.EncodeToString(hash.Sum(nil))
+	return world, nil
 }
 
 // names returns the searched flags.

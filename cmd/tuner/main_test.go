@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// The test binary is the command too: scripts and tests run it as tuner.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"tuner": main})
+}
+
+// TestScripts runs the command as a user does.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": exits,
+		},
+		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
+	})
+}
+
+// exits CODE COMMAND … runs a command and wants that exit code; stdout and stderr are kept for the next lines.
+func exits(ts *testscript.TestScript, negated bool, args []string) {
+	if negated || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE COMMAND [ARGS]")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	code := 0
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		code = exit.ExitCode()
+	} else if err != nil {
+		ts.Fatalf("%s does not run: %v", args[1], err)
+	}
+	if code != want {
+		ts.Fatalf("%s exits with %d, want %d", strings.Join(args[1:], " "), code, want)
+	}
+}
+
+// tunerPath returns a program that is the command: a link to the test binary.
+func tunerPath(t testing.TB) string {
+	t.Helper()
+	path, err := exec.LookPath("tuner") // testscript.Main has put it there
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err = filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// command runs tuner to its end and returns its standard output.
+func command(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), tunerPath(t), args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("tuner %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
+	}
+	return string(out)
+}

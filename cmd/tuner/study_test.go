@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/proc"
+	"vllmtuner/studies"
+	"vllmtuner/tuner/studyfile"
+)
+
+// smallStudy is a study of the simulated small-fast server. %s is how it is reached: by HTTP as a child process, or in virtual
+// time. Under the reset protocol nothing of it depends on what was measured before.
+const smallStudy = `version: 1
+name: small
+model: example/small-fast
+server:
+  %s
+  args: [--max-model-len, "2048"]
+slo: {ttft_p99: 120ms, tpot_p99: 25ms}
+workload: {kind: random, input_tokens: 128, output_tokens: 32, range_ratio: 0.3, requests: 500}
+parameters:
+  gpu-memory-utilization: {float: [0.60, 0.95], step: 0.05}
+  max-num-seqs: {int: [2, 12], log: true}
+  max-num-batched-tokens: {int: [256, 2048], log: true}
+sampler: {name: tpe, seed: 3}
+budget: {trials: %d}
+probe: {seconds: %g, min_requests: 60, lead_in: 1s, start_rate: 20, max_rate: 60, tolerance: 0.3, max_probes: 4}
+cache: {protocol: reset, prime_rate: 20}
+`
+
+const (
+	overHTTP  = "command: [tuner, sim, serve, --sim-profile=small-fast]"
+	inVirtual = "simulate: small-fast"
+)
+
+func writeStudy(t *testing.T, reach string, trials int, seconds float64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "study.yaml")
+	if err := os.WriteFile(path, fmt.Appendf(nil, smallStudy, reach, trials, seconds), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func snapshot(t *testing.T, dir string) studies.Study {
+	t.Helper()
+	s, err := studies.ReadSnapshot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// start runs the command in the background.
+func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), tunerPath(t), args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, &stderr
+}
+
+// serverRecord returns the process record of the study's server, once there is one.
+func serverRecord(dir string) (proc.Record, bool) {
+	text, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return proc.Record{}, false
+	}
+	var r proc.Record
+	return r, json.Unmarshal(text, &r) == nil
+}
+
+// A study of six trials over HTTP against a server that is a child process: killed with SIGKILL in the middle of a trial, run
+// again, and finished with the probes that it had.
+func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
+	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
+	dir := filepath.Join(root, "small")
+	cmd, stderr := start(t, "run", path, "--root", root)
+	deadline := time.After(2 * time.Minute)
+	var had studies.Study
+	for len(had.Trials) < 3 || len(had.Trials[2].Probes) == 0 || had.Trials[2].State != studies.Running {
+		select {
+		case <-deadline:
+			t.Fatalf("trial 2 has no probe after 2 min:\n%s", stderr)
+		case <-time.After(20 * time.Millisecond):
+		}
+		if s, err := studies.ReadSnapshot(dir); err == nil {
+			had = s
+		}
+	}
+	record, ok := serverRecord(dir)
+	if !ok {
+		t.Fatal("a trial runs, but no record of its server is kept")
+	}
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("the killed study ended well")
+	}
+	command(t, "status", "small", "--root", root) // readers do not mind
+
+	out := command(t, "run", path, "--root", root)
+	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "done: 6 of 6 trials") {
+		t.Errorf("the resumed study prints\n%s", out)
+	}
+	killed, err := proc.Reclaim(record)
+	if err != nil || len(killed) > 0 {
+		t.Errorf("of the killed run's server %v were left, %v", killed, err)
+	}
+	after := snapshot(t, dir)
+	for i, was := range had.Trials {
+		is := after.Trials[i]
+		if was.Point.String() != is.Point.String() || len(is.Probes) < len(was.Probes) {
+			t.Fatalf("trial %d was %s with %d probes and is %s with %d", i, was.Point, len(was.Probes), is.Point, len(is.Probes))
+		}
+		for j, p := range was.Probes {
+			if !equalJSON(t, p, is.Probes[j]) {
+				t.Errorf("probe %d of trial %d was measured again", j, i)
+			}
+		}
+	}
+	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
+	if err != nil || len(logs) != 6 {
+		t.Errorf("there are logs %v, want six", logs)
+	}
+}
+
+func equalJSON(t *testing.T, a, b any) bool {
+	t.Helper()
+	x, err := json.Marshal(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := json.Marshal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Equal(x, y)
+}
+
+// One study through both loads, in virtual time and over HTTP, probe by probe: the same points and requests, and where both
+// probed the same rate, latencies that agree. There is one code path; what differs is the clock and the network.
+func TestBothLoadsAgree(t *testing.T) {
+	root := t.TempDir()
+	measured := map[string]studies.Study{}
+	for _, reach := range []string{overHTTP, inVirtual} {
+		path := writeStudy(t, reach, 3, 3)
+		sub := filepath.Join(root, strings.Fields(reach)[0])
+		command(t, "run", path, "--root", sub)
+		measured[reach] = snapshot(t, filepath.Join(sub, "small"))
+	}
+	compared, agreed := 0, 0
+	for i, http := range measured[overHTTP].Trials {
+		virtual := measured[inVirtual].Trials[i]
+		if i == 0 && http.Point.String() != virtual.Point.String() {
+			t.Fatalf("trial 0 is %s and %s", http.Point, virtual.Point)
+		}
+		for _, h := range http.Probes {
+			for _, v := range virtual.Probes {
+				if h.Rate != v.Rate || http.Point.String() != virtual.Point.String() || h.Stopped || v.Stopped {
+					continue
+				}
+				compared++
+				hm, vm := h.Measurement, v.Measurement
+				if hm.Requests != vm.Requests || hm.WantTokens != vm.WantTokens || hm.PromptTokens != vm.PromptTokens {
+					t.Errorf("trial %d at %g req/s: %d requests, %d and %d tokens over HTTP; %d, %d and %d in virtual time",
+						i, h.Rate, hm.Requests, hm.PromptTokens, hm.WantTokens, vm.Requests, vm.PromptTokens, vm.WantTokens)
+				}
+				t.Logf("trial %d at %5.1f req/s: median TPOT %.2f and %.2f ms, median TTFT %.1f and %.1f ms, p99 TTFT %.1f and %.1f ms, pass %v and %v", i, h.Rate,
+					hm.TPOT.P50, vm.TPOT.P50, hm.TTFT.P50, vm.TTFT.P50, hm.TTFT.P99, vm.TTFT.P99, h.Verdict.Pass, v.Verdict.Pass)
+				if near(hm.TPOT.P50, vm.TPOT.P50, 0.15, 0.5) && near(hm.TTFT.P50, vm.TTFT.P50, 0.25, 10) {
+					agreed++
+				}
+			}
+		}
+	}
+	if compared == 0 || agreed*4 < compared*3 {
+		t.Errorf("%d of %d probes agree within 15 %% on median TPOT and 25 %% or 10 ms on median TTFT, want three of four", agreed, compared)
+	}
+}
+
+// near reports whether a and b differ by no more than a part of b, or by so many milliseconds.
+func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms) }
+
+// Two tuners on one study: the second refuses, says who owns it, and does no harm.
+func TestSecondTunerRefuses(t *testing.T) {
+	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
+	cmd, stderr := start(t, "run", path, "--root", root)
+	defer func() {
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
+			t.Errorf("after SIGTERM the first ends with %v:\n%s", err, stderr)
+		}
+	}()
+	dir := filepath.Join(root, "small")
+	for range 600 {
+		if _, ok := serverRecord(dir); ok {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	second := exec.CommandContext(t.Context(), tunerPath(t), "run", path, "--root", root)
+	out, err := second.CombinedOutput()
+	if second.ProcessState.ExitCode() != exitOwned || !strings.Contains(string(out), fmt.Sprintf("another tuner owns this study: pid %d", cmd.Process.Pid)) {
+		t.Errorf("the second ends with %v and says %q, want exit code 3 and the owner", err, out)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first finishes its probe and stops
+		t.Fatal(err)
+	}
+}
+
+// The demo is killed at many moments; run again it ends with the points and the answer of one that was not.
+func TestDemoSurvivesKills(t *testing.T) {
+	kills := 6
+	if testing.Short() {
+		kills = 2
+	}
+	whole := t.TempDir()
+	command(t, "demo", "--root", whole, "--seed", "5")
+	want := snapshot(t, filepath.Join(whole, "demo-tpe-5"))
+
+	root := t.TempDir()
+	for i := range kills {
+		cmd, _ := start(t, "demo", "--root", root, "--seed", "5")
+		time.Sleep(time.Duration(200+300*i) * time.Millisecond)
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed, or by chance done
+		if s, err := studies.ReadSnapshot(filepath.Join(root, "demo-tpe-5")); err == nil && s.State == studies.Done {
+			break
+		}
+	}
+	if s, err := studies.ReadSnapshot(filepath.Join(root, "demo-tpe-5")); err != nil || s.State != studies.Done {
+		command(t, "demo", "--root", root, "--seed", "5")
+	}
+	got := snapshot(t, filepath.Join(root, "demo-tpe-5"))
+	for i := range 9 { // the default and the start-up design do not depend on what was measured
+		if got.Trials[i].Point.String() != want.Trials[i].Point.String() {
+			t.Errorf("trial %d is %s, want %s", i, got.Trials[i].Point, want.Trials[i].Point)
+		}
+	}
+	if len(got.Trials) != len(want.Trials) {
+		t.Errorf("%d trials, want %d", len(got.Trials), len(want.Trials))
+	}
+}
+
+func TestDemoFileIsAStudy(t *testing.T) {
+	for _, sampler := range studyfile.Samplers {
+		f, err := demoStudy(t.TempDir(), sampler, 42)
+		if err != nil || f.Sampler.Name != sampler || f.Sampler.Seed != 42 || f.Name != "demo-"+sampler+"-42" {
+			t.Errorf("demoStudy(%s, 42) = %+v, %v", sampler, f, err)
+		}
+	}
+}

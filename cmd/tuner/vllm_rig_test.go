@@ -1,0 +1,208 @@
+//go:build vllm && linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A rig is one installed vLLM with its tiny model, as serverctl/vllmlab/setup.sh leaves it.
+type rig struct {
+	version string
+	dir     string
+	others  []process // processes that had the rig's files open before the test began
+}
+
+// openRig returns the rig of a version, or skips the test where it is not installed.
+func openRig(t *testing.T, version string) *rig {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{version: version, dir: filepath.Join(cache, "tuner-vllm-"+version)}
+	if stamps, _ := filepath.Glob(filepath.Join(r.dir, "ok-*")); len(stamps) == 0 {
+		t.Skipf("vLLM %s is not installed in %s; VER=%s serverctl/vllmlab/setup.sh installs it", version, r.dir, version)
+	}
+	if r.others = r.processes(t); len(r.others) > 0 {
+		t.Logf("%d processes of vLLM %s are someone else's; the figures suffer", len(r.others), version)
+	}
+	return r
+}
+
+// env is the environment of what is started beside the tuner: as in the study file, with one thread for each process.
+func (r *rig) env() []string {
+	return append(os.Environ(), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
+		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
+}
+
+// A process is told apart from a later one of the same number by its start time, in clock ticks since boot.
+type process struct {
+	pid   int
+	start string
+}
+
+// processes returns the processes that have files of the rig mapped, whatever they call themselves and whoever their
+// parent is: vLLM renames its children, and orphans belong to init.
+func (r *rig) processes(t *testing.T) []process {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+		if err != nil || !bytes.Contains(maps, []byte(r.dir+"/venv/")) {
+			continue // ended meanwhile, a zombie, or none of ours
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		// The name in brackets may hold anything; the start time is field 22, the 20th after it (proc(5)).
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		p := process{pid, fields[19]}
+		if !slices.Contains(r.others, p) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// checkNothingLeft allows a process that is on its way out some seconds.
+func (r *rig) checkNothingLeft(t *testing.T) {
+	t.Helper()
+	var left []process
+	for range 50 {
+		if left = r.processes(t); len(left) == 0 {
+			t.Log("no process of vLLM is left")
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Errorf("%d processes of vLLM are left: %v", len(left), left)
+}
+
+// serve starts vLLM as a person would, and returns its URL when it is ready. The test's end stops it.
+func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	listener.Close()
+	command := append([]string{"serve", filepath.Join(r.dir, "tiny-qwen2")}, args...)
+	command = append(command, "--host", "127.0.0.1", "--port", port)
+	server = startChild(t, log, r.env(), filepath.Join(r.dir, "venv/bin/vllm"), command...)
+	url = "http://127.0.0.1:" + port
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(300 * time.Millisecond) {
+		if server.done() {
+			t.Fatalf("vLLM %s ended at its start: %v\n%s", r.version, server.err(), server.output())
+		}
+		resp, err := http.Get(url + "/health")
+		if err != nil {
+			continue
+		}
+		resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
+			return url, server
+		}
+	}
+	t.Fatalf("vLLM %s was not ready within three minutes:\n%s", r.version, server.output())
+	return "", nil
+}
+
+// A child is a process in a group of its own whose output goes to a file.
+type child struct {
+	cmd    *exec.Cmd
+	log    string
+	exited chan struct{} // closed when it is gone
+	result error         // of Wait, once exited is closed
+}
+
+func startChild(t *testing.T, log string, env []string, name string, args ...string) *child {
+	t.Helper()
+	out, err := os.Create(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	c := &child{cmd: exec.Command(name, args...), log: log, exited: make(chan struct{})}
+	c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = env, out, out
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(c.exited)
+		c.result = c.cmd.Wait()
+	}()
+	t.Cleanup(c.stop)
+	return c
+}
+
+func (c *child) done() bool {
+	select {
+	case <-c.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// err returns how the child ended.
+func (c *child) err() error {
+	<-c.exited
+	return c.result
+}
+
+// kill ends the child alone, as the kernel does when memory is short.
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill() // fails only when it is gone
+	<-c.exited
+}
+
+// stop asks the child to end, and kills its group after ten seconds: vLLM may wait for connections for ever. It comes back
+// when the child is gone, and does nothing the second time.
+func (c *child) stop() {
+	if c.done() {
+		return
+	}
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only when it is gone
+	select {
+	case <-c.exited:
+	case <-time.After(10 * time.Second):
+		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+		<-c.exited
+	}
+}
+
+// output returns what the child has printed, or its last part.
+func (c *child) output() string {
+	text, err := os.ReadFile(c.log)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err.Error()
+	}
+	const most = 8 << 10
+	return string(text[max(0, len(text)-most):])
+}
