@@ -57,6 +57,4 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-godebug randseednop=0
-
 tool honnef.co/go/tools/cmd/staticcheck

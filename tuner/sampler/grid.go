@@ -1,62 +1,100 @@
 package sampler
 
 import (
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
 
-// A grid is the full factorial over evenly spaced levels of each parameter, in a seeded order.
+const (
+	// mostLevels bounds the levels of a parameter with a continuous range.
+	mostLevels = 64
+	// mostCells bounds a factorial before its constraints, so that it is laid out within a second.
+	mostCells = 1 << 14
+)
+
+// A grid is the full factorial over all choices and evenly spaced levels of the numbers, in a seeded order.
 type grid struct {
 	points []space.Point
 }
 
-// newGrid chooses the levels so that the grid has as many legal points as fit the budget.
-func newGrid(s *space.Space, seed uint64, budget int) *grid {
+// newGrid chooses the levels so that the grid has as many legal points as fit the budget, with nearly as many levels for one
+// number as for another and the odd ones for those with the wider range. Choices and two levels of each number are always in.
+func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	parameters := s.Parameters()
-	levels := make([]int, len(parameters))
-	for i := range levels {
-		levels[i] = min(2, most(&parameters[i]))
+	levels := make([][]string, len(parameters))
+	var numbers []int
+	for i := range parameters {
+		levels[i] = parameters[i].Levels(2)
+		if choices(&parameters[i]) == 0 {
+			numbers = append(numbers, i)
+		}
 	}
-	best := points(s, levels)
-	for i, stuck := 0, 0; stuck < len(levels); i = (i + 1) % len(levels) {
-		more := append([]int{}, levels...)
-		more[i]++
-		larger := []space.Point(nil)
-		if more[i] <= most(&parameters[i]) {
-			larger = points(s, more)
+	if n := cells(levels); n > mostCells {
+		return nil, fmt.Errorf("lay out a grid: %d parameters make at least %.0f points, more than %d; search fewer of them, or take tpe or random",
+			len(parameters), n, mostCells)
+	}
+	slices.SortStableFunc(numbers, func(a, b int) int { return widest(&parameters[a], &parameters[b]) })
+	best := factorial(s, levels)
+	for grown := true; grown; {
+		grown = false
+		for _, i := range numbers {
+			finer := slices.Clone(levels)
+			finer[i] = parameters[i].Levels(len(levels[i]) + 1)
+			if len(finer[i]) == len(levels[i]) || len(finer[i]) > mostLevels || cells(finer) > mostCells {
+				continue
+			}
+			if larger := factorial(s, finer); len(larger) <= budget {
+				levels, best, grown = finer, larger, true
+			}
 		}
-		if len(larger) == 0 || len(larger) > budget {
-			stuck++
-			continue
-		}
-		levels, best, stuck = more, larger, 0
+	}
+	if len(best) == 0 {
+		return nil, errors.New("lay out a grid: none of its points keeps the constraints; widen the ranges, or take tpe or random")
 	}
 	stream(seed, "grid", 0).Shuffle(len(best), func(i, j int) { best[i], best[j] = best[j], best[i] })
-	return &grid{best}
+	return &grid{best}, nil
 }
 
-// mostLevels bounds the levels of a parameter with a continuous range.
-const mostLevels = 64
+// cells returns the size of a factorial.
+func cells(levels [][]string) float64 {
+	n := 1.0
+	for _, l := range levels {
+		n *= float64(len(l))
+	}
+	return n
+}
 
-func most(p *space.Parameter) int { return len(p.Levels(mostLevels)) }
+// widest orders by the ratio of the ends of the ranges, the larger first; a range from 0 has the largest.
+func widest(a, b *space.Parameter) int {
+	ratio := func(p *space.Parameter) float64 {
+		if p.Min <= 0 {
+			return math.Inf(1)
+		}
+		return p.Max / p.Min
+	}
+	switch x, y := ratio(a), ratio(b); {
+	case x > y:
+		return -1
+	case x < y:
+		return 1
+	}
+	return 0
+}
 
-// points returns the legal points of a factorial, each once.
-func points(s *space.Space, levels []int) []space.Point {
-	parameters := s.Parameters()
+// factorial returns the legal points of a factorial, each once.
+func factorial(s *space.Space, levels [][]string) []space.Point {
 	var legal []space.Point
 	known := map[string]bool{}
-	size := 1
-	for _, n := range levels {
-		size *= n
-	}
-	for code := range size {
+	for code := range int(cells(levels)) {
 		p := space.Point{}
-		for i := range parameters {
-			l := parameters[i].Levels(levels[i])
-			p[parameters[i].Name] = l[code%levels[i]%len(l)]
-			code /= levels[i]
+		for i, parameter := range s.Parameters() {
+			p[parameter.Name] = levels[i][code%len(levels[i])]
+			code /= len(levels[i])
 		}
 		u, _ := s.Unit(p)
 		p = s.Sample(u) // leaves out what is inactive

@@ -32,7 +32,7 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	case "random":
 		return &random{s, seed}, nil
 	case "grid":
-		return newGrid(s, seed, budget), nil
+		return newGrid(s, seed, budget)
 	}
 	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, Names), strings.Join(Names, ", "))
 }

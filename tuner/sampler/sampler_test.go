@@ -201,3 +201,123 @@ func TestNewNamesTheNearestSampler(t *testing.T) {
 		t.Errorf("New = %v, want the nearest name", err)
 	}
 }
+
+// Only what a trial really says is told, and in its order: capacities, then upper bounds, then points that cannot live.
+func TestObserveAndSplit(t *testing.T) {
+	s := mixedSpace(t)
+	at := func(util string) space.Point { return space.Point{"gpu-memory-utilization": util} }
+	unmet := measuredTrial(0, at("0.71"), 5)
+	unmet.Result.Capacity.Bound = capacity.AtMost
+	unknown := measuredTrial(0, at("0.72"), 9)
+	unknown.Result.Outcome = trial.Unknown
+	running := measuredTrial(0, at("0.73"), 9)
+	running.State = studies.Running
+	history := []studies.Trial{
+		unmet, unknown, running, crashedTrial(0, at("0.74")), measuredTrial(0, at("0.75"), math.NaN()),
+		measuredTrial(0, at("0.76"), 1), measuredTrial(0, at("0.77"), math.Inf(1)), measuredTrial(0, space.Point{}, 9),
+		measuredTrial(0, at("0.78"), 2),
+	}
+	better, worse := split(observe(s, history))
+	var got []string
+	for _, o := range append(better, worse...) {
+		got = append(got, s.Sample(o.unit)["gpu-memory-utilization"])
+	}
+	if want := "0.78 0.76 0.71 0.74"; strings.Join(got, " ") != want || len(better) != 1 {
+		t.Errorf("best first: %v, of which %d are good; want %s and 1", got, len(better), want)
+	}
+	if better, _ := split(observe(s, history[:5])); len(better) != 0 {
+		t.Errorf("%d trials are good, though none met the SLO", len(better))
+	}
+}
+
+func TestAGridHasAllChoicesAndFitsTheBudget(t *testing.T) {
+	s := inner(t).space
+	for _, budget := range []int{40, 60, 200} {
+		g, err := newGrid(s, 1, budget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values := map[string]map[string]bool{}
+		for _, p := range g.points {
+			for name, value := range p {
+				if values[name] == nil {
+					values[name] = map[string]bool{}
+				}
+				values[name][value] = true
+			}
+		}
+		if n := len(g.points); n > budget || n < budget/2 || len(values["num-speculative-tokens"]) != 5 {
+			t.Errorf("a grid for %d trials has %d points with %d of 5 choices", budget, n, len(values["num-speculative-tokens"]))
+		}
+	}
+}
+
+func TestAGridThatCannotBeIsRefused(t *testing.T) {
+	var many []space.Parameter
+	for i := range 20 {
+		many = append(many, space.Parameter{Name: fmt.Sprintf("flag-%c", 'a'+i), Kind: space.Bool})
+	}
+	huge, err := space.New(many, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		space *space.Space
+		want  string
+	}{
+		{huge, "20 parameters make at least 1048576 points, more than 16384; search fewer of them"},
+		{empty, "none of its points keeps the constraints; widen the ranges"},
+	} {
+		if _, err := New("grid", row.space, 1, 30); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("New = %v, want %q", err, row.want)
+		}
+	}
+}
+
+// A point that no draw can find ends with the constraint that forbids it.
+func TestAnImpossibleConstraintIsNamed(t *testing.T) {
+	s, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tpe", "random"} {
+		chooser, err := New(name, s, 1, 30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := chooser.Next(0, nil); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "max-num-seqs > 9") {
+			t.Errorf("%s: Next = %v, want ErrExhausted with the constraint", name, err)
+		}
+	}
+}
+
+// Histories are read from a store that other versions may have written: any text may stand in a point.
+func FuzzNext(f *testing.F) {
+	f.Add("gpu-memory-utilization", "0.9", 1.0, "measured", uint8(9))
+	f.Add("max-num-seqs", "NaN", math.Inf(1), "infeasible", uint8(30))
+	f.Add("num-speculative-tokens", "-1", -1.0, "measured", uint8(7))
+	f.Add("", "\xff", math.NaN(), "", uint8(0))
+	f.Fuzz(func(t *testing.T, name, value string, rate float64, outcome string, n uint8) {
+		s := mixedSpace(t)
+		var history []studies.Trial
+		for i := range int(n % 40) {
+			one := measuredTrial(i, space.Point{name: value, "max-num-seqs": fmt.Sprint(i)}, rate)
+			one.Result.Outcome = trial.Outcome(outcome)
+			history = append(history, one)
+		}
+		for _, name := range []string{"tpe", "random"} {
+			chooser, err := New(name, s, uint64(n), 40)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := chooser.Next(int(n), history)
+			if err != nil || s.Check(p) != nil {
+				t.Fatalf("%s: Next = %v, %v, want a legal point", name, p, err)
+			}
+		}
+	})
+}

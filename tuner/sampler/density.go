@@ -1,0 +1,100 @@
+package sampler
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	parzen "github.com/c-bata/goptuna/tpe"
+	"gonum.org/v1/gonum/stat/distuv"
+
+	"vllmtuner/tuner/space"
+)
+
+// A density says how likely each value of one parameter is among some trials, over the unit interval. Its parts are goptuna's
+// Parzen kernels for a number, each cut off at the ends of the interval, and the choices for a parameter without an order.
+type density struct {
+	weights []float64       // of the parts; they sum up to 1
+	kernels []distuv.Normal // of a number; nil for choices
+}
+
+// unseen is how many trials each choice has for a start. With goptuna's 1 a study tends to keep to the choice that was good
+// first: on the mixed surface at 8 % noise the median regret is then 14.9 % instead of 10.6 % (200 seeds, as in type tpe).
+const unseen = 2
+
+// newDensity returns the density of the i-th parameter over the trials in which it has a value. Of a number, one trial's worth
+// of weight belongs to the whole range.
+func newDensity(p *space.Parameter, i int, trials []observation) density {
+	var values []float64
+	for _, o := range trials {
+		if o.active[i] {
+			values = append(values, o.unit[i])
+		}
+	}
+	if n := choices(p); n > 0 {
+		d := density{weights: make([]float64, n)}
+		share := 1 / (float64(len(values)) + unseen*float64(n))
+		for k := range d.weights {
+			d.weights[k] = unseen * share
+		}
+		for _, u := range values {
+			d.weights[d.choice(u)] += share
+		}
+		return d
+	}
+	// Goptuna permutes its kernels once too often, which does nothing as long as they come in their order.
+	slices.Sort(values)
+	e := parzen.NewParzenEstimator(values, 0, 1, parzen.ParzenEstimatorParams{
+		ConsiderPrior: true, PriorWeight: 1, ConsiderMagicClip: true, Weights: equal,
+	})
+	d := density{weights: e.Weights}
+	for k := range e.Mus {
+		d.kernels = append(d.kernels, distuv.Normal{Mu: e.Mus[k], Sigma: e.Sigmas[k]})
+	}
+	return d
+}
+
+// equal weighs all trials alike: the server does not drift, so an old trial says as much as a new one.
+func equal(n int) []float64 { return slices.Repeat([]float64{1}, n) }
+
+// draw returns a value from the density.
+func (d density) draw(rng *rand.Rand) float64 {
+	part, r := 0, rng.Float64()
+	for part < len(d.weights)-1 && r >= d.weights[part] {
+		r -= d.weights[part]
+		part++
+	}
+	if d.kernels == nil {
+		return (float64(part) + 0.5) / float64(len(d.weights))
+	}
+	k := d.kernels[part]
+	low, high := k.CDF(0), k.CDF(1)
+	return min(max(k.Quantile(low+rng.Float64()*(high-low)), 0), 1)
+}
+
+// log returns the logarithm of the density at u, up to a constant.
+func (d density) log(u float64) float64 {
+	if d.kernels == nil {
+		return math.Log(d.weights[d.choice(u)])
+	}
+	sum := 0.0
+	for i, k := range d.kernels {
+		sum += d.weights[i] * k.Prob(u) / (k.CDF(1) - k.CDF(0))
+	}
+	return math.Log(sum)
+}
+
+// choice returns which choice lies at u.
+func (d density) choice(u float64) int {
+	n := len(d.weights)
+	return min(n-1, int(u*float64(n)))
+}
+
+// choices returns how many values a parameter without an order has; 0 for a number.
+func choices(p *space.Parameter) int {
+	switch p.Kind {
+	case space.Float, space.Int:
+		return 0
+	}
+	return len(p.Levels(1))
+}
