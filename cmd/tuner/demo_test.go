@@ -11,8 +11,8 @@ import (
 	"vllmtuner/tuner/space/landscape"
 )
 
-// demoWinner runs the demo with a sampler and seed and returns its winner.
-func demoWinner(t testing.TB, sampler string, seed uint64) report.Winner {
+// demoWinner runs the demo with a sampler and seed and returns its winner, and the GPU time it would have taken in hours.
+func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float64) {
 	t.Helper()
 	root := t.TempDir()
 	file, err := demoStudy(root, sampler, seed)
@@ -30,11 +30,12 @@ func demoWinner(t testing.TB, sampler string, seed uint64) report.Winner {
 	if !met {
 		t.Fatalf("seed %d: nothing met the SLO", seed)
 	}
-	return best
+	return best, report.Summarize(study, report.Options{}).GPUSeconds / 3600
 }
 
-// demoRegrets returns the regrets of the demo's winners over seeds, sorted, and how many of them beat the default.
-func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int) {
+// demoRegrets returns the regrets of the demo's winners over seeds, sorted, how many of them beat the default, and the mean
+// GPU time in hours.
+func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int, hours float64) {
 	t.Helper()
 	truth, err := landscape.H200()
 	if err != nil {
@@ -45,7 +46,8 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 		t.Fatal(err)
 	}
 	for seed := range seeds {
-		best := demoWinner(t, sampler, seed+1)
+		best, took := demoWinner(t, sampler, seed+1)
+		hours += took / float64(seeds)
 		regret, err := truth.Regret(best.Trial.Point)
 		if err != nil {
 			t.Fatal(err)
@@ -57,13 +59,13 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 		}
 	}
 	slices.Sort(regrets)
-	return regrets, better
+	return regrets, better, hours
 }
 
 // The whole demo, held against the true capacities: its winner must be good and better than the default on every seed.
 // Few seeds here, for the race detector is slow; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
-	regrets, better := demoRegrets(t, "tpe", 3)
+	regrets, better, _ := demoRegrets(t, "tpe", 3)
 	if median := regrets[1]; median > 0.07 || better != 3 {
 		t.Errorf("regrets %.3f, %d of 3 better than the default; want a median of at most 0.07 and all better", regrets, better)
 	}
@@ -75,9 +77,10 @@ func BenchmarkDemoRegret(b *testing.B) {
 		b.Run(sampler, func(b *testing.B) {
 			for b.Loop() {
 				const seeds = 20
-				regrets, better := demoRegrets(b, sampler, seeds)
+				regrets, better, hours := demoRegrets(b, sampler, seeds)
 				b.ReportMetric(100*(regrets[seeds/2-1]+regrets[seeds/2])/2, "%median-regret")
 				b.ReportMetric(100*regrets[seeds*9/10], "%p90-regret")
+				b.ReportMetric(hours, "GPU-hours/study")
 				b.ReportMetric(float64(better), "of-20-better-than-default")
 			}
 		})

@@ -53,8 +53,12 @@ func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	return v
 }
 
-// Stop returns a bench.Stop that ends a probe as soon as it cannot pass any more. It never ends one to pass: the first
-// minute of a window is always good.
+// Stop returns a bench.Stop that ends a probe when it has failed clearly: when as many again have broken a limit as it takes to
+// fail, or too many requests have failed. It never ends one to pass: the first minute of a window is always good.
+//
+// A probe that is ended at the very request which fails it always has a percentile just over the limit, so that every capacity is
+// placed just below the failed rate. Waiting for as many again costs 4 % more GPU time and took the regret of 30-trial studies
+// on the simulated H200 (20 seeds) from 4.2 to 3.2 % in the median, and from 9.7 to 7.0 % at the 90th percentile.
 func (s SLO) Stop(planned int) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool {
 		failed := 0
@@ -68,7 +72,7 @@ func (s SLO) Stop(planned int) bench.Stop {
 		}
 		return slices.ContainsFunc(s.Limits, func(l Limit) bool {
 			c := l.check(counted, planned, now)
-			return l.Metric != ITL && c.Broken > c.Allowed
+			return l.Metric != ITL && c.Broken > 2*(c.Allowed+1)
 		})
 	}
 }
