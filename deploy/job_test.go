@@ -135,8 +135,8 @@ func TestPodHasNoRightItDoesNotNeed(t *testing.T) {
 
 func TestPodEndsAndIsSeenAlive(t *testing.T) {
 	pod := theJob(t).Spec.Template.Spec
-	if grace := pod.TerminationGracePeriodSeconds; grace == nil || *grace < 120 {
-		t.Error("the tuner has less than 120 s to end vLLM and close the study")
+	if grace := pod.TerminationGracePeriodSeconds; grace == nil || *grace < 600 {
+		t.Error("the tuner has less than 600 s to finish a probe, end vLLM and close the study")
 	}
 	container := pod.Containers[0]
 	probe := container.LivenessProbe

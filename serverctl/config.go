@@ -158,6 +158,17 @@ func (c Config) secrets(environ []string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
+// Check says why no server could be started with the config, as far as that can be known without starting one: a missing
+// program, an address among the args.
+func (c Config) Check() error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	_, err = c.program(c.environ())
+	return err
+}
+
 // program finds the command's program as the server's own environment would, and explains why it cannot be run.
 func (c Config) program(environ []string) (string, error) {
 	name := c.Command[0]

@@ -24,9 +24,9 @@ const (
 )
 
 // Help asks the server for its help and returns the flags that it accepts, each as it is written: --max-num-seqs,
-// --no-enable-prefix-caching, -tp. It needs no GPU.
-func Help(ctx context.Context, command []string) (flags map[string]bool, err error) {
-	config, err := Config{Command: command, Model: "none"}.withDefaults()
+// --no-enable-prefix-caching, -tp. It needs no GPU. env is added to our own environment.
+func Help(ctx context.Context, command []string, env map[string]string) (flags map[string]bool, err error) {
+	config, err := Config{Command: command, Model: "none", Env: env}.withDefaults()
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 
 func TestHelpLearnsTheFlagsOfARealHelp(t *testing.T) {
 	t.Setenv(roleVariable, "help testdata/help-0.14.1.txt")
-	flags, err := Help(t.Context(), []string{os.Args[0], "serve"})
+	flags, err := Help(t.Context(), []string{os.Args[0], "serve"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,11 +39,11 @@ func TestHelpOfBothPythonLayouts(t *testing.T) {
 
 func TestHelpThatFailsSaysHow(t *testing.T) {
 	t.Setenv(roleVariable, "log testdata/death-flags-unknown-0.14.1.log 2")
-	_, err := Help(t.Context(), []string{os.Args[0]})
+	_, err := Help(t.Context(), []string{os.Args[0]}, nil)
 	if err == nil || !strings.Contains(err.Error(), "exit status 2") || !strings.Contains(err.Error(), "unrecognized arguments") {
 		t.Errorf("Help() = %v", err)
 	}
-	if _, err := Help(t.Context(), []string{"/no/such/vllm"}); err == nil || !strings.Contains(err.Error(), "/no/such/vllm cannot be run") {
+	if _, err := Help(t.Context(), []string{"/no/such/vllm"}, nil); err == nil || !strings.Contains(err.Error(), "/no/such/vllm cannot be run") {
 		t.Errorf("Help() = %v", err)
 	}
 }

@@ -68,9 +68,10 @@ func (c Class) PointsFault() bool {
 // An ExitError says how a server failed.
 type ExitError struct {
 	Class    Class
-	Evidence string   // the log line that gave the class, or what was seen
-	Code     int      // exit code; -1 when it still ran or died of a signal
-	Tail     []string // last lines of its log
+	Evidence string        // the log line that gave the class, or what was seen
+	Code     int           // exit code; -1 when it still ran or died of a signal
+	Tail     []string      // last lines of its log
+	Took     time.Duration // from the start to the failure, where the clock on the wall does not say it
 
 	KVNeededGiB    float64 // of KVTooSmall: what one request of max-model-len needs; 0 when the server did not say
 	KVAvailableGiB float64 // of KVTooSmall: what there was; it may be negative

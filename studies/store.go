@@ -25,7 +25,7 @@ const (
 type New struct {
 	Name  string // see ValidName
 	Seed  uint64
-	File  string            // text of the study file; the one of the beginning is kept
+	File  string            // text of the study file; the last owner's is kept
 	World map[string]string // what must not change between two runs: model, server version, workload, SLO, …
 }
 

@@ -2,10 +2,13 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
 )
 
 // A Protocol says in which state the prefix cache is when a probe begins. On the calibrated H200 simulation it matters more
@@ -31,8 +34,20 @@ const (
 	warmUpRequests = 10   // before anything else, to get lazy initialisation out of the way; as the manual sweeps did
 )
 
-// warmUp sends the first requests, and primes the cache once where the protocol says so.
+// warmUp sends the first requests, and primes the cache once where the protocol says so. It is worth nothing half done, so an
+// orderly end does not wait for it.
 func (m *measuring) warmUp(ctx context.Context) error {
+	ctx, stop := until(ctx, m.Finish, func() error { return ErrInterrupted })
+	defer stop()
+	err := m.fillCache(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
+		return ErrInterrupted
+	}
+	return err
+}
+
+// fillCache is warmUp without the orderly end.
+func (m *measuring) fillCache(ctx context.Context) error {
 	m.progress("warming up")
 	if err := m.pass(ctx, workload.WarmUpStream, 0, warmUpRequests); err != nil {
 		return fmt.Errorf("warm up: %w", err)
@@ -59,18 +74,36 @@ func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n i
 	}
 	m.result.GPUTime += run.Elapsed
 	if run.Broken == run.Others && n > 0 {
-		return fmt.Errorf("all %d requests failed: %s", n, run.BrokenDetail)
+		return m.useless(ctx, fmt.Sprintf("all %d requests before the first probe failed: %s", n, run.BrokenDetail))
+	}
+	if run.Broken > 0 {
+		m.result.Notes = append(m.result.Notes, fmt.Sprintf("%d of %d requests before the first probe failed: %s", run.Broken, run.Others, run.BrokenDetail))
 	}
 	drained, err := m.server.Drain(ctx)
 	m.result.GPUTime += drained
 	return err
 }
 
+// deathNotice is how long a server that answers nothing well has to die, so that its own last words are the evidence.
+const deathNotice = 10 * time.Second
+
+// useless is the error of a server that is up and fails every request.
+func (m *measuring) useless(ctx context.Context, evidence string) error {
+	select {
+	case <-m.server.Exited():
+		return m.server.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(deathNotice):
+		return &serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: evidence, Code: -1}
+	}
+}
+
 func (m *measuring) primeRate() float64 {
 	if m.PrimeRate > 0 {
 		return m.PrimeRate
 	}
-	return m.start
+	return m.firstRate
 }
 
 // primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.
@@ -78,6 +111,9 @@ func (m *measuring) primeUntilSteady(ctx context.Context) error {
 	start, err := m.server.Counters(ctx)
 	if err != nil {
 		return fmt.Errorf("read the server's counters: %w", err)
+	}
+	if m.result.Facts.KVCacheTokens == 0 {
+		m.result.Notes = append(m.result.Notes, "the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
 	}
 	n := max(1, int(math.Round(primePiece*m.primeRate())))
 	before, last := start, math.Inf(1)

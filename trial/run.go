@@ -36,8 +36,9 @@ type Runner struct {
 	Seed      uint64          // of requests and arrivals, the same in every trial
 	Marks     []string        // what a reader must know of every result
 
-	Finish   <-chan struct{}   // closed: finish the probe at hand, then return ErrInterrupted; nil means never
-	Progress func(step string) // told what begins now; nil means silent
+	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
+	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted
+	Progress func(step string)           // told what begins now; nil means silent
 }
 
 // A Task is one trial to run.
@@ -53,13 +54,15 @@ type Task struct {
 // end of ctx. The server is gone when Run returns.
 func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) {
 	r.progress("starting the server")
-	server, load, err := r.Start(ctx, Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { r.progress("%s", step) }})
+	result = Result{Notes: slices.Clone(r.Marks)}
+	began := time.Now()
+	server, load, err := r.startServer(ctx, task)
 	if err != nil {
-		return failure(Result{}, ctx, err)
+		result.GPUTime = time.Since(began)
+		return failure(result, ctx, err)
 	}
-	m := &measuring{Runner: r, Task: task, server: server, load: load, start: r.startRate(server.Facts())}
-	m.result.Facts, m.result.Notes = server.Facts(), slices.Clone(r.Marks)
-	m.result.GPUTime = server.Facts().StartUp
+	m := &measuring{Runner: r, Task: task, server: server, load: load, result: result, firstRate: r.firstRate(server.Facts())}
+	m.result.Facts, m.result.GPUTime = server.Facts(), server.Facts().StartUp
 	capacity, runErr := m.measure(ctx)
 	stopTime, stopErr := server.Stop(context.WithoutCancel(ctx))
 	m.result.GPUTime += stopTime
@@ -73,6 +76,35 @@ func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) 
 	return m.result, nil
 }
 
+// startServer starts the trial's server. A start is worth nothing half done, so an orderly end does not wait for it.
+func (r *Runner) startServer(ctx context.Context, task Task) (Server, Load, error) {
+	ctx, stop := until(ctx, r.Finish, func() error { return ErrInterrupted })
+	defer stop()
+	server, load, err := r.Start(ctx, Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { r.progress("%s", step) }})
+	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
+		return nil, nil, ErrInterrupted
+	}
+	return server, load, err
+}
+
+// until returns a context that also ends when done is closed, with that cause, and what releases it.
+func until(ctx context.Context, done <-chan struct{}, cause func() error) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-done:
+			cancel(cause())
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-watched
+	}
+}
+
 // failure turns a server's failure into a result, and leaves other errors as they are.
 func failure(result Result, ctx context.Context, err error) (Result, error) {
 	exit, ok := errors.AsType[*serverctl.ExitError](err)
@@ -80,6 +112,7 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		return result, err
 	}
 	result.Outcome, result.Class, result.Evidence, result.Tail = Unknown, exit.Class, exit.Evidence, exit.Tail
+	result.GPUTime = max(result.GPUTime, exit.Took)
 	if exit.Class.PointsFault() {
 		result.Outcome = Infeasible
 	}
@@ -96,11 +129,11 @@ func (r *Runner) progress(format string, args ...any) {
 type measuring struct {
 	*Runner
 	Task
-	server Server
-	load   Load
-	start  float64 // where the first search of the study begins, requests per second
-	result Result
-	probes int
+	server    Server
+	load      Load
+	firstRate float64 // where the first search of the study begins, requests per second
+	result    Result
+	probes    int
 }
 
 // Where nothing is known of a server's speed, a request is taken to be this long in tokens and to stay for so many seconds.
@@ -109,8 +142,8 @@ const (
 	usualStay   = 20.0
 )
 
-// startRate is the Runner's own hint, or as many requests as fit the KV cache at a time, each for its usual stay.
-func (r *Runner) startRate(facts serverctl.Facts) float64 {
+// firstRate is the Runner's own hint, or as many requests as fit the KV cache at a time, each for its usual stay.
+func (r *Runner) firstRate(facts serverctl.Facts) float64 {
 	if r.Search.Hint > 0 {
 		return r.Search.Hint
 	}
@@ -124,25 +157,18 @@ func (r *Runner) startRate(facts serverctl.Facts) float64 {
 // measure warms the server up, brings its cache into the protocol's state and searches for the capacity. It ends at once
 // when the server dies, with the server's own error.
 func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		select {
-		case <-m.server.Exited():
-			cancel(m.server.Err())
-		case <-ctx.Done():
+	ctx, stop := until(ctx, m.server.Exited(), m.server.Err)
+	defer stop()
+	if m.Accept != nil {
+		if err := m.Accept(m.server.Facts()); err != nil {
+			return capacity.Capacity{}, err
 		}
-	}()
-	defer func() { <-watched }()
-	defer cancel(nil)
-
+	}
 	if err := m.warmUp(ctx); err != nil {
 		return capacity.Capacity{}, m.cause(ctx, err)
 	}
 	search := m.Search
-	search.Hint = m.start
+	search.Hint = m.firstRate
 	if m.Hint > 0 {
 		search.Hint = m.Hint
 	}
@@ -233,8 +259,13 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 
 // note says what a reader must know before believing the probe.
 func (m *measuring) note(p Probe, run bench.Run) string {
+	for _, s := range run.Samples {
+		if s.Failure != "" {
+			return fmt.Sprintf("%d requests failed, the first with %s: %s", p.Measurement.Failed, s.Failure, s.Detail)
+		}
+	}
 	if run.Broken > 0 {
-		return fmt.Sprintf("%d of %d uncounted requests failed", run.Broken, run.Others)
+		return fmt.Sprintf("%d of %d uncounted requests failed, the first: %s", run.Broken, run.Others, run.BrokenDetail)
 	}
 	for _, l := range m.SLO.Limits {
 		if lag := p.Measurement.SendLag.P99; l.Metric == slo.TTFT && lag > 0.1*float64(l.Max.Milliseconds()) {

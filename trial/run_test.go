@@ -221,3 +221,51 @@ func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
 		t.Errorf("Run = %v after %v, want the store's error and a stopped server", err, s.did)
 	}
 }
+
+// A start or a warm-up is worth nothing half done: an orderly end does not wait for it.
+func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
+	finish := make(chan struct{})
+	r := runner(t, &stub{}, Primed)
+	r.Finish = finish
+	r.Start = func(ctx context.Context, _ Launch) (Server, Load, error) {
+		close(finish)
+		<-ctx.Done() // a model that loads for ever
+		return nil, nil, &serverctl.ExitError{Class: serverctl.Aborted}
+	}
+	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) {
+		t.Errorf("interrupted in its start, Run = %v, want ErrInterrupted", err)
+	}
+	s := &stub{capacity: 4.8, dieAt: -1}
+	r = runner(t, s, Primed)
+	finish2 := make(chan struct{})
+	r.Finish = finish2
+	r.Progress = func(step string) {
+		if step == "priming the prefix cache" {
+			close(finish2)
+		}
+	}
+	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
+		t.Errorf("interrupted while it primes, Run = %v after %v, want ErrInterrupted before any probe", err, s.did)
+	}
+}
+
+// deaf is a load whose every request fails, for a server that dies of it a moment later.
+type deaf struct{ s *stub }
+
+func (d deaf) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
+	time.AfterFunc(20*time.Millisecond, func() { close(d.s.exited) })
+	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
+}
+
+func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
+	s := &stub{}
+	r := runner(t, s, Primed)
+	r.Start = func(context.Context, Launch) (Server, Load, error) {
+		s.exited = make(chan struct{})
+		return s, deaf{s}, nil
+	}
+	result, err := r.Run(t.Context(), Task{})
+	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
+		t.Errorf("Run = %+v, %v, want an infeasible point with the server's own class", result, err)
+	}
+}

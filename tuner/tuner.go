@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/sampler"
@@ -31,15 +33,18 @@ type Budget struct {
 
 // A Study is one study to run, or to go on with.
 type Study struct {
-	Store     Store
-	Runner    *trial.Runner
-	Space     *space.Space
-	Sampler   sampler.Sampler
-	Current   space.Point // what the user runs today: trial 1; nil when unknown
-	FixedArgs []string    // given to every trial, before those of its point
-	Budget    Budget
-	Finish    <-chan struct{} // closed: finish the probe at hand and stop
-	Observe   func(Event)     // told what happens, one call at a time; nil means nobody listens
+	Store       Store
+	Runner      *trial.Runner
+	Space       *space.Space
+	Sampler     sampler.Sampler
+	Current     space.Point // what the user runs today: trial 1; nil when unknown
+	FixedArgs   []string    // given to every trial, before those of its point
+	Budget      Budget
+	AcceptDrift bool            // go on although the server is another than in earlier trials
+	Finish      <-chan struct{} // closed: finish the probe at hand and stop
+	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
+
+	unknown int // trials in a row that failed by nobody's fault, of this Run
 }
 
 // An Event is something that a watcher of a study wants to know.
@@ -64,8 +69,13 @@ const (
 // ErrNothingStarts is returned when the servers of several trials in a row failed for reasons that no point is to blame for.
 var ErrNothingStarts = errors.New("the server fails whatever the flags are")
 
-// mostUnknown is how many trials in a row may fail by nobody's fault before the study gives up.
-const mostUnknown = 3
+const (
+	// mostUnknown is how many trials in a row may fail by nobody's fault before the study gives up.
+	mostUnknown = 3
+	// mostInfeasible is how many of a study's first trials may be infeasible, the default and the current args among them, before
+	// it gives up: a search with nothing that starts has nothing to learn from.
+	mostInfeasible = 10
+)
 
 // An End says why a study is over. The zero End is none.
 type End struct {
@@ -95,8 +105,7 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 			return End{}, fmt.Errorf("begin trial %d: %w", next.Number, err)
 		}
 		s.observe(Event{Kind: Began, Trial: next})
-		next.Result, err = s.run(ctx, next, hint(study))
-		if err != nil {
+		if next.Result, err = s.run(ctx, &next, study); err != nil {
 			return End{}, fmt.Errorf("trial %d: %w", next.Number, err)
 		}
 		if err := s.Store.Finish(next.Number, next.Result); err != nil {
@@ -117,23 +126,22 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	default:
 	}
 	var spent time.Duration
-	finished, unknown := 0, 0
+	finished, infeasible := 0, 0
 	for _, t := range study.Trials {
 		if t.State != studies.Done {
 			return End{}, nil // half done: it is finished whatever the budget says
 		}
 		finished++
 		spent += t.Result.GPUTime
-		if t.Result.Outcome == trial.Unknown {
-			unknown++
-		} else {
-			unknown = 0
+		if t.Result.Outcome == trial.Infeasible {
+			infeasible++
 		}
 	}
 	switch {
-	case unknown >= mostUnknown:
-		last := study.Trials[len(study.Trials)-1].Result
-		return End{}, fmt.Errorf("%w: %d trials in a row, the last with %s: %s", ErrNothingStarts, unknown, last.Class, last.Evidence)
+	case s.unknown >= mostUnknown:
+		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
+	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
+		return End{}, nothingStarts(study, "none of the first %d points is feasible", finished)
 	case finished >= s.Budget.Trials:
 		return End{Why: fmt.Sprintf("all %d trials are done", finished)}, nil
 	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
@@ -142,17 +150,22 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	return End{}, nil
 }
 
-// ask returns the trial to run: a half-done one, the server's default, the user's current args, or the sampler's choice.
+func nothingStarts(study studies.Study, format string, args ...any) error {
+	last := study.Trials[len(study.Trials)-1].Result
+	return fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence)
+}
+
+// ask returns the trial to run: a half-done one, the server's default, the user's current args, or the sampler's choice. A
+// reference that failed by nobody's fault is asked for again.
 func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
-	if n > 0 && study.Trials[n-1].State == studies.Running {
-		return study.Trials[n-1], nil
-	}
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
-	case n == 0:
+	case n > 0 && study.Trials[n-1].State == studies.Running:
+		next = study.Trials[n-1]
+	case !known(study, studies.Default):
 		next.Origin, next.Point = studies.Default, space.Point{}
-	case n == 1 && len(s.Current) > 0:
+	case len(s.Current) > 0 && !known(study, studies.Current):
 		next.Origin, next.Point = studies.Current, s.Current
 	default:
 		point, err := s.Sampler.Next(n, study.Trials)
@@ -165,22 +178,59 @@ func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// run measures one trial; each probe is stored before it counts.
-func (s *Study) run(ctx context.Context, t studies.Trial, hint float64) (trial.Result, error) {
+// known reports whether a trial of that origin told something.
+func known(study studies.Study, origin studies.Origin) bool {
+	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.Origin == origin && t.Result.Outcome != trial.Unknown })
+}
+
+// run measures one trial; each probe is stored before it counts. A server that hangs or does not start in time gets a second
+// chance before that is held against its point.
+func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
+	result, err := s.runOnce(ctx, t, study)
+	if err == nil && (result.Class == serverctl.Hang || result.Class == serverctl.StartTimeout) {
+		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
+		spent := result.GPUTime
+		result, err = s.runOnce(ctx, t, study)
+		result.GPUTime += spent
+	}
+	s.unknown++
+	if err != nil || result.Outcome != trial.Unknown {
+		s.unknown = 0
+	}
+	return result, err
+}
+
+func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	runner := *s.Runner
 	runner.Finish = s.Finish
-	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: t, Step: step}) }
+	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) }
+	runner.Accept = func(facts serverctl.Facts) error { return s.sameServer(study, facts) }
 	return runner.Run(ctx, trial.Task{
-		Number: t.Number, Args: t.Args, Hint: hint, Done: t.Probes,
+		Number: t.Number, Args: t.Args, Hint: hint(study), Done: t.Probes,
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err
 			}
 			t.Probes = append(t.Probes, p)
-			s.observe(Event{Kind: Probed, Trial: t, Probe: &p})
+			s.observe(Event{Kind: Probed, Trial: *t, Probe: &p})
 			return nil
 		},
 	})
+}
+
+// sameServer refuses a server of another version than that of earlier trials: their capacities could not be compared.
+func (s *Study) sameServer(study studies.Study, facts serverctl.Facts) error {
+	for _, t := range slices.Backward(study.Trials) {
+		was := t.Result.Facts.Version
+		if was == "" || was == facts.Version {
+			continue
+		}
+		if s.AcceptDrift {
+			return nil
+		}
+		return fmt.Errorf("%w: server version: %s in trial %d → %s", studies.ErrWorldChanged, was, t.Number, facts.Version)
+	}
+	return nil
 }
 
 // hint is where the next search begins: at the best capacity so far. 0 means that there is none.

@@ -218,6 +218,7 @@ func TestRunEnds(t *testing.T) {
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1s is spent after 1 trials", true, nil, 1},
 		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
 		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "all 4 trials are done", false, nil, 4},
+		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, mostInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {
 		store := open(t, t.TempDir())
@@ -231,5 +232,92 @@ func TestRunEnds(t *testing.T) {
 			t.Errorf("%s: %d trials were begun, want %d", row.name, n, row.trials)
 		}
 		store.Close()
+	}
+}
+
+// flaky is a start that fails with a class for the first n times, and then gives the simulated server.
+func flaky(s *Study, class serverctl.Class, n int) {
+	good := s.Runner.Start
+	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
+		if n--; n >= 0 {
+			return nil, nil, &serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute}
+		}
+		return good(ctx, l)
+	}
+}
+
+// A study that gave up goes on once the cause is cured, and the reference that was lost is measured.
+func TestRunGoesOnAfterItGaveUp(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	s := study(t, store, trial.Primed, 6)
+	flaky(s, serverctl.Infrastructure, 3)
+	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
+		t.Fatalf("Run = %v, want ErrNothingStarts", err)
+	}
+	if _, err := study(t, store, trial.Primed, 6).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := answers(t, store)
+	for i, want := range []studies.Origin{studies.Default, studies.Default, studies.Default, studies.Default, studies.Current, studies.Sampled} {
+		if got[i].Origin != want {
+			t.Errorf("trial %d is by %s, want %s", i, got[i].Origin, want)
+		}
+	}
+	if got[0].Result.GPUTime < time.Minute {
+		t.Errorf("a failed start took %s of GPU time, want its minute", got[0].Result.GPUTime)
+	}
+}
+
+func TestAHangGetsASecondChance(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		hangs int
+		want  trial.Outcome
+	}{
+		{"one hang is forgiven", 1, trial.Measured},
+		{"two are the point's fault", 2, trial.Infeasible},
+	} {
+		store := open(t, t.TempDir())
+		s := study(t, store, trial.Primed, 1)
+		flaky(s, serverctl.StartTimeout, row.hangs)
+		if _, err := s.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r := answers(t, store)[0].Result
+		if r.Outcome != row.want || r.GPUTime < time.Duration(row.hangs)*time.Minute {
+			t.Errorf("%s: %s with %s of GPU time, want %s", row.name, r.Outcome, r.GPUTime, row.want)
+		}
+		store.Close()
+	}
+}
+
+// upgraded is a server that says it is another version.
+type upgraded struct{ trial.Server }
+
+func (u upgraded) Facts() serverctl.Facts {
+	f := u.Server.Facts()
+	f.Version = "0.33.0"
+	return f
+}
+
+func TestAnotherServerVersionIsDrift(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	if _, err := study(t, store, trial.Primed, 2).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := study(t, store, trial.Primed, 4)
+	good := s.Runner.Start
+	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
+		server, load, err := good(ctx, l)
+		return upgraded{server}, load, err
+	}
+	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
+		t.Errorf("Run = %v, want the change of version", err)
+	}
+	s.AcceptDrift = true
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Errorf("with the drift accepted Run = %v", err)
 	}
 }

@@ -37,8 +37,8 @@ Your server:  tuner init > study.yaml       a commented study file
 
 func commands(finish <-chan struct{}) []*cli.Command {
 	all := []*cli.Command{
-		initCommand(), checkCommand(), runCommand(finish), demoCommand(finish),
-		statusCommand(), bestCommand(), benchCommand(), simCommand(finish),
+		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
+		statusCommand(), bestCommand(), benchCommand(finish), simCommand(finish),
 	}
 	for _, c := range all {
 		c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError{err} }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +20,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-func benchCommand() *cli.Command {
+func benchCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "bench",
 		Usage: "send a load to a running server and print what vllm bench serve prints",
@@ -47,11 +49,15 @@ Examples:
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of requests and arrivals"},
 			formatFlag(),
 		},
-		Action: benchAction,
+		Action: func(c *cli.Context) error {
+			ctx, cancel := orderly(c.Context, finish)
+			defer cancel()
+			return benchAction(ctx, c)
+		},
 	}
 }
 
-func benchAction(c *cli.Context) error {
+func benchAction(ctx context.Context, c *cli.Context) error {
 	format, err := formatOf(c)
 	if err != nil {
 		return err
@@ -71,7 +77,7 @@ func benchAction(c *cli.Context) error {
 		APIKey: bench.Secret(os.Getenv("OPENAI_API_KEY")), ITL: true,
 	}
 	if client.Model == "" {
-		if client.Model, err = firstModel(c.Context, client); err != nil {
+		if client.Model, err = firstModel(ctx, client); err != nil {
 			return err
 		}
 	}
@@ -83,7 +89,7 @@ func benchAction(c *cli.Context) error {
 		if !(rate > 0) {
 			return usage("--rate %g: must be above 0", rate)
 		}
-		m, err := measure(c.Context, client, plan)
+		m, err := measure(ctx, client, plan)
 		if err != nil {
 			return err
 		}
@@ -155,8 +161,8 @@ func printMeasurement(w io.Writer, m bench.Measurement, format string) error {
 	row("Request rate configured (RPS):", "%.2f", m.Rate)
 	row("Successful requests:", "%d", m.Completed)
 	row("Failed requests:", "%d", m.Failed)
-	for kind, n := range m.Failures {
-		row("  "+string(kind)+":", "%d", n)
+	for _, kind := range slices.Sorted(maps.Keys(m.Failures)) {
+		row("  "+string(kind)+":", "%d", m.Failures[kind])
 	}
 	row("Window (s):", "%.2f", m.Window.Seconds())
 	row("Total input tokens:", "%d", m.PromptTokens)

@@ -17,7 +17,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-func checkCommand() *cli.Command {
+func checkCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "check",
 		Usage:     "check a study file and all that it needs, without GPU time",
@@ -40,7 +40,9 @@ Example: tuner check study.yaml`,
 			if err != nil {
 				return err
 			}
-			return check(c.Context, c.App.Writer, file, c.String("root"), !c.Bool("skip-help"))
+			ctx, cancel := orderly(c.Context, finish)
+			defer cancel()
+			return check(ctx, c.App.Writer, file, c.String("root"), !c.Bool("skip-help"))
 		},
 	}
 }
@@ -59,8 +61,11 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err := p.checkFlags(ctx, say, askServer); err != nil {
 		return err
 	}
-	if err := p.checkLongest(say); err != nil {
-		return err
+	if longest := p.source.Longest(); longest > 0 && file.MaxModelLen() > 0 {
+		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, file.MaxModelLen())
+	}
+	if n := p.source.Len(); n > 0 && n < file.Probe.MinRequests {
+		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache", n, file.Probe.MinRequests)
 	}
 	dir := filepath.Join(root, file.Name)
 	if err := studies.CheckDisk(dir); err != nil {
@@ -93,7 +98,7 @@ func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any),
 		say("server", "%s is there; its flags were not asked for", strings.Join(s.Command, " "))
 		return nil
 	}
-	accepted, err := serverctl.Help(ctx, s.Command)
+	accepted, err := serverctl.Help(ctx, s.Command, p.env)
 	if err != nil {
 		return fmt.Errorf("%s: server.command: %w", p.file.Path, err)
 	}
@@ -125,19 +130,6 @@ func countFlags(args []string) int {
 	return len(names)
 }
 
-// checkLongest refuses a max-model-len that the workload's longest request does not fit in.
-func (p *plan) checkLongest(say func(string, string, ...any)) error {
-	longest, limit := p.source.Longest(), p.file.MaxModelLen()
-	if longest == 0 || limit == 0 {
-		return nil
-	}
-	if longest > limit {
-		return usageError{fmt.Errorf("%s: max-model-len %d is less than the workload's longest request of %d tokens; raise it in server.args", p.file.Path, limit, longest)}
-	}
-	say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, limit)
-	return nil
-}
-
 // The time of a trial beside its probes, and the probes it takes, for an estimate: a 70B model from a disk cache, and the
 // mean of the search on simulated engines.
 const (
@@ -150,7 +142,7 @@ func (p *plan) printPlan(w io.Writer) {
 	window := max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
 	each := usualStart + usualProbes*(f.Probe.LeadIn+window)
 	fmt.Fprintf(w, "plan: %d trials by %s, cache %s, window %s; about %s a trial, %s in all",
-		f.Budget.Trials, f.Sampler.Name, f.Protocol(p.source.Len() == 0), window.Round(time.Second), each.Round(time.Minute), (each * time.Duration(f.Budget.Trials)).Round(time.Hour))
+		f.Budget.Trials, f.Sampler.Name, f.Protocol(p.source.Len() == 0), window.Round(time.Second), each.Round(time.Minute), (each * time.Duration(f.Budget.Trials)).Round(time.Minute))
 	if f.Budget.GPUTime > 0 {
 		fmt.Fprintf(w, " (GPU time ends at %s)", f.Budget.GPUTime)
 	}

@@ -38,13 +38,15 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 			progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
 			progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
 	}
+	finished := 0
 	for _, t := range s.Trials {
 		if t.State == studies.Done {
 			p.count(t)
+			finished++
 		}
 	}
-	if n := len(s.Trials); n > 0 {
-		p.line("resuming after %d of %d trials, best so far %.3g req/s", n, trials, p.best)
+	if len(s.Trials) > 0 {
+		p.line("going on after %d of %d trials, best so far %.3g req/s", finished, trials, p.best)
 	}
 	return p
 }
@@ -85,6 +87,9 @@ func (p *progress) watch(e tuner.Event) {
 			mark = "  *"
 		}
 		p.line("%s%s%s", report.TrialLine(e.Trial, p.short), mark, p.left(e.Trial))
+		for _, line := range report.LastWords(e.Trial) {
+			p.line("          %s", line)
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	study, err := plan.study(store, o.finish, watch)
+	study, err := plan.study(store, o, watch)
 	if err != nil {
 		return errors.Join(err, stop())
 	}

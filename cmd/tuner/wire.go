@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -41,26 +40,39 @@ type plan struct {
 	source  workload.Source
 	space   *space.Space
 	sampler sampler.Sampler
-	current space.Point // nil when the file has none
+	current space.Point       // nil when the file has none
+	env     map[string]string // of the server, with references filled in; may hold secrets
 }
 
 // makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
+// Every error of it is for the user to mend.
 func makePlan(file *studyfile.File) (*plan, error) {
 	p := &plan{file: file}
-	var err error
+	if err := p.open(); err != nil {
+		return nil, usageError{err}
+	}
+	return p, nil
+}
+
+// open fills the plan in.
+func (p *plan) open() (err error) {
+	file := p.file
 	if p.source, err = workload.Open(file.WorkloadSpec(), file.Sampler.Seed); err != nil {
-		return nil, fmt.Errorf("%s: workload: %w", file.Path, err)
+		return fmt.Errorf("%s: workload: %w", file.Path, err)
 	}
 	if p.space, err = file.Space(); err != nil {
-		return nil, err
+		return err
 	}
 	if p.current, _, err = file.CurrentPoint(); err != nil {
-		return nil, err
+		return err
+	}
+	if p.env, err = file.Environment(os.LookupEnv); err != nil {
+		return err
 	}
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
-		return nil, fmt.Errorf("%s: sampler: %w", file.Path, err)
+		return fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
-	return p, p.checkServer()
+	return errors.Join(p.checkLongest(), p.checkServer())
 }
 
 // world is what must not change while the study goes on: what the file says, and what is in the dataset.
@@ -99,14 +111,28 @@ func (p *plan) checkServer() error {
 		_, err := vllmsim.LoadProfile(server.Simulate)
 		return err
 	}
-	if _, err := exec.LookPath(server.Command[0]); err != nil {
-		return fmt.Errorf("%s: server.command: %w; install it, or write its full path", p.file.Path, err)
+	if err := (serverctl.Config{Command: server.Command, Model: p.file.Model, Args: server.Args, Env: p.env}).Check(); err != nil {
+		return fmt.Errorf("%s: %w", p.file.Path, err)
 	}
 	model := p.file.Model
 	if strings.HasPrefix(model, "/") || strings.HasPrefix(model, ".") {
 		if _, err := os.Stat(filepath.Join(model, "config.json")); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s: model: %s holds no config.json; a path must be a model's directory", p.file.Path, model)
 		}
+	}
+	return nil
+}
+
+// checkLongest refuses a model length, fixed or searched, that the workload's longest request does not fit in.
+func (p *plan) checkLongest() error {
+	const flag = "max-model-len"
+	longest, shortest := p.source.Longest(), p.file.MaxModelLen()
+	where := "raise it in server.args"
+	if searched := p.space.Parameter(flag); searched != nil && len(searched.Choices) == 0 {
+		shortest, where = int(searched.Min), "raise the lower end of its range"
+	}
+	if shortest > 0 && longest > shortest {
+		return fmt.Errorf("%s: %s %d is less than the workload's longest request of %d tokens; %s", p.file.Path, flag, shortest, longest, where)
 	}
 	return nil
 }
@@ -153,31 +179,35 @@ func (p *plan) start(dir string) (trial.Start, error) {
 		rig := &simload.Rig{Profile: profile, ITL: p.file.SLO().NeedsITL()}
 		return rig.Start, nil
 	}
-	env, err := p.file.Environment(os.LookupEnv)
-	if err != nil {
-		return nil, usageError{err}
-	}
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
-		return p.startServer(ctx, dir, env, launch)
+		return p.startServer(ctx, dir, launch)
 	}, nil
 }
 
+// longestWait is how long a request may go without a byte. Priming may overload a small server on purpose, and a queue of minutes
+// is then no failure; a probe in which requests wait so long has failed and ended before.
+const longestWait = 10 * time.Minute
+
 // startServer starts a real server with its log and its process record in the study's directory.
-func (p *plan) startServer(ctx context.Context, dir string, env map[string]string, launch trial.Launch) (trial.Server, trial.Load, error) {
+func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch) (trial.Server, trial.Load, error) {
 	log, err := openLog(dir, launch.Number)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := p.file.Server
 	server, err := serverctl.Start(ctx, serverctl.Config{
-		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: env, Port: s.Port,
+		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: p.env, Port: s.Port,
 		StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, Log: log, Progress: launch.Progress,
 		OnRecord: func(r proc.Record) error { return writeRecord(dir, r) },
 	})
 	if err != nil {
-		return nil, nil, errors.Join(err, log.Close(), forgetRecord(dir))
+		_, left := reclaim(dir) // usually nothing: a start that fails leaves no process
+		return nil, nil, errors.Join(err, log.Close(), left)
 	}
-	client := &bench.Client{URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL()}
+	client := &bench.Client{
+		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
+		IdleTimeout: longestWait,
+	}
 	return &loggedServer{Server: server, log: log, dir: dir}, client, nil
 }
 
@@ -253,14 +283,14 @@ func reclaim(dir string) (int, error) {
 }
 
 // study puts the plan on a store.
-func (p *plan) study(store *studies.Store, finish <-chan struct{}, observe func(tuner.Event)) (*tuner.Study, error) {
+func (p *plan) study(store *studies.Store, o runOptions, observe func(tuner.Event)) (*tuner.Study, error) {
 	runner, err := p.runner(store.Dir())
 	if err != nil {
 		return nil, err
 	}
 	return &tuner.Study{
 		Store: store, Runner: runner, Space: p.space, Sampler: p.sampler, Current: p.current, FixedArgs: p.file.Server.Args,
-		Budget: tuner.Budget{Trials: p.file.Budget.Trials, GPUTime: p.file.Budget.GPUTime},
-		Finish: finish, Observe: observe,
+		Budget:      tuner.Budget{Trials: p.file.Budget.Trials, GPUTime: p.file.Budget.GPUTime},
+		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe,
 	}, nil
 }

@@ -32,7 +32,7 @@ func (l *live) submit(r *Request) <-chan token {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.engine.Idle() {
-		l.now = time.Since(l.began).Seconds()
+		l.now = max(l.now, time.Since(l.began).Seconds()) // the last step may end later: one GPU does one step at a time
 	}
 	news := make(chan token, r.Output)
 	l.news[r] = news

@@ -1,6 +1,7 @@
 package vllmsim
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -84,7 +85,7 @@ func setInt(to *int, v string) (err error) {
 // *UsageError or a *ConfigError where vLLM would.
 func (p *Profile) ParseArgs(args []string) (Options, error) {
 	o := p.Defaults
-	o.Model, o.Host, o.Port = p.Model, "127.0.0.1", 8000
+	o.Host, o.Port = "127.0.0.1", 8000
 	var unknown []string
 	for i := 0; i < len(args); i++ {
 		word := args[i]
@@ -121,6 +122,9 @@ func (p *Profile) ParseArgs(args []string) (Options, error) {
 	}
 	if len(unknown) > 0 {
 		return o, &UsageError{Text: "unrecognized arguments: " + strings.Join(unknown, " ")}
+	}
+	if o.Model == "" {
+		o.Model = cmp.Or(o.Leader, p.Model)
 	}
 	return o, o.check()
 }

@@ -185,6 +185,9 @@ func TestReports(t *testing.T) {
 			section("log", func(w io.Writer) error {
 				for _, trial := range c.study.Trials {
 					fmt.Fprintln(w, TrialLine(trial, ShortNames(searched(c.study.Trials))))
+					for _, line := range LastWords(trial) {
+						fmt.Fprintln(w, "         ", line)
+					}
 				}
 				return nil
 			})

@@ -160,11 +160,27 @@ func searched(trials []studies.Trial) []string {
 
 // TrialLine sums a finished trial up in one line, for a log. short names its flags.
 func TrialLine(t studies.Trial, short map[string]string) string {
-	line := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  %s", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14), pointText(t.Point, short))
-	if !measured(t) && t.Result.Evidence != "" {
-		line += "\n          " + clip(t.Result.Evidence, width-10)
+	return fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  %s", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14), pointText(t.Point, short))
+}
+
+// mostWords is how many of a dead server's last lines are shown; its whole log is a file.
+const mostWords = 5
+
+// LastWords says why a trial's server failed: the line that gave its class, and the last lines of its log. A trial that was
+// measured has none.
+func LastWords(t studies.Trial) []string {
+	if t.State != studies.Done || measured(t) {
+		return nil
 	}
-	return line
+	tail := t.Result.Tail
+	words := []string{fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence)}
+	for _, line := range tail[max(0, len(tail)-mostWords):] {
+		words = append(words, "| "+line)
+	}
+	for i := range words {
+		words[i] = clip(words[i], width-10)
+	}
+	return words
 }
 
 // Legend says what short names stand for, a few a line.

@@ -28,19 +28,19 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	}
 	options, err := r.Profile.ParseArgs(launch.Args)
 	if err != nil {
-		return nil, nil, refusal(err)
+		return nil, nil, refusal(err, 0)
 	}
 	engine, err := vllmsim.NewEngine(r.Profile, options)
 	if err != nil {
-		return nil, nil, refusal(err)
+		return nil, nil, refusal(err, r.Profile.StartUp.Total())
 	}
 	s := &server{engine: engine, exited: make(chan struct{})}
 	return s, &load{engine: engine, prompts: &r.prompts, itl: r.ITL}, nil
 }
 
-// refusal gives a failed start the class that the log of a real server would show.
-func refusal(err error) error {
-	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}}
+// refusal gives a failed start the class that the log of a real server would show, and the time that a real one takes.
+func refusal(err error, took time.Duration) error {
+	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}, Took: took}
 	if start, ok := errors.AsType[*vllmsim.StartError](err); ok {
 		exit.Class = serverctl.KVTooSmall
 		if start.OOM {

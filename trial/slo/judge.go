@@ -44,7 +44,7 @@ func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
-		v.Pass, v.Binding, v.Headroom = false, "error rate", min(v.Headroom, -leastMiss)
+		v.Pass, v.Binding, v.Headroom = false, "error rate", min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
 		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)
 	case v.Pass && (pending > 0 || len(samples) < planned):
 		v.Pass, v.Headroom = false, -leastMiss
@@ -150,10 +150,15 @@ func (c Check) headroom() float64 {
 	if c.ValueMS > 0 {
 		h = max(-mostHeadroom, min(mostHeadroom, math.Log(c.MaxMS/c.ValueMS)))
 	}
-	if c.fails() {
-		return min(h, -leastMiss)
+	if c.fails() && h >= 0 { // failed requests break it, and the others do not show
+		return miss(c.Broken, c.Allowed)
 	}
 	return h
+}
+
+// miss is the headroom where too many requests failed: the more of them, the further away.
+func miss(broken, allowed int) float64 {
+	return max(-mostHeadroom, min(-leastMiss, -math.Log(float64(broken)/float64(allowed+1))))
 }
 
 func (c Check) reason() string {

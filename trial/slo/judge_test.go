@@ -89,6 +89,22 @@ func TestHeadroomIsTheLogOfLimitOverValue(t *testing.T) {
 	}
 }
 
+func TestHeadroomFallsWithTheFailures(t *testing.T) {
+	failed := bench.Sample{Failure: bench.Status, End: ms, WantTokens: 11}
+	last := 0.0
+	for _, n := range []int{1, 10, 200} {
+		all := samples(300 - n)
+		for range n {
+			all = append(all, failed)
+		}
+		h := chatSLO.Judge(all, 300, time.Minute).Headroom
+		if h >= last {
+			t.Errorf("with %d of 300 failed the headroom is %g, want less than %g", n, h, last)
+		}
+		last = h
+	}
+}
+
 func TestStopOnlyEverFails(t *testing.T) {
 	stop := chatSLO.Stop(300)
 	slow, failed := good(1200*ms, 40*ms), bench.Sample{Failure: bench.Status, End: ms}

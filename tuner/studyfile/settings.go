@@ -151,6 +151,9 @@ func (f *File) World() map[string]string {
 			p.Window, p.MinRequests, p.LeadIn, p.MaxProbes, p.StartRate, p.MinRate, p.MaxRate, p.Tolerance),
 		"cache": fmt.Sprintf("protocol %s, prime rate %g req/s", cmp.Or(c.Protocol, "of the workload"), c.PrimeRate),
 	}
+	if f.Sampler.Name == "grid" { // whose points depend on how many there may be
+		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
+	}
 	for name, value := range f.Server.Env {
 		world["server env "+name] = value // a reference where it is secret
 	}
