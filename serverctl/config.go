@@ -29,6 +29,7 @@ type Config struct {
 	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
 	StopTimeout  time.Duration // from SIGTERM to SIGKILL; 0 means 30 seconds
 
+	Secrets  []string                // values that must not be seen in the log, beside those whose names tell
 	APIKey   string                  // sent with every request, given to the server as VLLM_API_KEY; never logged
 	Log      io.Writer               // the full log without secrets; nil means it is dropped
 	OnRecord func(proc.Record) error // called when the process has started, before it is used; nil means it is not kept
@@ -121,8 +122,10 @@ func (c Config) environ() []string {
 	return list
 }
 
-// secretName matches environment variables and flags whose values must not be seen.
-var secretName = regexp.MustCompile(`(?i)(^|[_-])(api_?key|apikey|api-key|token|secret|password)$`)
+var secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
+
+// SecretName reports whether the value of an environment variable or flag of that name must not be seen.
+func SecretName(name string) bool { return secretName.MatchString(name) }
 
 // secrets returns a replacer for everything that the server could print but nobody should read: vLLM logs its arguments,
 // keys included.
@@ -135,15 +138,18 @@ func (c Config) secrets(environ []string) *strings.Replacer {
 		}
 	}
 	hide(c.APIKey)
+	for _, value := range c.Secrets {
+		hide(value)
+	}
 	for _, variable := range environ {
-		if name, value, _ := strings.Cut(variable, "="); secretName.MatchString(name) {
+		if name, value, _ := strings.Cut(variable, "="); SecretName(name) {
 			hide(value)
 		}
 	}
 	for i, arg := range c.Args {
 		name, value, inline := strings.Cut(arg, "=")
 		switch {
-		case !strings.HasPrefix(name, "--") || !secretName.MatchString(name):
+		case !strings.HasPrefix(name, "--") || !SecretName(name):
 		case inline:
 			hide(value)
 		default:

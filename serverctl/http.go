@@ -62,7 +62,7 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) (wai
 	case err != nil:
 		return fmt.Sprintf("%s (%v)", path, err), nil
 	case a.status == http.StatusUnauthorized || a.status == http.StatusForbidden:
-		return "", fmt.Errorf("%s %s: HTTP %d: the server wants an API key; give it in server.api_key", method, path, a.status)
+		return "", fmt.Errorf("%s %s: HTTP %d: the server wants an API key; give it as VLLM_API_KEY: \"${VLLM_API_KEY}\" in server.env", method, path, a.status)
 	case a.status >= 500:
 		return fmt.Sprintf("%s (HTTP %d)", path, a.status), nil
 	case a.status != http.StatusOK:

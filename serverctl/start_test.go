@@ -310,7 +310,7 @@ func TestAKeyReachesServerAndRequests(t *testing.T) {
 	start(t, c)
 	c, _ = config("key")
 	c.Env["VLLM_API_KEY"] = "another"
-	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "give it in server.api_key") {
+	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "give it as VLLM_API_KEY") {
 		t.Errorf("Start without the key = %v, want the remedy", err)
 	}
 }

@@ -91,6 +91,9 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	was, err := loadStudy(s.db)
 	resumed = err == nil
 	switch {
+	case errors.Is(err, sql.ErrNoRows) && s.hasSnapshot():
+		err = fmt.Errorf("%s is lost or empty, but %s holds the study as it was published last; copy that over it to go on, or remove both to begin anew",
+			filepath.Join(s.dir, liveFile), filepath.Join(s.dir, snapshotFile))
 	case errors.Is(err, sql.ErrNoRows):
 		err = transact(s.db, func(tx *sql.Tx) error { return insertStudy(tx, study) })
 	case err == nil:
@@ -100,6 +103,12 @@ func (s *Store) open(study New) (resumed bool, err error) {
 		return false, err
 	}
 	return resumed, s.publish()
+}
+
+// hasSnapshot reports whether there is a published study.
+func (s *Store) hasSnapshot() bool {
+	_, err := os.Stat(filepath.Join(s.dir, snapshotFile))
+	return err == nil
 }
 
 func insertStudy(tx *sql.Tx, study New) error {

@@ -133,7 +133,7 @@ type measuring struct {
 	load      Load
 	firstRate float64 // where the first search of the study begins, requests per second
 	result    Result
-	probes    int
+	fresh     int // probes measured by this Run
 }
 
 // Where nothing is known of a server's speed, a request is taken to be this long in tokens and to stay for so many seconds.
@@ -168,9 +168,13 @@ func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
 		return capacity.Capacity{}, m.cause(ctx, err)
 	}
 	search := m.Search
-	search.Hint = m.firstRate
-	if m.Hint > 0 {
+	switch {
+	case len(m.Done) > 0: // the search goes the way that it went, whatever this start of the server says of itself
+		search.Hint = m.Done[0].Rate
+	case m.Hint > 0:
 		search.Hint = m.Hint
+	default:
+		search.Hint = m.firstRate
 	}
 	found, err := search.Find(ctx, m.probe)
 	return found, m.cause(ctx, err)
@@ -189,14 +193,14 @@ func (m *measuring) cause(ctx context.Context, err error) error {
 
 // probe measures one rate, unless it was measured before an interruption.
 func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, error) {
-	seq := m.probes
-	m.probes++
-	for _, p := range m.Done {
-		if p.Seq == seq && p.Rate == rate {
+	for _, p := range m.Done { // no search probes a rate twice
+		if p.Rate == rate {
 			m.result.GPUTime += p.GPUTime
 			return outcome(p), nil
 		}
 	}
+	seq := len(m.Done) + m.fresh
+	m.fresh++
 	select {
 	case <-m.Finish:
 		return capacity.Outcome{}, ErrInterrupted

@@ -57,6 +57,12 @@ Examples:
 	}
 }
 
+// Beyond these no server is meant: a typo would exhaust this machine first.
+const (
+	mostRate   = 100_000 // requests per second
+	mostTokens = 10_000_000
+)
+
 func benchAction(ctx context.Context, c *cli.Context) error {
 	format, err := formatOf(c)
 	if err != nil {
@@ -64,6 +70,14 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	}
 	if c.String("url") == "" || len(c.Float64Slice("rate")) == 0 {
 		return usage("bench needs --url and --rate; see `tuner bench --help`")
+	}
+	for _, rate := range c.Float64Slice("rate") {
+		if !(rate > 0 && rate <= mostRate) {
+			return usage("--rate %g: must be above 0 and at most %d", rate, mostRate)
+		}
+	}
+	if c.Int("requests") < 1 || c.Float64("seconds") < 0 || c.Int("input-tokens") > mostTokens || c.Int("output-tokens") > mostTokens {
+		return usage("--requests must be at least 1, --seconds not negative, and lengths at most %d tokens", mostTokens)
 	}
 	source, err := workload.Open(workload.Spec{
 		Kind: c.String("workload"), Path: c.String("path"), Endpoint: c.String("endpoint"), InputTokens: c.Int("input-tokens"),
@@ -85,9 +99,6 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 		plan := workload.Plan{
 			Source: source, Seed: c.Uint64("seed"), Rate: rate, LeadIn: c.Duration("lead-in"),
 			Window: time.Duration(c.Float64("seconds") * float64(time.Second)), MinRequests: c.Int("requests"),
-		}
-		if !(rate > 0) {
-			return usage("--rate %g: must be above 0", rate)
 		}
 		m, err := measure(ctx, client, plan)
 		if err != nil {

@@ -20,6 +20,7 @@ func run() int {
 	now, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	context.AfterFunc(finish, func() {
+		fmt.Fprintln(os.Stderr, "tuner: finishing what is at hand; once more stops at once")
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, os.Interrupt, syscall.SIGTERM)
 		go func() { // ends with the process, or with the second signal

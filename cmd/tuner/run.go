@@ -96,10 +96,8 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return errors.Join(err, stop())
 	}
 	end, runErr := study.Run(ctx)
-	if err := stop(); err != nil {
-		return errors.Join(runErr, err)
-	}
-	return conclude(store, end, runErr, file.Budget.Trials, o)
+	stopErr := stop()
+	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
 // watchers returns the one who tells all that watch the study, and what ends them.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -72,7 +74,7 @@ func (p *plan) open() (err error) {
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
-	return errors.Join(p.checkLongest(), p.checkServer())
+	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer())
 }
 
 // world is what must not change while the study goes on: what the file says, and what is in the dataset.
@@ -123,13 +125,30 @@ func (p *plan) checkServer() error {
 	return nil
 }
 
+// checkLegal refuses a space in which the constraints leave no point.
+func (p *plan) checkLegal() error {
+	chooser, err := sampler.New("random", p.space, 1, 1)
+	if err != nil {
+		return err
+	}
+	if _, err := chooser.Next(0, nil); err != nil {
+		return fmt.Errorf("%s: parameters and constraints leave no point to try: %w", p.file.Path, err)
+	}
+	return nil
+}
+
 // checkLongest refuses a model length, fixed or searched, that the workload's longest request does not fit in.
 func (p *plan) checkLongest() error {
 	const flag = "max-model-len"
 	longest, shortest := p.source.Longest(), p.file.MaxModelLen()
 	where := "raise it in server.args"
-	if searched := p.space.Parameter(flag); searched != nil && len(searched.Choices) == 0 {
-		shortest, where = int(searched.Min), "raise the lower end of its range"
+	if searched := p.space.Parameter(flag); searched != nil {
+		where = "search longer ones only"
+		for _, text := range searched.Levels(2) { // both ends of a range, or all choices
+			if n, err := strconv.Atoi(text); err == nil && (shortest == 0 || n < shortest) {
+				shortest = n
+			}
+		}
 	}
 	if shortest > 0 && longest > shortest {
 		return fmt.Errorf("%s: %s %d is less than the workload's longest request of %d tokens; %s", p.file.Path, flag, shortest, longest, where)
@@ -188,6 +207,12 @@ func (p *plan) start(dir string) (trial.Start, error) {
 // is then no failure; a probe in which requests wait so long has failed and ended before.
 const longestWait = 10 * time.Minute
 
+// apiKey is what the server asks for, when it asks for one: vLLM reads it from its environment.
+func (p *plan) apiKey() string {
+	const variable = "VLLM_API_KEY"
+	return cmp.Or(p.env[variable], os.Getenv(variable))
+}
+
 // startServer starts a real server with its log and its process record in the study's directory.
 func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch) (trial.Server, trial.Load, error) {
 	log, err := openLog(dir, launch.Number)
@@ -196,7 +221,7 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	}
 	s := p.file.Server
 	server, err := serverctl.Start(ctx, serverctl.Config{
-		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: p.env, Port: s.Port,
+		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: p.env, Port: s.Port, APIKey: p.apiKey(), Secrets: p.file.Secrets(os.LookupEnv),
 		StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, Log: log, Progress: launch.Progress,
 		OnRecord: func(r proc.Record) error { return writeRecord(dir, r) },
 	})
@@ -206,7 +231,7 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	}
 	client := &bench.Client{
 		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
-		IdleTimeout: longestWait,
+		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()),
 	}
 	return &loggedServer{Server: server, log: log, dir: dir}, client, nil
 }
@@ -246,11 +271,15 @@ func writeRecord(dir string, r proc.Record) error {
 	if err != nil {
 		return err
 	}
-	temp := filepath.Join(dir, recordFile+".tmp")
-	if err := os.WriteFile(temp, text, 0o644); err != nil {
+	temp, err := os.CreateTemp(dir, recordFile+".*.tmp")
+	if err != nil {
 		return err
 	}
-	return os.Rename(temp, filepath.Join(dir, recordFile))
+	_, err = temp.Write(text)
+	if err := errors.Join(err, temp.Sync(), temp.Close()); err != nil {
+		return errors.Join(err, os.Remove(temp.Name()))
+	}
+	return os.Rename(temp.Name(), filepath.Join(dir, recordFile))
 }
 
 // forgetRecord is for a server that is gone.
@@ -273,7 +302,7 @@ func reclaim(dir string) (int, error) {
 	}
 	var r proc.Record
 	if err := json.Unmarshal(text, &r); err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
+		return 0, fmt.Errorf("%s says which server may have been left behind, and cannot be read: %w; see that none runs, and remove it", path, err)
 	}
 	killed, err := proc.Reclaim(r)
 	if err != nil {

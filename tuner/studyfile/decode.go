@@ -10,6 +10,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -100,10 +101,7 @@ func (d *decoder) server(s *Server, path string, n ast.Node) {
 	})
 }
 
-var (
-	envName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)`)
-)
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // env reads the environment. A secret must be a reference, so that none is ever in the file or the store.
 func (d *decoder) env(s *Server, path string, n ast.Node) {
@@ -119,7 +117,7 @@ func (d *decoder) env(s *Server, path string, n ast.Node) {
 			d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
 			continue
 		}
-		if whole := reference.FindString(value); secretName.MatchString(e.key) && (value == "" || whole != value) {
+		if whole := reference.FindString(value); serverctl.SecretName(e.key) && (value == "" || whole != value) {
 			d.fail(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
 			continue
 		}

@@ -132,6 +132,19 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 	return env, nil
 }
 
+// Secrets returns the values that references in the environment stand for: they are in no file, and must not be in a log.
+func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
+	var values []string
+	for _, value := range f.Server.Env {
+		for _, ref := range reference.FindAllString(value, -1) {
+			if text, ok := lookup(ref[2 : len(ref)-1]); ok {
+				values = append(values, text)
+			}
+		}
+	}
+	return values
+}
+
 // World returns what must be the same when a study goes on, each a short text by its name: everything that a measured
 // capacity, or which points come next, depends on. Timeouts, ports and budgets are not in it.
 func (f *File) World() map[string]string {
