@@ -19,7 +19,7 @@ func run() int {
 	defer stop()
 	now, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	context.AfterFunc(finish, func() {
+	unwatch := context.AfterFunc(finish, func() {
 		fmt.Fprintln(os.Stderr, "tuner: finishing what is at hand; once more stops at once")
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, os.Interrupt, syscall.SIGTERM)
@@ -29,6 +29,7 @@ func run() int {
 		}()
 		stop()
 	})
+	defer unwatch() // before stop, which ends finish too
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
 	if err != nil && err.Error() != "" {
 		fmt.Fprintln(os.Stderr, "tuner:", err)
