@@ -10,7 +10,8 @@ import (
 )
 
 // appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens tokens,
-// greedily and past any end of sequence.
+// greedily and past any end of sequence. There is no min_tokens: ignore_eos says the same, and vLLM 0.14.1 refuses min_tokens
+// above 1 while it speculates. An answer of another length is a failure.
 func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	b = append(b, `{"model":`...)
 	b, err := appendJSON(b, c.Model)
@@ -28,7 +29,6 @@ func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b = append(b, `,"min_tokens":`+n...)
 	return append(b, `,"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`...), nil
 }
 

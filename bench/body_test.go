@@ -38,7 +38,7 @@ func TestBodiesPinTheWork(t *testing.T) {
 		if test.endpoint == workload.Chat {
 			limit = q.MaxChat
 		}
-		if limit != 9 || q.MinTokens != 9 || q.MaxTokens+q.MaxChat != 9 || !q.IgnoreEOS || !q.Stream || !q.Options.IncludeUsage || q.Temperature == nil || *q.Temperature != 0 {
+		if limit != 9 || q.MinTokens != 0 || q.MaxTokens+q.MaxChat != 9 || !q.IgnoreEOS || !q.Stream || !q.Options.IncludeUsage || q.Temperature == nil || *q.Temperature != 0 {
 			t.Errorf("%s: body %s does not pin the work", test.name, body)
 		}
 		if string(q.Prompt) != test.prompt || !slices.Equal(q.Messages, test.messages) || q.Model != c.Model {
