@@ -20,8 +20,8 @@ import (
 
 // tinyStudy is a study that separates flags in minutes on two cores. With 128 tokens in and 64 out, vLLM 0.14.1 on CPU
 // carries about 16 req/s with 2 sequences and 30 with 4 inside a p99 TTFT of 150 ms, and more than 100 with its defaults;
-// 20 is as far as the rates go: vllm bench serve runs on the same two cores, and at 30 req/s it reads first tokens 30 ms late
-// (p99 TTFT 40 ms where tuner bench says 10 on the same server, medians of three rounds).
+// 20 is as far as the rates go: vllm bench serve runs on the same two cores, and at 30 req/s its p99 TTFT was once 40 ms where
+// tuner bench said 10 on the same server (medians of three rounds).
 // %[1]s is the rig's directory, %[2]s the line that allows speculation on dummy weights.
 // Seed 18 draws a point with 2 sequences, one with speculation, and one with a middling number of sequences.
 const tinyStudy = `version: 1
