@@ -64,3 +64,8 @@ type Trial struct {
 	Probes []trial.Probe
 	Result trial.Result // zero while Running
 }
+
+// Met reports whether the trial is finished and some rate kept the SLO.
+func (t Trial) Met() bool {
+	return t.State == Done && t.Result.Outcome == trial.Measured && t.Result.Capacity.Met()
+}

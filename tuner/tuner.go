@@ -237,7 +237,7 @@ func (s *Study) sameServer(study studies.Study, facts serverctl.Facts) error {
 func hint(study studies.Study) float64 {
 	best := 0.0
 	for _, t := range study.Trials {
-		if t.State == studies.Done && t.Result.Outcome == trial.Measured && t.Result.Capacity.Met() {
+		if t.Met() {
 			best = max(best, t.Result.Capacity.Rate)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"vllmtuner/studies"
-	"vllmtuner/trial"
 	"vllmtuner/tuner"
 )
 
@@ -99,7 +98,7 @@ func (l *listener) count(t studies.Trial) {
 	r := t.Result
 	l.finished.WithLabelValues(string(r.Outcome)).Inc()
 	l.gpuSeconds.Add(r.GPUTime.Seconds())
-	if r.Outcome == trial.Measured && r.Capacity.Met() && r.Capacity.Rate > l.highest {
+	if t.Met() && r.Capacity.Rate > l.highest {
 		l.highest = r.Capacity.Rate
 		l.best.Set(r.Capacity.Rate)
 		l.bestTrial.Set(float64(t.Number))

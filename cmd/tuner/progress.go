@@ -11,7 +11,6 @@ import (
 
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
-	"vllmtuner/trial"
 	"vllmtuner/tuner"
 )
 
@@ -52,7 +51,7 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 }
 
 func (p *progress) count(t studies.Trial) (better bool) {
-	if t.Result.Outcome == trial.Measured && t.Result.Capacity.Met() && t.Result.Capacity.Rate > p.best {
+	if t.Met() && t.Result.Capacity.Rate > p.best {
 		p.best, better = t.Result.Capacity.Rate, true
 	}
 	if p.bar != nil {

@@ -14,7 +14,6 @@ type Request struct {
 	Last     float64 // end of the step that gave the last token so far
 	Tokens   int     // generated so far
 	Cached   int     // prompt tokens found in the cache when first admitted; -1 before
-	Aborted  bool    // by Abort
 	computed int     // tokens whose KV is in blocks
 	blocks   []int32
 	chain    uint64 // hash of the last full block
@@ -89,7 +88,6 @@ func (e *Engine) ResetCache() bool {
 
 // Abort drops a request, wherever it is.
 func (e *Engine) Abort(r *Request) {
-	r.Aborted = true
 	if i := slices.Index(e.waiting, r); i >= 0 {
 		e.waiting = slices.Delete(e.waiting, i, i+1)
 	}
@@ -102,11 +100,7 @@ func (e *Engine) Abort(r *Request) {
 // AbortAll drops every request.
 func (e *Engine) AbortAll() {
 	for _, r := range e.running {
-		r.Aborted = true
 		e.release(r)
-	}
-	for _, r := range e.waiting {
-		r.Aborted = true
 	}
 	clear(e.running)
 	clear(e.waiting)

@@ -47,7 +47,7 @@ type Gain struct {
 // Best returns the finished trial with the highest capacity among those that met the SLO. Equal ones are decided by the
 // highest rate that passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
 func Best(study studies.Study) (Winner, bool) {
-	met := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !metSLO(t) })
+	met := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Met() })
 	if len(met) == 0 {
 		return Winner{}, false
 	}
@@ -57,8 +57,6 @@ func Best(study studies.Study) (Winner, bool) {
 	})
 	return Winner{Trial: best, Gain: gainOf(best, study)}, true
 }
-
-func metSLO(t studies.Trial) bool { return measured(t) && t.Result.Capacity.Met() }
 
 func measured(t studies.Trial) bool {
 	return t.State == studies.Done && t.Result.Outcome == trial.Measured
@@ -128,7 +126,7 @@ func Summarize(study studies.Study, o Options) Summary {
 		s.Finished++
 		s.GPUSeconds += r.GPUTime.Seconds()
 		switch {
-		case metSLO(t):
+		case t.Met():
 			s.Met++
 		case measured(t):
 			s.Unmet++

@@ -109,7 +109,7 @@ func (l *lines) legend(short map[string]string) {
 // against compares a trial with the best one, such as "-12 %".
 func against(t studies.Trial, best Winner) string {
 	switch {
-	case !metSLO(t):
+	case !t.Met():
 		return "-"
 	case t.Number == best.Trial.Number:
 		return "best"

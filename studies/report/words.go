@@ -87,7 +87,7 @@ func capacityText(c capacity.Capacity, simulated bool) string {
 
 // shortCapacity writes a capacity in one word, such as ">=2.71", or "-" when there is none.
 func shortCapacity(t studies.Trial) string {
-	if !metSLO(t) {
+	if !t.Met() {
 		return "-"
 	}
 	if t.Result.Capacity.Bound == capacity.AtLeast {
@@ -102,7 +102,7 @@ func resultText(t studies.Trial) string {
 	switch {
 	case t.State != studies.Done:
 		return "running"
-	case metSLO(t):
+	case t.Met():
 		return t.Result.Capacity.Binding
 	case measured(t):
 		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, number(t.Result.Capacity.High))
