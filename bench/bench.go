@@ -31,16 +31,25 @@ type Sample struct {
 	Phase workload.Phase
 	Index int // within its phase
 
-	Due   time.Duration // when it should have been sent: latencies count from here
-	Sent  time.Duration // when it was sent; Sent - Due is the client's own lateness
-	First time.Duration // first token
-	Last  time.Duration // last token
-	End   time.Duration // the answer is complete, or has failed
+	Due       time.Duration // when it should have been sent: latencies count from here
+	Sent      time.Duration // when it was sent; Sent - Due is the client's own lateness
+	Connected time.Duration // when it had a connection; Sent, unless one had to be opened for it
+	Opened    time.Duration // first chunk with choices, which for chat only names the role; vLLM 0.14.1 takes it for the first token
+	First     time.Duration // first token
+	Last      time.Duration // last token
+	Closed    time.Duration // last chunk of any kind, the usage chunk included
+	End       time.Duration // the answer is complete, or has failed
+	ReadLag   time.Duration // the longest that bytes of the answer had waited in this machine before they were read
 
 	PromptTokens int // as the server counted them
 	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
 	OutputTokens int // as the server counted them
 	WantTokens   int // as pinned
+	Chunks       int // chunks that carried output; with speculative decoding and on a busy server fewer than tokens
+
+	Conversation int // of a live conversation; -1 when none
+	Turn         int // 1-based turn in its conversation; 0 when none
+	LastTurn     bool
 
 	Gaps    []time.Duration // times between tokens (ITL), only when asked for
 	Failure Failure         // "" for success
@@ -79,5 +88,28 @@ type Run struct {
 	Broken       int           // uncounted requests that failed
 	BrokenDetail string        // kind and text of the first of them
 	Stopped      bool          // Stop ended the run
+	Tally        *Tally        // sums of all counted requests, when they were more than Client.MaxSamples; then Samples is empty
+	Series       Series        // what happened in each second, uncounted requests included
+	Lateness     Lateness      // of the client itself
 	Elapsed      time.Duration // from the start of the schedule until the last request had ended
+}
+
+// A Series is what happened in each whole second of a run, from its start. Uncounted requests are in it.
+type Series []Second
+
+// A Second is one second of a Series.
+type Second struct {
+	Sent     int `json:"sent"`
+	Ended    int `json:"ended"`     // answers that ended well
+	Failed   int `json:"failed"`    // requests that failed
+	InFlight int `json:"in_flight"` // at the end of the second
+	Chunks   int `json:"chunks"`    // chunks of output that came; Sample says why these are not tokens
+}
+
+// Lateness is what the client itself may have added to the latencies of a run, and what it cost.
+type Lateness struct {
+	GCPause      time.Duration `json:"gc_pause_ns"`      // longest pause of the garbage collector
+	SchedulerP99 time.Duration `json:"scheduler_p99_ns"` // how long a goroutine that could run waited for a processor
+	Throttled    time.Duration `json:"throttled_ns"`     // time for which the cgroup's CPU limit stopped the process (cpu.stat)
+	CPU          time.Duration `json:"cpu_ns"`           // CPU time of the process, user and system
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -21,7 +22,15 @@ type Client struct {
 	Model       string        // name under which the server serves the model
 	Endpoint    string        // workload.Completions (also when empty) or workload.Chat
 	APIKey      Secret        // sent as a bearer token; "" sends none
+	Header      http.Header   // sent with each request, beside Content-Type and the API key
+	TLS         *tls.Config   // for https; nil means the system's certificates
+	Proxy       *url.URL      // HTTP proxy to tunnel through; nil means none: what the environment says is not asked
 	ITL         bool          // record the times between tokens
+	Natural     bool          // let answers end where the model ends them: lengths are not pinned, and no length is a failure
+	MaxInFlight int           // requests that may be in flight at a time, the others wait for a place; 0 means open loop
+	Rules       Rules         // whose definitions the Tally follows; "" means Rules033
+	Limits      []Limit       // that the Tally counts
+	MaxSamples  int           // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 1,000,000
 	IdleTimeout time.Duration // an answer without a byte for so long has failed, the wait for its first one included; 0 means 60 s
 	RunLimit    time.Duration // how long the last answers may take once all counted requests are due; 0 means 10 min
 

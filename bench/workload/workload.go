@@ -18,6 +18,10 @@ type Request struct {
 	OutputTokens int // tokens to generate, at least 1
 	Conversation int // which conversation the request belongs to; -1 when none
 	Turn         int // 1-based turn in its conversation; 0 when none
+
+	// Next returns the request that follows the real answer of this one in a live conversation, and how long its user thinks
+	// before sending it. It is nil when nothing follows.
+	Next func(answer string) (*Request, time.Duration)
 }
 
 // A Message is one message of a chat, under OpenAI's names.
@@ -54,9 +58,12 @@ func (p Phase) String() string {
 	return [...]string{"lead-in", "window", "run-out"}[p]
 }
 
+// Asap is the due time of a request in a closed loop: it is due when a request in flight ends and leaves it its place.
+const Asap time.Duration = -1
+
 // An Arrival is one request with the time at which it is due.
 type Arrival struct {
-	Due     time.Duration // since the start of the probe
+	Due     time.Duration // since the start of the probe, or Asap
 	Phase   Phase
 	Index   int // 0-based within its phase
 	Request *Request
