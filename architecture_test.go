@@ -24,6 +24,7 @@ var rooms = map[string]int{
 	"serverctl/proc":        1,
 	"tuner/space/landscape": 2,
 	"bench":                 2,
+	"bench/truth":           2,
 	"serverctl":             2,
 	"serverctl/vllmsim":     2,
 	"trial/slo":             3,

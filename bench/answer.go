@@ -16,12 +16,19 @@ const longestLine = 1 << 20
 // looked at, not decoded: a quote within a JSON string is always escaped, so the bytes `"key":` can only be a key.
 // A line of data is taken as one event, as all OpenAI-style servers write it.
 type answer struct {
-	chat bool // chunks carry a delta
-	itl  bool // record gaps
+	chat    bool // chunks carry a delta
+	itl     bool // record gaps
+	natural bool // any length is right
+	keep    bool // keep the text
+	want    int  // tokens asked for
 
-	rest        []byte // beginning of a line whose end has not come
-	first, last time.Duration
+	rest        []byte        // beginning of a line whose end has not come
+	opened      time.Duration // first chunk with choices
+	first, last time.Duration // chunks with output
+	closed      time.Duration // last chunk of any kind
+	chunks      int           // with output
 	gaps        []time.Duration
+	text        []string
 	usage       *usage
 	done        bool // [DONE] was read
 	failure     Failure
@@ -84,16 +91,17 @@ func (a *answer) finish(err error, at time.Duration) {
 }
 
 // judge fails a stream that ended well and is not the answer that was asked for.
-func (a *answer) judge(want int) {
+func (a *answer) judge() {
 	switch {
+	case a.failure != "":
 	case a.first == 0 && (a.usage == nil || a.usage.CompletionTokens == 0):
 		a.fail(NoTokens, "no token was generated")
 	case a.usage == nil:
 		a.fail(NoUsage, "the stream had no usage chunk: the server ignores stream_options.include_usage")
 	case a.first == 0:
 		a.fail(NoTokens, "the server counted %d tokens and no chunk carried any", a.usage.CompletionTokens)
-	case a.usage.CompletionTokens != want:
-		a.fail(WrongLength, "%d tokens were generated, %d were asked for", a.usage.CompletionTokens, want)
+	case a.usage.CompletionTokens != a.want && !a.natural:
+		a.fail(WrongLength, "%d tokens were generated, %d were asked for", a.usage.CompletionTokens, a.want)
 	}
 }
 
@@ -105,6 +113,10 @@ func (a *answer) line(line []byte, at time.Duration) {
 		a.event(bytes.TrimSpace(data), at)
 	case len(line) == 0, line[0] == ':': // end of an event, or a comment that keeps the connection alive
 	case bytes.HasPrefix(line, []byte("event:")), bytes.HasPrefix(line, []byte("id:")), bytes.HasPrefix(line, []byte("retry:")):
+	case line[0] == '{':
+		a.fail(Malformed, "the answer is JSON and no event stream, so the server does not stream: %.80q", line)
+	case line[0] == '<':
+		a.fail(Malformed, "the answer is a web page and no event stream, so this is no OpenAI-compatible server: %.80q", line)
 	default:
 		a.fail(Malformed, "no event stream: %.80q", line)
 	}
@@ -123,8 +135,17 @@ func (a *answer) event(data []byte, at time.Duration) {
 		a.fail(Malformed, "data is no JSON object: %.80q", data)
 		return
 	}
-	if a.generated(data) {
-		a.token(at)
+	a.closed = at
+	if choices := value(data, `"choices":`); filled(choices) {
+		if a.opened == 0 {
+			a.opened = at
+		}
+		if a.generated(choices) {
+			a.token(at)
+		}
+		if a.keep {
+			a.keepText(data)
+		}
 	}
 	if reason := value(data, `"finish_reason":`); hasPrefix(reason, `"abort"`) || hasPrefix(reason, `"error"`) {
 		a.fail(StreamError, "the server ended the answer with finish_reason %s", reason[:7])
@@ -136,9 +157,13 @@ func (a *answer) event(data []byte, at time.Duration) {
 
 // token notes a chunk that carries output.
 func (a *answer) token(at time.Duration) {
+	a.chunks++
 	if a.first == 0 {
 		a.first, a.last = at, at
 		return
+	}
+	if a.chunks > a.want+spareChunks {
+		a.fail(WrongLength, "the stream goes on after %d chunks, %d tokens were asked for", a.chunks, a.want)
 	}
 	if a.itl {
 		a.gaps = append(a.gaps, at-a.last)
@@ -165,25 +190,47 @@ func (a *answer) decode(data []byte) {
 	}
 }
 
-// generated reports whether a chunk carries output. For completions it is any with choices, even with empty text. For chat
-// it is the rule of vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content, reasoning or a call, or
+// spareChunks may come beyond the tokens that were asked for, such as one that only gives the reason of the end.
+const spareChunks = 16
+
+// generated reports whether a chunk with these choices carries output. For completions it is any, even with empty text. For
+// chat it is the rule of vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content, reasoning or a call, or
 // empty content without a role; the first chunk that only names the role is none. 0.14.1 took that chunk for the first
-// token, microseconds earlier.
-func (a *answer) generated(data []byte) bool {
-	choices := value(data, `"choices":`)
-	if !filled(choices) {
-		return false
-	}
+// token, microseconds earlier: Rules0141.
+func (a *answer) generated(choices []byte) bool {
 	if !a.chat {
 		return true
 	}
 	delta := value(choices, `"delta":`)
-	for _, key := range []string{`"content":`, `"reasoning":`, `"reasoning_content":`, `"tool_calls":`, `"function_call":`} {
+	content := value(delta, `"content":`)
+	if filled(content) {
+		return true
+	}
+	for _, key := range []string{`"reasoning":`, `"reasoning_content":`, `"tool_calls":`, `"function_call":`} {
 		if filled(value(delta, key)) {
 			return true
 		}
 	}
-	return hasPrefix(value(delta, `"content":`), `""`) && value(delta, `"role":`) == nil
+	return hasPrefix(content, `""`) && value(delta, `"role":`) == nil
+}
+
+// keepText keeps the text of a chunk, for the next turn of a live conversation.
+func (a *answer) keepText(data []byte) {
+	var chunk struct {
+		Choices []struct {
+			Text  string `json:"text"`
+			Delta struct {
+				Content string `json:"content"`
+			} `json:"delta"`
+		} `json:"choices"`
+	}
+	if err := json.Unmarshal(data, &chunk); err != nil {
+		a.fail(Malformed, "chunk: %v", err)
+		return
+	}
+	for _, choice := range chunk.Choices {
+		a.text = append(a.text, choice.Text+choice.Delta.Content)
+	}
 }
 
 // value returns what follows the key in the JSON text, nil when it has no such key.

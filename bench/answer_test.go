@@ -25,7 +25,7 @@ func readWhole(a *answer, text string, n int) {
 		a.feed(piece, at)
 	}
 	a.finish(io.EOF, at)
-	a.judge(3)
+	a.judge()
 }
 
 func TestAnAnswerIsReadAndJudged(t *testing.T) {
@@ -71,7 +71,7 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 			if len(test.text) > longestLine {
 				size = 4096
 			}
-			a := &answer{chat: test.chat}
+			a := &answer{chat: test.chat, want: 3}
 			readWhole(a, test.text, size)
 			if a.failure != test.want || !strings.Contains(a.detail, test.detail) {
 				t.Errorf("%s, in pieces of %d: failure %q (%s), want %q (%s)", test.name, size, a.failure, a.detail, test.want, test.detail)
@@ -81,7 +81,7 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 }
 
 func TestAnAnswerIsTimedByItsChunksOfOutput(t *testing.T) {
-	a := &answer{chat: true, itl: true}
+	a := &answer{chat: true, itl: true, want: 3}
 	for i, piece := range []string{roleOnly, said, said[:20], said[20:], ": ping\n\n", said + said, counted, done} {
 		a.feed([]byte(piece), time.Duration(i+1)*time.Second)
 	}
@@ -102,7 +102,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(roleOnly+said+counted+done, uint8(50), true)
 	f.Add(`data: {"error":{"message":"x"}}`+"\r\n\r\n"+done, uint8(1), false)
 	f.Fuzz(func(t *testing.T, text string, size uint8, chat bool) {
-		whole, pieces := &answer{chat: chat, itl: true}, &answer{chat: chat, itl: true}
+		whole, pieces := &answer{chat: chat, itl: true, want: 3}, &answer{chat: chat, itl: true, want: 3}
 		readWhole(whole, text, len(text)+1)
 		readWhole(pieces, text, int(size)+1)
 		if whole.failure != pieces.failure || whole.done != pieces.done || len(whole.gaps) != len(pieces.gaps) {

@@ -32,7 +32,8 @@ type Sample struct {
 	Index int // within its phase
 
 	Due       time.Duration // when it should have been sent: latencies count from here
-	Sent      time.Duration // when it was sent; Sent - Due is the client's own lateness
+	Queued    time.Duration // how long it waited for a place in flight, in a closed loop with a rate
+	Sent      time.Duration // when it was sent; see SendLag for the client's own lateness
 	Connected time.Duration // when it had a connection; Sent, unless one had to be opened for it
 	Opened    time.Duration // first chunk with choices, which for chat only names the role; vLLM 0.14.1 takes it for the first token
 	First     time.Duration // first token
@@ -40,6 +41,9 @@ type Sample struct {
 	Closed    time.Duration // last chunk of any kind, the usage chunk included
 	End       time.Duration // the answer is complete, or has failed
 	ReadLag   time.Duration // the longest that bytes of the answer had waited in this machine before they were read
+
+	Blur   time.Duration // by how much First may be too late, because further tokens were read together with it
+	Vacant time.Duration // how long its place in a closed loop without a rate had been free; it was due when it was sent
 
 	PromptTokens int // as the server counted them
 	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
@@ -74,8 +78,8 @@ func (s Sample) TPOT() (time.Duration, bool) {
 // E2E returns the end-to-end latency up to the last token, counted from the due time.
 func (s Sample) E2E() time.Duration { return s.Last - s.Due }
 
-// SendLag returns how late the client itself was.
-func (s Sample) SendLag() time.Duration { return s.Sent - s.Due }
+// SendLag returns how late the client itself was. In a closed loop without a rate no latency contains it.
+func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.Vacant }
 
 // Stop is asked about once a second of the probe whether it may end early. It sees the counted requests so far,
 // in order of Index; pending ones have End zero.

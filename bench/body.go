@@ -11,7 +11,7 @@ import (
 
 // appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens tokens,
 // greedily and past any end of sequence. There is no min_tokens: ignore_eos says the same, and vLLM 0.14.1 refuses min_tokens
-// above 1 while it speculates. An answer of another length is a failure.
+// above 1 while it speculates. An answer of another length is a failure. Natural answers have the length as their limit.
 func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	b = append(b, `{"model":`...)
 	b, err := appendJSON(b, c.Model)
@@ -29,7 +29,10 @@ func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(b, `,"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`...), nil
+	if !c.Natural {
+		b = append(b, `,"ignore_eos":true`...)
+	}
+	return append(b, `,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`...), nil
 }
 
 func appendPrompt(b []byte, r *workload.Request) ([]byte, error) {

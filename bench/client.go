@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -15,7 +16,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Client sends schedules to one server, open loop: each request leaves when it is due, however many are in flight.
+// A Client sends schedules to one server, open loop unless MaxInFlight is set: each request leaves when it is due, however
+// many are in flight.
 // Its fields may be changed until the first call of Run.
 type Client struct {
 	URL         string        // base URL, such as http://127.0.0.1:8000
@@ -30,9 +32,9 @@ type Client struct {
 	MaxInFlight int           // requests that may be in flight at a time, the others wait for a place; 0 means open loop
 	Rules       Rules         // whose definitions the Tally follows; "" means Rules033
 	Limits      []Limit       // that the Tally counts
-	MaxSamples  int           // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 1,000,000
+	MaxSamples  int           // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 100,000
 	IdleTimeout time.Duration // an answer without a byte for so long has failed, the wait for its first one included; 0 means 60 s
-	RunLimit    time.Duration // how long the last answers may take once all counted requests are due; 0 means 10 min
+	RunLimit    time.Duration // how long one answer may take, and the last ones once all counted requests are due; 0 means 10 min
 
 	dial func(ctx context.Context, network, address string) (net.Conn, error) // nil means TCP; tests have a network in memory
 }
@@ -51,6 +53,8 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 const (
 	defaultIdleTimeout = time.Minute
 	defaultRunLimit    = 10 * time.Minute
+	defaultMaxSamples  = 100_000 // some 25 MB
+	mostInFlight       = 4096    // connections that are opened before the first request
 
 	// ahead is how many requests have their bodies ready before they are due: enough for a burst, and little memory (a prompt
 	// of 6,000 token ids has some 35 KB).
@@ -68,37 +72,54 @@ var (
 // run-out and returns; a schedule that ends by itself is waited for, RunLimit at most. stop may be nil. When stop returns
 // true, all requests are withdrawn, and pending samples keep a zero End. When ctx ends, Run returns its cause.
 //
-// All connections are closed when Run returns: vLLM's shutdown hangs while clients hold theirs.
+// Connections are opened before they are needed, and the first ones before the schedule begins. All are closed when Run
+// returns: vLLM's shutdown hangs while clients hold theirs.
 func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop) (Run, error) {
-	target, err := c.target()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	f, err := c.flight(ctx, end)
 	if err != nil {
 		return Run{}, err
 	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	transport := c.transport()
-	defer transport.CloseIdleConnections()
-	f := &flight{
-		client: *c, target: target, start: time.Now(), end: end,
-		http: http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-	}
-	f.client.IdleTimeout = orDefault(c.IdleTimeout, defaultIdleTimeout)
+	f.watched = stop != nil
 
 	ready := make(chan departure, ahead)
 	var helpers sync.WaitGroup
-	helpers.Go(func() { f.prepare(ctx, schedule, ready) })
+	helpers.Go(func() { f.prepare(schedule, ready) })
+	f.pool.fill(ctx, max(leastIdle, min(c.MaxInFlight, mostInFlight)))
+	f.start = time.Now()
+	lateness := watchLateness()
+	release := context.AfterFunc(ctx, func() { f.pool.abort(context.Cause(ctx)) })
+	defer release()
+	helpers.Go(f.patrol)
+	helpers.Go(func() { f.pool.keepFilled(ctx) })
 	if stop != nil {
-		helpers.Go(func() { f.watch(ctx, stop) })
+		helpers.Go(func() { f.watch(stop) })
 	}
-	f.pace(ctx, ready)
+	f.pace(ready)
 	f.limit()
 	f.requests.Wait()
 	f.tooLong.Stop()
 	end(errEnough)
+	f.run.Elapsed, f.run.Lateness = f.now(), lateness.since()
 	helpers.Wait()
+	f.pool.abort(errEnough)
+	f.pool.work.Wait()
+	return f.result(context.Cause(ctx))
+}
 
-	f.run.Elapsed = f.now()
-	switch cause := context.Cause(ctx); cause {
+// result returns the run and why it did not end well.
+func (f *flight) result(cause error) (Run, error) {
+	f.run.Series.Close()
+	if f.run.Tally != nil {
+		for i := range f.run.Samples {
+			if f.run.Samples[i].WantTokens > 0 { // one that was withdrawn; the places of the others are empty
+				f.run.Tally.Add(&f.run.Samples[i])
+			}
+		}
+		f.run.Samples = nil
+	}
+	switch cause {
 	case errEnough, errTooLong:
 	case errStopped:
 		f.run.Stopped = true
@@ -108,39 +129,51 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	return f.run, nil
 }
 
-// target checks the configuration and returns the URL that requests go to.
-func (c *Client) target() (string, error) {
+// flight checks the configuration and returns the state of a run.
+func (c *Client) flight(ctx context.Context, end context.CancelCauseFunc) (*flight, error) {
+	base, path, err := c.target()
+	if err != nil {
+		return nil, err
+	}
+	f := &flight{
+		client: *c, chat: c.Endpoint == workload.Chat, ctx: ctx, finish: end,
+		head: c.requestHead(base.Host, path), id: fmt.Sprintf("tuner-%08x-", rand.Uint32()),
+		pool: newPool(c.dialer(base)),
+	}
+	f.client.IdleTimeout = orDefault(c.IdleTimeout, defaultIdleTimeout)
+	f.client.RunLimit = orDefault(c.RunLimit, defaultRunLimit)
+	if c.MaxSamples <= 0 {
+		f.client.MaxSamples = defaultMaxSamples
+	}
+	if c.MaxInFlight > 0 {
+		f.places = make(chan time.Duration, c.MaxInFlight)
+		for range c.MaxInFlight {
+			f.places <- 0
+		}
+	}
+	return f, nil
+}
+
+// target checks the configuration and returns the server's URL and the path that requests go to.
+func (c *Client) target() (*url.URL, string, error) {
 	base, err := url.Parse(c.URL)
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("server URL: %w", err)
+		return nil, "", fmt.Errorf("server URL: %w", err)
 	case base.Scheme != "http" && base.Scheme != "https", base.Host == "":
-		return "", fmt.Errorf("server URL %q needs a scheme and a host, such as http://127.0.0.1:8000", base.Redacted())
+		return nil, "", fmt.Errorf("server URL %q needs a scheme and a host, such as http://127.0.0.1:8000", base.Redacted())
+	case base.User != nil:
+		return nil, "", fmt.Errorf("server URL %q names a user: vLLM knows API keys only", base.Redacted())
+	case c.Proxy != nil && (c.Proxy.Scheme != "http" || c.Proxy.Host == "" || c.Proxy.Port() == ""):
+		return nil, "", fmt.Errorf("proxy %q must be a URL such as http://proxy:3128", c.Proxy.Redacted())
 	case c.Model == "":
-		return "", errors.New("no model is named: use the name under which the server serves it, see /v1/models")
+		return nil, "", errors.New("no model is named: use the name under which the server serves it, see /v1/models")
 	}
 	path := map[string]string{"": "v1/completions", workload.Completions: "v1/completions", workload.Chat: "v1/chat/completions"}[c.Endpoint]
 	if path == "" {
-		return "", fmt.Errorf("unknown endpoint %q: use %s or %s", c.Endpoint, workload.Completions, workload.Chat)
+		return nil, "", fmt.Errorf("unknown endpoint %q: use %s or %s", c.Endpoint, workload.Completions, workload.Chat)
 	}
-	return strings.TrimRight(c.URL, "/") + "/" + path, nil
-}
-
-// transport returns a transport for many streams to one near server. It asks no proxy: measurements go straight to it.
-func (c *Client) transport() *http.Transport {
-	dial := c.dial
-	if dial == nil {
-		dial = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
-	}
-	return &http.Transport{
-		DialContext:         dial,
-		TLSHandshakeTimeout: 10 * time.Second,
-		DisableCompression:  true,
-		MaxIdleConnsPerHost: 1 << 16,
-		// Less than the 5 s after which vLLM closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and 0.33), so that
-		// no request leaves on a connection that is being closed.
-		IdleConnTimeout: 3 * time.Second,
-	}
+	return base, strings.TrimRight(base.EscapedPath(), "/") + "/" + path, nil
 }
 
 func orDefault(d, otherwise time.Duration) time.Duration {

@@ -33,11 +33,11 @@ func TestLatenciesAreTrue(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := Measure(run.Samples, 100, time.Second, 2*time.Second)
+			m := Measure(run, Scope{Rate: 100, Start: time.Second, Length: 2 * time.Second})
 			if m.Completed != 200 || m.OutputTokens != 200*50 || m.PromptTokens != 200*7 || m.CachedTokens != 200*4 {
 				t.Errorf("%s: %+v, want 200 completed requests of 50 tokens", endpoint, m)
 			}
-			want := Stats{N: 200, Mean: 100, P50: 100, P90: 100, P95: 100, P99: 100, Max: 100}
+			want := Stats{N: 200, Mean: 100, P50: 100, P90: 100, P95: 100, P99: 100, P999: 100, Max: 100}
 			if m.TTFT != want {
 				t.Errorf("%s: TTFT %+v, want 100 ms for all", endpoint, m.TTFT)
 			}
@@ -84,10 +84,10 @@ func latencyErrors(t *testing.T) (ttft, tpot Stats) {
 		}
 		last := time.Since(came)
 		s.usage(tokens)
-		s.done()
 		mu.Lock()
-		defer mu.Unlock()
 		truth[string(q.Prompt)] = [2]time.Duration{first, (last - first) / (tokens - 1)}
+		mu.Unlock()
+		s.done()
 	})
 	schedule := func(yield func(workload.Arrival) bool) {
 		for i := range n {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -14,63 +15,95 @@ import (
 // A flight is the state of one Run.
 type flight struct {
 	client   Client
-	target   string
-	http     http.Client
+	chat     bool
+	head     []byte // of every request, up to its id
+	id       string // begins the id of every request
+	pool     *pool
+	ctx      context.Context // of the run; its cause says why it ended
 	start    time.Time
-	end      context.CancelCauseFunc // withdraws all requests; the first cause stands
+	finish   context.CancelCauseFunc // withdraws all requests; the first cause stands
+	watched  bool                    // somebody looks at samples that have not ended
 	requests sync.WaitGroup
-	tooLong  *time.Timer // nil until all counted requests are due; used by the pacer alone
+	places   chan time.Duration // free places of a closed loop, with the time at which they were left; nil in open loop
+	tooLong  *time.Timer        // nil until all counted requests are due; used by the pacer alone
 
 	mu      sync.Mutex
 	run     Run
-	pending int  // counted requests that have not ended
-	runOut  bool // the first request of the run-out is due
-	details int  // failures whose text was kept
+	pending int   // counted requests, and live conversations, that have not ended
+	runOut  bool  // the first request of the run-out is due
+	details int   // failures whose text was kept
+	gaps    int   // times between tokens in all samples
+	free    []int // places of samples that the tally has
 }
 
 // A departure is a request that is ready to leave.
 type departure struct {
 	workload.Arrival
-	body []byte
+	wire []byte // the whole HTTP request
 }
 
 func (f *flight) now() time.Duration { return time.Since(f.start) }
 
-// prepare writes the bodies ahead of their due times, until the schedule or ctx ends.
-func (f *flight) prepare(ctx context.Context, schedule workload.Schedule, ready chan<- departure) {
+// prepare writes the requests ahead of their due times, until the schedule or the run ends.
+func (f *flight) prepare(schedule workload.Schedule, ready chan<- departure) {
 	defer close(ready)
-	size := 0
+	var scratch, wire []byte
+	var err error
 	for arrival := range schedule {
-		body, err := f.client.appendBody(make([]byte, 0, size), arrival.Request)
+		wire, scratch, err = f.compose(arrival, scratch)
 		if err != nil {
-			f.end(fmt.Errorf("request %d of the %s: %w", arrival.Index, arrival.Phase, err))
+			f.finish(err)
 			return
 		}
-		size = max(size, len(body))
 		select {
-		case ready <- departure{arrival, body}:
-		case <-ctx.Done():
+		case ready <- departure{arrival, wire}:
+		case <-f.ctx.Done():
 			return
 		}
 	}
 }
 
-// pace starts each request when it is due, until the departures or ctx end.
-func (f *flight) pace(ctx context.Context, ready <-chan departure) {
+// pace starts each request when it is due, until the departures or the run end.
+func (f *flight) pace(ready <-chan departure) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for d := range ready {
-		timer.Reset(d.Due - f.now())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if d.Due > 0 {
+			timer.Reset(d.Due - f.now())
+			select {
+			case <-timer.C:
+			case <-f.ctx.Done():
+				return
+			}
+		}
+		place, ok := f.place(&d)
+		if !ok || d.Phase == workload.RunOut && f.enough() {
 			return
 		}
-		if d.Phase == workload.RunOut && f.enough() {
-			return
+		f.send(f.depart(d, place))
+	}
+}
+
+// A place in flight is when a request may leave.
+type place struct {
+	since  time.Duration // it has been free
+	queued time.Duration // the request has waited for it since it was due
+}
+
+// place waits for a free place in a closed loop.
+func (f *flight) place(d *departure) (p place, ok bool) {
+	if f.places == nil {
+		d.Due = max(d.Due, 0)
+		return place{since: d.Due}, true
+	}
+	select {
+	case p.since = <-f.places:
+		if d.Due != workload.Asap {
+			p.queued = max(0, p.since-d.Due)
 		}
-		at := f.depart(d)
-		f.requests.Go(func() { f.request(ctx, d, at) })
+		return p, true
+	case <-f.ctx.Done():
+		return p, false
 	}
 }
 
@@ -81,7 +114,7 @@ func (f *flight) enough() bool {
 	defer f.mu.Unlock()
 	f.runOut = true
 	if f.pending == 0 {
-		f.end(errEnough)
+		f.finish(errEnough)
 	}
 	return f.pending == 0
 }
@@ -89,26 +122,80 @@ func (f *flight) enough() bool {
 // limit begins the time in which the last answers must end.
 func (f *flight) limit() {
 	if f.tooLong == nil {
-		f.tooLong = time.AfterFunc(orDefault(f.client.RunLimit, defaultRunLimit), func() { f.end(errTooLong) })
+		f.tooLong = time.AfterFunc(f.client.RunLimit, func() { f.finish(errTooLong) })
 	}
 }
 
-// depart enters a request into the run and returns the place of its sample, -1 when it is not counted.
-func (f *flight) depart(d departure) int {
+// depart enters a request into the run.
+func (f *flight) depart(d departure, p place) *exchange {
+	x := &exchange{flight: f, departure: d, at: -1, sample: d.sample()}
+	if d.Due == workload.Asap {
+		x.sample.Due = p.since // until it is sent
+	}
+	x.sample.Queued = p.queued
+	x.answer = answer{chat: f.chat, itl: f.client.ITL, natural: f.client.Natural, want: d.Request.OutputTokens, keep: d.Request.Next != nil}
+	f.requests.Add(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if d.Phase != workload.Window {
+	if !x.counted() {
 		f.run.Others++
-		return -1
+		return x
 	}
 	f.pending++
-	f.run.Samples = append(f.run.Samples, d.sample())
+	x.at = f.slot(x.sample)
+	return x
+}
+
+// slot returns a place for a sample.
+func (f *flight) slot(s Sample) int {
+	if n := len(f.free); n > 0 {
+		at := f.free[n-1]
+		f.free = f.free[:n-1]
+		f.run.Samples[at] = s
+		return at
+	}
+	f.run.Samples = append(f.run.Samples, s)
 	return len(f.run.Samples) - 1
 }
 
 // sample returns the sample of a request that has not been sent.
 func (d departure) sample() Sample {
-	return Sample{Phase: d.Phase, Index: d.Index, Due: d.Due, WantTokens: d.Request.OutputTokens}
+	return Sample{
+		Phase: d.Phase, Index: d.Index, Due: d.Due, WantTokens: d.Request.OutputTokens,
+		Conversation: d.Request.Conversation, Turn: d.Request.Turn, LastTurn: d.Request.Next == nil,
+	}
+}
+
+// send sends a request on an open connection, or opens one for it.
+func (f *flight) send(x *exchange) {
+	x.sample.Sent = f.now()
+	if x.Due == workload.Asap {
+		x.sample.Vacant = x.sample.Sent - x.sample.Due
+		x.sample.Due = x.sample.Sent // a user of a closed loop begins to wait when the request is sent
+	}
+	f.mu.Lock()
+	f.run.Series.Sent(x.sample.Sent)
+	f.mu.Unlock()
+	x.sample.Connected = x.sample.Sent
+	x.lastByte.Store(int64(x.sample.Sent))
+	if c := f.pool.take(); c != nil && c.begin(x) {
+		return
+	}
+	f.pool.work.Go(func() { f.sendAnew(x) })
+}
+
+// sendAnew sends a request on a connection of its own.
+func (f *flight) sendAnew(x *exchange) {
+	c, err := f.pool.open(f.ctx, false)
+	if err != nil {
+		x.unsent(err)
+		return
+	}
+	x.sample.Connected = f.now()
+	x.lastByte.Store(int64(x.sample.Connected))
+	if !c.begin(x) {
+		x.unsent(c.closed)
+	}
 }
 
 // progress publishes a sample that has not ended, so that stop sees its first token.
@@ -121,20 +208,31 @@ func (f *flight) progress(at int, s Sample) {
 	f.run.Samples[at] = s
 }
 
+func (f *flight) addChunks(second, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.run.Series.Chunks(second, n)
+}
+
 // mostDetails is of how many failures the text is kept: the first few tell what is wrong.
 const mostDetails = 8
 
 // arrive enters the end of a request. One that was withdrawn has no End.
-func (f *flight) arrive(at int, s Sample) {
+func (f *flight) arrive(x *exchange) {
+	defer f.requests.Done()
+	f.pool.release()
+	follows := f.follow(x)
+	if f.places != nil && !follows {
+		f.places <- f.left(x)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if at < 0 {
-		if s.Failure != "" {
-			f.run.Broken++
-			if f.run.BrokenDetail == "" {
-				f.run.BrokenDetail = string(s.Failure) + ": " + s.Detail
-			}
-		}
+	s := &x.sample
+	if s.End > 0 {
+		f.run.Series.Ended(s.End, s.Failure != "")
+	}
+	if !x.counted() {
+		f.noteUncounted(s)
 		return
 	}
 	if s.Failure != "" {
@@ -142,19 +240,118 @@ func (f *flight) arrive(at int, s Sample) {
 			s.Detail = ""
 		}
 	}
-	f.run.Samples[at] = s
+	f.run.Samples[x.at] = *s
+	f.gaps += len(s.Gaps)
+	f.sum(x.at)
+	if follows {
+		f.pending++ // the next turn; its departure is to come
+	}
 	if f.pending--; f.pending == 0 && f.runOut {
-		f.end(errEnough)
+		f.finish(errEnough)
 	}
 }
 
+// left returns when a request left its place in a closed loop.
+func (f *flight) left(x *exchange) time.Duration {
+	if x.sample.End > 0 {
+		return x.sample.End
+	}
+	return f.now()
+}
+
+func (f *flight) noteUncounted(s *Sample) {
+	if s.Failure == "" {
+		return
+	}
+	f.run.Broken++
+	if f.run.BrokenDetail == "" {
+		f.run.BrokenDetail = string(s.Failure) + ": " + s.Detail
+	}
+}
+
+// mostGaps is how many times between tokens are kept in samples: 64 MB.
+const mostGaps = 8 << 20
+
+// sum gives a sample that has ended to the tally, once there are too many to keep. A stop function needs them all.
+func (f *flight) sum(at int) {
+	if f.run.Tally == nil {
+		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= mostGaps {
+			return
+		}
+		f.run.Tally = NewTally(f.client.Rules.For(f.client.Endpoint), f.client.Limits)
+		for i := range f.run.Samples {
+			if f.run.Samples[i].End > 0 {
+				f.release(i)
+			}
+		}
+		return
+	}
+	if f.run.Samples[at].End > 0 {
+		f.release(at)
+	}
+}
+
+// release moves a sample into the tally.
+func (f *flight) release(at int) {
+	f.run.Tally.Add(&f.run.Samples[at])
+	f.run.Samples[at] = Sample{}
+	f.free = append(f.free, at)
+}
+
+// follow sends the next turn of a live conversation after its user has thought, and reports whether there is one.
+func (f *flight) follow(x *exchange) bool {
+	if x.Request.Next == nil || !x.sample.OK() || f.ctx.Err() != nil {
+		return false
+	}
+	request, think := x.Request.Next(x.text())
+	if request == nil {
+		return false
+	}
+	arrival := x.Arrival
+	arrival.Request, arrival.Due = request, x.sample.End+think
+	f.requests.Add(1)
+	f.pool.work.Go(func() {
+		defer f.requests.Done()
+		f.nextTurn(arrival)
+	})
+	return true
+}
+
+// nextTurn waits until the next turn is due and sends it.
+func (f *flight) nextTurn(arrival workload.Arrival) {
+	abandon := func() {
+		if arrival.Phase == workload.Window {
+			f.mu.Lock()
+			f.pending--
+			f.mu.Unlock()
+		}
+	}
+	wire, _, err := f.compose(arrival, nil)
+	if err != nil {
+		f.finish(err)
+		abandon()
+		return
+	}
+	timer := time.NewTimer(arrival.Due - f.now())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-f.ctx.Done():
+		abandon()
+		return
+	}
+	x := f.depart(departure{arrival, wire}, place{})
+	abandon() // its departure is counted now
+	f.send(x)
+}
+
 // watch asks once a second whether the run may end early.
-func (f *flight) watch(ctx context.Context, stop Stop) {
+func (f *flight) watch(stop Stop) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
-		case <-ctx.Done():
+		case <-f.ctx.Done():
 			return
 		case <-tick.C:
 		}
@@ -162,8 +359,100 @@ func (f *flight) watch(ctx context.Context, stop Stop) {
 		counted := slices.Clone(f.run.Samples)
 		f.mu.Unlock()
 		if stop(f.now(), counted) {
-			f.end(errStopped)
+			f.finish(errStopped)
 			return
 		}
 	}
+}
+
+// patrol closes the connections of answers that have been silent, or have gone on, for too long, and those that have been
+// idle for too long.
+func (f *flight) patrol() {
+	tick := time.NewTicker(min(time.Second, max(time.Millisecond, f.client.IdleTimeout/8)))
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := f.now()
+		for _, c := range f.pool.snapshot() {
+			if x := c.current(); x != nil {
+				x.check(c, now)
+			}
+		}
+		f.pool.retire()
+	}
+}
+
+// check closes the connection of an exchange that is overdue.
+func (x *exchange) check(c *conn, now time.Duration) {
+	client := &x.flight.client
+	quiet := now - time.Duration(x.lastByte.Load())
+	switch {
+	case x.doneAt.Load() > 0 && now-time.Duration(x.doneAt.Load()) > drainTime:
+		c.close(errSettled)
+	case quiet >= client.IdleTimeout:
+		x.overdue.CompareAndSwap(0, silent)
+		c.close(fmt.Errorf("no byte came for %s", client.IdleTimeout))
+	case now-x.sample.Sent >= client.RunLimit:
+		x.overdue.CompareAndSwap(0, endless)
+		c.close(errTooLong)
+	}
+}
+
+// compose returns a whole HTTP request. scratch is for the body and is returned for the next one.
+func (f *flight) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
+	body, err = f.client.appendBody(scratch[:0], a.Request)
+	if err != nil {
+		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)
+	}
+	const rest = 96 // id and length
+	wire = make([]byte, 0, len(f.head)+len(body)+rest)
+	wire = append(wire, f.head...)
+	wire = append(wire, "X-Request-Id: "...)
+	wire = append(wire, f.id...)
+	wire = append(wire, a.Phase.String()...)
+	wire = append(wire, '-')
+	wire = strconv.AppendInt(wire, int64(a.Index), 10)
+	if a.Request.Turn > 1 {
+		wire = append(wire, '-')
+		wire = strconv.AppendInt(wire, int64(a.Request.Turn), 10)
+	}
+	wire = append(wire, "\r\nContent-Length: "...)
+	wire = strconv.AppendInt(wire, int64(len(body)), 10)
+	wire = append(wire, "\r\n\r\n"...)
+	return append(wire, body...), body, nil
+}
+
+// requestHead returns what begins every request.
+func (c *Client) requestHead(host, path string) []byte {
+	header := c.Header.Clone()
+	if header == nil {
+		header = make(http.Header)
+	}
+	for key, value := range map[string]string{
+		"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity",
+	} {
+		header.Set(key, value)
+	}
+	if header.Get("User-Agent") == "" {
+		header.Set("User-Agent", "tuner")
+	}
+	if c.APIKey != "" {
+		header.Set("Authorization", "Bearer "+string(c.APIKey))
+	}
+	var b writer
+	b = append(b, "POST "+path+" HTTP/1.1\r\n"...)
+	_ = header.Write(&b) // a slice takes everything
+	return b
+}
+
+// A writer is a slice that is written to.
+type writer []byte
+
+func (w *writer) Write(b []byte) (int, error) {
+	*w = append(*w, b...)
+	return len(b), nil
 }

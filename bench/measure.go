@@ -1,118 +1,66 @@
 package bench
 
 import (
-	"cmp"
-	"math"
-	"slices"
+	"fmt"
 	"time"
 )
 
-// Measure sums up the counted samples of a run. start is the end of the lead-in and length the window's. A sample that is
-// still pending is counted as a request, and neither as completed nor as failed.
-func Measure(samples []Sample, rate float64, start, length time.Duration) Measurement {
-	m := Measurement{Rate: rate, Window: length, Requests: len(samples)}
-	var ttft, tpot, itl, e2e, lag []float64
-	var last time.Duration
-	for i := range samples {
-		s := &samples[i]
-		if s.Sent > 0 {
-			lag = append(lag, milliseconds(s.SendLag()))
-		}
-		if s.Failure != "" {
-			m.Failed++
-			if m.Failures == nil {
-				m.Failures = make(map[Failure]int)
-			}
-			m.Failures[s.Failure]++
-		}
-		if !s.OK() {
-			continue
-		}
-		m.Completed++
-		m.PromptTokens += s.PromptTokens
-		m.CachedTokens += s.CachedTokens
-		m.OutputTokens += s.OutputTokens
-		m.WantTokens += s.WantTokens
-		last = max(last, s.Last)
-		ttft = append(ttft, milliseconds(s.TTFT()))
-		e2e = append(e2e, milliseconds(s.E2E()))
-		if d, ok := s.TPOT(); ok {
-			tpot = append(tpot, milliseconds(d))
-		}
-		for _, gap := range s.Gaps {
-			itl = append(itl, milliseconds(gap))
+// A Scope says what of a run is measured, and how.
+type Scope struct {
+	Rate    float64       // offered, requests per second; 0 for a closed loop
+	Start   time.Duration // when the lead-in ends; 0 without one
+	Length  time.Duration // of the window, in which the counted requests were due
+	Natural bool          // answers ended where the model ended them: no length is off plan
+	Rules   Rules         // those For the endpoint; "" means Rules033
+	Limits  []Limit       // to count
+}
+
+// Measure sums up a run: its Tally where it has one, else its counted samples.
+func Measure(run Run, scope Scope) Measurement {
+	tally := run.Tally
+	if tally == nil {
+		tally = newTally(scope.Rules, scope.Limits)
+		for i := range run.Samples {
+			tally.Add(&run.Samples[i])
 		}
 	}
-	m.TTFT, m.TPOT, m.ITL, m.E2E, m.SendLag = StatsOf(ttft), StatsOf(tpot), StatsOf(itl), StatsOf(e2e), StatsOf(lag)
-	if took := (last - start).Seconds(); took > 0 {
-		m.RequestThroughput = float64(m.Completed) / took
-		m.OutputThroughput = float64(m.OutputTokens) / took
+	m := tally.Measurement(scope)
+	m.Lateness, m.Series = run.Lateness, run.Series
+	m.PeakChunks = run.Series.peakChunks(scope.Start, tally.total.end)
+	if sum, n := run.Series.between(scope.Start, scope.Start+scope.Length); n > 0 {
+		m.WindowRequestThroughput = float64(sum.Ended) / float64(n)
+		if tally.total.chunks > 0 { // of the same requests, as tokens share chunks more often the busier a server is
+			m.WindowOutputThroughput = float64(sum.Chunks) / float64(n) * float64(tally.total.output) / float64(tally.total.chunks)
+		}
 	}
-	if length > 0 {
-		m.MeanInFlight = m.E2E.Mean / 1000 * float64(m.E2E.N) / length.Seconds()
-	}
-	m.PeakInFlight = peakInFlight(samples)
 	return m
 }
 
-// peakInFlight is the "peak concurrent requests" of vllm bench serve (calculate_metrics in vllm/benchmarks/serve.py,
-// 0.14.1 and 0.33): the completed requests that touch the same whole second, counted from the first one's start.
-// It is coarse: all that lived at any time within that second count.
-func peakInFlight(samples []Sample) int {
-	done := slices.DeleteFunc(slices.Clone(samples), func(s Sample) bool { return !s.OK() })
-	if len(done) == 0 {
-		return 0
+// rates divides what was done by the time that it took.
+func (m *Measurement) rates(took time.Duration) {
+	if took <= 0 {
+		return
 	}
-	first := slices.MinFunc(done, func(a, b Sample) int { return cmp.Compare(a.Sent, b.Sent) }).Sent
-	changes := make(map[time.Duration]int) // by second: requests that begin in it less those that ended in the one before
-	for _, s := range done {
-		changes[(s.Sent-first)/time.Second]++
-		changes[(s.Last-first)/time.Second+1]--
-	}
-	seconds := make([]time.Duration, 0, len(changes))
-	for second := range changes {
-		seconds = append(seconds, second)
-	}
-	slices.Sort(seconds)
-	inFlight, peak := 0, 0
-	for _, second := range seconds {
-		inFlight += changes[second]
-		peak = max(peak, inFlight)
-	}
-	return peak
+	m.Duration = took
+	seconds := took.Seconds()
+	m.RequestThroughput = float64(m.Completed) / seconds
+	m.OutputThroughput = float64(m.OutputTokens) / seconds
+	m.TotalThroughput = float64(m.PromptTokens+m.OutputTokens) / seconds
+	m.Goodput = float64(m.Good) / seconds
+	m.Sessions.PerSecond = float64(m.Sessions.Completed) / seconds
 }
 
-// StatsOf returns the usual figures of latencies in milliseconds, in any order; ms is left as it is.
-func StatsOf(ms []float64) Stats {
-	if len(ms) == 0 {
-		return Stats{}
+// mostOffPlan is the share of tokens by which a run may miss its plan: beyond it the server did other work than was asked for,
+// and its latencies are those of that work.
+const mostOffPlan = 0.01
+
+// plan compares the tokens that were served with those that were pinned.
+func (t *Tally) plan(m *Measurement, scope Scope) {
+	if scope.Natural || t.total.planned == 0 {
+		return
 	}
-	sorted := slices.Sorted(slices.Values(ms))
-	sum := 0.0
-	for _, v := range sorted {
-		sum += v
-	}
-	return Stats{
-		N: len(sorted), Mean: sum / float64(len(sorted)),
-		P50: Percentile(sorted, 50), P90: Percentile(sorted, 90), P95: Percentile(sorted, 95), P99: Percentile(sorted, 99),
-		Max: sorted[len(sorted)-1],
+	m.OffPlan = float64(t.total.offPlan) / float64(t.total.planned)
+	if m.OffPlan > mostOffPlan {
+		m.Void = fmt.Sprintf("the answers are %.2g %% longer or shorter than was asked for, %g %% may be", 100*m.OffPlan, 100*mostOffPlan)
 	}
 }
-
-// Percentile returns the p-th percentile, p in [0, 100], of ascending values as numpy.percentile has it by default
-// (linear interpolation, to the last bit). It is 0 when there are no values.
-func Percentile(sorted []float64, p float64) float64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	at := p / 100 * float64(len(sorted)-1)
-	below := min(max(int(math.Floor(at)), 0), len(sorted)-1)
-	a, b := sorted[below], sorted[min(below+1, len(sorted)-1)]
-	t := at - float64(below)
-	if t >= 0.5 { // numpy interpolates from the nearer end
-		return b - (b-a)*(1-t)
-	}
-	return a + (b-a)*t
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

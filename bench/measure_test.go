@@ -3,51 +3,13 @@ package bench
 import (
 	"encoding/json"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"vllmtuner/bench/workload"
 )
-
-// The wanted values are numpy.percentile's of numpy 2.
-func TestPercentileIsNumpys(t *testing.T) {
-	hundred := make([]float64, 100)
-	for i := range hundred {
-		hundred[i] = float64(i + 1)
-	}
-	tests := []struct {
-		name   string
-		values []float64
-		p      float64
-		want   float64
-	}{
-		{"the median of an even number lies between the middle two", []float64{1, 2, 3, 4}, 50, 2.5},
-		{"p99 of one to a hundred", hundred, 99, 99.01},
-		{"p95 of one to a hundred", hundred, 95, 95.05},
-		{"p99.9 of one to a hundred", hundred, 99.9, 99.901},
-		{"p25 of three", []float64{10, 20, 40}, 25, 15},
-		{"p90 of three", []float64{10, 20, 40}, 90, 36},
-		{"the only value is every percentile", []float64{7}, 99, 7},
-		{"p0 is the least", []float64{1, 5}, 0, 1},
-		{"p100 is the greatest", []float64{1, 5}, 100, 5},
-		{"of nothing it is zero", nil, 99, 0},
-	}
-	for _, test := range tests {
-		if got := Percentile(test.values, test.p); math.Abs(got-test.want) > 1e-12*test.want {
-			t.Errorf("%s: Percentile(p%g) = %v, want %v", test.name, test.p, got, test.want)
-		}
-	}
-}
-
-func TestStatsLeaveTheirInputAsItIs(t *testing.T) {
-	values := []float64{30, 10, 20}
-	got := StatsOf(values)
-	want := Stats{N: 3, Mean: 20, P50: 20, P90: 28, P95: 29, P99: 29.8, Max: 30}
-	if got != want || values[0] != 30 {
-		t.Errorf("StatsOf(30, 10, 20) = %+v and left %v, want %+v", got, values, want)
-	}
-	if got := StatsOf(nil); got != (Stats{}) {
-		t.Errorf("StatsOf(nil) = %+v, want zero", got)
-	}
-}
 
 // sample returns a good one of 11 tokens, due and sent at the same time, in milliseconds.
 func sample(due, first, last int) Sample {
@@ -63,9 +25,10 @@ func TestMeasureCountsByVLLMsRules(t *testing.T) {
 	one := sample(12500, 12600, 12600)
 	one.OutputTokens, one.WantTokens = 1, 1
 	failed := sample(12600, 12700, 0)
-	failed.Failure = Reset
+	failed.Failure, failed.End = Reset, 15*time.Second
 	pending := Sample{Due: 13 * time.Second, WantTokens: 11}
-	m := Measure(append(samples, one, failed, failed, pending), 1.5, 10*time.Second, 4*time.Second)
+	run := Run{Samples: append(samples, one, failed, failed, pending)}
+	m := Measure(run, Scope{Rate: 1.5, Start: 10 * time.Second, Length: 4 * time.Second})
 
 	if m.Requests != 7 || m.Completed != 4 || m.Failed != 2 || m.Failures[Reset] != 2 {
 		t.Errorf("requests %d, completed %d, failed %d %v, want 7, 4, 2", m.Requests, m.Completed, m.Failed, m.Failures)
@@ -79,8 +42,12 @@ func TestMeasureCountsByVLLMsRules(t *testing.T) {
 	if m.PromptTokens != 400 || m.CachedTokens != 240 || m.OutputTokens != 34 || m.WantTokens != 34 {
 		t.Errorf("tokens %d/%d/%d/%d, want 400, 240, 34, 34", m.PromptTokens, m.CachedTokens, m.OutputTokens, m.WantTokens)
 	}
-	if m.RequestThroughput != 1 || m.OutputThroughput != 34.0/4 {
-		t.Errorf("throughput %v requests, %v tokens per second, want 1 and 8.5 from 10 s to the last token at 14 s", m.RequestThroughput, m.OutputThroughput)
+	if m.RequestThroughput != 4.0/5 || m.OutputThroughput != 34.0/5 || m.TotalThroughput != 434.0/5 || m.Duration != 5*time.Second {
+		t.Errorf("throughput %v requests, %v and %v tokens per second in %s, want 0.8, 6.8 and 86.8 from 10 s to the end of the last request, which failed at 15 s",
+			m.RequestThroughput, m.OutputThroughput, m.TotalThroughput, m.Duration)
+	}
+	if !m.Exact || m.Rules != Rules033 || m.Void != "" || m.OffPlan != 0 || m.Over != nil || m.Goodput != 0 || m.Sessions != (Sessions{}) {
+		t.Errorf("%+v, want exact by the rules of 0.33, nothing void, no limits and no sessions", m)
 	}
 	if want := (0.6 + 3 + 1.2 + 0.1) / 4; math.Abs(m.MeanInFlight-want) > 1e-9 {
 		t.Errorf("mean in flight %v, want %v", m.MeanInFlight, want)
@@ -90,30 +57,155 @@ func TestMeasureCountsByVLLMsRules(t *testing.T) {
 	}
 }
 
-func TestPeakInFlightCountsWholeSeconds(t *testing.T) {
-	tests := []struct {
+func TestLimitsAreCountedAsGoodputCountsThem(t *testing.T) {
+	ms := time.Millisecond
+	one := sample(3000, 3100, 3100)
+	one.OutputTokens, one.WantTokens = 1, 1
+	failed := Sample{Due: 1, Sent: 1, End: 1000 * ms, Failure: Status}
+	samples := []Sample{
+		sample(0, 100, 1100),     // TTFT 100, TPOT 100, E2E 1,100
+		sample(1000, 1101, 1601), // TTFT 101, TPOT 50
+		sample(2000, 2050, 3060), // TTFT 50, TPOT 101
+		one, failed,
+	}
+	limits := []Limit{{MetricTTFT, 100 * ms}, {MetricTPOT, 100 * ms}, {MetricE2EL, 1100 * ms}}
+	for _, row := range []struct {
+		name   string
+		limits []Limit
+		over   []int
+		good   int
+	}{
+		{"a request at the limit keeps it", limits[:1], []int{1}, 3},
+		{"an answer of one token keeps TPOT", limits[1:2], []int{1}, 3},
+		{"a good request keeps all, a failed one is just not good", limits, []int{1, 1, 0}, 2},
+		{"without limits nothing is counted", nil, nil, 0},
+	} {
+		m := Measure(Run{Samples: samples}, Scope{Limits: row.limits})
+		var over []int
+		for _, o := range m.Over {
+			over = append(over, o.Over)
+		}
+		took := 3.101
+		if !slices.Equal(over, row.over) || m.Good != row.good || math.Abs(m.Goodput-float64(row.good)/took) > 1e-9 {
+			t.Errorf("%s: %v over, %d good, goodput %g, want %v, %d and %g", row.name, over, m.Good, m.Goodput, row.over, row.good, float64(row.good)/took)
+		}
+	}
+}
+
+func TestRulesDifferForChatAlone(t *testing.T) {
+	s := sample(1000, 1100, 2100)
+	s.Opened, s.Closed = 1050*time.Millisecond, 2150*time.Millisecond
+	s.Gaps = []time.Duration{time.Second}
+	for _, row := range []struct {
+		rules           Rules
+		endpoint        string
+		ttft, tpot, e2e float64
+		gaps            int
+	}{
+		{Rules033, workload.Chat, 100, 100, 1100, 1},
+		{"", workload.Chat, 100, 100, 1100, 1},
+		{Rules0141, workload.Chat, 50, 110, 1150, 2},
+		{Rules0141, workload.Completions, 100, 100, 1100, 1},
+	} {
+		m := Measure(Run{Samples: []Sample{s}}, Scope{Rules: row.rules.For(row.endpoint)})
+		if m.TTFT.Max != row.ttft || m.TPOT.Max != row.tpot || m.E2E.Max != row.e2e || m.ITL.N != row.gaps {
+			t.Errorf("%s by %q: TTFT %g, TPOT %g, E2E %g, %d gaps, want %+v", row.endpoint, row.rules, m.TTFT.Max, m.TPOT.Max, m.E2E.Max, m.ITL.N, row)
+		}
+	}
+	s.Opened, s.Closed = 0, 0
+	if m := Measure(Run{Samples: []Sample{s}}, Scope{Rules: Rules0141}); m.TTFT.Max != 100 || m.E2E.Max != 1100 {
+		t.Errorf("a load that does not know of the role chunk: TTFT %g, E2E %g, want 100 and 1100", m.TTFT.Max, m.E2E.Max)
+	}
+}
+
+func TestThroughputOfTheWindowIsWhatHappenedInIt(t *testing.T) {
+	s := sample(2000, 2100, 2600)
+	s.Chunks = 5 // 11 tokens
+	run := Run{Samples: []Sample{s}, Series: Series{
+		{Sent: 9, Ended: 9, Chunks: 900}, // the lead-in
+		{Sent: 2, Ended: 1, Chunks: 40},
+		{Sent: 2, Ended: 4, Chunks: 60, Failed: 1},
+		{Sent: 2, Ended: 3, Chunks: 70}, // begins in the window and ends after it
+		{Sent: 2, Ended: 3, Chunks: 80},
+	}}
+	m := Measure(run, Scope{Start: time.Second, Length: 2500 * time.Millisecond})
+	if m.WindowRequestThroughput != 2.5 || math.Abs(m.WindowOutputThroughput-50*11.0/5) > 1e-9 {
+		t.Errorf("throughput of the window %g requests, %g tokens, want 2.5 and 110 per second", m.WindowRequestThroughput, m.WindowOutputThroughput)
+	}
+	if m.PeakChunks != 60 {
+		t.Errorf("peak of %d chunks, want 60: from the end of the lead-in to the end of the last counted request at 2.601 s", m.PeakChunks)
+	}
+	if m := Measure(Run{Samples: run.Samples}, Scope{Length: time.Second}); m.WindowRequestThroughput != 0 || m.PeakChunks != 0 {
+		t.Errorf("without a series the window has %g requests per second and a peak of %d, want 0", m.WindowRequestThroughput, m.PeakChunks)
+	}
+}
+
+func TestServedTokensOffPlanVoidARun(t *testing.T) {
+	short := sample(0, 100, 500)
+	short.OutputTokens, short.Failure = 5, WrongLength
+	long := sample(0, 100, 500)
+	long.OutputTokens = 12
+	reset := sample(0, 100, 500)
+	reset.OutputTokens, reset.Failure = 0, Reset
+	good := make([]Sample, 99)
+	for i := range good {
+		good[i] = sample(0, 100, 500)
+	}
+	for _, row := range []struct {
 		name    string
 		samples []Sample
-		want    int
+		natural bool
+		off     float64
+		void    string
 	}{
-		{"nothing completed", []Sample{{Due: 1}}, 0},
-		{"one after the other within a second are two", []Sample{sample(500, 550, 600), sample(900, 950, 1200)}, 2},
-		{"seconds count from the first start", []Sample{sample(900, 950, 1000), sample(1100, 1150, 1200)}, 2},
-		{"in different seconds it is one", []Sample{sample(0, 10, 900), sample(1000, 1100, 1900)}, 1},
-		{"an end on the second still touches it", []Sample{sample(0, 10, 1000), sample(1500, 1600, 1900)}, 2},
-	}
-	for _, test := range tests {
-		if got := peakInFlight(test.samples); got != test.want {
-			t.Errorf("%s: peakInFlight = %d, want %d", test.name, got, test.want)
+		{"a token too many of a thousand is on plan", append(good[:99:99], long), false, 1.0 / 1100, ""},
+		{"short answers are off plan, though they failed", append(good[:9:9], short), false, 6.0 / 110, "the answers are 5.5 % longer or shorter than was asked for, 1 % may be"},
+		{"too long and too short do not make up for each other", []Sample{short, long, long, long, long, long, long}, false, 12.0 / 77, "16 % longer or shorter"},
+		{"an answer that broke off was never served", append(good[:9:9], reset), false, 0, ""},
+		{"natural answers have no plan", []Sample{long}, true, 0, ""},
+	} {
+		m := Measure(Run{Samples: row.samples}, Scope{Natural: row.natural})
+		if math.Abs(m.OffPlan-row.off) > 1e-12 || (row.void == "") != (m.Void == "") || !strings.Contains(m.Void, row.void) {
+			t.Errorf("%s: off plan by %g, void %q, want %g and %q", row.name, m.OffPlan, m.Void, row.off, row.void)
 		}
+	}
+}
+
+func TestLiveSessionsAreCounted(t *testing.T) {
+	turn := func(n int, last bool) Sample {
+		s := sample(1000*n, 1000*n+100, 1000*n+900)
+		s.Turn, s.LastTurn = n, last
+		return s
+	}
+	lost := turn(2, true)
+	lost.Failure = Reset
+	m := Measure(Run{Samples: []Sample{turn(1, false), turn(2, false), turn(3, true), turn(1, false), lost, turn(1, true)}}, Scope{})
+	want := Sessions{Turns: 5, Completed: 2, PerSecond: 2 / 3.901}
+	if m.Sessions.Turns != want.Turns || m.Sessions.Completed != want.Completed || math.Abs(m.Sessions.PerSecond-want.PerSecond) > 1e-9 {
+		t.Errorf("sessions %+v, want %+v", m.Sessions, want)
+	}
+}
+
+func TestTheClientsOwnDelaysAreMeasured(t *testing.T) {
+	opened, reused := sample(1000, 1100, 1500), sample(1000, 1100, 1500)
+	opened.Sent, opened.Connected, opened.ReadLag = 1010*time.Millisecond, 1013*time.Millisecond, 2*time.Millisecond
+	reused.Connected = reused.Sent
+	lateness := Lateness{GCPause: 3}
+	m := Measure(Run{Samples: []Sample{opened, reused}, Lateness: lateness}, Scope{})
+	if m.SendLag.Max != 10 || m.Connect.N != 1 || m.Connect.Mean != 3 || m.ReadLag.N != 2 || m.ReadLag.Max != 2 || m.Lateness != lateness || m.Queue.N != 0 {
+		t.Errorf("send lag %+v, connect %+v, read lag %+v, queue %+v, %+v", m.SendLag, m.Connect, m.ReadLag, m.Queue, m.Lateness)
+	}
+	reused.Queued = 5 * time.Millisecond
+	if m := Measure(Run{Samples: []Sample{opened, reused}}, Scope{}); m.Queue.N != 2 || m.Queue.Mean != 2.5 {
+		t.Errorf("queue %+v, want the wait of one and none of the other", m.Queue)
 	}
 }
 
 func TestAMeasurementOfNothingIsStillJSON(t *testing.T) {
 	for _, samples := range [][]Sample{nil, {{Failure: Refused, End: 1}}} {
-		m := Measure(samples, 0, 0, 0)
+		m := Measure(Run{Samples: samples}, Scope{})
 		if _, err := json.Marshal(m); err != nil {
-			t.Errorf("Measure(%v): %v", samples, err)
+			t.Errorf("measurement of %v: %v", samples, err)
 		}
 	}
 }

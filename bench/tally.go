@@ -1,29 +1,264 @@
 package bench
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
 
 // Rules are whose definitions a measurement follows where the versions of vllm bench serve differ
 // (vllm/benchmarks/lib/endpoint_request_func.py).
 type Rules string
 
 // The rules. They differ for chat alone: 0.14.1 takes the chunk that only names the role for the first token, and the usage
-// chunk for the end.
+// chunk for the end. The gap from the role to the first token is one more time between tokens. (0.14.1 also counts a chat
+// that failed under HTTP 200 as completed, and prompts by its own tokenizer: a failure is a failure under both rules here, and
+// tokens are the server's.)
 const (
 	Rules0141 Rules = "0.14.1"
 	Rules033  Rules = "0.33"
 )
 
-// A Limit is one latency that a request may have at most.
-type Limit struct {
-	Metric string // ttft, tpot or e2el, as in vllm bench serve --goodput
-	Max    time.Duration
+// For returns the rules as they apply to an endpoint: for all but workload.Chat they are one, and Rules033.
+func (r Rules) For(endpoint string) Rules {
+	if r == Rules0141 && endpoint == workload.Chat {
+		return Rules0141
+	}
+	return Rules033
 }
 
-// A Tally sums up requests without keeping them.
-type Tally struct{}
+// first returns when the first token came, 0 while it has not.
+func (r Rules) first(s *Sample) time.Duration {
+	if r == Rules0141 && s.Opened > 0 {
+		return s.Opened
+	}
+	return s.First
+}
 
-// NewTally returns an empty Tally.
-func NewTally(rules Rules, limits []Limit) *Tally { return &Tally{} }
+// last returns when the answer was complete.
+func (r Rules) last(s *Sample) time.Duration {
+	if r == Rules0141 && s.Closed > 0 {
+		return s.Closed
+	}
+	return s.Last
+}
 
-// Add adds a counted request that has ended.
-func (t *Tally) Add(s *Sample) {}
+// TTFT returns the time to first token, counted from the due time.
+func (r Rules) TTFT(s *Sample) time.Duration { return r.first(s) - s.Due }
+
+// TPOT returns the mean time per output token after the first, and whether it is defined, as Sample.TPOT.
+func (r Rules) TPOT(s *Sample) (time.Duration, bool) {
+	if s.OutputTokens < 2 {
+		return 0, false
+	}
+	return (r.last(s) - r.first(s)) / time.Duration(s.OutputTokens-1), true
+}
+
+// E2E returns the end-to-end latency, counted from the due time.
+func (r Rules) E2E(s *Sample) time.Duration { return r.last(s) - s.Due }
+
+// A Limit is one latency that a request may have at most.
+type Limit struct {
+	Metric string        `json:"metric"` // ttft, tpot or e2el, as in vllm bench serve --goodput
+	Max    time.Duration `json:"max_ns"`
+}
+
+// The metrics of a Limit.
+const (
+	MetricTTFT = "ttft"
+	MetricTPOT = "tpot"
+	MetricE2EL = "e2el"
+)
+
+// over reports whether a completed request is over the limit. As in vLLM, a request at the limit keeps it, and an answer
+// without a TPOT keeps every limit on it.
+func (l Limit) over(s *Sample, rules Rules) bool {
+	switch l.Metric {
+	case MetricTTFT:
+		return rules.TTFT(s) > l.Max
+	case MetricTPOT:
+		tpot, _ := rules.TPOT(s)
+		return tpot > l.Max
+	}
+	return rules.E2E(s) > l.Max
+}
+
+// A Tally sums up requests without keeping them: its memory grows with time, by a few bytes a second, and not with requests.
+// Everything is exact but percentiles, which are within 0.5 % of the value, and the peak in flight when the request that
+// started first ended after 8,192 others.
+type Tally struct {
+	rules Rules
+	total totals
+	over  []OverLimit
+	exact bool
+
+	ttft, tpot, itl, e2e, sendLag, readLag, connect, queue distribution
+	inFlight                                               concurrency
+}
+
+// totals are the sums of a Tally.
+type totals struct {
+	requests, completed, failed, good, turns, sessions int
+	prompt, cached, output, want, chunks               int
+	planned, offPlan                                   int // tokens of the answers that ended by themselves: pinned, and too many or too few
+	end                                                time.Duration
+	failures                                           map[Failure]int
+}
+
+// earlyStays is how many requests may end before the one that started first does, so that the peak in flight is exact; 128 KiB.
+const earlyStays = 8192
+
+// NewTally returns an empty Tally. Rules are those For the endpoint; "" means Rules033.
+func NewTally(rules Rules, limits []Limit) *Tally {
+	t := newTally(rules, limits)
+	t.exact, t.inFlight.keep = false, earlyStays
+	for _, d := range t.distributions() {
+		d.sketch = newSketch()
+	}
+	return t
+}
+
+// newTally returns a Tally that keeps all latencies, so that percentiles are exact.
+func newTally(rules Rules, limits []Limit) *Tally {
+	if rules == "" {
+		rules = Rules033
+	}
+	t := &Tally{rules: rules, exact: true}
+	for _, limit := range limits {
+		t.over = append(t.over, OverLimit{Limit: limit})
+	}
+	return t
+}
+
+func (t *Tally) distributions() []*distribution {
+	return []*distribution{&t.ttft, &t.tpot, &t.itl, &t.e2e, &t.sendLag, &t.readLag, &t.connect, &t.queue}
+}
+
+// Add adds a counted request. One that has not ended counts as a request, and neither as completed nor as failed.
+func (t *Tally) Add(s *Sample) {
+	t.total.requests++
+	t.total.end = max(t.total.end, s.End)
+	if s.Sent > 0 || s.End > 0 {
+		t.sendLag.add(milliseconds(s.SendLag()))
+	}
+	if s.Connected > s.Sent {
+		t.connect.add(milliseconds(s.Connected - s.Sent))
+	}
+	if s.OK() || s.Failure == WrongLength {
+		t.total.planned += s.WantTokens
+		t.total.offPlan += max(s.OutputTokens-s.WantTokens, s.WantTokens-s.OutputTokens)
+	}
+	switch {
+	case s.Failure != "":
+		t.fail(s.Failure, 1)
+	case s.End > 0:
+		t.complete(s)
+	}
+}
+
+func (t *Tally) fail(kind Failure, n int) {
+	t.total.failed += n
+	if t.total.failures == nil {
+		t.total.failures = make(map[Failure]int)
+	}
+	t.total.failures[kind] += n
+}
+
+// complete adds a request that ended well.
+func (t *Tally) complete(s *Sample) {
+	t.total.completed++
+	t.total.prompt += s.PromptTokens
+	t.total.cached += s.CachedTokens
+	t.total.output += s.OutputTokens
+	t.total.want += s.WantTokens
+	t.total.chunks += s.Chunks
+	if s.Turn > 0 {
+		t.total.turns++
+		if s.LastTurn {
+			t.total.sessions++
+		}
+	}
+	t.ttft.add(milliseconds(t.rules.TTFT(s)))
+	t.e2e.add(milliseconds(t.rules.E2E(s)))
+	if tpot, ok := t.rules.TPOT(s); ok {
+		t.tpot.add(milliseconds(tpot))
+	}
+	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the role chunk of a chat
+		t.itl.add(milliseconds(s.First - t.rules.first(s)))
+	}
+	for _, gap := range s.Gaps {
+		t.itl.add(milliseconds(gap))
+	}
+	t.readLag.add(milliseconds(s.ReadLag))
+	t.queue.add(milliseconds(s.Queued))
+	t.inFlight.add(stay{s.Sent, t.rules.last(s)})
+	t.judge(s)
+}
+
+// judge counts the limits that a completed request is over.
+func (t *Tally) judge(s *Sample) {
+	good := len(t.over) > 0
+	for i := range t.over {
+		if t.over[i].over(s, t.rules) {
+			t.over[i].Over++
+			good = false
+		}
+	}
+	if good {
+		t.total.good++
+	}
+}
+
+// Merge adds what another Tally of the same run, rules and limits has summed up. It leaves that one as it is.
+func (t *Tally) Merge(o *Tally) {
+	for kind, n := range o.total.failures {
+		t.fail(kind, n)
+	}
+	a, b := &t.total, &o.total
+	a.requests += b.requests
+	a.completed += b.completed
+	a.good += b.good
+	a.turns += b.turns
+	a.sessions += b.sessions
+	a.prompt += b.prompt
+	a.cached += b.cached
+	a.output += b.output
+	a.want += b.want
+	a.chunks += b.chunks
+	a.planned += b.planned
+	a.offPlan += b.offPlan
+	a.end = max(a.end, b.end)
+	for i := range min(len(t.over), len(o.over)) {
+		t.over[i].Over += o.over[i].Over
+	}
+	others := o.distributions()
+	for i, d := range t.distributions() {
+		d.merge(others[i])
+	}
+	t.inFlight.merge(&o.inFlight)
+}
+
+// Measurement returns what the requests amount to. The Rules and Limits are the Tally's own; those of the scope are not asked.
+// What a run knows beside its requests, Measure adds.
+func (t *Tally) Measurement(scope Scope) Measurement {
+	m := Measurement{
+		Rate: scope.Rate, Window: scope.Length, Rules: t.rules, Exact: t.exact,
+		Requests: t.total.requests, Completed: t.total.completed, Failed: t.total.failed, Failures: maps.Clone(t.total.failures),
+		TTFT: t.ttft.stats(), TPOT: t.tpot.stats(), ITL: t.itl.stats(), E2E: t.e2e.stats(),
+		SendLag: t.sendLag.stats(), ReadLag: t.readLag.stats(), Connect: t.connect.stats(),
+		Over: slices.Clone(t.over), Good: t.total.good,
+		PromptTokens: t.total.prompt, CachedTokens: t.total.cached, OutputTokens: t.total.output, WantTokens: t.total.want,
+		PeakInFlight: t.inFlight.peak(), Sessions: Sessions{Turns: t.total.turns, Completed: t.total.sessions},
+	}
+	if t.queue.max > 0 {
+		m.Queue = t.queue.stats()
+	}
+	t.plan(&m, scope)
+	m.rates(t.total.end - scope.Start)
+	if scope.Length > 0 {
+		m.MeanInFlight = m.E2E.Mean / 1000 * float64(m.E2E.N) / scope.Length.Seconds()
+	}
+	return m
+}

@@ -34,6 +34,7 @@ type Runner struct {
 	PrimeRate float64         // requests per second while a cache is primed
 	Search    capacity.Search // its Hint is that of the first trial; 0 means from the size of the KV cache
 	Seed      uint64          // of requests and arrivals, the same in every trial
+	Natural   bool            // answers end where the model ends them, so that no length is off plan
 	Marks     []string        // what a reader must know of every result
 
 	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
@@ -107,6 +108,10 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 
 // failure turns a server's failure into a result, and leaves other errors as they are.
 func failure(result Result, ctx context.Context, err error) (Result, error) {
+	if errors.Is(err, capacity.ErrLimited) { // this machine's fault, not the point's
+		result.Outcome, result.Evidence = Unknown, err.Error()
+		return result, nil
+	}
 	exit, ok := errors.AsType[*serverctl.ExitError](err)
 	if !ok || ctx.Err() != nil {
 		return result, err
@@ -219,7 +224,7 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 
 func outcome(p Probe) capacity.Outcome {
 	v := p.Verdict
-	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight}
+	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited}
 }
 
 // measureRate is one probe: cache state, lead-in, window, run-out, verdict.
@@ -249,9 +254,13 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	if err != nil {
 		return Probe{}, fmt.Errorf("read the server's counters: %w", err)
 	}
+	measurement := bench.Measure(run, bench.Scope{Rate: rate, Start: plan.LeadIn, Length: window, Natural: m.Natural})
+	if measurement.Void != "" {
+		return Probe{}, fmt.Errorf("probe at %g req/s is void: %s: does something between tuner and vLLM change max_tokens or ignore_eos?", rate, measurement.Void)
+	}
 	p := Probe{
 		Seq: seq, Rate: rate, Stopped: run.Stopped,
-		Measurement: bench.Measure(run.Samples, rate, plan.LeadIn, window),
+		Measurement: measurement,
 		Verdict:     m.SLO.Judge(run.Samples, n, run.Elapsed),
 		HitRate:     hitRate(before, after),
 		Preemptions: after.Preemptions - before.Preemptions,
@@ -271,10 +280,8 @@ func (m *measuring) note(p Probe, run bench.Run) string {
 	if run.Broken > 0 {
 		return fmt.Sprintf("%d of %d uncounted requests failed, the first: %s", run.Broken, run.Others, run.BrokenDetail)
 	}
-	for _, l := range m.SLO.Limits {
-		if lag := p.Measurement.SendLag.P99; l.Metric == slo.TTFT && lag > 0.1*float64(l.Max.Milliseconds()) {
-			return fmt.Sprintf("client-limited: the load generator itself was %.0f ms late at p99", lag)
-		}
+	if limited := p.Verdict.ClientLimited; limited != "" {
+		return "client-limited: " + limited
 	}
 	return ""
 }

@@ -21,7 +21,10 @@ type stub struct {
 	mu       sync.Mutex
 	did      []string
 	capacity float64
-	dieAt    int // the run, 1-based, in which the server dies; 0 means never
+	dieAt    int           // the run, 1-based, in which the server dies; 0 means never
+	short    int           // tokens that are missing in each answer
+	late     time.Duration // how late the load generator sends, above its own capacity of lateFrom
+	lateFrom float64
 	runs     int
 	exited   chan struct{}
 }
@@ -83,12 +86,20 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		run.Elapsed = 5 * time.Second
 		return run, nil
 	}
-	ttft := 100 * time.Millisecond
-	if rate := float64(len(run.Samples)-1) / (last - first).Seconds(); rate > s.capacity {
+	ttft, lag := 100*time.Millisecond, time.Duration(0)
+	rate := float64(len(run.Samples)-1) / (last - first).Seconds()
+	if rate > s.capacity {
 		ttft = 2 * time.Second
+	}
+	if rate > s.lateFrom {
+		lag = s.late
 	}
 	for i := range run.Samples {
 		q := &run.Samples[i]
+		if s.short > 0 {
+			q.Failure, q.OutputTokens = bench.WrongLength, q.WantTokens-s.short
+		}
+		q.Sent += lag
 		q.First, q.Last, q.End = q.Due+ttft, q.Due+ttft+10*time.Millisecond, q.Due+ttft+10*time.Millisecond
 	}
 	s.note("probe")
@@ -267,5 +278,39 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	result, err := r.Run(t.Context(), Task{})
 	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
 		t.Errorf("Run = %+v, %v, want an infeasible point with the server's own class", result, err)
+	}
+}
+
+func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
+	s := &stub{capacity: 5, short: 1}
+	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
+		t.Error("a void probe was recorded")
+		return nil
+	}})
+	if err == nil || !strings.Contains(err.Error(), "void: the answers are 50 % longer or shorter") {
+		t.Errorf("Run = %v, want that the probe is void", err)
+	}
+}
+
+// A load generator that is late decides nothing about the server: what passed is a lower bound, and nothing is known when
+// nothing passed.
+func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
+	s := &stub{capacity: 100, late: time.Second, lateFrom: 6}
+	var probes []Probe
+	result, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error {
+		probes = append(probes, p)
+		return nil
+	}})
+	c := result.Capacity
+	if err != nil || result.Outcome != Measured || c.Bound != capacity.AtLeast || c.Rate < 4 || c.Rate > 6.5 || !strings.Contains(c.Why, "late at p99") {
+		t.Errorf("Run = %+v, %v, want at least about 6 req/s because of the generator", c, err)
+	}
+	if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
+		t.Errorf("no probe says that it was client-limited, the last one: %+v", last)
+	}
+	s = &stub{capacity: 100, late: time.Second}
+	result, err = runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error { return nil }})
+	if err != nil || result.Outcome != Unknown || !strings.Contains(result.Evidence, "the load generator is the limit") {
+		t.Errorf("Run = %+v, %v, want that nothing is known", result, err)
 	}
 }

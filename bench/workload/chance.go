@@ -15,6 +15,11 @@ const (
 	randomDraws
 	gapDraws
 	passDraws
+	prefixDraws
+	saltDraws
+	traceDraws
+	blockDraws
+	thinkDraws
 )
 
 // chance returns the generator of one purpose, stream and number, such as an epoch. Numbers stay far below 2^48.

@@ -74,7 +74,7 @@ func openPhase1(spec Spec, seed uint64) Source {
 	}
 	scaleToMean(talks, begin, phase1MeanPrompt)
 	requests := say(r, talks, begin, spec.VocabSize)
-	return newFinite(fmt.Sprintf("phase1 (%d requests)", len(requests)), seed, requests)
+	return newFinite(spec.title("phase1", fmt.Sprintf("%d requests", len(requests))), spec, seed, requests)
 }
 
 // phase1Outputs draws n answer lengths: normal, clipped, then rescaled to the mean.
@@ -134,7 +134,7 @@ func openProduction(spec Spec, seed uint64) Source {
 		return min(max(x, productionStarterMin), productionStarterMax)
 	})
 	return &endless{
-		name: "production (endless)", size: conversations * turns, longest: productionPromptMax + productionOutputMax,
+		name: spec.title("production", "endless"), size: conversations * turns, longest: productionPromptMax + productionOutputMax,
 		draw: func(stream Stream, epoch int) []Request {
 			r := chance(seed, conversationDraws, stream, epoch+1)
 			talks := make([]talk, conversations)

@@ -9,6 +9,16 @@ import (
 
 const examples = "../../docs/examples/data/"
 
+// write writes a file for a test.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "data.txt")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 func TestOpenExplainsWhatIsWrong(t *testing.T) {
 	tests := []struct {
 		name string
@@ -20,12 +30,22 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a misspelt endpoint", Spec{Kind: "phase1", Endpoint: "chats"}, "", []string{`did you mean "chat"`}},
 		{"token ids at chat", Spec{Kind: "phase1", Endpoint: Chat}, "", []string{"phase1", "use endpoint completions"}},
 		{"a file kind without path", Spec{Kind: "jsonl"}, "", []string{"needs the path"}},
-		{"a path without use", Spec{Kind: "random", Path: "x.json"}, "", []string{"x.json", "leave out the path"}},
-		{"lengths for phase1", Spec{Kind: "phase1", OutputTokens: 5}, "", []string{"leave out output tokens"}},
-		{"prompt lengths for a file", Spec{Kind: "jsonl", Path: "x", InputTokens: 5}, "", []string{"leave out input tokens"}},
+		{"a path without use", Spec{Kind: "random", Path: "x.json"}, "", []string{"no use for path: leave it out", "sharegpt, jsonl, trace or capture"}},
+		{"lengths for phase1", Spec{Kind: "phase1", OutputTokens: 5}, "", []string{"no use for output tokens", "random, prefix-repetition or shared-prefix"}},
+		{"prompt lengths for a file", Spec{Kind: "jsonl", Path: "x", InputTokens: 5}, "", []string{"no use for input tokens", "random or shared-prefix"}},
 		{"a spread of one", Spec{Kind: "random", RangeRatio: 1}, "", []string{"range ratio 1 is outside [0, 1)"}},
 		{"a negative length", Spec{Kind: "random", InputTokens: -1}, "", []string{"must not be negative"}},
 		{"no vocabulary", Spec{Kind: "random", VocabSize: 3}, "", []string{"vocabulary of 3", "config.json"}},
+		{"a spread twice", Spec{Kind: "random", RangeRatio: 0.5, InputRangeRatio: 0.5}, "", []string{"range ratio 0.5 is given for prompts and answers, and again"}},
+		{"an answer spread of one", Spec{Kind: "random", OutputRangeRatio: 1}, "", []string{"range ratio 1 is outside [0, 1)"}},
+		{"a gigantic prefix", Spec{Kind: "random", PrefixTokens: 1e9}, "", []string{"prefix tokens 1000000000 must not be"}},
+		{"a hit rate for random", Spec{Kind: "random", HitPercent: 50}, "", []string{"no use for hit percent: leave it out, or use kind shared-prefix"}},
+		{"no hit rate", Spec{Kind: "shared-prefix"}, "", []string{"needs the hit percent"}},
+		{"all shared", Spec{Kind: "shared-prefix", HitPercent: 100}, "", []string{"hit percent 100 is outside (0, 100)"}},
+		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless and never repeats: leave out repeat, or give requests"}},
+		{"a repetition of conversations without end", Spec{Kind: "production", Repeat: Salt}, "", []string{"no use for repeat"}},
+		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"? (known: salt, error)`}},
+		{"an unknown output", Spec{Kind: "phase1", Output: "nature"}, "", []string{`unknown output "nature": did you mean "natural"?`}},
 		{"a missing file", Spec{Kind: "jsonl", Path: "nowhere.jsonl"}, "", []string{"nowhere.jsonl", "no such file", "check the path"}},
 		{"an empty JSONL file", Spec{Kind: "jsonl"}, "\n \n", []string{"data.txt", "the file is empty"}},
 		{"an empty ShareGPT file", Spec{Kind: "sharegpt"}, " ", []string{"data.txt", "the file is empty"}},
@@ -50,10 +70,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			if test.file != "" {
-				test.spec.Path = filepath.Join(t.TempDir(), "data.txt")
-				if err := os.WriteFile(test.spec.Path, []byte(test.file), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				test.spec.Path = write(t, test.file)
 			}
 			_, err := Open(test.spec, 1)
 			if err == nil {
@@ -125,29 +142,12 @@ func TestShareGPTPrunesAsVLLMDoesByTheEstimate(t *testing.T) {
 		{"2,049 tokens together are dropped", text(1000), text(1049), 0, 0},
 	}
 	for _, test := range tests {
-		entry := shareGPTEntry{Conversations: make([]struct {
-			Value string `json:"value"`
-		}, 2)}
-		entry.Conversations[0].Value, entry.Conversations[1].Value = test.prompt, test.answer
+		entry := shareGPTEntry{Conversations: []shareGPTTurn{{Value: test.prompt}, {Value: test.answer}}}
 		request, ok := entry.request(Spec{OutputTokens: test.override})
 		if ok != (test.want > 0) || request.OutputTokens != test.want {
 			t.Errorf("%s: request() = %d tokens, %v, want %d", test.name, request.OutputTokens, ok, test.want)
 		}
 	}
-}
-
-func FuzzFiles(f *testing.F) {
-	f.Add([]byte(`{"prompt":"x","messages":[{"role":"user","content":"y"}],"output_tokens":3}`))
-	f.Add([]byte(`[{"conversations":[{"value":"a longer question"},{"value":"a longer answer, too"}]}]`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, endpoint := range []string{Completions, Chat} {
-			spec := Spec{Endpoint: endpoint}
-			lines, err := readJSONL(strings.NewReader(string(data)), spec)
-			check(t, lines, err, endpoint)
-			entries, err := readShareGPT(strings.NewReader(string(data)), spec)
-			check(t, entries, err, endpoint)
-		}
-	})
 }
 
 // check holds what every reader promises: an error, or at least one request that fits its endpoint.

@@ -6,49 +6,101 @@ import (
 	"math/rand/v2"
 )
 
-// The lengths of vllm bench serve's random data set (0.14.1 and 0.33).
+// The lengths of vllm bench serve's random and prefix_repetition data sets (vllm/benchmarks/datasets, 0.14.1 and 0.33).
 const (
 	defaultInputTokens  = 1024
 	defaultOutputTokens = 128
+	defaultPrefixTokens = 256
+	defaultSuffixTokens = 256
+	defaultPrefixes     = 10
 )
 
 // randomEpoch is how many random requests are drawn at once: few enough for long prompts, enough to be used again.
 const randomEpoch = 64
 
-// openRandom returns requests of random token ids that share no prefix. Unlike vllm bench serve, which sends runs of
-// consecutive ids, each id is drawn by itself.
-func openRandom(spec Spec, seed uint64) (Source, error) {
-	if spec.InputTokens == 0 {
-		spec.InputTokens = defaultInputTokens
-	}
-	if spec.OutputTokens == 0 {
-		spec.OutputTokens = defaultOutputTokens
-	}
-	name := fmt.Sprintf("random %d/%d", spec.InputTokens, spec.OutputTokens)
-	if spec.RangeRatio > 0 {
-		name += fmt.Sprintf(" ±%g %%", 100*spec.RangeRatio)
-	}
-	if spec.Requests > 0 {
-		requests := spec.randomRequests(chance(seed, randomDraws, 0, 0), spec.Requests)
-		return newFinite(fmt.Sprintf("%s (%d requests)", name, spec.Requests), seed, requests), nil
-	}
-	_, input := spread(spec.InputTokens, spec.RangeRatio)
-	_, output := spread(spec.OutputTokens, spec.RangeRatio)
-	return &endless{
-		name: name + " (endless)", size: randomEpoch, longest: input + output,
-		draw: func(stream Stream, epoch int) []Request {
-			return spec.randomRequests(chance(seed, randomDraws, stream, epoch), randomEpoch)
-		},
-	}, nil
+// A shape is how requests of random token ids are drawn: each has one of the prefixes, then ids of its own. Unlike vllm bench
+// serve, which sends runs of consecutive ids, each id is drawn by itself.
+type shape struct {
+	seed     uint64
+	vocab    int
+	prefixes int // different ones
+	prefix   int // tokens of each
+
+	own, answer             int // mean lengths
+	ownSpread, answerSpread float64
 }
 
-func (s Spec) randomRequests(r *rand.Rand, n int) []Request {
+// openDrawn returns requests of random token ids.
+func openDrawn(spec Spec, seed uint64) Source {
+	s, name := spec.shape(seed)
+	if n := spec.Requests; n > 0 {
+		requests := s.requests(chance(seed, randomDraws, 0, 0), n, true)
+		return newFinite(spec.title(name, fmt.Sprintf("%d requests", n)), spec, seed, requests)
+	}
+	_, own := spread(s.own, s.ownSpread)
+	_, answer := spread(s.answer, s.answerSpread)
+	return &endless{
+		name: spec.title(name, "endless"), size: randomEpoch, longest: s.prefix + own + answer,
+		draw: func(stream Stream, epoch int) []Request {
+			return s.requests(chance(seed, randomDraws, stream, epoch), randomEpoch, false)
+		},
+	}
+}
+
+// shape returns what is drawn, and its name.
+func (s Spec) shape(seed uint64) (shape, string) {
+	d := shape{
+		seed: seed, vocab: s.VocabSize, prefixes: 1, prefix: s.PrefixTokens,
+		own: orElse(s.InputTokens, defaultInputTokens), answer: orElse(s.OutputTokens, defaultOutputTokens),
+		ownSpread: s.RangeRatio + s.InputRangeRatio, answerSpread: s.RangeRatio + s.OutputRangeRatio, // one of two is zero
+	}
+	name := fmt.Sprintf("%s %d/%d", s.Kind, d.own, d.answer)
+	switch s.Kind {
+	case "random":
+		if d.prefix > 0 {
+			name = fmt.Sprintf("random %d+%d/%d", d.prefix, d.own, d.answer)
+		}
+	case "prefix-repetition":
+		d.prefixes = orElse(s.Prefixes, defaultPrefixes)
+		d.prefix, d.own = orElse(s.PrefixTokens, defaultPrefixTokens), orElse(s.SuffixTokens, defaultSuffixTokens)
+		name = fmt.Sprintf("prefix-repetition %d × %d+%d/%d", d.prefixes, d.prefix, d.own, d.answer)
+	case "shared-prefix":
+		// As auto_tune.sh has it: prefix = INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
+		d.prefixes = orElse(s.Groups, 1)
+		d.prefix = min(int(float64(d.own)*s.HitPercent/100), d.own-1)
+		d.own -= d.prefix
+		name += fmt.Sprintf(", %g %% shared in groups: %d", s.HitPercent, d.prefixes)
+	}
+	switch {
+	case d.ownSpread == d.answerSpread && d.ownSpread > 0:
+		name += fmt.Sprintf(" ±%g %%", 100*d.ownSpread)
+	case d.ownSpread != d.answerSpread:
+		name += fmt.Sprintf(" ±%g/%g %%", 100*d.ownSpread, 100*d.answerSpread)
+	}
+	return d, name
+}
+
+func orElse(n, otherwise int) int {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
+
+// requests draws n requests. In turn they take the prefixes one after the other, as vllm bench serve gives each of them the
+// same number of requests; else each takes any.
+func (s shape) requests(r *rand.Rand, n int, inTurn bool) []Request {
 	requests := make([]Request, n)
 	for i := range requests {
-		ids := make([]int32, uniform(r, s.InputTokens, s.RangeRatio))
-		fill(r, ids, s.VocabSize)
+		which := i % s.prefixes
+		if !inTurn && s.prefixes > 1 {
+			which = r.IntN(s.prefixes)
+		}
+		ids := make([]int32, s.prefix+uniform(r, s.own, s.ownSpread))
+		fill(chance(s.seed, prefixDraws, 0, which), ids[:s.prefix], s.vocab)
+		fill(r, ids[s.prefix:], s.vocab)
 		requests[i] = Request{
-			Tokens: ids, PromptTokens: len(ids), OutputTokens: uniform(r, s.OutputTokens, s.RangeRatio), Conversation: -1,
+			Tokens: ids, PromptTokens: len(ids), OutputTokens: uniform(r, s.answer, s.answerSpread), Conversation: -1,
 		}
 	}
 	return requests

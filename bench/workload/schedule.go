@@ -1,33 +1,34 @@
 package workload
 
 import (
-	"math/rand/v2"
 	"time"
 )
 
-// A clock is the Poisson process of one phase. Gaps are drawn at unit rate and divided by the rate, so that every rate
-// sees the same pattern: differences between two rates are then the server's and not the draw's.
-type clock struct {
-	draw *rand.Rand
-	rate float64
-	unit float64 // unit-rate time of the last arrival
-}
-
-// next returns the time of the next arrival since the beginning of the phase.
-func (c *clock) next() time.Duration {
-	c.unit += c.draw.ExpFloat64()
-	return time.Duration(c.unit / c.rate * float64(time.Second))
-}
-
 func (p Plan) clock(stream Stream) *clock {
-	return &clock{draw: chance(p.Seed, gapDraws, stream, 0), rate: p.Rate}
+	return &clock{gap: p.Arrivals.gaps(chance(p.Seed, gapDraws, stream, 0)), rate: p.Rate}
+}
+
+// rescaled is the window's clock at such a rate that the last arrival is due at MinRequests/Rate.
+func (p Plan) rescaled() *clock {
+	c := p.clock(WindowStream)
+	for range p.MinRequests {
+		c.next()
+	}
+	again := p.clock(WindowStream)
+	if c.unit > 0 { // else all are due at once, as in vllm bench serve
+		again.rate *= c.unit / float64(p.MinRequests)
+	}
+	return again
 }
 
 // Counted returns how many requests are due in the window and how long the window is: it ends when both Window has
 // passed and MinRequests are due. Both are zero unless Rate is positive.
 func (p Plan) Counted() (n int, length time.Duration) {
-	if !(p.Rate > 0) {
+	switch {
+	case !(p.Rate > 0):
 		return 0, 0
+	case p.Rescale:
+		return p.MinRequests, time.Duration(float64(p.MinRequests) / p.Rate * float64(time.Second))
 	}
 	for c := p.clock(WindowStream); ; n++ {
 		due := c.next()
@@ -38,10 +39,21 @@ func (p Plan) Counted() (n int, length time.Duration) {
 	}
 }
 
+// Repeats returns how many of the counted requests have been asked in the window before; see Repeats.
+func (p Plan) Repeats() int {
+	n, _ := p.Counted()
+	return Repeats(p.Source, n)
+}
+
 // Schedule returns the arrivals of the probe. It goes on for ever in the run-out; it is empty unless Rate is positive.
 func (p Plan) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		if !(p.Rate > 0) {
+		n, length := p.Counted()
+		switch {
+		case !(p.Rate > 0):
+			return
+		case p.Rescale:
+			p.send(yield, p.rescaled(), 0, n, Window, WindowStream)
 			return
 		}
 		lead := p.clock(LeadInStream)
@@ -54,20 +66,23 @@ func (p Plan) Schedule() Schedule {
 				return
 			}
 		}
-		n, length := p.Counted()
-		window := p.clock(WindowStream)
-		for i := range n {
-			if !yield(Arrival{p.LeadIn + window.next(), Window, i, p.Source.Request(WindowStream, i)}) {
-				return
-			}
-		}
-		out := p.clock(RunOutStream)
-		for i := 0; ; i++ {
-			if !yield(Arrival{p.LeadIn + length + out.next(), RunOut, i, p.Source.Request(RunOutStream, i)}) {
-				return
-			}
+		if p.send(yield, p.clock(WindowStream), p.LeadIn, n, Window, WindowStream) {
+			p.send(yield, p.clock(RunOutStream), p.LeadIn+length, forEver, RunOut, RunOutStream)
 		}
 	}
+}
+
+// forEver is more requests than any run sends.
+const forEver = int(^uint(0) >> 1)
+
+// send yields n requests of a stream, due from a time on, and reports whether more are wanted.
+func (p Plan) send(yield func(Arrival) bool, c *clock, from time.Duration, n int, phase Phase, stream Stream) bool {
+	for i := range n {
+		if !yield(Arrival{from + c.next(), phase, i, p.Source.Request(stream, i)}) {
+			return false
+		}
+	}
+	return true
 }
 
 // Schedule returns the arrivals of the pass; it is empty unless Rate is positive.
@@ -76,7 +91,7 @@ func (p Pass) Schedule() Schedule {
 		if !(p.Rate > 0) {
 			return
 		}
-		c := &clock{draw: chance(p.Seed, passDraws, p.Stream, p.First), rate: p.Rate}
+		c := &clock{gap: Arrivals{}.gaps(chance(p.Seed, passDraws, p.Stream, p.First)), rate: p.Rate}
 		for i := range p.N {
 			if !yield(Arrival{c.next(), LeadIn, i, p.Source.Request(p.Stream, p.First+i)}) {
 				return

@@ -7,39 +7,64 @@ import (
 
 // A finite is a source with a fixed population that each stream passes through in its own order, again and again.
 type finite struct {
-	name     string
-	seed     uint64
-	requests []Request // at least one
-	longest  int
-
-	mu     sync.Mutex
-	orders map[Stream][]int
+	name    string
+	order   *order
+	at      func(i int) *Request // the i-th of the population
+	longest int
+	policy  policy
+	bad     badRows
 }
 
-func newFinite(name string, seed uint64, requests []Request) *finite {
-	return &finite{name: name, seed: seed, requests: requests, longest: longest(requests), orders: make(map[Stream][]int)}
+// newFinite returns a source of requests that are in memory, at least one.
+func newFinite(name string, spec Spec, seed uint64, requests []Request) *finite {
+	return &finite{
+		name: name, order: newOrder(seed, len(requests)), at: func(i int) *Request { return &requests[i] },
+		longest: longest(requests), policy: spec.policy(seed),
+	}
 }
 
 func (f *finite) Name() string { return f.name }
 
-func (f *finite) Len() int { return len(f.requests) }
+func (f *finite) Len() int { return f.order.n }
 
 func (f *finite) Longest() int { return f.longest }
 
 func (f *finite) Request(stream Stream, i int) *Request {
-	return &f.requests[f.order(stream)[i%len(f.requests)]]
+	request := f.at(f.order.place(stream, i))
+	if repetition := i / f.order.n; repetition > 0 && f.policy.repeat == Salt {
+		return f.policy.salted(request, stream, repetition)
+	}
+	return request
 }
 
-// order returns the stream's permutation of the population.
-func (f *finite) order(stream Stream) []int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	order := f.orders[stream]
-	if order == nil {
-		order = chance(f.seed, shuffleDraws, stream, 0).Perm(len(f.requests))
-		f.orders[stream] = order
+// An order is in which order each stream passes through a population.
+type order struct {
+	seed     uint64
+	n        int
+	recorded bool // from a seeded place on as recorded, round and round; else shuffled
+
+	mu    sync.Mutex
+	perms map[Stream][]int
+}
+
+func newOrder(seed uint64, n int) *order {
+	return &order{seed: seed, n: n, perms: make(map[Stream][]int)}
+}
+
+// place returns which of the population is the stream's i-th. Neighbours in recorded traffic belong together, such as the
+// turns of a conversation, which find each other in the cache: a shuffle would tear them apart.
+func (o *order) place(stream Stream, i int) int {
+	if o.recorded {
+		return (chance(o.seed, shuffleDraws, stream, 0).IntN(o.n) + i%o.n) % o.n
 	}
-	return order
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	perm := o.perms[stream]
+	if perm == nil {
+		perm = chance(o.seed, shuffleDraws, stream, 0).Perm(o.n)
+		o.perms[stream] = perm
+	}
+	return perm[i%o.n]
 }
 
 // longest returns the largest prompt plus output, or 0 when a prompt's length is unknown.

@@ -75,15 +75,15 @@ type Source interface {
 	Name() string
 	// Len returns how many different requests the source has before it repeats; 0 means endless.
 	Len() int
-	// Request returns the i-th request of the stream, i >= 0. The i-th and the (i+Len)-th of a finite source are the same.
-	// It may be called from several goroutines.
+	// Request returns the i-th request of the stream, i >= 0. The i-th and the (i+Len)-th of a finite source are the same,
+	// unless its repetitions are salted. It may be called from several goroutines.
 	Request(stream Stream, i int) *Request
 	// Longest returns the largest prompt plus output in tokens that the source can draw; 0 when unknown.
 	Longest() int
 }
 
 // A Plan is the load of one probe: a lead-in that is not counted, a window that is, and a run-out that goes on until
-// the caller stops reading. Arrivals are Poisson at Rate.
+// the caller stops reading. Arrivals are Poisson unless it says otherwise.
 type Plan struct {
 	Source      Source
 	Seed        uint64        // of the arrivals
@@ -91,6 +91,12 @@ type Plan struct {
 	LeadIn      time.Duration // uncounted load before the window
 	Window      time.Duration // the window lasts at least this long
 	MinRequests int           // and until at least this many requests are due in it
+	Arrivals    Arrivals      // how the gaps between arrivals are spread
+
+	// Rescale makes the arrivals those of vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33): exactly
+	// MinRequests, all counted, their times stretched so that the last one is due at MinRequests/Rate. There is no lead-in and
+	// no run-out then, and LeadIn and Window are not used.
+	Rescale bool
 }
 
 // A Pass is one uncounted run through the first N requests of a stream, to bring a cache into its state.

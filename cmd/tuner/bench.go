@@ -2,53 +2,25 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
-	"net/http"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/tuner/space"
 )
 
 func benchCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
-		Name:  "bench",
-		Usage: "send a load to a running server and print what vllm bench serve prints",
-		Description: `Open loop, Poisson arrivals, latencies from when a request was due. Only
-requests that are due in the window count; load goes on around it. An API key
-is taken from OPENAI_API_KEY.
-
-Examples:
-  tuner bench --url http://127.0.0.1:8000 --workload random --rate 2
-  tuner bench --url http://127.0.0.1:8000 --workload sharegpt \
-              --path ShareGPT.json --rate 1 --rate 2 --rate 4`,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "url", Usage: "base `URL` of the server (required)"},
-			&cli.StringFlag{Name: "model", Usage: "served model `name` (default: the server's first)"},
-			&cli.StringFlag{Name: "workload", Value: "random", Usage: "`kind`: " + strings.Join(workload.Kinds, ", ")},
-			&cli.StringFlag{Name: "path", Usage: "dataset `file` of sharegpt and jsonl"},
-			&cli.StringFlag{Name: "endpoint", Value: workload.Completions, Usage: "completions or chat"},
-			&cli.IntFlag{Name: "input-tokens", Usage: "mean prompt length of random"},
-			&cli.IntFlag{Name: "output-tokens", Usage: "answer length: mean of random, or every one of a dataset"},
-			&cli.Float64Flag{Name: "range-ratio", Usage: "spread of random's lengths, 0 to 1"},
-			&cli.IntFlag{Name: "vocab-size", Usage: "token ids stay below it"},
-			&cli.Float64SliceFlag{Name: "rate", Usage: "requests per second (required); several are measured in turn"},
-			&cli.IntFlag{Name: "requests", Value: 300, Usage: "at least so many counted requests"},
-			&cli.Float64Flag{Name: "seconds", Usage: "and a window of at least so many seconds"},
-			&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second, Usage: "load before the window, not counted"},
-			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "seed of requests and arrivals"},
-			formatFlag(),
-		},
+		Name:               "bench",
+		Usage:              "send a load to a running server and measure its answers",
+		CustomHelpTemplate: benchHelp,
+		Flags:              slices.Concat(benchServerFlags(), benchWorkloadFlags(), benchLoadFlags(), benchReportFlags()),
 		Action: func(c *cli.Context) error {
 			ctx, cancel := orderly(c.Context, finish)
 			defer cancel()
@@ -57,137 +29,156 @@ Examples:
 	}
 }
 
-// Beyond these no server is meant: a typo would exhaust this machine first.
-const (
-	mostRate   = 100_000 // requests per second
-	mostTokens = 10_000_000
-)
+// benchServerFlags say how the server is reached. What each flag does is said in benchHelp.
+func benchServerFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "url"},
+		&cli.StringFlag{Name: "model"},
+		&cli.StringFlag{Name: "endpoint", Value: workload.Completions},
+		&cli.StringFlag{Name: "api-key-file"},
+		&cli.GenericFlag{Name: "header", Value: new(headerFlag)},
+		&cli.StringFlag{Name: "ca-file"},
+		&cli.BoolFlag{Name: "insecure"},
+		&cli.StringFlag{Name: "proxy"},
+		&cli.DurationFlag{Name: "idle-timeout", Value: time.Minute},
+	}
+}
 
+// benchWorkloadFlags say what is asked.
+func benchWorkloadFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "workload", Value: "random"},
+		&cli.StringFlag{Name: "path"},
+		&cli.StringFlag{Name: "layout"},
+		&cli.IntFlag{Name: "input-tokens"},
+		&cli.IntFlag{Name: "output-tokens"},
+		&cli.Float64Flag{Name: "range-ratio"},
+		&cli.IntFlag{Name: "prefix-tokens"},
+		&cli.IntFlag{Name: "prefixes"},
+		&cli.IntFlag{Name: "suffix-tokens"},
+		&cli.Float64Flag{Name: "hit-percent"},
+		&cli.IntFlag{Name: "groups"},
+		&cli.IntFlag{Name: "vocab-size"},
+		&cli.StringFlag{Name: "repeat"},
+		&cli.BoolFlag{Name: "skip-bad-rows"},
+		&cli.BoolFlag{Name: "natural"},
+		&cli.Uint64Flag{Name: "seed", Value: 1},
+	}
+}
+
+// benchLoadFlags say when it is asked, and for how long.
+func benchLoadFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringSliceFlag{Name: "rate"},
+		&cli.StringSliceFlag{Name: "concurrency"},
+		&cli.IntFlag{Name: "max-concurrency"},
+		&cli.StringFlag{Name: "arrivals", Value: "poisson"},
+		&cli.Float64Flag{Name: "burstiness", Value: 1},
+		&cli.StringFlag{Name: "trace"},
+		&cli.Float64Flag{Name: "speed", Value: 1},
+		&cli.BoolFlag{Name: "rescale"},
+		&cli.StringFlag{Name: "ramp-up"},
+		&cli.Float64Flag{Name: "ramp-from"},
+		&cli.Float64Flag{Name: "ramp-to"},
+		&cli.BoolFlag{Name: "live"},
+		&cli.DurationFlag{Name: "think-time", Value: 5 * time.Second},
+		&cli.IntFlag{Name: "requests"},
+		&cli.Float64Flag{Name: "seconds"},
+		&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second},
+		&cli.BoolFlag{Name: "no-run-out"},
+	}
+}
+
+// benchReportFlags say what is made of the answers.
+func benchReportFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringSliceFlag{Name: "slo"},
+		&cli.StringSliceFlag{Name: "goodput"},
+		&cli.BoolFlag{Name: "find-capacity"},
+		&cli.Float64Flag{Name: "tolerance", Value: 0.2},
+		&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)},
+		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"},
+		&cli.StringFlag{Name: "result-file"},
+		&cli.BoolFlag{Name: "append"},
+		&cli.BoolFlag{Name: "detailed"},
+		&cli.StringSliceFlag{Name: "metadata"},
+		&cli.BoolFlag{Name: "quiet"},
+	}
+}
+
+// benchAction reads the flags, looks at the server, sends the runs, and reports each.
 func benchAction(ctx context.Context, c *cli.Context) error {
-	format, err := formatOf(c)
+	if c.Args().Present() {
+		return usage("bench takes flags only, not %q; see `tuner bench --help`", c.Args().First())
+	}
+	b, err := newBenching(c)
 	if err != nil {
 		return err
 	}
-	if c.String("url") == "" || len(c.Float64Slice("rate")) == 0 {
-		return usage("bench needs --url and --rate; see `tuner bench --help`")
+	out, err := newBenchReport(c, b)
+	if err != nil {
+		return err
 	}
-	for _, rate := range c.Float64Slice("rate") {
-		if !(rate > 0 && rate <= mostRate) {
-			return usage("--rate %g: must be above 0 and at most %d", rate, mostRate)
+	if err := b.preflight(ctx); err != nil {
+		return err
+	}
+	if err := out.begin(); err != nil {
+		return err
+	}
+	if b.search != nil {
+		return b.findCapacity(ctx, out)
+	}
+	for _, s := range b.shots {
+		result, err := b.run(ctx, s, nil)
+		if err != nil {
+			return err
+		}
+		if err := out.add(result); err != nil {
+			return err
 		}
 	}
-	if c.Int("requests") < 1 || c.Float64("seconds") < 0 || c.Int("input-tokens") > mostTokens || c.Int("output-tokens") > mostTokens {
-		return usage("--requests must be at least 1, --seconds not negative, and lengths at most %d tokens", mostTokens)
-	}
-	source, err := workload.Open(workload.Spec{
-		Kind: c.String("workload"), Path: c.String("path"), Endpoint: c.String("endpoint"), InputTokens: c.Int("input-tokens"),
-		OutputTokens: c.Int("output-tokens"), RangeRatio: c.Float64("range-ratio"), VocabSize: c.Int("vocab-size"),
-	}, c.Uint64("seed"))
+	return out.finish()
+}
+
+// preflight finds out whether the runs make sense before the first of them.
+func (b *benching) preflight(ctx context.Context) error {
+	info, err := b.client.Preflight(ctx)
 	if err != nil {
+		return preflightError(err, b.client.Model)
+	}
+	b.client.Model, b.info = info.Model, info
+	if info.MaxModelLen == 0 {
+		return nil
+	}
+	uncounted, err := b.client.CheckLengths(ctx, b.requests(), info.MaxModelLen)
+	if err != nil {
+		return preflightError(err, b.client.Model)
+	}
+	if uncounted > 0 {
+		fmt.Fprintf(b.stderr, "%d texts may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", uncounted, info.MaxModelLen)
+	}
+	return nil
+}
+
+// preflightError adds the flags that mend it. What can be mended on the command line is an error of usage.
+func preflightError(err error, model string) error {
+	found, ok := errors.AsType[*bench.PreflightError](err)
+	if !ok {
+		return err
+	}
+	switch found.Trouble {
+	case bench.WrongModel:
+		return usage("%w; --model: %s", err, space.DidYouMean(model, found.Served))
+	case bench.TooLong:
 		return usageError{err}
-	}
-	client := &bench.Client{
-		URL: c.String("url"), Model: c.String("model"), Endpoint: c.String("endpoint"),
-		APIKey: bench.Secret(os.Getenv("OPENAI_API_KEY")), ITL: true,
-	}
-	if client.Model == "" {
-		if client.Model, err = firstModel(ctx, client); err != nil {
-			return err
+	case bench.Unauthorized:
+		return fmt.Errorf("%w; or use --api-key-file", err)
+	case bench.Unreachable:
+		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+			return fmt.Errorf("%w (--ca-file, --insecure)", err)
 		}
+	case bench.BadAnswer:
+		return fmt.Errorf("%w; --natural lets answers end by themselves", err)
 	}
-	for _, rate := range c.Float64Slice("rate") {
-		plan := workload.Plan{
-			Source: source, Seed: c.Uint64("seed"), Rate: rate, LeadIn: c.Duration("lead-in"),
-			Window: time.Duration(c.Float64("seconds") * float64(time.Second)), MinRequests: c.Int("requests"),
-		}
-		m, err := measure(ctx, client, plan)
-		if err != nil {
-			return err
-		}
-		if err := printMeasurement(c.App.Writer, m, format); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// measure sends one plan.
-func measure(ctx context.Context, client *bench.Client, plan workload.Plan) (bench.Measurement, error) {
-	n, window := plan.Counted()
-	run, err := client.Run(ctx, plan.Schedule(), nil)
-	if err != nil {
-		return bench.Measurement{}, fmt.Errorf("%d requests at %g req/s: %w", n, plan.Rate, err)
-	}
-	m := bench.Measure(run.Samples, plan.Rate, plan.LeadIn, window)
-	if m.Completed == 0 {
-		return m, fmt.Errorf("all %d requests failed: %v", m.Requests, m.Failures)
-	}
-	return m, nil
-}
-
-// firstModel asks the server for the name of its model.
-func firstModel(ctx context.Context, client *bench.Client) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(client.URL, "/")+"/v1/models", nil)
-	if err != nil {
-		return "", usage("--url: %v", err)
-	}
-	if client.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+string(client.APIKey))
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", fmt.Errorf("ask for the model's name: %w", err)
-	}
-	defer resp.Body.Close()
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil || resp.StatusCode != http.StatusOK || len(list.Data) == 0 {
-		return "", errors.Join(fmt.Errorf("%s/v1/models answers %s without a model; name it with --model", client.URL, resp.Status), err)
-	}
-	return list.Data[0].ID, nil
-}
-
-// printMeasurement writes the figures under the words of vllm bench serve.
-func printMeasurement(w io.Writer, m bench.Measurement, format string) error {
-	switch format {
-	case "json":
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(m)
-	case "yaml":
-		text, err := yaml.MarshalWithOptions(m, yaml.UseJSONMarshaler())
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(text)
-		return err
-	}
-	row := func(name, format string, v any) { fmt.Fprintf(w, "%-40s "+format+"\n", name, v) }
-	fmt.Fprintf(w, "============ Serving Benchmark Result ============\n")
-	row("Request rate configured (RPS):", "%.2f", m.Rate)
-	row("Successful requests:", "%d", m.Completed)
-	row("Failed requests:", "%d", m.Failed)
-	for _, kind := range slices.Sorted(maps.Keys(m.Failures)) {
-		row("  "+string(kind)+":", "%d", m.Failures[kind])
-	}
-	row("Window (s):", "%.2f", m.Window.Seconds())
-	row("Total input tokens:", "%d", m.PromptTokens)
-	row("Total generated tokens:", "%d", m.OutputTokens)
-	row("Request throughput (req/s):", "%.2f", m.RequestThroughput)
-	row("Output token throughput (tok/s):", "%.2f", m.OutputThroughput)
-	row("Peak concurrent requests:", "%d", m.PeakInFlight)
-	for _, s := range []struct {
-		name  string
-		stats bench.Stats
-	}{{"TTFT", m.TTFT}, {"TPOT", m.TPOT}, {"ITL", m.ITL}, {"E2EL", m.E2E}, {"Send lag", m.SendLag}} {
-		row("Mean "+s.name+" (ms):", "%.2f", s.stats.Mean)
-		row("Median "+s.name+" (ms):", "%.2f", s.stats.P50)
-		row("P99 "+s.name+" (ms):", "%.2f", s.stats.P99)
-	}
-	return nil
+	return err
 }

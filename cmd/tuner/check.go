@@ -58,6 +58,9 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	}
 	say("study file", "%s, %d parameters, SLO %s", file.Path, len(file.Parameters), file.SLO())
 	say("workload", "%s", p.source.Name())
+	if l := file.Load; l.Driver == studyfile.VLLMBench {
+		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
+	}
 	if err := p.checkFlags(ctx, say, askServer); err != nil {
 		return err
 	}

@@ -60,6 +60,7 @@ func exitCode(err error) int {
 		{studies.ErrOwned, exitOwned},
 		{studies.ErrWorldChanged, exitWorld},
 		{errNothingMet, exitNothingMet},
+		{errNoRunKept, exitNothingMet},
 		{errSpent, exitSpent},
 		{trial.ErrInterrupted, exitInterrupted},
 		{errStoppedNow, exitInterrupted},

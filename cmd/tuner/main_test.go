@@ -15,15 +15,25 @@ import (
 
 // The test binary is the command too: scripts and tests run it as tuner.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"tuner": main})
+	testscript.Main(m, map[string]func(){"tuner": main, "fake-vllm": fakeVLLM})
 }
+
+// quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
+const quickExit = "atexit_sleep_ms=10"
 
 // TestScripts runs the command as a user does.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits,
+			"exits":     exits,
+			"freeport":  freePort,
+			"waitready": waitReady,
+			"serve":     serveFile,
+		},
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("GORACE", quickExit)
+			return nil
 		},
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
 	})

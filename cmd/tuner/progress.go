@@ -30,13 +30,7 @@ type progress struct {
 func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
 	p := &progress{w: w, short: report.ShortNames(names), trials: trials, began: time.Now()}
 	fmt.Fprint(w, report.Legend(p.short))
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
-		p.bar = progressbar.NewOptions(trials,
-			progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(16), progressbar.OptionClearOnFinish(),
-			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
-			progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
-			progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
-	}
+	p.bar = terminalBar(w, trials)
 	finished := 0
 	for _, t := range s.Trials {
 		if t.State == studies.Done {
@@ -48,6 +42,19 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 		p.line("going on after %d of %d trials, best so far %.3g req/s", finished, trials, p.best)
 	}
 	return p
+}
+
+// terminalBar returns a bar of so many steps with the time that is left, nil when w is no terminal that can draw one.
+func terminalBar(w io.Writer, steps int) *progressbar.ProgressBar {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
+		return nil
+	}
+	return progressbar.NewOptions(steps,
+		progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(16), progressbar.OptionClearOnFinish(),
+		progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
+		progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
 }
 
 func (p *progress) count(t studies.Trial) (better bool) {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/samber/lo"
 
-	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 )
 
@@ -164,11 +163,11 @@ func (s *tinyRun) tunerBench(ctx context.Context, t *testing.T, url string, rate
 		"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096",
 		"--rate", fmt.Sprint(rate), "--requests", fmt.Sprint(compareLeast), "--seconds", fmt.Sprint(compareSeconds),
 		"--lead-in", "2s", "--seed", fmt.Sprint(seed), "-o", "json"))
-	var m bench.Measurement
-	if err := json.Unmarshal(out, &m); err != nil {
+	row := benchRow{foreign: foreign}
+	if err := json.Unmarshal(out, &row); err != nil {
 		t.Fatalf("tuner bench: %v\n%s", err, out)
 	}
-	return benchRow{TokensPerSecond: m.OutputThroughput, MedianTPOT: m.TPOT.P50, P99TTFT: m.TTFT.P99, Completed: m.Completed, foreign: foreign}
+	return row
 }
 
 // vllmBench sends n requests with the rig's own vllm bench serve.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -74,7 +75,7 @@ func (p *plan) open() (err error) {
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
-	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer())
+	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer(), p.checkLoad())
 }
 
 // world is what must not change while the study goes on: what the file says, and what is in the dataset.
@@ -121,6 +122,17 @@ func (p *plan) checkServer() error {
 		if _, err := os.Stat(filepath.Join(model, "config.json")); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s: model: %s holds no config.json; a path must be a model's directory", p.file.Path, model)
 		}
+	}
+	return nil
+}
+
+// checkLoad finds a missing load generator.
+func (p *plan) checkLoad() error {
+	if p.file.Load.Driver != studyfile.VLLMBench {
+		return nil
+	}
+	if _, err := exec.LookPath(p.file.Load.Command[0]); err != nil {
+		return fmt.Errorf("%s: load.command: %w; give its full path, or leave the driver to the tuner", p.file.Path, err)
 	}
 	return nil
 }
@@ -185,6 +197,9 @@ func (p *plan) marks() []string {
 	if p.file.AllowQualityChange {
 		marks = append(marks, "flags that change the answers were searched (allow_quality_change)")
 	}
+	if p.file.Load.Driver == studyfile.VLLMBench {
+		marks = append(marks, "load by vllm bench serve: TTFT counts from its POST, not from the due time; the lead-in was a run of its own, and nothing was sent after the window")
+	}
 	return marks
 }
 
@@ -233,7 +248,15 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
 		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()),
 	}
-	return &loggedServer{Server: server, log: log, dir: dir}, client, nil
+	logged := &loggedServer{Server: server, log: log, dir: dir}
+	if p.file.Load.Driver != studyfile.VLLMBench {
+		return logged, client, nil
+	}
+	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.file.Model, dir: dir, log: log}
+	for name, value := range p.env {
+		load.env = append(load.env, name+"="+value)
+	}
+	return logged, load, nil
 }
 
 // A loggedServer closes its log and forgets its process record when the server is gone.

@@ -1,7 +1,10 @@
 // Package capacity finds the highest request rate that keeps the SLO, given a probe. It has no clock and does no I/O.
 package capacity
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // A Bound says what kind of number a capacity is.
 type Bound string
@@ -9,7 +12,7 @@ type Bound string
 // The bounds.
 const (
 	Exact   Bound = "exact"    // bracketed by a pass and a fail
-	AtLeast Bound = "at least" // passed at the highest rate that was offered
+	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 )
 
@@ -19,7 +22,13 @@ type Outcome struct {
 	Headroom float64 // ln(limit/value) of the binding limit; negative when it is broken
 	Binding  string  // name of the binding limit
 	InFlight float64 // mean requests in flight
+
+	// Limited says that the load generator, not the server, may have decided; "" when it did not. Such an outcome is no boundary.
+	Limited string
 }
+
+// ErrLimited is returned by Find when the load generator could not offer even the lowest rate as planned.
+var ErrLimited = errors.New("the load generator is the limit, not the server")
 
 // A Probe measures one rate in requests per second. Its error ends the search.
 type Probe func(ctx context.Context, rate float64) (Outcome, error)

@@ -34,13 +34,16 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 			return Capacity{}, err
 		}
 		probes++
-		if outcome.Pass {
+		if outcome.Pass && outcome.Limited == "" {
 			low = &step{rate, outcome}
 		} else {
 			high = &step{rate, outcome}
 		}
 		next, why := s.next(low, high, probes)
-		if why != "" {
+		switch {
+		case why != "" && low == nil && high.Limited != "":
+			return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.rate, high.Limited)
+		case why != "":
 			return answer(low, high, probes, why), nil
 		}
 		rate = next
@@ -84,6 +87,10 @@ func answer(low, high *step, probes int, why string) Capacity {
 	c := Capacity{Probes: probes, Why: why}
 	if low != nil {
 		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.rate, low.rate, low.Binding, low.InFlight, AtLeast
+	}
+	if high != nil && high.Limited != "" {
+		c.Why = fmt.Sprintf("at %.4g req/s %s", high.rate, high.Limited)
+		return c
 	}
 	if high != nil {
 		c.High, c.Binding = high.rate, high.Binding

@@ -88,3 +88,24 @@ func TestFindEndsWithTheProbesError(t *testing.T) {
 		t.Errorf("Find = %v, want the probe's error", err)
 	}
 }
+
+// A generator that cannot keep up is no boundary of the server: what passed below it is a lower bound.
+func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
+	limitedFrom := func(limit float64, pass bool) Probe {
+		return func(_ context.Context, rate float64) (Outcome, error) {
+			if rate >= limit {
+				return Outcome{Pass: pass, Headroom: -1, Limited: "the load generator was 300 ms late"}, nil
+			}
+			return Outcome{Pass: true, Headroom: 1, InFlight: 20 * rate}, nil
+		}
+	}
+	for _, pass := range []bool{true, false} {
+		c, err := search(2).Find(t.Context(), limitedFrom(5, pass))
+		if err != nil || c.Bound != AtLeast || c.Rate >= 5 || c.Rate < 4 || c.High != 0 || !strings.Contains(c.Why, "300 ms late") {
+			t.Errorf("Find = %+v, %v, want at least 4 to 5 req/s because of the generator", c, err)
+		}
+	}
+	if _, err := search(2).Find(t.Context(), limitedFrom(0, false)); !errors.Is(err, ErrLimited) {
+		t.Errorf("Find = %v, want that the generator is the limit", err)
+	}
+}

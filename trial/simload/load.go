@@ -47,6 +47,7 @@ func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		f.collect()
 	}
 	f.run.Elapsed = seconds(f.now)
+	f.run.Series.Close()
 	return f.run, nil
 }
 
@@ -90,6 +91,7 @@ func (f *flight) submitDue() {
 		f.pull()
 		p := f.prompts.of(a.Request)
 		f.sent++
+		f.run.Series.Sent(a.Due)
 		r := &vllmsim.Request{
 			Prompt: p.tokens, Output: a.Request.OutputTokens, Hashes: p.blocks,
 			Salt: f.sent, Tag: -1,
@@ -97,7 +99,7 @@ func (f *flight) submitDue() {
 		if a.Phase == workload.Window {
 			r.Tag = len(f.run.Samples)
 			f.run.Samples = append(f.run.Samples, bench.Sample{
-				Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, PromptTokens: p.tokens, WantTokens: r.Output,
+				Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, Connected: a.Due, Conversation: a.Request.Conversation, Turn: a.Request.Turn, PromptTokens: p.tokens, WantTokens: r.Output,
 			})
 		} else {
 			f.run.Others++
@@ -115,6 +117,7 @@ func (f *flight) submitDue() {
 
 // refuse answers as vLLM does to a request that is longer than max-model-len: with status 400.
 func (f *flight) refuse(r *vllmsim.Request, limit int) {
+	f.run.Series.Ended(seconds(f.now), true)
 	if r.Tag < 0 {
 		f.run.Broken++
 		return
@@ -127,17 +130,22 @@ func (f *flight) refuse(r *vllmsim.Request, limit int) {
 // collect notes the tokens of the last step.
 func (f *flight) collect() {
 	at := seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
+	f.run.Series.Chunks(int(at/time.Second), len(f.engine.Emitted))
 	for _, r := range f.engine.Emitted {
+		if r.Finished() {
+			f.run.Series.Ended(at, false)
+		}
 		if r.Tag < 0 {
 			continue
 		}
 		s := &f.run.Samples[r.Tag]
 		if r.Tokens == 1 {
-			s.First, s.CachedTokens = at, r.Cached
+			s.Opened, s.First, s.CachedTokens = at, at, r.Cached
 		} else if f.itl {
 			s.Gaps = append(s.Gaps, at-s.Last)
 		}
-		s.Last = at
+		s.Last, s.Closed = at, at
+		s.Chunks++
 		if r.Finished() {
 			s.End, s.OutputTokens = at, r.Tokens
 			f.counted--

@@ -22,7 +22,46 @@ const (
 //
 // A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
 // numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation.
+//
+// A verdict that the load generator's own lateness could have changed says so: without it a failed probe would have passed, or
+// a probe passed under a load whose bursts had been thinned out.
 func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
+	v := s.judge(samples, planned, now)
+	v.ClientLimited = s.clientLimited(v.Pass, samples, planned, now)
+	return v
+}
+
+// tolerableLag is how late the generator may be at the 99th percentile, as a part of the tightest limit that counts from the
+// due time. Later requests thin out the bursts that decide a p99.
+const tolerableLag = 0.1
+
+func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
+	var lags []float64
+	onTime := slices.Clone(samples)
+	for i := range onTime {
+		if s := onTime[i]; s.Sent > 0 || s.End > 0 {
+			onTime[i].Due = s.Sent - s.Queued
+			onTime[i].First -= min(s.Blur, s.First)
+			lags = append(lags, milliseconds(s.SendLag()))
+		}
+	}
+	slices.Sort(lags)
+	p99 := bench.Percentile(lags, 99)
+	if !pass {
+		if s.judge(onTime, planned, now).Pass {
+			return fmt.Sprintf("the load generator was %.3g ms late at p99; without its lateness the probe would have passed", p99)
+		}
+		return ""
+	}
+	for _, l := range s.Limits {
+		if limit := milliseconds(l.Max); (l.Metric == TTFT || l.Metric == E2E) && p99 > tolerableLag*limit {
+			return fmt.Sprintf("the load generator was %.3g ms late at p99, more than a tenth of %s's %.4g ms", p99, l, limit)
+		}
+	}
+	return ""
+}
+
+func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
 	v := Verdict{Pass: true, Headroom: mostHeadroom}
 	failed, pending := 0, 0
 	for i := range samples {

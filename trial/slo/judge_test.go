@@ -127,3 +127,32 @@ func TestStopOnlyEverFails(t *testing.T) {
 		}
 	}
 }
+
+func TestAVerdictSaysThatTheClientWasLate(t *testing.T) {
+	late := func(n int, lag, ttft time.Duration) []bench.Sample {
+		all := samples(300 - n)
+		for range n {
+			s := good(ttft, 40*ms)
+			s.Sent = lag
+			all = append(all, s)
+		}
+		return all
+	}
+	for _, row := range []struct {
+		name    string
+		samples []bench.Sample
+		pass    bool
+		want    string
+	}{
+		{"a client in time", late(0, 0, 0), true, ""},
+		{"a late client whose lateness broke the limit", late(10, 300*ms, 1200*ms), false, "300 ms late at p99; without its lateness the probe would have passed"},
+		{"a late client and a server that is slower still", late(10, 300*ms, 1400*ms), false, ""},
+		{"a client so late that its bursts were thinned out", late(10, 150*ms, 500*ms), true, "150 ms late at p99, more than a tenth of p99 TTFT's 1000 ms"},
+		{"a client that is late once", late(1, 300*ms, 1200*ms), true, ""},
+	} {
+		v := chatSLO.Judge(row.samples, 300, time.Minute)
+		if v.Pass != row.pass || (row.want == "") != (v.ClientLimited == "") || !strings.Contains(v.ClientLimited, row.want) {
+			t.Errorf("%s: pass %t, client limited %q, want %t and %q", row.name, v.Pass, v.ClientLimited, row.pass, row.want)
+		}
+	}
+}

@@ -53,6 +53,9 @@ type Verdict struct {
 	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT"
 	Headroom float64 `json:"headroom"` // ln(limit/value) of the binding limit; negative when it is broken
 	Checks   []Check `json:"checks"`
+
+	// ClientLimited says why the load generator's own lateness could have changed the verdict; "" when it could not.
+	ClientLimited string `json:"client_limited,omitempty"`
 }
 
 // A Check is one limit held against the samples.

@@ -19,6 +19,7 @@ func (d *decoder) check(f *File) {
 	d.checkServer(f)
 	d.checkLimits(f)
 	d.checkWorkload(f)
+	d.checkLoad(f)
 	d.checkProbe(f)
 	d.checkArgs(f)
 	d.checkQuality(f)
@@ -66,34 +67,6 @@ func (d *decoder) checkLimits(f *File) {
 					high, high.Max, low, low.Max)
 			}
 		}
-	}
-}
-
-// checkWorkload holds the settings of the workload against its kind, as workload.Open would, but with their places.
-func (d *decoder) checkWorkload(f *File) {
-	w := &f.Workload
-	if d.nodes["workload"] == nil {
-		return
-	}
-	if d.nodes["workload.kind"] == nil {
-		d.failAt("workload", "workload has no kind; add kind: production, phase1, sharegpt, jsonl or random")
-		return
-	}
-	known := slices.Contains(workload.Kinds, w.Kind) // another one has been reported
-	uses := map[string]string{
-		"path": "sharegpt jsonl", "input_tokens": "random", "output_tokens": "sharegpt jsonl random",
-		"range_ratio": "random", "requests": "sharegpt jsonl random",
-	}
-	for _, key := range sortedKeys(uses) {
-		kinds := strings.Fields(uses[key])
-		if at := "workload." + key; d.nodes[at] != nil && !slices.Contains(kinds, w.Kind) && known {
-			d.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or take kind %s", at, w.Kind, strings.Join(kinds, " or "))
-		}
-	}
-	if file := w.Kind == "sharegpt" || w.Kind == "jsonl"; file && d.nodes["workload.path"] == nil {
-		d.failAt("workload.kind", "a workload of kind %s needs the path of its file; add path: data.json", w.Kind)
-	} else if !file && known && w.Endpoint == "chat" {
-		d.failAt("workload.endpoint", "a workload of kind %s asks with token ids, which chat cannot take; write completions", w.Kind)
 	}
 }
 
@@ -194,7 +167,7 @@ func (d *decoder) checkSpeculation(f *File) {
 	if format, _ := argOf(f, "load-format"); format == "dummy" {
 		d.failAtKey(at, "speculation on dummy weights (--load-format dummy) accepts nothing and says nothing; %s", remedy)
 	}
-	if slices.Contains([]string{"random", "phase1", "production"}, f.Workload.Kind) {
+	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
 		d.failAtKey(at, "speculation on workload %s, whose prompts are random tokens, accepts nothing and says nothing; take real prompts, %s", f.Workload.Kind, remedy)
 	}
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
@@ -44,6 +43,7 @@ func (d *decoder) file(f *File, root ast.Node) {
 		"server":                        func(path string, n ast.Node) { d.server(&f.Server, path, n) },
 		"slo":                           func(path string, n ast.Node) { d.slo(f, path, n) },
 		"workload":                      func(path string, n ast.Node) { d.workload(&f.Workload, path, n) },
+		"load":                          func(path string, n ast.Node) { d.load(&f.Load, path, n) },
 		"parameters":                    func(path string, n ast.Node) { d.parameters(f, path, n) },
 		"speculative_config":            func(path string, n ast.Node) { d.speculative(f, path, n) },
 		"constraints":                   d.words(&f.Constraints),
@@ -181,19 +181,6 @@ func latencyRemedy(key string) string {
 		return "did you mean \"" + best + "\"?"
 	}
 	return "write ttft, tpot, itl or e2e with a percentile, such as ttft_p99, or error_rate"
-}
-
-func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"kind":          oneOf(d, &w.Kind, workload.Kinds...),
-		"path":          d.text(&w.Path),
-		"endpoint":      oneOf(d, &w.Endpoint, workload.Completions, workload.Chat),
-		"input_tokens":  d.whole(&w.InputTokens, 0, mostTokens),
-		"output_tokens": d.whole(&w.OutputTokens, 0, mostTokens),
-		"range_ratio":   d.real(&w.RangeRatio, 0, 0.999),
-		"requests":      d.whole(&w.Requests, 0, mostTokens),
-		"vocab_size":    d.whole(&w.VocabSize, 0, mostTokens),
-	})
 }
 
 // No context, vocabulary or dataset comes near this.

@@ -32,6 +32,7 @@ type File struct {
 	MaxErrorRate float64     // failed / requests, 0 to 1
 
 	Workload workload.Spec // as written; see WorkloadSpec
+	Load     Load
 
 	Parameters  []space.Parameter // in the order of the file; see Space
 	Speculative map[string]any    // the other keys of --speculative-config; nil when none
@@ -104,6 +105,7 @@ type Confirm struct {
 func defaults() *File {
 	return &File{
 		Workload: workload.Spec{Endpoint: workload.Completions},
+		Load:     Load{Driver: TunerBench},
 		Server:   Server{StartTimeout: 20 * time.Minute, StopTimeout: 30 * time.Second},
 		Sampler:  Sampler{Name: "tpe", Seed: 1},
 		Budget:   Budget{Trials: 30, GPUTime: 24 * time.Hour},

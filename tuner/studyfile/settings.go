@@ -164,6 +164,9 @@ func (f *File) World() map[string]string {
 			p.Window, p.MinRequests, p.LeadIn, p.MaxProbes, p.StartRate, p.MinRate, p.MaxRate, p.Tolerance),
 		"cache": fmt.Sprintf("protocol %s, prime rate %g req/s", cmp.Or(c.Protocol, "of the workload"), c.PrimeRate),
 	}
+	if f.Load.Driver != TunerBench { // the usual one goes without saying
+		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
+	}
 	if f.Sampler.Name == "grid" { // whose points depend on how many there may be
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
 	}
@@ -179,22 +182,6 @@ func (f *File) World() map[string]string {
 		}
 	}
 	return world
-}
-
-func describeWorkload(w workload.Spec) string {
-	text := w.Kind + ", " + w.Endpoint
-	for _, part := range []struct {
-		name  string
-		value any
-	}{
-		{"path", w.Path}, {"input tokens", w.InputTokens}, {"output tokens", w.OutputTokens},
-		{"range ratio", w.RangeRatio}, {"requests", w.Requests}, {"vocabulary", w.VocabSize},
-	} {
-		if part.value != "" && part.value != 0 && part.value != 0.0 {
-			text += fmt.Sprintf(", %s %v", part.name, part.value)
-		}
-	}
-	return text
 }
 
 // describeSpeculation returns the config as JSON, or "" when there is none.

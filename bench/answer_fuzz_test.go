@@ -1,0 +1,53 @@
+package bench
+
+import (
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// However a stream is cut, at whatever places, everything that is known of the answer in the end is the same, its text included.
+// All bytes come at one time here, so that the times must agree too. However long its lines are, memory is bounded.
+func FuzzAnswerCutAnywhere(f *testing.F) {
+	f.Add([]byte(token+last+counted+done), []byte{1, 7, 0, 200}, false)
+	f.Add([]byte(strings.ReplaceAll(roleOnly+said+counted+done, "\n", "\r\n")), []byte{3}, true)
+	f.Add([]byte(": ping\n\n"+token+": \xff\xfe\n\ndata: {\"choices\":[{\"text\":\"\xff\"}]}\n\n"+counted+done), []byte{2, 9}, false)
+	f.Add([]byte("data: {"+strings.Repeat("x", longestLine+10)), []byte{255}, false)
+	f.Add([]byte("\r\n\r\r\ndata:\n\ndata: \ndata: {}\n\ndata: [DONE] \r"), []byte{0}, true)
+	f.Fuzz(func(t *testing.T, text, cuts []byte, chat bool) {
+		const at = time.Second
+		read := func(cut func(left []byte) int) *answer {
+			a := &answer{chat: chat, itl: true, keep: true, want: 3}
+			for left := text; len(left) > 0; {
+				n := cut(left)
+				a.feed(left[:n], at)
+				left = left[n:]
+			}
+			if cap(a.rest) > 4*longestLine+len(text) {
+				t.Fatalf("%d bytes are held of a stream of %d", cap(a.rest), len(text))
+			}
+			a.finish(io.EOF, at)
+			a.judge()
+			a.rest = nil
+			return a
+		}
+		whole := read(func(left []byte) int { return len(left) })
+		i := 0
+		pieces := read(func(left []byte) int {
+			n := len(left)
+			if len(cuts) > 0 {
+				n = min(n, 1+int(cuts[i%len(cuts)])*(1+len(text)/4096)) // a giant line in not too many pieces
+				i++
+			}
+			return n
+		})
+		if strings.Contains(whole.detail+pieces.detail, "a line of more than") {
+			return // where a line is too long, it depends on the pieces whether its end was seen before
+		}
+		if !reflect.DeepEqual(whole, pieces) {
+			t.Errorf("whole: %+v\nin pieces: %+v", whole, pieces)
+		}
+	})
+}

@@ -1,0 +1,256 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+const (
+	streamed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+	unframed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+	theEnd   = "0\r\n\r\n"
+	whole    = token + token + last + counted + done // three tokens
+)
+
+// framed returns a text as one chunk of HTTP.
+func framed(text string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(text), text) }
+
+// plain returns a response with a length.
+func plain(status, kind, body string) string {
+	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", status, kind, len(body), body)
+}
+
+// A script is what a hostile server does with each request. It ends when the client has gone, or before.
+type script func(conn net.Conn) error
+
+// say writes a text and waits for the next request.
+func say(text string) script {
+	return func(conn net.Conn) error {
+		_, err := io.WriteString(conn, text)
+		return err
+	}
+}
+
+// hangUp writes a text and closes.
+func hangUp(text string) script {
+	return func(conn net.Conn) error { return errors.Join(say(text)(conn), conn.Close()) }
+}
+
+// flood writes a text and then another one for ever, as fast as the client reads.
+func flood(text, more string) script {
+	return func(conn net.Conn) error {
+		err := say(text)(conn)
+		for block := strings.Repeat(more, max(1, 32<<10/len(more))); err == nil; {
+			err = say(block)(conn)
+		}
+		return err
+	}
+}
+
+// drip writes a text and then single bytes of another one, for ever: always in time, and never done.
+func drip(text, more string) script {
+	return func(conn net.Conn) error {
+		err := say(text)(conn)
+		for i := 0; err == nil; i++ {
+			time.Sleep(30 * time.Millisecond)
+			err = say(more[i%len(more) : i%len(more)+1])(conn)
+		}
+		return err
+	}
+}
+
+// hostile serves a script. stop closes what is open, and waits: a server that writes to a client which has gone while its window
+// was full may learn that from the kernel minutes later.
+func hostile(t *testing.T, do script) (url string, stop func()) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	var open sync.Map
+	accepted := make(chan struct{})
+	serving.Go(func() {
+		defer close(accepted)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			open.Store(conn, true)
+			serving.Go(func() { serveScript(conn, do) })
+		}
+	})
+	return "http://" + listener.Addr().String(), func() {
+		listener.Close()
+		<-accepted // no more are added
+		open.Range(func(conn, _ any) bool { conn.(net.Conn).Close(); return true })
+		serving.Wait()
+	}
+}
+
+// serveScript answers the requests of one connection with the script.
+func serveScript(conn net.Conn, do script) {
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	for {
+		request, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		if _, err := io.Copy(io.Discard, request.Body); err != nil || do(conn) != nil {
+			return
+		}
+	}
+}
+
+func zipped(text string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, text) // a buffer takes everything
+	_ = w.Close()
+	return b.String()
+}
+
+// Whatever a server does, a run ends within its limits, names what happened, takes little memory, and leaves nothing behind.
+func TestAHostileServerDoesNoHarm(t *testing.T) {
+	ok, chunk := streamed+framed(whole)+theEnd, framed(token)
+	halfClose := func(conn net.Conn) error {
+		return errors.Join(say(streamed+chunk)(conn), conn.(*net.TCPConn).CloseWrite())
+	}
+	reset := func(conn net.Conn) error {
+		return errors.Join(say(streamed+chunk)(conn), conn.(*net.TCPConn).SetLinger(0), conn.Close())
+	}
+	tests := []struct {
+		name   string
+		do     script
+		want   Failure
+		detail string
+	}{
+		{"a good answer", say(ok), "", ""},
+		{"a head that drips", drip("HTTP/1.1 200 OK\r\nX: ", "x"), NeverFinished, "took"},
+		{"a body that drips", drip(unframed+"data: ", "x"), NeverFinished, "took"},
+		{"a refusal that drips", drip("HTTP/1.1 503 No\r\nContent-Length: 1000\r\n\r\n", "x"), NeverFinished, "took"},
+		{"silence", say(""), TimedOut, "no byte came"},
+		{"a head and then silence", say(streamed), TimedOut, "no byte came"},
+		{"tokens without end", flood(streamed, chunk), WrongLength, "the stream goes on after"},
+		{"comments without end", flood(streamed, framed(": still here\n\n")), NeverFinished, "took"},
+		{"events that say nothing, without end", flood(streamed, framed("data: {\"choices\":[]}\n\n")), NeverFinished, "took"},
+		{"a line without end", flood(unframed+"data: {", "x"), Malformed, "a line of more than"},
+		{"a chunk of gigabytes in one line", flood(streamed+"ffffffffff\r\n", "x"), Malformed, "a line of more than"},
+		{"a chunk of gigabytes that does not come", say(streamed + "7fffffffffffffff\r\n"), TimedOut, "no byte came"},
+		{"a chunk beyond all numbers", say(streamed + "fffffffffffffffff\r\n"), Malformed, "is no number"},
+		{"the size of a chunk without end", flood(streamed, "0"), Malformed, "a line of more than"},
+		{"an extension of a chunk without end", flood(streamed+"1;", "x"), Malformed, "a line of more than"},
+		{"a chunk that is longer than it says", say(streamed + "2\r\nabcd\r\n"), Malformed, "a chunk is followed by"},
+		{"headers without end", flood("HTTP/1.1 200 OK\r\n", "X: y\r\n"), Malformed, "a response head of more than"},
+		{"a huge header", say("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"), Malformed, "a response head of more than"},
+		{"hints without end", flood("", "HTTP/1.1 103 Early Hints\r\n\r\n"), Malformed, "informational responses of more than"},
+		{"hints before a good answer", say("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok), "", ""},
+		{"another protocol", say("SSH-2.0-OpenSSH_9.2\r\n\r\n"), Malformed, "no HTTP response"},
+		{"a length below zero", say("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Malformed, "no HTTP response"},
+		{"a half-closed connection", halfClose, Reset, "broke in mid-answer"},
+		{"a connection that is reset", reset, Reset, "broke in mid-answer"},
+		{"a connection that closes after the head", hangUp(streamed), Reset, "broke in mid-answer"},
+		{"a length that is not kept to", hangUp("HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + token), Reset, "broke in mid-answer"},
+		{"tokens after the end", flood(streamed+framed(whole), chunk), "", ""},
+		{"trailers without end", flood(streamed+framed(whole)+"0\r\n", "X: y\r\n"), "", ""},
+		{"another response that nobody asked for", say(ok + ok), "", ""},
+		{"garbage after the end", say(ok + "garbage"), "", ""},
+		{"Connection: close", hangUp("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " + fmt.Sprint(len(whole)) + "\r\n\r\n" + whole), "", ""},
+		{"Connection: close that does not close", say("HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + framed(whole) + theEnd), "", ""},
+		{"HTTP/1.0", hangUp("HTTP/1.0 200 OK\r\n\r\n" + whole), "", ""},
+		{"HTTP/1.0 that is cut", hangUp("HTTP/1.0 200 OK\r\n\r\n" + token + counted), Truncated, "without [DONE]"},
+		{"no body", say("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Truncated, "without [DONE]"},
+		{"an answer packed with gzip", say(plain("200 OK", "text/event-stream\r\nContent-Encoding: gzip", zipped(whole))), Malformed, "packs its answer with gzip"},
+		{"a redirect", say("HTTP/1.1 307 Moved\r\nLocation: /v1/completions\r\nContent-Length: 0\r\n\r\n"), Status, "Location: /v1/completions"},
+		{"a page of HTML", say(plain("200 OK", "text/html", "<!doctype html><title>nginx</title>")), Malformed, "web page"},
+		{"JSON that is no stream", say(plain("200 OK", "application/json", `{"choices":[{"text":"a"}]}`)), Malformed, "does not stream"},
+		{"a refusal without end", flood("HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", framed("no ")), Status, "500: no no"},
+		{"a text that is no UTF-8", say(streamed + framed(strings.ReplaceAll(whole, `" a"`, "\" \xff\xfe\"")) + theEnd), "", ""},
+		{"an error that is no UTF-8", say(plain("400 No", "text/plain", "\xff\xfe no")), Status, "400: "},
+		{"lines that end with CR LF", say(streamed + framed(strings.ReplaceAll(whole, "\n", "\r\n")) + theEnd), "", ""},
+		{"comments between tokens", say(streamed + framed(": ping\n\n"+strings.ReplaceAll(whole, "data:", ": ping\ndata:")) + theEnd), "", ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			goroutines := runtime.NumGoroutine()
+			url, stop := hostile(t, test.do)
+			c := &Client{URL: url, Model: "tiny", IdleTimeout: 200 * time.Millisecond, RunLimit: 500 * time.Millisecond}
+			peak := watchHeap(t)
+			defer stop()
+			run, err := c.Run(t.Context(), requests(workload.Window, 2, 0, 20*time.Millisecond, ask(3)), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range run.Samples {
+				if s.Failure != test.want || !strings.Contains(s.Detail, test.detail) || s.End == 0 {
+					t.Errorf("sample %+v, want failure %q with %q", s, test.want, test.detail)
+				}
+			}
+			if most := c.RunLimit + 2*time.Second; len(run.Samples) != 2 || run.Elapsed > most {
+				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, most)
+			}
+			// Garbage between two collections is in it; a gigabyte that were kept would not be missed.
+			if grown := peak(); grown > 16<<20 {
+				t.Errorf("the heap grew by %d MiB, want at most 16", grown>>20)
+			}
+			stop()
+			waitForGoroutines(t, goroutines)
+		})
+	}
+}
+
+// watchHeap returns a function that ends the watch and says by how many bytes the heap grew at most.
+func watchHeap(t *testing.T) (peak func() int64) {
+	t.Helper()
+	heap := func() int64 {
+		sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+		metrics.Read(sample)
+		return int64(sample[0].Value.Uint64())
+	}
+	runtime.GC()
+	before, most := heap(), int64(0)
+	end, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(5 * time.Millisecond):
+				most = max(most, heap())
+			}
+		}
+	}()
+	return func() int64 {
+		close(end)
+		<-gone
+		return most - before
+	}
+}
+
+// waitForGoroutines waits until no more than so many are left.
+func waitForGoroutines(t *testing.T, most int) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > most; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<16)
+			t.Fatalf("%d goroutines are left after 5 s, want %d:\n%s", runtime.NumGoroutine(), most, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package bench
+
+import (
+	"bufio"
+	"math"
+	"os"
+	"path"
+	"runtime/metrics"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// The runtime's histograms (package runtime/metrics).
+const (
+	pauseMetric     = "/sched/pauses/total/gc:seconds"
+	schedulerMetric = "/sched/latencies:seconds"
+)
+
+// A watch is the state of the process when a run began, so that Lateness can say what has come since.
+type watch struct {
+	pauses, waits *metrics.Float64Histogram
+	throttled     time.Duration
+	cpu           time.Duration
+}
+
+func watchLateness() watch {
+	samples := []metrics.Sample{{Name: pauseMetric}, {Name: schedulerMetric}}
+	metrics.Read(samples)
+	w := watch{throttled: throttled(), cpu: cpuTime()}
+	for i, to := range []**metrics.Float64Histogram{&w.pauses, &w.waits} {
+		if samples[i].Value.Kind() == metrics.KindFloat64Histogram {
+			*to = samples[i].Value.Float64Histogram()
+		}
+	}
+	return w
+}
+
+// since returns what has come since the watch began.
+func (w watch) since() Lateness {
+	now := watchLateness()
+	return Lateness{
+		GCPause:      quantileSince(w.pauses, now.pauses, 1),
+		SchedulerP99: quantileSince(w.waits, now.waits, 0.99),
+		Throttled:    max(0, now.throttled-w.throttled),
+		CPU:          now.cpu - w.cpu,
+	}
+}
+
+// quantileSince returns the upper bound of the bucket in which the quantile of the new observations lies.
+func quantileSince(before, after *metrics.Float64Histogram, q float64) time.Duration {
+	if before == nil || after == nil || len(before.Counts) != len(after.Counts) {
+		return 0
+	}
+	var n uint64
+	for i := range after.Counts {
+		n += after.Counts[i] - before.Counts[i]
+	}
+	if n == 0 {
+		return 0
+	}
+	rank, seen := uint64(math.Ceil(q*float64(n))), uint64(0)
+	for i := range after.Counts {
+		if seen += after.Counts[i] - before.Counts[i]; seen >= rank {
+			bound := after.Buckets[i+1]
+			if math.IsInf(bound, 1) {
+				bound = after.Buckets[i]
+			}
+			return time.Duration(bound * float64(time.Second))
+		}
+	}
+	return 0
+}
+
+// cpuTime returns the CPU time of this process.
+func cpuTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// throttled returns for how long the CPU limits of this process's cgroup, or of one around it, have stopped it so far:
+// throttled_usec of cgroup v2's cpu.stat (Documentation/admin-guide/cgroup-v2.rst). It is 0 where there is none.
+func throttled() time.Duration {
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return 0
+	}
+	var longest time.Duration
+	for line := range strings.Lines(string(own)) {
+		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::/")
+		for ok {
+			longest = max(longest, throttledIn(path.Join("/sys/fs/cgroup", group, "cpu.stat")))
+			if group == "" || group == "." {
+				break
+			}
+			group = path.Dir(group)
+		}
+	}
+	return longest
+}
+
+func throttledIn(file string) time.Duration {
+	f, err := os.Open(file)
+	if err != nil {
+		return 0
+	}
+	defer f.Close() // only read
+	in := bufio.NewScanner(f)
+	for in.Scan() {
+		if text, ok := strings.CutPrefix(in.Text(), "throttled_usec "); ok {
+			usec, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+			if err != nil {
+				return 0
+			}
+			return time.Duration(usec) * time.Microsecond
+		}
+	}
+	return 0
+}

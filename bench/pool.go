@@ -1,0 +1,258 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// staleAfter is less than the 5 s after which vLLM closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and
+	// 0.33), so that no request leaves on a connection that is being closed.
+	staleAfter = 3 * time.Second
+
+	// freshFor is how long a connection waits for its first request. Servers in front of vLLM give up after 60 s (nginx).
+	freshFor = 30 * time.Second
+
+	// Connections are opened before they are needed: so many are idle at least, and one for each eight requests in flight,
+	// because a burst of Poisson arrivals needs more at once.
+	leastIdle, mostIdle = 8, 128
+)
+
+var (
+	errPoolClosed = errors.New("the run is over")
+	errStale      = errors.New("the connection was idle for too long")
+)
+
+// A pool holds the connections of one run, and opens new ones ahead of need.
+type pool struct {
+	dial    func(ctx context.Context) (*conn, error)
+	work    sync.WaitGroup // readers, writers and openers
+	low     chan struct{}  // told when few are idle
+	reactor *reactor       // nil until there is a plain TCP connection; guarded by mu
+
+	mu     sync.Mutex
+	all    map[*conn]struct{}
+	idle   []*conn // the last one was used last
+	busy   int
+	closed bool
+}
+
+func newPool(dial func(ctx context.Context) (*conn, error)) *pool {
+	return &pool{dial: dial, low: make(chan struct{}, 1), all: make(map[*conn]struct{})}
+}
+
+// react has the reactor read a connection; the first one starts it. The lock is held.
+func (p *pool) react(c *conn) error {
+	if p.reactor == nil {
+		r, err := newReactor(p)
+		if err != nil {
+			return fmt.Errorf("poll the connections of a run: %w", err)
+		}
+		p.reactor = r
+		p.work.Go(r.run)
+	}
+	return p.reactor.add(c)
+}
+
+// enter makes a new connection the pool's, and begins to read it.
+func (p *pool) enter(c *conn) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		c.discard()
+		return errPoolClosed
+	}
+	c.pool = p
+	if c.net == nil {
+		if err := p.react(c); err != nil {
+			c.discard()
+			return err
+		}
+	} else {
+		p.work.Go(c.read)
+	}
+	p.all[c] = struct{}{}
+	return nil
+}
+
+// discard closes a connection that nobody reads.
+func (c *conn) discard() {
+	if c.net != nil {
+		_ = c.net.Close()
+	} else {
+		_ = unix.Close(c.fd)
+	}
+}
+
+// over reports whether the pool is closed and all connections have ended.
+func (p *pool) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed && len(p.all) == 0
+}
+
+// inFlight returns how many requests are.
+func (p *pool) inFlight() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.busy
+}
+
+// open opens a connection and makes it the pool's, idle or for the caller.
+func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
+	c, err := p.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.enter(c); err != nil {
+		return nil, err
+	}
+	if idle {
+		c.fresh = true
+		p.put(c)
+	}
+	return c, nil
+}
+
+// take returns the idle connection that was used last, nil when there is none.
+func (p *pool) take() *conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy++
+	var c *conn
+	if n := len(p.idle); n > 0 {
+		c = p.idle[n-1]
+		c.fresh = false
+		p.idle = p.idle[:n-1]
+	}
+	if len(p.idle) < p.wanted() {
+		select {
+		case p.low <- struct{}{}:
+		default:
+		}
+	}
+	return c
+}
+
+// wanted returns how many connections should be idle.
+func (p *pool) wanted() int { return min(max(leastIdle, p.busy/8), mostIdle) }
+
+// release notes that a request has ended.
+func (p *pool) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy--
+}
+
+// put makes a connection idle.
+func (p *pool) put(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ours := p.all[c]; !ours || p.closed {
+		return
+	}
+	c.lastUse = time.Now()
+	p.idle = append(p.idle, c)
+}
+
+// drop forgets a connection that has ended.
+func (p *pool) drop(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.all, c)
+	if at := slices.Index(p.idle, c); at >= 0 {
+		p.idle = slices.Delete(p.idle, at, at+1)
+	}
+}
+
+// snapshot returns all connections.
+func (p *pool) snapshot() []*conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]*conn, 0, len(p.all))
+	for c := range p.all {
+		all = append(all, c)
+	}
+	return all
+}
+
+// retire closes the connections that have been idle for too long.
+func (p *pool) retire() {
+	p.mu.Lock()
+	var old []*conn
+	now := time.Now()
+	p.idle = slices.DeleteFunc(p.idle, func(c *conn) bool {
+		limit := staleAfter
+		if c.fresh {
+			limit = freshFor
+		}
+		if now.Sub(c.lastUse) > limit {
+			old = append(old, c)
+			return true
+		}
+		return false
+	})
+	p.mu.Unlock()
+	for _, c := range old {
+		c.close(errStale)
+	}
+}
+
+// fill opens as many connections as there should be idle at the start of n requests in flight. An error is left to the
+// first request, which meets it again.
+func (p *pool) fill(ctx context.Context, n int) {
+	const atOnce = 16
+	var openers sync.WaitGroup
+	for i := range min(n, atOnce) {
+		openers.Go(func() {
+			for range (n - i + atOnce - 1) / atOnce {
+				if _, err := p.open(ctx, true); err != nil {
+					return
+				}
+			}
+		})
+	}
+	openers.Wait()
+}
+
+// keepFilled opens connections whenever few are idle, until ctx ends.
+func (p *pool) keepFilled(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.low:
+		}
+		for p.short() {
+			if _, err := p.open(ctx, true); err != nil {
+				break // the requests meet the same error and tell it
+			}
+		}
+	}
+}
+
+func (p *pool) short() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.closed && len(p.idle) < p.wanted()
+}
+
+// abort closes all connections for the given reason.
+func (p *pool) abort(why error) {
+	p.mu.Lock()
+	p.closed = true
+	reactor := p.reactor
+	p.mu.Unlock()
+	for _, c := range p.snapshot() {
+		c.close(why)
+	}
+	if reactor != nil {
+		reactor.ring()
+	}
+}

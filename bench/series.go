@@ -1,0 +1,111 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"time"
+)
+
+// seriesColumns are the lists of a stored Series.
+var seriesColumns = []struct {
+	name string
+	of   func(*Second) *int
+}{
+	{"sent", func(s *Second) *int { return &s.Sent }}, // there even when all are zero: it says how long the series is
+	{"ended", func(s *Second) *int { return &s.Ended }},
+	{"failed", func(s *Second) *int { return &s.Failed }},
+	{"in_flight", func(s *Second) *int { return &s.InFlight }},
+	{"chunks", func(s *Second) *int { return &s.Chunks }},
+}
+
+// MarshalJSON writes one list for each field of Second, and none for another than sent that is always zero. A series is
+// stored with each probe, and objects that name their fields would be four times as long.
+func (s Series) MarshalJSON() ([]byte, error) {
+	lists := make(map[string][]int)
+	for _, column := range seriesColumns {
+		list, some := make([]int, len(s)), column.name == "sent"
+		for i := range s {
+			list[i] = *column.of(&s[i])
+			some = some || list[i] != 0
+		}
+		if some {
+			lists[column.name] = list
+		}
+	}
+	return json.Marshal(lists)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Series) UnmarshalJSON(text []byte) error {
+	var lists map[string][]int
+	if err := json.Unmarshal(text, &lists); err != nil {
+		return fmt.Errorf("series: %w", err)
+	}
+	all := make(Series, len(lists["sent"]))
+	for _, column := range seriesColumns {
+		list, ok := lists[column.name]
+		if ok && len(list) != len(all) {
+			return fmt.Errorf("series: %s has %d seconds, sent has %d", column.name, len(list), len(all))
+		}
+		for i, n := range list {
+			*column.of(&all[i]) = n
+		}
+	}
+	*s = all
+	return nil
+}
+
+// at returns the second of that number.
+func (s *Series) at(second int) *Second {
+	for len(*s) <= second {
+		*s = append(*s, Second{})
+	}
+	return &(*s)[second]
+}
+
+// Sent notes that a request left at that time of the run.
+func (s *Series) Sent(at time.Duration) { s.at(second(at)).Sent++ }
+
+// Ended notes that an answer ended.
+func (s *Series) Ended(at time.Duration, failed bool) {
+	if failed {
+		s.at(second(at)).Failed++
+	} else {
+		s.at(second(at)).Ended++
+	}
+}
+
+// Chunks notes that chunks of output came in a second of the run.
+func (s *Series) Chunks(second, n int) { s.at(second).Chunks += n }
+
+// Close computes what was in flight at the end of each second, when all is noted.
+func (s Series) Close() {
+	inFlight := 0
+	for i := range s {
+		inFlight += s[i].Sent - s[i].Ended - s[i].Failed
+		s[i].InFlight = inFlight
+	}
+}
+
+// between sums up the seconds that lie wholly between two times, and returns how many they are.
+func (s Series) between(from, to time.Duration) (sum Second, n int) {
+	first, end := int(math.Ceil(from.Seconds())), min(second(to), len(s))
+	for i := max(first, 0); i < end; i++ {
+		sum.Sent += s[i].Sent
+		sum.Ended += s[i].Ended
+		sum.Failed += s[i].Failed
+		sum.Chunks += s[i].Chunks
+		n++
+	}
+	return sum, n
+}
+
+// peakChunks returns the most chunks of a second that begins between two times.
+func (s Series) peakChunks(from, to time.Duration) int {
+	peak := 0
+	for i := max(int(math.Ceil(from.Seconds())), 0); i < len(s) && time.Duration(i)*time.Second <= to; i++ {
+		peak = max(peak, s[i].Chunks)
+	}
+	return peak
+}

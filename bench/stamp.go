@@ -1,0 +1,106 @@
+package bench
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A stamper reads a TCP socket and knows when what it read has arrived in this machine. The kernel notes that for each
+// segment (SO_TIMESTAMPNS, socket(7)), so that a client which gets a processor late still reports when the server answered.
+// Of segments that are read together the last one counts.
+type stamper struct {
+	message unix.Msghdr
+	vector  unix.Iovec
+	control [64]byte
+	drained time.Time // when the socket was last seen to hold no more: nothing that is read later came before
+	arrived time.Time // when the bytes that were read last had arrived
+	read    time.Time // when they were read
+}
+
+// stampArrivals asks the kernel for the time stamps of a socket.
+func stampArrivals(fd int) error {
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)
+}
+
+// receive reads once without waiting: unix.EAGAIN when nothing is there, no bytes at the end of the stream.
+func (s *stamper) receive(fd int, b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	s.vector.Base = &b[0]
+	s.vector.SetLen(len(b))
+	s.message.Iov, s.message.Iovlen = &s.vector, 1
+	defer func() { s.vector.Base = nil }() // the buffer is the caller's again
+	for {
+		s.message.Control = &s.control[0]
+		s.message.SetControllen(len(s.control))
+		n, _, errno := unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.message)), 0)
+		switch errno {
+		case 0:
+			s.note(time.Now())
+			if int(n) < len(b) {
+				s.drained = s.read
+			}
+			return int(n), nil
+		case unix.EINTR:
+		case unix.EAGAIN:
+			s.drained = time.Now()
+			return 0, unix.EAGAIN
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// note reads the stamp of the last message. It is wall-clock time; only its age is used, held to what can be, so that a
+// clock that is set during a run does no harm.
+func (s *stamper) note(now time.Time) {
+	s.arrived, s.read = now, now
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
+	if int(s.message.Controllen) < unix.CmsgLen(int(unsafe.Sizeof(unix.Timespec{}))) ||
+		header.Level != unix.SOL_SOCKET || header.Type != unix.SO_TIMESTAMPNS {
+		return
+	}
+	at := (*unix.Timespec)(unsafe.Pointer(&s.control[unix.CmsgLen(0)]))
+	age := time.Duration(now.UnixNano() - at.Nano())
+	s.arrived = now.Add(-min(max(age, 0), now.Sub(s.drained)))
+}
+
+// A stamped is a TCP connection with a stamper, for what is read above it, such as TLS.
+type stamped struct {
+	*net.TCPConn
+	stamper
+	raw syscall.RawConn
+}
+
+func newStamped(tcp *net.TCPConn) (*stamped, error) {
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s := &stamped{TCPConn: tcp, raw: raw}
+	s.drained = time.Now()
+	controlErr := raw.Control(func(fd uintptr) { err = stampArrivals(int(fd)) })
+	return s, errors.Join(controlErr, err)
+}
+
+// Read reads what is there, or waits for it.
+func (s *stamped) Read(b []byte) (n int, err error) {
+	waitErr := s.raw.Read(func(fd uintptr) bool {
+		n, err = s.receive(int(fd), b)
+		return err != unix.EAGAIN
+	})
+	if waitErr != nil {
+		return 0, waitErr
+	}
+	if n == 0 && err == nil && len(b) > 0 {
+		err = io.EOF
+	}
+	return n, err
+}

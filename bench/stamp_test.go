@@ -1,0 +1,175 @@
+package bench
+
+import (
+	"context"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/metrics"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/bench/workload"
+)
+
+// The time of arrival does not depend on when the bytes are read.
+func TestBytesAreTimedByTheirArrival(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	here, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	there, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	s, err := newStamped(here.(*net.TCPConn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buffer [16]byte
+	for range 3 {
+		before := time.Now()
+		if _, err := there.Write([]byte("token")); err != nil {
+			t.Fatal(err)
+		}
+		after := time.Now()
+		time.Sleep(60 * time.Millisecond) // the client has no processor
+		n, err := s.Read(buffer[:])
+		if err != nil || n != 5 {
+			t.Fatalf("Read = %d, %v, want 5 bytes", n, err)
+		}
+		// The kernel stamps within the call of the writer; the bound on the other side is for a busy machine.
+		if s.arrived.Before(before) || s.arrived.After(after.Add(20*time.Millisecond)) || s.read.Sub(s.arrived) < 40*time.Millisecond {
+			t.Errorf("arrived %s after the write began and %s before it was read, want at once and 60 ms", s.arrived.Sub(before), s.read.Sub(s.arrived))
+		}
+	}
+}
+
+// Wall-clock time may be set in between: then the time of arrival stays between the last look and this one.
+func TestAClockThatIsSetMovesNoArrival(t *testing.T) {
+	now := time.Now()
+	for _, row := range []struct {
+		name       string
+		stamp      time.Time
+		want, last time.Duration // before now
+	}{
+		{"a stamp of a moment ago", now.Add(-3 * time.Millisecond), 3 * time.Millisecond, 10 * time.Millisecond},
+		{"a stamp from the future", now.Add(time.Hour), 0, 10 * time.Millisecond},
+		{"a stamp from before the last look", now.Add(-time.Hour), 10 * time.Millisecond, 10 * time.Millisecond},
+	} {
+		s := &stamper{drained: now.Add(-row.last)}
+		header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
+		header.Level, header.Type = unix.SOL_SOCKET, unix.SO_TIMESTAMPNS
+		*(*unix.Timespec)(unsafe.Pointer(&s.control[unix.CmsgLen(0)])) = unix.NsecToTimespec(row.stamp.UnixNano())
+		s.message.SetControllen(unix.CmsgSpace(int(unsafe.Sizeof(unix.Timespec{}))))
+		s.note(now)
+		if got := now.Sub(s.arrived); got != row.want {
+			t.Errorf("%s: arrived %s ago, want %s", row.name, got, row.want)
+		}
+	}
+	s := &stamper{drained: now.Add(-time.Second)}
+	if s.note(now); !s.arrived.Equal(now) {
+		t.Errorf("without a stamp: arrived %s ago, want now", now.Sub(s.arrived))
+	}
+}
+
+func TestLatenessIsRead(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cpu.stat")
+	if err := os.WriteFile(file, []byte("usage_usec 10\nnr_periods 3\nnr_throttled 2\nthrottled_usec 2500\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := throttledIn(file); got != 2500*time.Microsecond {
+		t.Errorf("throttled for %s, want 2.5 ms", got)
+	}
+	if got := throttledIn(filepath.Join(t.TempDir(), "none")); got != 0 {
+		t.Errorf("without a limit throttled for %s, want 0", got)
+	}
+	histogram := func(counts ...uint64) *metrics.Float64Histogram {
+		return &metrics.Float64Histogram{Counts: counts, Buckets: []float64{0, 0.001, 0.01, math.Inf(1)}}
+	}
+	for _, row := range []struct {
+		name          string
+		before, after *metrics.Float64Histogram
+		q             float64
+		want          time.Duration
+	}{
+		{"nothing new", histogram(5, 5, 5), histogram(5, 5, 5), 1, 0},
+		{"the longest of the new", histogram(5, 5, 5), histogram(9, 6, 5), 1, 10 * time.Millisecond},
+		{"the 99th percentile of the new", histogram(0, 0, 0), histogram(990, 10, 0), 0.99, time.Millisecond},
+		{"beyond the last bound its beginning counts", histogram(0, 0, 0), histogram(0, 0, 1), 1, 10 * time.Millisecond},
+		{"a histogram that the runtime has not", nil, nil, 1, 0},
+	} {
+		if got := quantileSince(row.before, row.after, row.q); got != row.want {
+			t.Errorf("%s: %s, want %s", row.name, got, row.want)
+		}
+	}
+	began := watchLateness()
+	for deadline := time.Now().Add(20 * time.Millisecond); time.Now().Before(deadline); { // use the processor
+	}
+	if got := began.since(); got.CPU < 5*time.Millisecond {
+		t.Errorf("CPU time %s, want about 20 ms", got.CPU)
+	}
+}
+
+// A server that does not take a long request at once delays no other.
+func TestALongRequestIsSentAsTheServerTakesIt(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	c := &Client{}
+	there := make(chan net.Conn, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err == nil {
+			there <- conn
+		}
+		close(there)
+	}()
+	opened, err := c.open(t.Context(), new(net.Dialer).DialContext, listener.Addr().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPool(func(context.Context) (*conn, error) { return nil, net.ErrClosed })
+	if err := p.enter(opened); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		p.abort(errPoolClosed)
+		p.work.Wait()
+	}()
+	f := &flight{start: time.Now(), pool: p, ctx: t.Context()}
+	f.requests.Add(1)
+	x := &exchange{flight: f, at: -1, departure: departure{workload.Arrival{Request: new(workload.Request)}, make([]byte, 32<<20)}}
+	began := time.Now()
+	if !opened.begin(x) || time.Since(began) > 2*time.Second {
+		t.Fatalf("begin took %s, want at once", time.Since(began))
+	}
+	conn := <-there
+	if conn == nil {
+		t.Fatal("no connection came")
+	}
+	defer conn.Close()
+	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got, buffer := 0, make([]byte, 1<<20)
+	for got < len(x.wire) {
+		n, err := conn.Read(buffer)
+		if got += n; err != nil {
+			t.Fatalf("after %d of %d bytes: %v", got, len(x.wire), err)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package bench
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// StatsOf returns the usual figures of latencies in milliseconds, in any order; ms is left as it is.
+func StatsOf(ms []float64) Stats {
+	if len(ms) == 0 {
+		return Stats{}
+	}
+	sorted := slices.Sorted(slices.Values(ms))
+	var m moments
+	for _, v := range sorted {
+		m.add(v)
+	}
+	return m.stats(func(p float64) float64 { return Percentile(sorted, p) })
+}
+
+// Percentile returns the p-th percentile, p in [0, 100], of ascending values as numpy.percentile has it by default
+// (linear interpolation, to the last bit). It is 0 when there are no values.
+func Percentile(sorted []float64, p float64) float64 {
+	return percentile(len(sorted), p, func(i int) float64 { return sorted[i] })
+}
+
+// percentile is Percentile of n ascending values, of which value returns the i-th.
+func percentile(n int, p float64, value func(i int) float64) float64 {
+	if n == 0 {
+		return 0
+	}
+	at := p / 100 * float64(n-1)
+	below := min(max(int(math.Floor(at)), 0), n-1)
+	a, b := value(below), value(min(below+1, n-1))
+	t := at - float64(below)
+	if t >= 0.5 { // numpy interpolates from the nearer end
+		return b - (b-a)*(1-t)
+	}
+	return a + (b-a)*t
+}
+
+// moments are what is known of values without keeping them. The sum of squares is kept as distance from the mean (Welford, and
+// Chan for two of them), because squares of large values would drown a small spread.
+type moments struct {
+	n       int
+	mean    float64
+	squares float64 // sum of (value - mean)²
+	max     float64
+}
+
+func (m *moments) add(v float64) {
+	if m.n == 0 || v > m.max {
+		m.max = v
+	}
+	m.n++
+	d := v - m.mean
+	m.mean += d / float64(m.n)
+	m.squares += d * (v - m.mean)
+}
+
+func (m *moments) merge(o moments) {
+	switch {
+	case o.n == 0:
+		return
+	case m.n == 0:
+		*m = o
+		return
+	}
+	n, d := float64(m.n+o.n), o.mean-m.mean
+	m.squares += o.squares + d*d*float64(m.n)*float64(o.n)/n
+	m.mean += d * float64(o.n) / n
+	m.n += o.n
+	m.max = max(m.max, o.max)
+}
+
+// stats returns the figures, with percentiles from a function of p.
+func (m *moments) stats(at func(p float64) float64) Stats {
+	if m.n == 0 {
+		return Stats{}
+	}
+	return Stats{
+		N: m.n, Mean: m.mean, Std: math.Sqrt(m.squares / float64(m.n)),
+		P50: at(50), P90: at(90), P95: at(95), P99: at(99), P999: at(99.9), Max: m.max,
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// The wanted values are numpy.percentile's of numpy 2.
+func TestPercentileIsNumpys(t *testing.T) {
+	hundred := make([]float64, 100)
+	for i := range hundred {
+		hundred[i] = float64(i + 1)
+	}
+	tests := []struct {
+		name   string
+		values []float64
+		p      float64
+		want   float64
+	}{
+		{"the median of an even number lies between the middle two", []float64{1, 2, 3, 4}, 50, 2.5},
+		{"p99 of one to a hundred", hundred, 99, 99.01},
+		{"p95 of one to a hundred", hundred, 95, 95.05},
+		{"p99.9 of one to a hundred", hundred, 99.9, 99.901},
+		{"p25 of three", []float64{10, 20, 40}, 25, 15},
+		{"p90 of three", []float64{10, 20, 40}, 90, 36},
+		{"the only value is every percentile", []float64{7}, 99, 7},
+		{"p0 is the least", []float64{1, 5}, 0, 1},
+		{"p100 is the greatest", []float64{1, 5}, 100, 5},
+		{"of nothing it is zero", nil, 99, 0},
+	}
+	for _, test := range tests {
+		if got := Percentile(test.values, test.p); math.Abs(got-test.want) > 1e-12*test.want {
+			t.Errorf("%s: Percentile(p%g) = %v, want %v", test.name, test.p, got, test.want)
+		}
+	}
+}
+
+func TestStatsLeaveTheirInputAsItIs(t *testing.T) {
+	values := []float64{30, 10, 20}
+	got := StatsOf(values)
+	want := Stats{N: 3, Mean: 20, Std: math.Sqrt(200.0 / 3), P50: 20, P90: 28, P95: 29, P99: 29.8, P999: 29.980000000000004, Max: 30}
+	if got != want || values[0] != 30 {
+		t.Errorf("StatsOf(30, 10, 20) = %+v and left %v, want %+v", got, values, want)
+	}
+	if got := StatsOf(nil); got != (Stats{}) {
+		t.Errorf("StatsOf(nil) = %+v, want zero", got)
+	}
+}
+
+// Figures that were added up in two parts are those of the whole, however small the spread is beside the mean.
+func TestMomentsAddUp(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var whole, left, right moments
+	var values []float64
+	for i := range 1000 {
+		v := 1e9 + random.NormFloat64()
+		values = append(values, v)
+		whole.add(v)
+		if i < 137 {
+			left.add(v)
+		} else {
+			right.add(v)
+		}
+	}
+	left.merge(right)
+	var sum, squares float64
+	for _, v := range values {
+		sum += v - 1e9
+	}
+	for _, v := range values {
+		squares += (v - 1e9 - sum/1000) * (v - 1e9 - sum/1000)
+	}
+	none := func(float64) float64 { return 0 }
+	for name, m := range map[string]moments{"whole": whole, "two parts": left} {
+		got := m.stats(none)
+		if got.N != 1000 || math.Abs(got.Mean-1e9-sum/1000) > 1e-6 || math.Abs(got.Std-math.Sqrt(squares/1000)) > 1e-5 {
+			t.Errorf("%s: %+v, want a mean of 1e9 + %g and a deviation of %g", name, got, sum/1000, math.Sqrt(squares/1000))
+		}
+	}
+}

@@ -1,0 +1,205 @@
+package bench
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+)
+
+// manySamples are n requests of every kind, in no order.
+func manySamples(n int, seed uint64) []Sample {
+	random := rand.New(rand.NewPCG(seed, 7))
+	until := func(most time.Duration) time.Duration { return time.Duration(random.Int64N(int64(most))) }
+	all := make([]Sample, n)
+	for i := range all {
+		s := Sample{Index: i, Due: until(time.Minute), PromptTokens: random.IntN(5000), CachedTokens: random.IntN(100), WantTokens: 1 + random.IntN(200)}
+		s.Sent = s.Due + until(time.Millisecond)
+		s.Connected = s.Sent + until(3)*time.Millisecond
+		s.Opened = s.Sent + time.Duration(math.Exp(18+2*random.NormFloat64())) // 65 ms, log-normal
+		s.First = s.Opened + until(100*time.Microsecond)
+		s.Last, s.OutputTokens, s.Chunks = s.First, s.WantTokens, s.WantTokens
+		for range s.Chunks - 1 {
+			gap := until(40 * time.Millisecond)
+			s.Gaps, s.Last = append(s.Gaps, gap), s.Last+gap
+		}
+		s.Closed = s.Last + until(time.Millisecond)
+		s.End = s.Closed + until(time.Millisecond)
+		s.ReadLag = max(0, until(time.Millisecond)-500*time.Microsecond)
+		s.Turn, s.LastTurn = random.IntN(4), random.IntN(3) == 0
+		switch random.IntN(20) {
+		case 0:
+			s.Failure = Reset
+		case 1:
+			s.Failure, s.OutputTokens = WrongLength, s.WantTokens/2
+		case 2:
+			s = Sample{Due: s.Due} // pending
+		}
+		all[i] = s
+	}
+	return all
+}
+
+var allLimits = []Limit{{MetricTTFT, 200 * time.Millisecond}, {MetricTPOT, 20 * time.Millisecond}, {MetricE2EL, 3 * time.Second}}
+
+// flatten turns a measurement into its numbers, by path.
+func flatten(t *testing.T, m Measurement) map[string]any {
+	t.Helper()
+	text, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree any
+	if err := json.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string]any)
+	var walk func(path string, node any)
+	walk = func(path string, node any) {
+		if branch, ok := node.(map[string]any); ok {
+			for key, child := range branch {
+				walk(path+"/"+key, child)
+			}
+			return
+		}
+		all[path] = node
+	}
+	walk("", tree)
+	return all
+}
+
+// A Tally, or two that were merged, says what the samples say: to the last bits of a sum, and percentiles within the accuracy.
+func TestATallySaysWhatTheSamplesSay(t *testing.T) {
+	for _, rules := range []Rules{Rules033, Rules0141} {
+		for seed, n := range []int{0, 1, 2, 5, 40, 700, 3000} {
+			samples := manySamples(n, uint64(seed))
+			scope := Scope{Rate: 3, Start: 50 * time.Millisecond, Length: time.Minute, Rules: rules, Limits: allLimits}
+			exact := flatten(t, Measure(Run{Samples: samples}, scope))
+			tallies := map[string]*Tally{"whole": NewTally(rules, allLimits), "merged": NewTally(rules, allLimits)}
+			other := NewTally(rules, allLimits)
+			for i := range samples {
+				tallies["whole"].Add(&samples[i])
+				if i%3 == 0 {
+					other.Add(&samples[i])
+				} else {
+					tallies["merged"].Add(&samples[i])
+				}
+			}
+			tallies["merged"].Merge(other)
+			for name, tally := range tallies {
+				compare(t, name, exact, flatten(t, Measure(Run{Tally: tally}, scope)))
+			}
+		}
+	}
+}
+
+func compare(t *testing.T, name string, exact, got map[string]any) {
+	t.Helper()
+	if len(exact) != len(got) {
+		t.Errorf("%s: %d figures, want %d", name, len(got), len(exact))
+	}
+	for path, want := range exact {
+		tolerance := 1e-9
+		for _, p := range []string{"/p50", "/p90", "/p95", "/p99", "/p99.9"} {
+			if len(path) > len(p) && path[len(path)-len(p):] == p {
+				tolerance = sketchAccuracy * (1 + 1e-9)
+			}
+		}
+		a, isNumber := want.(float64)
+		b, _ := got[path].(float64)
+		switch {
+		case path == "/exact":
+			if want != true || got[path] != false {
+				t.Errorf("%s: exact is %v from samples and %v from a tally, want true and false", name, want, got[path])
+			}
+		case isNumber && math.Abs(a-b) > tolerance*math.Abs(a):
+			t.Errorf("%s: %s = %v, want %v within %g", name, path, b, a, tolerance)
+		case !isNumber && !reflect.DeepEqual(want, got[path]):
+			t.Errorf("%s: %s = %v, want %v", name, path, got[path], want)
+		}
+	}
+}
+
+func TestASketchReadsTheExtremesRight(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		values []float64
+		p      float64
+		want   float64
+	}{
+		{"a nanosecond", []float64{1e-6}, 50, 1e-6},
+		{"a year", []float64{3.2e10}, 50, 3.2e10},
+		{"zero has no logarithm", []float64{0, 0, 0, 8}, 50, 0},
+		{"between zero and a value", []float64{0, 8}, 50, 4},
+		{"the largest of many", []float64{1, 2, 3, 1e6}, 100, 1e6},
+		{"interpolated over a wide gap, as numpy does", []float64{10, 1000}, 99, 990.1},
+		{"nothing", nil, 99, 0},
+	} {
+		s := newSketch()
+		for _, v := range row.values {
+			s.add(v)
+		}
+		if got := s.percentile(row.p); math.Abs(got-row.want) > sketchAccuracy*row.want {
+			t.Errorf("%s: p%g = %g, want %g within 0.5 %%", row.name, row.p, got, row.want)
+		}
+	}
+}
+
+// A soak of millions of requests must not grow: once every second and class of latency has occurred, a request costs nothing.
+func TestAWarmTallyDoesNotAllocate(t *testing.T) {
+	samples := manySamples(1000, 3)
+	tally := NewTally(Rules0141, allLimits)
+	for range earlyStays/len(samples) + 2 {
+		for i := range samples {
+			tally.Add(&samples[i])
+		}
+	}
+	i := 0
+	if allocs := testing.AllocsPerRun(2000, func() { tally.Add(&samples[i%len(samples)]); i++ }); allocs != 0 {
+		t.Errorf("Add allocates %g times, want 0", allocs)
+	}
+}
+
+func BenchmarkTallyAdd(b *testing.B) {
+	samples := manySamples(1000, 3)
+	for i := range samples {
+		samples[i].Gaps = nil
+	}
+	tally := NewTally(Rules033, allLimits)
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		tally.Add(&samples[i%len(samples)])
+		i++
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "req/s")
+}
+
+func BenchmarkTallyAddGaps(b *testing.B) {
+	samples, gaps := manySamples(1000, 3), 0
+	tally := NewTally(Rules033, allLimits)
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		s := &samples[i%len(samples)]
+		tally.Add(s)
+		gaps += len(s.Gaps)
+		i++
+	}
+	b.ReportMetric(float64(gaps)/b.Elapsed().Seconds(), "tokens/s")
+}
+
+func BenchmarkMeasure(b *testing.B) {
+	samples := manySamples(10_000, 3)
+	for i := range samples {
+		samples[i].Gaps = nil
+	}
+	run, scope := Run{Samples: samples}, Scope{Length: time.Minute, Limits: allLimits}
+	b.ReportAllocs()
+	for b.Loop() {
+		Measure(run, scope)
+	}
+	b.ReportMetric(float64(b.N*len(samples))/b.Elapsed().Seconds(), "req/s")
+}

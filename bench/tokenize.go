@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"vllmtuner/bench/workload"
+)
+
+// ErrNoTokenize is the error of CountTokens where the server cannot count, which other servers than vLLM cannot.
+var ErrNoTokenize = errors.New("the server has no /tokenize")
+
+// CountTokens returns the length of a request's prompt in tokens: that of its token ids, or else what the server counts, chat
+// template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
+func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, error) {
+	if r.Tokens != nil {
+		return len(r.Tokens), nil
+	}
+	question := map[string]any{"model": c.Model, "prompt": r.Text}
+	if r.Messages != nil {
+		question = map[string]any{"model": c.Model, "messages": r.Messages}
+	}
+	text, err := json.Marshal(question)
+	if err != nil {
+		return 0, fmt.Errorf("count the tokens of a prompt: %w", err)
+	}
+	status, body, err := c.ask(ctx, http.MethodPost, "/tokenize", bytes.NewReader(text))
+	if err != nil {
+		return 0, fmt.Errorf("count the tokens of a prompt: %w", err)
+	}
+	var answer struct {
+		Count *int `json:"count"`
+	}
+	switch err := json.Unmarshal(body, &answer); {
+	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
+		return 0, ErrNoTokenize
+	case status != http.StatusOK:
+		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %d: %s", status, errorMessage(body))
+	case err != nil || answer.Count == nil:
+		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %s", snippet(body))
+	}
+	return *answer.Count, nil
+}
+
+// Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that take no ids.
+// Read back by a tokenizer it may have a few tokens more or fewer.
+func (c *Client) Detokenize(ctx context.Context, ids []int32) (string, error) {
+	text, err := json.Marshal(map[string]any{"model": c.Model, "tokens": ids})
+	if err != nil {
+		return "", fmt.Errorf("turn token ids into text: %w", err)
+	}
+	status, body, err := c.ask(ctx, http.MethodPost, "/detokenize", bytes.NewReader(text))
+	if err != nil {
+		return "", fmt.Errorf("turn token ids into text: %w", err)
+	}
+	var answer struct {
+		Prompt *string `json:"prompt"`
+	}
+	if status != http.StatusOK {
+		return "", fmt.Errorf("turn token ids into text: the server answers %d: %s", status, errorMessage(body))
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Prompt == nil {
+		return "", fmt.Errorf("turn token ids into text: the server answers %s", snippet(body))
+	}
+	return *answer.Prompt, nil
+}
+
+const (
+	// templateBytes is what a chat template may add to a text, in bytes: Llama's, the longest in wide use, adds some 200.
+	templateBytes = 512
+	mostCounted   = 256 // texts that the server is asked to count: the longest ones
+	countAtOnce   = 8
+	mostNamed     = 3 // requests in a message
+)
+
+// A long is a request that may not fit the server.
+type long struct {
+	index int // of the request
+	*workload.Request
+	bytes  int // of its text
+	prompt int // tokens; 0 while nobody has counted them
+}
+
+// CheckLengths names the requests whose prompt and answer are together longer than maxModelLen tokens, with a *PreflightError.
+// A text has no more tokens than bytes (each token of a byte-level vocabulary stands for at least one), so that only the few
+// that could be too long are counted, by the server. uncounted is how many of those could not be: the server has no
+// /tokenize, or they were too many.
+func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.Request], maxModelLen int) (uncounted int, err error) {
+	var over, ask []*long
+	i := -1
+	for r := range requests {
+		i++
+		l := &long{index: i, Request: r, bytes: textBytes(r), prompt: len(r.Tokens)}
+		switch {
+		case r.Tokens == nil && l.bytes+templateBytes+r.OutputTokens > maxModelLen:
+			ask = append(ask, l)
+		case r.Tokens != nil && l.prompt+r.OutputTokens > maxModelLen:
+			over = append(over, l)
+		}
+	}
+	slices.SortStableFunc(ask, func(a, b *long) int { return cmp.Compare(b.bytes+b.OutputTokens, a.bytes+a.OutputTokens) })
+	uncounted = max(0, len(ask)-mostCounted)
+	ask = ask[:len(ask)-uncounted]
+	switch err := c.countAll(ctx, ask); {
+	case errors.Is(err, ErrNoTokenize):
+		uncounted += len(ask)
+	case err != nil:
+		return uncounted, err
+	default:
+		over = append(over, slices.DeleteFunc(ask, func(l *long) bool { return l.prompt+l.OutputTokens <= maxModelLen })...)
+	}
+	if len(over) == 0 {
+		return uncounted, nil
+	}
+	slices.SortFunc(over, func(a, b *long) int { return cmp.Compare(a.index, b.index) })
+	return uncounted, tooLong(over, i+1, maxModelLen)
+}
+
+// countAll fills in the lengths of the prompts.
+func (c *Client) countAll(ctx context.Context, ask []*long) error {
+	work, ctx := errgroup.WithContext(ctx)
+	work.SetLimit(countAtOnce)
+	for _, l := range ask {
+		work.Go(func() (err error) {
+			l.prompt, err = c.CountTokens(ctx, l.Request)
+			return err
+		})
+	}
+	return work.Wait()
+}
+
+func textBytes(r *workload.Request) int {
+	n := len(r.Text)
+	for _, m := range r.Messages {
+		n += len(m.Role) + len(m.Content)
+	}
+	return n
+}
+
+func tooLong(over []*long, of, maxModelLen int) error {
+	var named []string
+	for _, l := range over[:min(mostNamed, len(over))] {
+		named = append(named, fmt.Sprintf("request %d has %d + %d", l.index+1, l.prompt, l.OutputTokens))
+	}
+	if more := len(over) - len(named); more > 0 {
+		named = append(named, fmt.Sprintf("%d more", more))
+	}
+	return trouble(TooLong, nil,
+		"%d of %d requests are longer than the server's max-model-len of %d tokens, prompt and answer together: %s; shorten them, or start the server with a larger --max-model-len",
+		len(over), of, maxModelLen, strings.Join(named, ", "))
+}

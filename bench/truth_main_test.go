@@ -1,0 +1,142 @@
+package bench_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/truth"
+	"vllmtuner/bench/workload"
+)
+
+// The test binary is its own children: the server that knows the truth and the client that is measured run beside it in
+// processes of their own, so that each has its own runtime and its own CPU time.
+const (
+	roleVariable   = "BENCH_TEST_ROLE"
+	configVariable = "BENCH_TEST_CONFIG"
+	serverRole     = "server"
+	clientRole     = "client"
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch os.Getenv(roleVariable) {
+	case serverRole:
+		err = beServer()
+	case clientRole:
+		err = beClient()
+	default:
+		os.Exit(m.Run())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// beServer serves until its standard input ends, which it does with the parent too.
+func beServer() error {
+	var config truth.Config
+	if err := json.Unmarshal([]byte(os.Getenv(configVariable)), &config); err != nil {
+		return err
+	}
+	server, err := truth.Listen("127.0.0.1:0", config)
+	if err != nil {
+		return err
+	}
+	fmt.Println(server.URL())
+	ctx, stop := context.WithCancel(context.Background())
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		defer stop()
+		_, _ = io.Copy(io.Discard, os.Stdin) // however it ends, it has ended
+	}()
+	if err := server.Serve(ctx); err != nil {
+		return err
+	}
+	<-watching
+	return nil
+}
+
+// A load is what the client's process is told to do. It is a closed loop unless there is a rate.
+type load struct {
+	URL        string
+	InFlight   int           // of a closed loop
+	Rate       float64       // requests per second
+	LeadIn     time.Duration // uncounted load before
+	Requests   int           // counted ones
+	Tokens     int           // of each answer
+	Samples    bool          // of each request, with the times between tokens
+	MaxSamples int
+}
+
+// An outcome is what the client's process says of its run.
+type outcome struct {
+	Measurement bench.Measurement
+	Samples     []reported
+	CPU         time.Duration // of the run, without what came before
+}
+
+// A reported is what the client says of one request.
+type reported struct {
+	Index                        int
+	OK                           bool
+	TTFT, TPOT, SendLag, ReadLag time.Duration
+}
+
+func beClient() error {
+	var l load
+	if err := json.Unmarshal([]byte(os.Getenv(configVariable)), &l); err != nil {
+		return err
+	}
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 32, OutputTokens: l.Tokens}, 7)
+	if err != nil {
+		return err
+	}
+	client := &bench.Client{URL: l.URL, Model: "tiny", MaxInFlight: l.InFlight, ITL: l.Samples, MaxSamples: l.MaxSamples}
+	before := cpuTime()
+	run, err := client.Run(context.Background(), l.schedule(source), nil)
+	if err != nil {
+		return err
+	}
+	result := outcome{CPU: cpuTime() - before, Measurement: bench.Measure(run, bench.Scope{Rate: l.Rate, Start: l.LeadIn})}
+	result.Measurement.Series = nil
+	if l.Samples {
+		for _, s := range run.Samples {
+			tpot, _ := s.TPOT()
+			result.Samples = append(result.Samples, reported{s.Index, s.OK(), s.TTFT(), tpot, s.SendLag() - s.Vacant, s.ReadLag})
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+// schedule returns the requests of a load.
+func (l load) schedule(source workload.Source) workload.Schedule {
+	if l.Rate > 0 {
+		return workload.Plan{Source: source, Seed: 7, Rate: l.Rate, LeadIn: l.LeadIn, Window: 1, MinRequests: l.Requests}.Schedule()
+	}
+	return func(yield func(workload.Arrival) bool) {
+		for i := range l.Requests {
+			request := source.Request(workload.WindowStream, i)
+			if !yield(workload.Arrival{Due: workload.Asap, Phase: workload.Window, Index: i, Request: request}) {
+				return
+			}
+		}
+	}
+}
+
+// cpuTime returns the CPU time of this process, user and system.
+func cpuTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}

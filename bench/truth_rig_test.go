@@ -1,0 +1,230 @@
+package bench_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/truth"
+)
+
+// childEnv is the environment of a child with a role.
+func childEnv(t *testing.T, role string, config any) []string {
+	t.Helper()
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(text))
+}
+
+// startTruth starts a server that knows the truth, in a process of its own, and returns its URL. stop ends it and waits.
+func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
+	t.Helper()
+	server := exec.Command(os.Args[0])
+	server.Env, server.Stderr = childEnv(t, serverRole, config), os.Stderr
+	in, err := server.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := time.AfterFunc(2*time.Hour, func() { _ = server.Process.Kill() }) // longer than any run; a test that hangs leaves nothing
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		in.Close()
+		last := time.AfterFunc(10*time.Second, func() { _ = server.Process.Kill() })
+		defer last.Stop()
+		defer kill.Stop()
+		if err := server.Wait(); err != nil {
+			t.Errorf("the truth server ended with %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the truth server did not say where it is: %v", err)
+	}
+	return strings.TrimSpace(line), stop
+}
+
+// A cost is what a child took of the machine.
+type cost struct {
+	cpu    time.Duration // user and system, from its start to its end
+	memory int           // most of it that was resident at a time, in bytes
+	spent  []spent       // CPU time as it went
+}
+
+// A spent is the CPU time of a process up to a moment.
+type spent struct {
+	at  time.Time
+	cpu time.Duration
+}
+
+// between returns the CPU time that was spent between two moments, to some hundredths of a second.
+func (c cost) between(from, to time.Time) time.Duration {
+	var first, last time.Duration
+	for _, s := range c.spent {
+		if s.at.Before(from) {
+			first = s.cpu
+		}
+		if s.at.Before(to) {
+			last = s.cpu
+		}
+	}
+	return last - first
+}
+
+// runChild runs a command to its end and returns its output and its cost. watch, unless nil, sees the resident memory in
+// bytes many times a second.
+func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
+	var out, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &out, &stderr
+	if err := command.Start(); err != nil {
+		return nil, cost{}, err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- command.Wait() }()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var c cost
+	for {
+		select {
+		case err := <-exited:
+			c.cpu = command.ProcessState.UserTime() + command.ProcessState.SystemTime()
+			if err != nil {
+				err = fmt.Errorf("%s: %w: %s", command.Path, err, tail(stderr.Bytes()))
+			}
+			return out.Bytes(), c, err
+		case <-ctx.Done():
+			_ = command.Process.Kill() // fails only when it is gone
+			<-exited
+			return nil, c, fmt.Errorf("%s: %w", command.Path, context.Cause(ctx))
+		case <-tick.C:
+			c.spent = append(c.spent, spent{time.Now(), cpuOf(command.Process.Pid)})
+			c.memory = max(c.memory, statusOf(command.Process.Pid, "VmHWM:"))
+			if watch != nil {
+				watch(statusOf(command.Process.Pid, "VmRSS:"))
+			}
+		}
+	}
+}
+
+// tail returns the end of an output.
+func tail(text []byte) []byte { return bytes.TrimSpace(text[max(0, len(text)-2000):]) }
+
+// statusOf returns a field of /proc/PID/status that is a size, in bytes; 0 when the process is gone.
+func statusOf(pid int, field string) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, field); ok {
+			kilobytes, _ := strconv.Atoi(strings.Fields(value)[0])
+			return kilobytes << 10
+		}
+	}
+	return 0
+}
+
+// cpuOf returns the CPU time of a process so far, user and system: fields 14 and 15 of /proc/PID/stat, in Linux's unit of CPU time
+// towards users (USER_HZ), a hundredth of a second. It is 0 when the process is gone.
+func cpuOf(pid int) time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before may hold anything
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * time.Second / 100
+}
+
+// runClient sends a load from a process of its own.
+func runClient(ctx context.Context, t *testing.T, l load, watch func(resident int)) (outcome, cost, error) {
+	t.Helper()
+	command := exec.Command(os.Args[0])
+	command.Env = childEnv(t, clientRole, l)
+	text, c, err := runChild(ctx, command, watch)
+	if err != nil {
+		return outcome{}, c, err
+	}
+	var o outcome
+	if err := json.Unmarshal(text, &o); err != nil {
+		return outcome{}, c, fmt.Errorf("the client's outcome: %w", err)
+	}
+	c.cpu = o.CPU
+	return o, c, nil
+}
+
+// indexed returns the requests of a report by the number at the end of their ids, those that begin as the client's counted
+// ones do. Of two with one number the later one counts: vllm bench serve asks its first question twice.
+func indexed(r *truth.Report, contains string) map[int]truth.Request {
+	byIndex := make(map[int]truth.Request)
+	for _, q := range r.Requests {
+		at := strings.LastIndexByte(q.ID, '-')
+		index, err := strconv.Atoi(q.ID[at+1:])
+		if err == nil && strings.Contains(q.ID, contains) {
+			byIndex[index] = q
+		}
+	}
+	return byIndex
+}
+
+// milliseconds returns latencies as numbers.
+func milliseconds(all []time.Duration) []float64 {
+	ms := make([]float64, len(all))
+	for i, d := range all {
+		ms[i] = float64(d) / float64(time.Millisecond)
+	}
+	return ms
+}
+
+func statsOf(all []time.Duration) bench.Stats { return bench.StatsOf(milliseconds(all)) }
+
+// commit names the code that is measured.
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// machine describes where a run was.
+func machine() string {
+	model := "unknown processor"
+	if f, err := os.Open("/proc/cpuinfo"); err == nil {
+		defer f.Close()
+		text, _ := io.ReadAll(f)
+		for line := range strings.Lines(string(text)) {
+			if name, ok := strings.CutPrefix(line, "model name"); ok {
+				model = strings.Trim(name, "\t :\n")
+				break
+			}
+		}
+	}
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return fmt.Sprintf("%d cores of %s, Linux %s", runtime.NumCPU(), model, strings.TrimSpace(string(kernel)))
+}

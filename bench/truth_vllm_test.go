@@ -1,0 +1,137 @@
+package bench_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"vllmtuner/bench/truth"
+)
+
+// A vllmBench is an installed vllm bench serve, as serverctl/vllmlab/setup.sh leaves it.
+type vllmBench struct {
+	version, dir string
+}
+
+// installedVLLMs returns the versions that are installed. 0.14.1 and 0.32.0 share all that the table shows, so one is enough, and
+// the newer one is taken.
+func installedVLLMs(t *testing.T) []contestant {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Log(err)
+		return nil
+	}
+	for _, version := range []string{"0.32.0", "0.14.1"} {
+		v := &vllmBench{version: version, dir: filepath.Join(cache, "tuner-vllm-"+version)}
+		if _, err := os.Stat(v.command()); err == nil {
+			return []contestant{{"vllm bench serve " + version, v.run}}
+		}
+	}
+	t.Log("no vLLM is installed, so only our own client is measured; make vllm VER=0.32.0 installs it")
+	return nil
+}
+
+func (v *vllmBench) command() string { return filepath.Join(v.dir, "venv/bin/vllm") }
+
+// A vllmResult is what vllm bench serve says with --save-detailed. Times are in seconds.
+type vllmResult struct {
+	Completed int
+	TTFTs     []float64
+	ITLs      [][]float64
+	Errors    []string
+}
+
+// run measures vllm bench serve on a row.
+func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
+	t.Helper()
+	requests := r.leadIn() + r.requests()
+	result, c, report := v.measure(ctx, t, r, requests)
+	f := figures{Memory: float64(c.memory) / (1 << 20), ServerCPU: perToken(report.CPU, report.Tokens)}
+	known := indexed(report, "")
+	f.CPU = perToken(c.between(loaded(report, known)), report.Tokens)
+	var pairs []pair
+	var gaps []time.Duration
+	for i := r.leadIn(); i < len(result.TTFTs); i++ {
+		q, ok := known[i]
+		switch {
+		case result.Errors[i] != "":
+			f.Failed++
+			continue
+		case !ok || len(q.Writes) != r.tokens:
+			f.Unpaired++
+			continue
+		}
+		var spent time.Duration
+		for _, gap := range result.ITLs[i] {
+			gaps = append(gaps, seconds(gap))
+			spent += seconds(gap)
+		}
+		pairs = append(pairs, pair{ttft: seconds(result.TTFTs[i]), tpot: spent / time.Duration(r.tokens-1), truth: q})
+	}
+	f.compare(pairs)
+	f.ITL = statsOf(gaps)
+	return f
+}
+
+// loaded returns from when to when there was load: start-up, the first question that only tries the server, and the writing of the
+// result are outside.
+func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time.Time) {
+	first, last := int64(math.MaxInt64), int64(0)
+	for _, q := range requests {
+		first = min(first, q.Received)
+		if n := len(q.Writes); n > 0 {
+			last = max(last, q.Writes[n-1])
+		}
+	}
+	return report.Began.Add(time.Duration(first) * time.Microsecond), report.Began.Add(time.Duration(last) * time.Microsecond)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// measure runs vllm bench serve once against a server of its own.
+func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests int) (vllmResult, cost, *truth.Report) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute+20*r.answer()*time.Duration(1+requests/r.streams))
+	defer cancel()
+	url, stop := startTruth(t, r.server())
+	defer stop()
+	dir := t.TempDir()
+	command := exec.Command(v.command(), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions",
+		"--model", "tiny", "--tokenizer", filepath.Join(v.dir, "tiny-qwen2"), "--dataset-name", "random", "--random-input-len", "32",
+		"--random-output-len", strconv.Itoa(r.tokens), "--num-prompts", strconv.Itoa(requests), "--ignore-eos", "--seed", "7",
+		"--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", "result.json")
+	if r.open {
+		command.Args = append(command.Args, "--request-rate", fmt.Sprint(r.rate()))
+	} else {
+		command.Args = append(command.Args, "--request-rate", "inf", "--max-concurrency", strconv.Itoa(r.streams))
+	}
+	command.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
+	command.Dir = dir
+	_, c, err := runChild(ctx, command, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := truth.Fetch(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "result.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result vllmResult
+	if err := json.Unmarshal(text, &result); err != nil {
+		t.Fatal(err)
+	}
+	if len(result.TTFTs) != requests || len(result.ITLs) != requests || len(result.Errors) != requests {
+		t.Fatalf("vllm bench serve tells %d times to first token of %d requests", len(result.TTFTs), requests)
+	}
+	return result, c, report
+}

@@ -1,0 +1,345 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+// A VLLMRun is what the result file of a vllm bench serve says.
+type VLLMRun struct {
+	Meta        VLLMMeta
+	Measurement Measurement
+	Samples     []Sample // when the file has the lists of --save-detailed; 0.14.1 does not say when a request started, then all did at 0
+}
+
+// ReadVLLMResult reads the JSON that vllm bench serve --save-result wrote (vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33).
+// limits are counted when the file has the lists of --save-detailed. percentiles are those in percent that must be known of
+// TTFT and TPOT beside the 99th: one that the file lacks is an error with the option that writes it, because 0 ms would keep
+// every limit. For the same reason a run of which no request was completed has no latencies, where vLLM writes 0 ms.
+//
+// What cannot be told: the number of answers with a TPOT and of times between tokens without the lists, the largest latency
+// and percentiles that were not written (they are 0), and answers that broke off under HTTP 200, which vLLM takes for completed.
+func ReadVLLMResult(text []byte, limits []Limit, percentiles ...float64) (VLLMRun, error) {
+	f, err := readVLLMFields(text)
+	if err != nil {
+		return VLLMRun{}, fmt.Errorf("vllm bench serve result: %w", err)
+	}
+	run := VLLMRun{Meta: f.meta()}
+	run.Samples = f.samples()
+	run.Measurement = f.measurement(&run, limits, percentiles)
+	if err := f.problem(); err != nil {
+		return VLLMRun{}, fmt.Errorf("vllm bench serve result: %w", err)
+	}
+	return run, nil
+}
+
+// vllmFields are the fields of a result, with what was found to be wrong with them.
+type vllmFields struct {
+	raw     map[string]json.RawMessage
+	missing []string
+	wrong   []error
+}
+
+func readVLLMFields(text []byte) (*vllmFields, error) {
+	f := &vllmFields{}
+	d := json.NewDecoder(bytes.NewReader(withoutNaN(text)))
+	if err := d.Decode(&f.raw); err != nil {
+		return nil, fmt.Errorf("no JSON object: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errors.New("something follows the first object, as --append-result writes it: give each result a file of its own")
+	}
+	return f, nil
+}
+
+// withoutNaN replaces the words with which Python writes numbers that JSON does not have by null.
+func withoutNaN(text []byte) []byte {
+	words := [][]byte{[]byte("NaN"), []byte("-Infinity"), []byte("Infinity")}
+	if !slices.ContainsFunc(words, func(w []byte) bool { return bytes.Contains(text, w) }) {
+		return text
+	}
+	clean := make([]byte, 0, len(text))
+	quoted := false
+next:
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\' && i+1 < len(text):
+			clean = append(clean, c)
+			i++
+		case c == '"':
+			quoted = !quoted
+		case !quoted:
+			for _, word := range words {
+				if bytes.HasPrefix(text[i:], word) {
+					clean = append(clean, "null"...)
+					i += len(word) - 1
+					continue next
+				}
+			}
+		}
+		clean = append(clean, text[i])
+	}
+	return clean
+}
+
+// problem returns what was wrong with the fields.
+func (f *vllmFields) problem() error {
+	if len(f.missing) > 0 {
+		f.wrong = append(f.wrong, fmt.Errorf("missing %s: run it with --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99,99.9", strings.Join(f.missing, ", ")))
+	}
+	return errors.Join(f.wrong...)
+}
+
+// get decodes a field and reports whether it is there and not null.
+func (f *vllmFields) get(key string, to any) bool {
+	raw, ok := f.raw[key]
+	if !ok || string(raw) == "null" {
+		return false
+	}
+	if err := json.Unmarshal(raw, to); err != nil {
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %w", key, err))
+		return false
+	}
+	return true
+}
+
+// number returns a number that must be there and cannot be negative.
+func (f *vllmFields) number(key string) float64 {
+	var n float64
+	switch there := f.get(key, &n); {
+	case there && n < 0:
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g is negative", key, n))
+	case !there && f.raw[key] == nil:
+		f.missing = append(f.missing, key)
+	case !there && string(f.raw[key]) == "null":
+		f.wrong = append(f.wrong, fmt.Errorf("%s: null or NaN, want a number", key))
+	}
+	return n
+}
+
+// count returns a whole number that must be there.
+func (f *vllmFields) count(key string) int {
+	n := f.number(key)
+	if n > math.MaxInt32*1000 || n != math.Trunc(n) {
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g is no count", key, n))
+		return 0
+	}
+	return int(n)
+}
+
+// duration returns seconds as a duration; where says which they are.
+func (f *vllmFields) duration(seconds float64, where string) time.Duration {
+	const most = 1e7 // four months; beyond it a file is broken, and sums would not fit
+	if seconds < 0 || seconds > most {
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", where, seconds, float64(most)))
+		return 0
+	}
+	return time.Duration(seconds * float64(time.Second))
+}
+
+func (f *vllmFields) meta() VLLMMeta {
+	m := VLLMMeta{Prompts: f.count("num_prompts"), Metadata: make(map[string]string)}
+	for key, raw := range f.raw {
+		var text string
+		if len(raw) > 0 && raw[0] == '"' && f.get(key, &text) {
+			switch key {
+			case "date":
+				m.Date, _ = time.ParseInLocation(vllmDate, text, time.Local) // a date that is none stays zero: no figure depends on it
+			case "backend":
+				m.Backend = text
+			case "label":
+				m.Label = text
+			case "model_id":
+				m.Model = text
+			case "tokenizer_id":
+				m.Tokenizer = text
+			case "endpoint_type", "request_rate":
+			default:
+				m.Metadata[key] = text
+			}
+		}
+	}
+	var rate any
+	switch f.get("request_rate", &rate); r := rate.(type) {
+	case float64:
+		m.Rate = r
+	case string:
+		if r == "inf" {
+			m.Rate = math.Inf(1)
+			break
+		}
+		f.wrong = append(f.wrong, fmt.Errorf(`request_rate: %q, want a number or "inf"`, r))
+	default:
+		f.missing = append(f.missing, "request_rate")
+	}
+	f.get("burstiness", &m.Burstiness)
+	f.get("max_concurrency", &m.MaxConcurrency)
+	return m
+}
+
+// measurement returns the figures: what the lists give where there are any, and the rest as vLLM has summed it up.
+func (f *vllmFields) measurement(run *VLLMRun, limits []Limit, percentiles []float64) Measurement {
+	duration := f.duration(f.number("duration"), "duration")
+	m := Measurement{Window: duration, Exact: true, PromptTokens: f.count("total_input_tokens"), OutputTokens: f.count("total_output_tokens")}
+	if rate := run.Meta.Rate; rate > 0 && !math.IsInf(rate, 0) { // the last request leaves when the window ends
+		m.Rate, m.Window = rate, f.duration(float64(run.Meta.Prompts)/rate, "num_prompts / request_rate")
+	}
+	if run.Samples != nil {
+		l := Measure(Run{Samples: run.Samples}, Scope{Limits: limits})
+		m.Requests, m.Completed, m.Failed, m.Failures = l.Requests, l.Completed, l.Failed, l.Failures
+		m.TTFT, m.TPOT, m.ITL, m.E2E, m.Over, m.Good = l.TTFT, l.TPOT, l.ITL, l.E2E, l.Over, l.Good
+	} else {
+		f.summary(&m, run.Meta.Prompts, percentiles)
+	}
+	m.rates(duration)
+	if len(m.Over) == 0 {
+		f.get("request_goodput", &m.Goodput) // null without --goodput
+	}
+	if m.Window > 0 {
+		m.MeanInFlight = m.E2E.Mean / 1000 * float64(m.E2E.N) / m.Window.Seconds()
+	}
+	var chunks float64
+	if f.get("max_output_tokens_per_s", &chunks) {
+		m.PeakChunks = int(chunks)
+	}
+	f.get("max_concurrent_requests", &m.PeakInFlight)
+	return m
+}
+
+// summary reads the figures of a file without lists.
+func (f *vllmFields) summary(m *Measurement, prompts int, percentiles []float64) {
+	m.Completed = f.count("completed")
+	m.Failed = max(0, prompts-m.Completed)
+	if _, there := f.raw["failed"]; there {
+		m.Failed = f.count("failed")
+	}
+	m.Requests = m.Completed + m.Failed
+	if m.Completed == 0 {
+		return
+	}
+	percentiles = append([]float64{99}, percentiles...)
+	m.TTFT, m.TPOT = f.stats("ttft", m.Completed, percentiles), f.stats("tpot", m.Completed, percentiles)
+	if _, there := f.raw["mean_itl_ms"]; there {
+		m.ITL = f.stats("itl", max(0, m.OutputTokens-m.Completed), nil)
+	}
+	if _, there := f.raw["mean_e2el_ms"]; there {
+		m.E2E = f.stats("e2el", m.Completed, nil)
+	}
+}
+
+// stats reads one metric, of which the given percentiles must be there.
+func (f *vllmFields) stats(metric string, n int, percentiles []float64) Stats {
+	s := Stats{N: n, Mean: f.number("mean_" + metric + "_ms"), P50: f.number("median_" + metric + "_ms")}
+	f.get("std_"+metric+"_ms", &s.Std)
+	for _, p := range vllmPercentiles[1:] {
+		if !slices.Contains(percentiles, p) {
+			f.get(vllmKey(p, metric), s.percentile(p))
+		}
+	}
+	for _, p := range slices.Compact(slices.Sorted(slices.Values(percentiles))) {
+		value := f.number(vllmKey(p, metric))
+		if to := s.percentile(p); to != nil {
+			*to = value
+		}
+	}
+	return s
+}
+
+// vllmLists are the lists of --save-detailed, in seconds and one entry for each request.
+type vllmLists struct {
+	input, output             []int
+	ttfts, latencies, started []float64
+	itls                      [][]float64
+	errors                    []string
+}
+
+// lists returns the lists of a file, nil when it has none.
+func (f *vllmFields) lists() *vllmLists {
+	var l vllmLists
+	if !f.get("ttfts", &l.ttfts) || !f.get("output_lens", &l.output) || !f.get("itls", &l.itls) || !f.get("errors", &l.errors) {
+		return nil
+	}
+	n := len(l.ttfts)
+	f.get("input_lens", &l.input)
+	if !f.get("start_times", &l.started) { // 0.14.1
+		l.started = make([]float64, n)
+	}
+	if !f.get("latencies", &l.latencies) { // 0.14.1: the sum of its parts
+		for i := range min(n, len(l.itls)) {
+			latency := l.ttfts[i]
+			for _, gap := range l.itls[i] {
+				latency += gap
+			}
+			l.latencies = append(l.latencies, latency)
+		}
+	}
+	for _, other := range []int{len(l.input), len(l.output), len(l.itls), len(l.latencies), len(l.started), len(l.errors)} {
+		if other != n {
+			f.wrong = append(f.wrong, fmt.Errorf("the lists of requests differ in length: ttfts has %d, another %d", n, other))
+			return nil
+		}
+	}
+	return &l
+}
+
+// samples returns the requests of a file that has lists, nil without.
+func (f *vllmFields) samples() []Sample {
+	l := f.lists()
+	if l == nil {
+		return nil
+	}
+	begin := math.Inf(1) // times of 0.33 count from the start of the machine
+	for i, started := range l.started {
+		if l.errors[i] == "" {
+			begin = min(begin, started)
+		}
+	}
+	all := make([]Sample, len(l.ttfts))
+	for i := range all {
+		all[i] = f.sample(l, i, begin)
+	}
+	return all
+}
+
+// sample returns the i-th request.
+func (f *vllmFields) sample(l *vllmLists, i int, begin float64) Sample {
+	start := f.duration(max(0, l.started[i]-begin), fmt.Sprintf("start_times[%d]", i))
+	end := start + f.duration(l.latencies[i], fmt.Sprintf("latencies[%d]", i))
+	s := Sample{
+		Phase: workload.Window, Index: i, Conversation: -1, PromptTokens: l.input[i],
+		Due: start, Sent: start, Connected: start, End: max(end, 1), Failure: vllmFailure(l.errors[i], l.output[i]),
+	}
+	if s.Failure != "" {
+		s.Detail = firstLine(l.errors[i])
+		return s
+	}
+	s.First, s.Last = start+f.duration(l.ttfts[i], fmt.Sprintf("ttfts[%d]", i)), end
+	s.OutputTokens, s.Chunks = l.output[i], 1+len(l.itls[i])
+	for _, gap := range l.itls[i] {
+		s.Gaps = append(s.Gaps, f.duration(gap, fmt.Sprintf("itls[%d]", i)))
+	}
+	return s
+}
+
+// vllmFailure returns the kind of a failure from the text that vLLM leaves of it: the reason phrase of a status, which may be
+// empty, a sentence about missing chunks, or a traceback.
+func vllmFailure(text string, tokens int) Failure {
+	switch {
+	case strings.HasPrefix(text, "Never received"), text == "" && tokens == 0:
+		return NoTokens
+	case strings.HasPrefix(text, "Traceback"):
+		return Reset
+	case text != "":
+		return Status
+	}
+	return ""
+}

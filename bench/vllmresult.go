@@ -1,0 +1,223 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// A VLLMMeta is what the result of vllm bench serve says of a run beside its figures.
+type VLLMMeta struct {
+	Date           time.Time
+	Backend        string // openai or openai-chat
+	Label          string // "" is null
+	Model          string
+	Tokenizer      string            // "" is the model's
+	Prompts        int               // that were to be sent
+	Rate           float64           // requests per second; 0 or infinite is written as "inf"
+	Burstiness     float64           // of the arrivals; 1 is Poisson
+	MaxConcurrency int               // 0 is null
+	Metadata       map[string]string // as of --metadata KEY=VALUE
+}
+
+// A VLLMResult is a measurement as the flat JSON object that vllm bench serve --save-result writes: the same names, units and
+// exclusions, from main_async and benchmark in vllm/benchmarks/serve.py (0.14.1 and 0.32; 0.33 has the same). What vLLM does
+// not have stands at its end, under names of its own. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read lists
+// of such objects from files called summary.json.
+type VLLMResult struct{ fields []vllmField }
+
+type vllmField struct {
+	key   string
+	value any
+}
+
+const vllmDate = "20060102-150405"
+
+// vllmPercentiles are those that a Stats has.
+var vllmPercentiles = []float64{50, 90, 95, 99, 99.9}
+
+// percentile returns one of vllmPercentiles.
+func (s *Stats) percentile(p float64) *float64 {
+	return map[float64]*float64{50: &s.P50, 90: &s.P90, 95: &s.P95, 99: &s.P99, 99.9: &s.P999}[p]
+}
+
+// vllmKey is the key of a percentile: a whole number is written as one.
+func vllmKey(p float64, metric string) string {
+	return "p" + strconv.FormatFloat(p, 'g', -1, 64) + "_" + metric + "_ms"
+}
+
+// NewVLLMResult returns the result of a measurement. details are the counted samples for the lists of --save-detailed; nil
+// leaves them out. A metadata key that is a field of the result is an error: in vLLM the one would silently replace the other.
+func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, error) {
+	var r VLLMResult
+	r.head(meta)
+	r.body(&m, details)
+	seen := make(map[string]bool, len(r.fields))
+	for _, f := range r.fields {
+		if _, given := meta.Metadata[f.key]; given && seen[f.key] {
+			return VLLMResult{}, fmt.Errorf("metadata key %q is a field of vLLM's result: choose another", f.key)
+		}
+		seen[f.key] = true
+	}
+	return r, nil
+}
+
+func (r *VLLMResult) add(key string, value any) { r.fields = append(r.fields, vllmField{key, value}) }
+
+// head writes what main_async writes.
+func (r *VLLMResult) head(meta VLLMMeta) {
+	var label, most any
+	if meta.Label != "" {
+		label = meta.Label
+	}
+	if meta.MaxConcurrency > 0 {
+		most = meta.MaxConcurrency
+	}
+	var rate any = "inf"
+	if meta.Rate > 0 && !math.IsInf(meta.Rate, 0) {
+		rate = meta.Rate
+	}
+	tokenizer := meta.Tokenizer
+	if tokenizer == "" {
+		tokenizer = meta.Model
+	}
+	r.add("date", meta.Date.Format(vllmDate))
+	r.add("endpoint_type", meta.Backend)
+	r.add("backend", meta.Backend)
+	r.add("label", label)
+	r.add("model_id", meta.Model)
+	r.add("tokenizer_id", tokenizer)
+	r.add("num_prompts", meta.Prompts)
+	for _, key := range slices.Sorted(maps.Keys(meta.Metadata)) {
+		r.add(key, meta.Metadata[key])
+	}
+	r.add("request_rate", rate)
+	r.add("burstiness", meta.Burstiness)
+	r.add("max_concurrency", most)
+}
+
+// body writes what benchmark writes, and after it what vLLM does not have.
+func (r *VLLMResult) body(m *Measurement, details []Sample) {
+	r.add("duration", m.Duration.Seconds())
+	r.add("completed", m.Completed)
+	r.add("failed", m.Failed)
+	r.add("total_input_tokens", m.PromptTokens)
+	r.add("total_output_tokens", m.OutputTokens)
+	r.add("request_throughput", m.RequestThroughput)
+	if len(m.Over) > 0 {
+		r.add("request_goodput", m.Goodput)
+	} else {
+		r.add("request_goodput", nil)
+	}
+	r.add("output_throughput", m.OutputThroughput)
+	r.add("total_token_throughput", m.TotalThroughput)
+	if details != nil {
+		r.details(details, m.Rules)
+	}
+	r.add("max_output_tokens_per_s", float64(m.PeakChunks))
+	r.add("max_concurrent_requests", m.PeakInFlight)
+	r.add("rtfx", 0.0)
+	r.stats("ttft", m.TTFT, m)
+	r.stats("tpot", m.TPOT, m)
+	if m.ITL.N > 0 { // vLLM always has it; zero would read as a latency
+		r.stats("itl", m.ITL, m)
+	}
+	r.stats("e2el", m.E2E, m)
+	if m.Queue.N > 0 {
+		r.stats("client_queue_time", m.Queue, m)
+	}
+
+	r.stats("send_lag", m.SendLag, m)
+	r.add("window", m.Window.Seconds())
+	r.add("window_request_throughput", m.WindowRequestThroughput)
+	r.add("window_output_throughput", m.WindowOutputThroughput)
+	r.add("mean_in_flight", m.MeanInFlight)
+	r.add("failures", m.Failures)
+	r.add("off_plan", m.OffPlan)
+	r.add("void", m.Void)
+}
+
+// stats writes one metric. Where nothing was completed vLLM writes 0 ms, which keeps every limit: here it is null.
+func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
+	add := func(key string, value float64) {
+		if m.Completed == 0 {
+			r.add(key, nil)
+			return
+		}
+		r.add(key, value)
+	}
+	add("mean_"+metric+"_ms", s.Mean)
+	add("median_"+metric+"_ms", s.P50)
+	add("std_"+metric+"_ms", s.Std)
+	for _, p := range vllmPercentiles {
+		add(vllmKey(p, metric), *s.percentile(p))
+	}
+}
+
+// details writes a list for each property of a request, in seconds. A request that did not end well has an output and
+// latencies of zero and the kind of its failure as error. start_times are when it was due, because latencies count from there.
+func (r *VLLMResult) details(samples []Sample, rules Rules) {
+	n := len(samples)
+	input, output := make([]int, n), make([]int, n)
+	ttfts, latencies, starts := make([]float64, n), make([]float64, n), make([]float64, n)
+	itls, problems := make([][]float64, n), make([]string, n)
+	for i := range samples {
+		s := &samples[i]
+		input[i], starts[i], itls[i] = s.PromptTokens, s.Due.Seconds(), []float64{}
+		if !s.OK() {
+			problems[i] = s.problem()
+			continue
+		}
+		output[i], ttfts[i], latencies[i] = s.OutputTokens, rules.TTFT(s).Seconds(), rules.E2E(s).Seconds()
+		for _, gap := range s.Gaps {
+			itls[i] = append(itls[i], gap.Seconds())
+		}
+	}
+	r.add("input_lens", input)
+	r.add("output_lens", output)
+	r.add("ttfts", ttfts)
+	r.add("itls", itls)
+	r.add("latencies", latencies)
+	r.add("start_times", starts)
+	r.add("errors", problems)
+}
+
+// problem says in one line why a request did not end well.
+func (s *Sample) problem() string {
+	switch {
+	case s.Failure == "":
+		return "withdrawn before its end"
+	case s.Detail == "":
+		return string(s.Failure)
+	}
+	return string(s.Failure) + ": " + s.Detail
+}
+
+// MarshalJSON writes the fields in vLLM's order.
+func (r VLLMResult) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, f := range r.fields {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		key, err := json.Marshal(f.key)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(f.value)
+		if err != nil {
+			return nil, fmt.Errorf("field %s: %w", f.key, err)
+		}
+		b.Write(key)
+		b.WriteByte(':')
+		b.Write(value)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}

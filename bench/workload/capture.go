@@ -1,0 +1,327 @@
+package workload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// captured reads a log of own traffic: one JSON object a line, which is the body of a request to /v1/completions or
+// /v1/chat/completions, or has it under "body" or "request", such as OpenAI's batch files. "timestamp" says when it came and
+// "usage", or "response" with it, how long the answer was.
+type captured struct {
+	spec     Spec
+	requests []Request
+	came     []time.Duration
+}
+
+func (c *captured) len() int { return len(c.requests) }
+
+func (c *captured) times() []time.Duration { return c.came }
+
+func (c *captured) keep(rows []int) {
+	kept := make([]Request, len(rows))
+	for i, row := range rows {
+		kept[i] = c.requests[row]
+	}
+	c.requests = kept
+}
+
+func (c *captured) source(uint64) (at func(i int) *Request, most int, notes []string) {
+	requests := c.requests
+	return func(i int) *Request { return &requests[i] }, longest(requests), nil
+}
+
+func (c *captured) read(from io.Reader, timed bool, bad *badRows) error {
+	err := newLineReader(from).each(bad, func(text []byte) error {
+		request, came, err := c.spec.parseCapture(text, timed)
+		if err == nil {
+			c.requests = append(c.requests, request)
+			c.came = append(c.came, came)
+		}
+		return err
+	})
+	if err == nil && len(c.requests) == 0 {
+		err = bad.none()
+	}
+	return err
+}
+
+// A usage is how long an answer was.
+type usage struct {
+	CompletionTokens int `json:"completion_tokens"`
+}
+
+// A capturedLine is what a line may have around the body of the request.
+type capturedLine struct {
+	Timestamp json.RawMessage `json:"timestamp"`
+	URL       string          `json:"url"`
+	Body      json.RawMessage `json:"body"`
+	Request   json.RawMessage `json:"request"`
+	Usage     json.RawMessage `json:"usage"`
+	Response  json.RawMessage `json:"response"`
+}
+
+// answered returns how long the answer was, 0 when the line does not say in a known way.
+func (l *capturedLine) answered() int {
+	var used usage
+	var response struct {
+		Usage usage `json:"usage"`
+		Body  struct {
+			Usage usage `json:"usage"`
+		} `json:"body"`
+	}
+	if json.Unmarshal(l.Usage, &used) == nil && used.CompletionTokens > 0 {
+		return used.CompletionTokens
+	}
+	if json.Unmarshal(l.Response, &response) == nil {
+		return max(response.Usage.CompletionTokens, response.Body.Usage.CompletionTokens)
+	}
+	return 0
+}
+
+// parseCapture reads one line.
+func (s Spec) parseCapture(text []byte, timed bool) (request Request, came time.Duration, err error) {
+	if text[0] == '[' {
+		return request, 0, errors.New("is a JSON array, not one object a line")
+	}
+	var line capturedLine
+	if err := json.Unmarshal(text, &line); err != nil {
+		return request, 0, explain(err)
+	}
+	if timed {
+		if came, err = parseTimestamp(line.Timestamp); err != nil {
+			return request, 0, err
+		}
+	}
+	if line.URL != "" && !strings.HasSuffix(line.URL, "/completions") {
+		return request, 0, fmt.Errorf("url %q is neither /v1/completions nor /v1/chat/completions", line.URL)
+	}
+	body := json.RawMessage(text)
+	for _, wrapped := range []json.RawMessage{line.Request, line.Body} {
+		if len(wrapped) > 0 && string(wrapped) != "null" {
+			body = wrapped
+		}
+	}
+	request, err = s.parseBody(body, line.answered())
+	return request, came, err
+}
+
+// parseBody reads the body of a request. Sampling, streaming and stop words are not carried over: the work is pinned.
+func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
+	if text[0] == '"' { // some logs have the body as a text
+		var inner string
+		if err := json.Unmarshal(text, &inner); err != nil {
+			return Request{}, explain(err)
+		}
+		text = json.RawMessage(inner)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return Request{}, explain(err)
+	}
+	for _, name := range sorted(fields) {
+		if changesWork(name, fields[name]) {
+			return Request{}, fmt.Errorf("%s cannot be sent as it is: take such requests out", name)
+		}
+	}
+	prompt, ids, err := parsePrompt(fields["prompt"])
+	if err != nil {
+		return Request{}, err
+	}
+	messages, err := parseMessages(fields["messages"])
+	if err != nil {
+		return Request{}, err
+	}
+	request := Request{Conversation: -1}
+	switch {
+	case ids != nil && s.Endpoint == Chat:
+		return Request{}, errors.New("prompt has token ids, which chat cannot take: use endpoint completions")
+	case ids != nil:
+		request.Tokens, request.PromptTokens = ids, len(ids)
+	default:
+		if err := request.ask(prompt, messages, s.Endpoint); err != nil {
+			return Request{}, err
+		}
+	}
+	request.OutputTokens, err = s.answerLength(answered, fields)
+	return request, err
+}
+
+// answerLength returns how many tokens to ask for: as the spec says, else as many as the answer had, else at most as many as
+// the request allowed.
+func (s Spec) answerLength(answered int, fields map[string]json.RawMessage) (int, error) {
+	if s.OutputTokens > 0 {
+		return s.OutputTokens, nil
+	}
+	if answered > 0 {
+		return answered, checkLength("completion_tokens", answered, 1)
+	}
+	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
+		if empty(fields[name]) {
+			continue
+		}
+		var n int
+		if err := json.Unmarshal(fields[name], &n); err != nil {
+			return 0, fmt.Errorf("%s is no whole number", name)
+		}
+		return n, checkLength(name, n, 1)
+	}
+	return 0, errors.New(`has no length of its answer: add "usage" or "max_tokens" to each line, or set the workload's output tokens`)
+}
+
+// heavy are the fields of a request that change what the server has to do, or what it is asked, beyond prompt and length
+// (vllm/entrypoints/openai/protocol.py, 0.14.1).
+var heavy = []string{
+	"tools", "functions", "response_format", "structured_outputs", "n", "best_of", "use_beam_search", "logprobs", "top_logprobs",
+	"prompt_logprobs", "logit_bias", "suffix", "echo", "audio", "modalities", "prompt_embeds", "documents", "chat_template",
+	"chat_template_kwargs", "mm_processor_kwargs", "continue_final_message", "truncate_prompt_tokens",
+}
+
+// harmless are values of these fields that say what holds without them.
+var harmless = map[string][]string{
+	"n": {"1"}, "best_of": {"1"}, "response_format": {`{"type":"text"}`}, "modalities": {`["text"]`}, "truncate_prompt_tokens": {"-1"},
+}
+
+func changesWork(name string, value json.RawMessage) bool {
+	if !slices.Contains(heavy, name) && !strings.HasPrefix(name, "guided_") || empty(value) {
+		return false
+	}
+	return !slices.Contains(harmless[name], strings.Join(strings.Fields(string(value)), ""))
+}
+
+// empty reports whether a field is not there, or says nothing.
+func empty(value json.RawMessage) bool {
+	return slices.Contains([]string{"", "null", "false", `""`, "[]", "{}"}, string(value))
+}
+
+// parsePrompt reads a text, token ids, or a list with one of them.
+func parsePrompt(text json.RawMessage) (prompt string, ids []int32, err error) {
+	if empty(text) {
+		return "", nil, nil
+	}
+	if text[0] == '[' {
+		var list []json.RawMessage
+		if err := json.Unmarshal(text, &list); err != nil {
+			return "", nil, explain(err)
+		}
+		switch {
+		case len(list) == 0:
+			return "", nil, nil
+		case list[0][0] != '"' && list[0][0] != '[':
+			ids, err = parseIDs(text)
+			return "", ids, err
+		case len(list) > 1:
+			return "", nil, fmt.Errorf("prompt has %d prompts: write each as a request of its own", len(list))
+		case list[0][0] == '[':
+			ids, err = parseIDs(list[0])
+			return "", ids, err
+		}
+		text = list[0]
+	}
+	if err := json.Unmarshal(text, &prompt); err != nil {
+		return "", nil, errors.New("prompt is neither a text nor a list of token ids")
+	}
+	return prompt, nil, nil
+}
+
+func parseIDs(text json.RawMessage) ([]int32, error) {
+	var ids []int32
+	if err := json.Unmarshal(text, &ids); err != nil {
+		return nil, errors.New("prompt is neither a text nor a list of token ids")
+	}
+	for _, id := range ids {
+		if id < 0 {
+			return nil, fmt.Errorf("prompt has the token id %d", id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	return ids, nil
+}
+
+// parseMessages reads the messages of a chat.
+func parseMessages(text json.RawMessage) ([]Message, error) {
+	if empty(text) {
+		return nil, nil
+	}
+	var list []map[string]json.RawMessage
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, errors.New("messages is no list of JSON objects")
+	}
+	messages := make([]Message, len(list))
+	for i, fields := range list {
+		at := fmt.Sprintf("messages[%d]", i)
+		for _, name := range sorted(fields) {
+			if name != "role" && name != "content" && !empty(fields[name]) {
+				return nil, fmt.Errorf("%s.%s cannot be sent as it is: take such requests out", at, name)
+			}
+		}
+		if err := json.Unmarshal(fields["role"], &messages[i].Role); err != nil || messages[i].Role == "" {
+			return nil, fmt.Errorf("%s needs a role", at)
+		}
+		if role := messages[i].Role; role == "tool" || role == "function" {
+			return nil, fmt.Errorf("%s.role is %s, which cannot be sent: take such requests out", at, role)
+		}
+		var err error
+		if messages[i].Content, err = parseContent(at, fields["content"]); err != nil {
+			return nil, err
+		}
+	}
+	return messages, nil
+}
+
+// parseContent reads the content of a message: a text, or parts that are texts. Those are joined by line breaks, as vLLM does
+// for chat templates that take one text (vllm/entrypoints/chat_utils.py, 0.14.1 and 0.33).
+func parseContent(at string, text json.RawMessage) (string, error) {
+	var content string
+	if err := json.Unmarshal(text, &content); err == nil && string(text) != "null" {
+		return content, nil
+	}
+	var parts []struct {
+		Type string  `json:"type"`
+		Text *string `json:"text"`
+	}
+	if err := json.Unmarshal(text, &parts); err != nil || len(parts) == 0 {
+		return "", fmt.Errorf("%s needs a content, which is a text or a list of parts", at)
+	}
+	texts := make([]string, len(parts))
+	for i, part := range parts {
+		if part.Type != "text" || part.Text == nil {
+			return "", fmt.Errorf("%s.content[%d] is a part of type %q, which cannot be sent: take such requests out", at, i, part.Type)
+		}
+		texts[i] = *part.Text
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+// parseTimestamp reads the time at which a request came: RFC 3339, or seconds. Numbers too large for seconds of our time are
+// milliseconds, microseconds or nanoseconds.
+func parseTimestamp(text json.RawMessage) (time.Duration, error) {
+	if empty(text) {
+		return 0, errNoTime
+	}
+	var date string
+	if err := json.Unmarshal(text, &date); err == nil {
+		at, err := time.Parse(time.RFC3339, date)
+		if err != nil {
+			return 0, fmt.Errorf("timestamp %q is no date such as 2026-01-31T12:00:00.5Z", date)
+		}
+		return sinceEpoch(at)
+	}
+	var number float64
+	if err := json.Unmarshal(text, &number); err != nil {
+		return 0, errors.New("timestamp is neither a number of seconds nor a date")
+	}
+	for range 3 {
+		if number > 1e11 {
+			number /= 1000
+		}
+	}
+	return since(number)
+}

@@ -1,0 +1,275 @@
+package workload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Layouts are the known layouts of trace files.
+var Layouts = []string{"burstgpt", "azure", "mooncake"}
+
+// The columns of the CSV layouts: when, tokens of the prompt, tokens of the answer. Others are passed over.
+//   - burstgpt: github.com/HPMLL/BurstGPT, seconds. The third release has two more columns.
+//   - azure: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024, dates.
+var columns = map[string][3]string{
+	"burstgpt": {"timestamp", "request tokens", "response tokens"},
+	"azure":    {"timestamp", "contexttokens", "generatedtokens"},
+}
+
+// blockTokens is how many tokens one of Mooncake's hash_ids stands for (github.com/kvcache-ai/Mooncake, traces of the FAST'25
+// paper): equal ids are equal tokens with equal ones in front.
+const blockTokens = 512
+
+// A traced row is one request of a trace that records no texts.
+type tracedRow struct {
+	at            time.Duration
+	input, output int
+	blocks        []int64 // nil when the trace does not record what prompts share
+}
+
+// traced reads traces of lengths.
+type traced struct {
+	spec   Spec
+	layout string
+	column [3]int // of a CSV file
+	rows   []tracedRow
+	failed int // rows without a prompt or an answer
+}
+
+func (t *traced) len() int { return len(t.rows) }
+
+func (t *traced) times() []time.Duration {
+	times := make([]time.Duration, len(t.rows))
+	for i, row := range t.rows {
+		times[i] = row.at
+	}
+	return times
+}
+
+func (t *traced) keep(rows []int) {
+	kept := make([]tracedRow, len(rows))
+	for i, row := range rows {
+		kept[i] = t.rows[row]
+	}
+	t.rows = kept
+}
+
+func (t *traced) read(from io.Reader, _ bool, bad *badRows) error {
+	in := newLineReader(from)
+	head, err := in.next()
+	if err == io.EOF {
+		return errEmpty
+	}
+	if err == nil {
+		err = t.recognise(string(head))
+	}
+	if err != nil {
+		return fmt.Errorf("line %d: %w", in.number, err)
+	}
+	parse := t.parseCSV
+	if t.layout == "mooncake" {
+		parse = parseMooncake
+		if err := t.add(head, parse, in.number, bad); err != nil {
+			return err
+		}
+	}
+	err = in.each(bad, func(text []byte) error { return t.take(text, parse) })
+	if err == nil && len(t.rows) == 0 {
+		if err = bad.none(); t.failed > 0 {
+			err = fmt.Errorf("none of its %d rows has a prompt and an answer", t.failed)
+		}
+	}
+	return err
+}
+
+// add takes the row of a file without a head.
+func (t *traced) add(text []byte, parse func([]byte) (tracedRow, error), line int, bad *badRows) error {
+	if err := t.take(text, parse); err != nil {
+		return bad.add(fmt.Errorf("line %d: %w", line, err))
+	}
+	return nil
+}
+
+// take takes one row, unless nothing can be asked for it: in BurstGPT an answer of 0 tokens is a request that failed.
+func (t *traced) take(text []byte, parse func([]byte) (tracedRow, error)) error {
+	row, err := parse(text)
+	if err != nil {
+		return err
+	}
+	if t.spec.OutputTokens > 0 && row.output > 0 {
+		row.output = t.spec.OutputTokens
+	}
+	if row.input == 0 || row.output == 0 {
+		t.failed++
+		return nil
+	}
+	t.rows = append(t.rows, row)
+	return nil
+}
+
+// recognise finds the layout by the first line, and holds the one that is named against it.
+func (t *traced) recognise(head string) error {
+	t.layout = t.spec.Layout
+	if strings.HasPrefix(head, "{") {
+		switch {
+		case t.layout != "" && t.layout != "mooncake":
+			return fmt.Errorf("is JSON, and layout %s is CSV: use layout mooncake", t.layout)
+		case t.layout == "" && !strings.Contains(head, `"input_length"`):
+			return errors.New(`is JSON without "input_length": for a log of requests use kind capture, for prompts kind jsonl`)
+		}
+		t.layout = "mooncake"
+		return nil
+	}
+	if t.layout == "mooncake" {
+		return errors.New("is no JSON object, and layout mooncake has one a line: leave the layout out")
+	}
+	names := strings.Split(strings.ToLower(head), ",")
+	for i := range names {
+		names[i] = strings.Trim(strings.TrimSpace(names[i]), `"`)
+	}
+	for _, layout := range sorted(columns) {
+		missing := t.find(names, columns[layout])
+		switch {
+		case t.layout == layout && missing != "":
+			return fmt.Errorf("has no column %q, which layout %s needs", missing, layout)
+		case missing == "" && (t.layout == "" || t.layout == layout):
+			t.layout = layout
+			return nil
+		}
+	}
+	return fmt.Errorf("is the head of no known trace (%s): it needs the columns Timestamp,Request tokens,Response tokens or TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object a line", Or(Layouts))
+}
+
+// find sets where the columns are, or returns one that is missing.
+func (t *traced) find(names []string, wanted [3]string) (missing string) {
+	for i, want := range wanted {
+		if t.column[i] = slices.Index(names, want); t.column[i] < 0 {
+			return want
+		}
+	}
+	return ""
+}
+
+// parseCSV reads a row of a CSV trace. Their values need no quotes.
+func (t *traced) parseCSV(text []byte) (row tracedRow, err error) {
+	values := strings.Split(string(text), ",")
+	if last := slices.Max(t.column[:]); len(values) <= last {
+		return row, fmt.Errorf("has %d columns, the first line has %d at least", len(values), last+1)
+	}
+	value := func(i int) string { return strings.Trim(strings.TrimSpace(values[t.column[i]]), `"`) }
+	if row.at, err = t.time(value(0)); err != nil {
+		return row, err
+	}
+	if row.input, err = count(columns[t.layout][1], value(1)); err != nil {
+		return row, err
+	}
+	row.output, err = count(columns[t.layout][2], value(2))
+	return row, err
+}
+
+// azureTimes are the forms of dates in the two releases, 2023 and 2024.
+var azureTimes = []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", time.RFC3339}
+
+func (t *traced) time(text string) (time.Duration, error) {
+	if t.layout == "burstgpt" {
+		seconds, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return 0, fmt.Errorf("timestamp %q is no number of seconds", text)
+		}
+		return since(seconds)
+	}
+	for _, form := range azureTimes {
+		if at, err := time.Parse(form, text); err == nil {
+			return sinceEpoch(at)
+		}
+	}
+	return 0, fmt.Errorf("timestamp %q is no date such as 2023-11-16 18:15:46.68", text)
+}
+
+// sinceEpoch returns a date as the time since the beginning of 1970.
+func sinceEpoch(at time.Time) (time.Duration, error) {
+	d := at.Sub(time.Unix(0, 0))
+	if d < -mostTime || d > mostTime {
+		return 0, fmt.Errorf("timestamp %s is no date of our time", at.Format(time.RFC3339))
+	}
+	return d, nil
+}
+
+// count reads a number of tokens; some copies of the traces have them as 17.0.
+func count(column, text string) (int, error) {
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || n != math.Trunc(n) || math.Abs(n) > math.MaxInt32 {
+		return 0, fmt.Errorf("%s %q is no whole number", column, text)
+	}
+	return int(n), checkLength(column, int(n), 0)
+}
+
+// parseMooncake reads a row of Mooncake's layout, whose times are milliseconds.
+func parseMooncake(text []byte) (row tracedRow, err error) {
+	var line struct {
+		Timestamp    *float64 `json:"timestamp"`
+		InputLength  *int     `json:"input_length"`
+		OutputLength *int     `json:"output_length"`
+		HashIDs      []int64  `json:"hash_ids"`
+	}
+	if err := json.Unmarshal(text, &line); err != nil {
+		return row, explain(err)
+	}
+	switch {
+	case line.Timestamp == nil:
+		return row, errNoTime
+	case line.InputLength == nil || line.OutputLength == nil:
+		return row, errors.New(`needs "input_length" and "output_length"`)
+	}
+	if row.at, err = since(*line.Timestamp / 1000); err != nil {
+		return row, err
+	}
+	if err := checkLength("input_length", *line.InputLength, 0); err != nil {
+		return row, err
+	}
+	if err := checkLength("output_length", *line.OutputLength, 0); err != nil {
+		return row, err
+	}
+	row.input, row.output, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
+	if want := (row.input + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
+		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each stands for %d tokens", len(row.blocks), row.input, want, blockTokens)
+	}
+	for _, id := range row.blocks {
+		if id < 0 || id >= 1<<48 {
+			return row, fmt.Errorf("hash id %d is outside [0, 2^48)", id)
+		}
+	}
+	return row, nil
+}
+
+func (t *traced) source(seed uint64) (at func(i int) *Request, longest int, notes []string) {
+	for _, row := range t.rows {
+		longest = max(longest, row.input+row.output)
+	}
+	notes = []string{t.layout}
+	if t.failed > 0 {
+		notes = append(notes, fmt.Sprintf("%d without prompt or answer left out", t.failed))
+	}
+	rows, vocab := t.rows, t.spec.VocabSize
+	return func(i int) *Request { return rows[i].request(seed, i, vocab) }, longest, notes
+}
+
+// request draws the prompt when it is asked: all prompts of a trace are more than a memory holds. Equal hash ids give equal
+// tokens, and a block that is cut short the first of them; without hash ids no prompt shares anything.
+func (r tracedRow) request(seed uint64, number, vocab int) *Request {
+	ids := make([]int32, r.input)
+	if r.blocks == nil {
+		fill(chance(seed, traceDraws, 0, number), ids, vocab)
+	}
+	for i, id := range r.blocks {
+		fill(chance(seed, blockDraws, 0, int(id)), ids[i*blockTokens:min((i+1)*blockTokens, r.input)], vocab)
+	}
+	return &Request{Tokens: ids, PromptTokens: r.input, OutputTokens: r.output, Conversation: -1}
+}

@@ -1,0 +1,153 @@
+package workload
+
+import (
+	"math"
+	"time"
+)
+
+// A Ramp is load whose rate rises or falls from request to request, all N of them counted; a run-out at the last rate goes
+// on until the caller stops reading. It is the ramp-up of vllm bench serve (_get_current_request_rate in
+// vllm/benchmarks/serve.py, 0.14.1 and 0.33), whose times are not rescaled either; vLLM has no run-out.
+type Ramp struct {
+	Source      Source
+	Seed        uint64  // of the arrivals
+	From, To    float64 // requests per second at the first and the last request, both > 0
+	Exponential bool    // the rate grows by a factor from request to request, not by a sum
+	N           int     // counted requests
+	Burstiness  float64 // as in Arrivals
+}
+
+// Rate returns the rate at the i-th request: the gap in front of it is drawn for this rate.
+func (r Ramp) Rate(i int) float64 {
+	progress := float64(i) / float64(max(r.N-1, 1))
+	if r.Exponential {
+		return r.From * math.Pow(r.To/r.From, progress)
+	}
+	return r.From + (r.To-r.From)*progress
+}
+
+func (r Ramp) sound() bool { return r.From > 0 && r.To > 0 && r.N > 0 }
+
+func (r Ramp) gaps(stream Stream) func() float64 {
+	return Arrivals{Burstiness: r.Burstiness}.gaps(chance(r.Seed, gapDraws, stream, 0))
+}
+
+// Counted returns how many requests are counted, and when the last of them is due. Both are zero unless the rates and N are
+// positive.
+func (r Ramp) Counted() (n int, length time.Duration) {
+	if !r.sound() {
+		return 0, 0
+	}
+	for _, due := range r.window() {
+		length = due
+	}
+	return r.N, length
+}
+
+// window yields the due times of the counted requests.
+func (r Ramp) window() func(yield func(int, time.Duration) bool) {
+	return func(yield func(int, time.Duration) bool) {
+		gap, at := r.gaps(WindowStream), 0.0
+		for i := range r.N {
+			at += gap() / r.Rate(i)
+			if !yield(i, time.Duration(at*float64(time.Second))) {
+				return
+			}
+		}
+	}
+}
+
+// Schedule returns the arrivals. It goes on for ever in the run-out; it is empty unless the rates and N are positive.
+func (r Ramp) Schedule() Schedule {
+	return func(yield func(Arrival) bool) {
+		if !r.sound() {
+			return
+		}
+		var last time.Duration
+		for i, due := range r.window() {
+			if last = due; !yield(Arrival{due, Window, i, r.Source.Request(WindowStream, i)}) {
+				return
+			}
+		}
+		out := clock{gap: r.gaps(RunOutStream), rate: r.To}
+		for i := 0; ; i++ {
+			if !yield(Arrival{last + out.next(), RunOut, i, r.Source.Request(RunOutStream, i)}) {
+				return
+			}
+		}
+	}
+}
+
+// A Loop is load in a closed loop: each request is due as soon as one in flight has ended. How many are in flight is for
+// the one who sends it. With a live source (OpenLive) it is conversations that follow each other so.
+type Loop struct {
+	Source Source
+	LeadIn int // uncounted requests in front
+	N      int // counted requests
+}
+
+// Schedule returns the arrivals, all due Asap. It goes on for ever in the run-out.
+func (l Loop) Schedule() Schedule {
+	return func(yield func(Arrival) bool) {
+		for _, part := range []struct {
+			phase  Phase
+			stream Stream
+			n      int
+		}{{LeadIn, LeadInStream, l.LeadIn}, {Window, WindowStream, l.N}, {RunOut, RunOutStream, forEver}} {
+			for i := range part.n {
+				if !yield(Arrival{Asap, part.phase, i, l.Source.Request(part.stream, i)}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// A Replay is load at exactly the times of recorded traffic, from its first request on. What was recorded after the N
+// counted requests is the run-out; the schedule ends with the trace.
+type Replay struct {
+	Trace  *Trace
+	Source Source  // what is asked; nil means what the trace recorded, in its order
+	Speed  float64 // how many times as fast as recorded, above 0; 0 means 1
+	N      int     // counted requests; 0, or more than there are, means all
+}
+
+func (r Replay) due(i int) time.Duration {
+	if r.Speed > 0 {
+		return time.Duration(float64(r.Trace.times[i]) / r.Speed)
+	}
+	return r.Trace.times[i]
+}
+
+// Counted returns how many requests are counted, and when the last of them is due.
+func (r Replay) Counted() (n int, length time.Duration) {
+	if n = r.Trace.Len(); r.N > 0 {
+		n = min(n, r.N)
+	}
+	if n == 0 {
+		return 0, 0
+	}
+	return n, r.due(n - 1)
+}
+
+// Schedule returns the arrivals.
+func (r Replay) Schedule() Schedule {
+	return func(yield func(Arrival) bool) {
+		n, _ := r.Counted()
+		for i := range r.Trace.Len() {
+			a := Arrival{Due: r.due(i), Phase: Window, Index: i}
+			stream := WindowStream
+			if i >= n {
+				a.Phase, a.Index, stream = RunOut, i-n, RunOutStream
+			}
+			if r.Source != nil {
+				a.Request = r.Source.Request(stream, a.Index)
+			} else {
+				a.Request = r.Trace.request(i)
+			}
+			if !yield(a) {
+				return
+			}
+		}
+	}
+}

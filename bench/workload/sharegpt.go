@@ -1,0 +1,116 @@
+package workload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// A shareGPTEntry is one conversation.
+type shareGPTEntry struct {
+	Conversations []shareGPTTurn `json:"conversations"`
+}
+
+type shareGPTTurn struct {
+	From  string `json:"from"`
+	Value string `json:"value"`
+}
+
+// readShareGPT reads a JSON array of conversations. As in vllm bench serve (vllm/benchmarks/datasets.py, 0.14.1 and 0.33)
+// the first turn is the prompt and the second the model answer, whose length is asked for unless the spec overrides it.
+func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
+	var requests []Request
+	n, err := eachShareGPT(from, bad, func(entry shareGPTEntry) error {
+		if request, ok := entry.request(spec); ok {
+			requests = append(requests, request)
+		}
+		return nil
+	})
+	if err == nil && len(requests) == 0 {
+		err = fmt.Errorf(`none of the %d entries has two turns under "conversations" with 4 to %d tokens of prompt (by the estimate of %d bytes a token)`,
+			n, shareGPTPromptMax, bytesPerToken)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return requests, nil
+}
+
+// eachShareGPT gives every entry that can be read to read, and returns how many there are, which is at least one. An entry
+// of wrong types can be left out as a bad row; where the file is no JSON, no next one can be found.
+func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) (n int, err error) {
+	limited := &bounded{from, maxRow}
+	in := json.NewDecoder(limited)
+	switch start, err := in.Token(); {
+	case err == io.EOF:
+		return 0, errEmpty
+	case err != nil:
+		return 0, explain(err)
+	case start != json.Delim('['):
+		return 0, errors.New("is no JSON array of conversations: for one JSON object a line use kind jsonl")
+	}
+	for limited.left = maxRow; in.More(); limited.left = maxRow {
+		n++
+		var entry shareGPTEntry
+		err := in.Decode(&entry)
+		if _, wrongType := errors.AsType[*json.UnmarshalTypeError](err); err != nil && !wrongType {
+			return n, fmt.Errorf("entry %d: %w", n, explain(err))
+		}
+		if err != nil {
+			err = explain(err)
+		} else {
+			err = read(entry)
+		}
+		if err != nil {
+			if err := bad.add(fmt.Errorf("entry %d: %w", n, err)); err != nil {
+				return n, err
+			}
+		}
+	}
+	if _, err := in.Token(); err != nil {
+		return n, fmt.Errorf("after entry %d: %w", n, explain(err))
+	}
+	if n == bad.n {
+		return n, bad.none()
+	}
+	return n, nil
+}
+
+// The pruning of vllm bench serve (is_valid_sequence in vllm/benchmarks/datasets.py, 0.14.1 and 0.33).
+const (
+	shareGPTMin       = 4
+	shareGPTPromptMax = 1024
+	shareGPTTotalMax  = 2048
+)
+
+// bytesPerToken is the usual rule of thumb for English text in vocabularies of 32,000 and more.
+const bytesPerToken = 4
+
+// request returns the entry's request, and whether it is used. vLLM prunes by exact token counts; here, without a
+// tokenizer, the same limits are held against an estimate of four bytes a token, so that entries near a limit can differ.
+// The same estimate of the answer's text is the length asked for, unless the spec overrides it.
+func (e shareGPTEntry) request(spec Spec) (Request, bool) {
+	if len(e.Conversations) < 2 {
+		return Request{}, false
+	}
+	prompt := e.Conversations[0].Value
+	input, output := estimate(prompt), spec.OutputTokens
+	if output == 0 {
+		if output = estimate(e.Conversations[1].Value); output < shareGPTMin {
+			return Request{}, false
+		}
+	}
+	if input < shareGPTMin || input > shareGPTPromptMax || input+output > shareGPTTotalMax {
+		return Request{}, false
+	}
+	request := Request{OutputTokens: output, Conversation: -1}
+	if spec.Endpoint == Chat {
+		request.Messages = []Message{{Role: "user", Content: prompt}}
+	} else {
+		request.Text = prompt
+	}
+	return request, true
+}
+
+func estimate(text string) int { return (len(text) + bytesPerToken - 1) / bytesPerToken }

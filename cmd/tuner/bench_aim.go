@@ -1,0 +1,170 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// newBenching reads the flags.
+func newBenching(c *cli.Context) (*benching, error) {
+	b := &benching{stderr: c.App.ErrWriter}
+	var err error
+	if b.client, err = benchClient(c, b.stderr); err != nil {
+		return nil, err
+	}
+	if c.Bool("quiet") {
+		b.stderr = io.Discard
+	}
+	if b.slo, err = parseSLO(c.StringSlice("slo")); err != nil {
+		return nil, err
+	}
+	if b.limits, err = parseGoodput(c.StringSlice("goodput")); err != nil {
+		return nil, err
+	}
+	b.client.Limits = b.limits
+	if err := b.checkFlags(c); err != nil {
+		return nil, err
+	}
+	if b.load, err = newBenchLoad(c); err != nil {
+		return nil, err
+	}
+	if err := b.aim(c); err != nil {
+		return nil, err
+	}
+	return b, b.repeats()
+}
+
+// checkFlags finds flags without effect, which would be a surprise and not an error.
+func (b *benching) checkFlags(c *cli.Context) error {
+	ramp := c.IsSet("ramp-up")
+	for _, row := range []struct {
+		wrong bool
+		says  string
+	}{
+		{c.Int("max-concurrency") < 0, "--max-concurrency: must not be negative"},
+		{c.IsSet("max-concurrency") && c.IsSet("concurrency"), "--max-concurrency is for a rate; --concurrency has its own"},
+		{c.IsSet("max-concurrency") && c.Bool("find-capacity"), "--find-capacity needs open loop: requests that wait in the client would hide the queue; leave out --max-concurrency"},
+		{!ramp && (c.IsSet("ramp-from") || c.IsSet("ramp-to")), "--ramp-from and --ramp-to need --ramp-up linear or exponential"},
+		{c.IsSet("tolerance") && !c.Bool("find-capacity"), "--tolerance is for --find-capacity"},
+		{c.IsSet("think-time") && !c.Bool("live"), "--think-time is for --live"},
+		{c.Duration("think-time") < 0, "--think-time: must not be negative"},
+		{c.IsSet("speed") && c.String("arrivals") != replayed, "--speed is for --arrivals replay"},
+		{c.Bool("live") && c.Bool("find-capacity"), "--live cannot be scored: users who wait for slow answers lower the load by themselves; leave out --find-capacity"},
+		{c.Bool("rescale") && c.IsSet("concurrency"), "--rescale is for a rate"},
+	} {
+		if row.wrong {
+			return usage("%s", row.says)
+		}
+	}
+	return nil
+}
+
+// aim says which runs the flags ask for.
+func (b *benching) aim(c *cli.Context) error {
+	rates, err := parseRates(c.StringSlice("rate"))
+	if err != nil {
+		return err
+	}
+	streams, err := parseConcurrencies(c.StringSlice("concurrency"))
+	if err != nil {
+		return err
+	}
+	if c.Bool("find-capacity") {
+		return b.aimAtCapacity(c, rates)
+	}
+	var given []string
+	for _, name := range []string{"rate", "concurrency", "ramp-up"} {
+		if c.IsSet(name) {
+			given = append(given, "--"+name)
+		}
+	}
+	replay := c.String("arrivals") == replayed
+	if replay {
+		given = append(given, "--arrivals replay")
+	}
+	switch {
+	case len(given) == 0:
+		return usage("bench needs --rate or --concurrency; see `tuner bench --help`")
+	case len(given) > 1:
+		return usage("%s: take one of them; for a rate with at most N in flight write --max-concurrency N", strings.Join(given, " and "))
+	case len(rates)+len(streams) > mostRuns:
+		return usage("%d runs are more than %d", len(rates)+len(streams), mostRuns)
+	case c.IsSet("ramp-up"):
+		return b.aimAtRamp(c)
+	case replay:
+		if !(c.Float64("speed") > 0) {
+			return usage("--speed %g: must be above 0", c.Float64("speed"))
+		}
+		b.shots = []shot{b.load.replay(c.Float64("speed"), benchTracePath(c) == c.String("path"))}
+	}
+	for _, rate := range rates {
+		b.shots = append(b.shots, b.load.open(rate))
+	}
+	for _, n := range streams {
+		b.shots = append(b.shots, b.load.closed(n))
+	}
+	return nil
+}
+
+func (b *benching) aimAtRamp(c *cli.Context) error {
+	kind, from, to := c.String("ramp-up"), c.Float64("ramp-from"), c.Float64("ramp-to")
+	kinds := []string{"linear", "exponential"}
+	switch {
+	case kind != kinds[0] && kind != kinds[1]:
+		return usage("--ramp-up %s: there is no such kind; %s", kind, space.DidYouMean(kind, kinds))
+	case !(from > 0 && from <= mostRate && to > 0 && to <= mostRate):
+		return usage("--ramp-up needs --ramp-from and --ramp-to, above 0 and at most %d", mostRate)
+	case b.load.arrivals.Trace != nil || b.load.rescale:
+		return usage("--ramp-up has arrivals of its own; leave out --arrivals trace and --rescale")
+	}
+	b.shots = []shot{b.load.ramp(from, to, kind == kinds[1])}
+	return nil
+}
+
+// aimAtCapacity prepares the search.
+func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
+	switch {
+	case b.slo == nil:
+		return usage("--find-capacity needs the limits to keep: --slo 'p99 ttft <= 1000ms'")
+	case c.IsSet("concurrency") || c.IsSet("ramp-up") || c.String("arrivals") == replayed:
+		return usage("--find-capacity looks for a rate; leave out --concurrency, --ramp-up and --arrivals replay")
+	case len(rates) > 1:
+		return usage("--find-capacity needs one --rate at most, where to begin")
+	case !(c.Float64("tolerance") > 0 && c.Float64("tolerance") <= 10):
+		return usage("--tolerance %g: must be above 0 and at most 10", c.Float64("tolerance"))
+	}
+	hint := 1.0
+	if len(rates) == 1 {
+		hint = rates[0]
+	}
+	// A server that fails at a hundredth of what it was taken for will not be found out by waiting: a probe there takes hours.
+	const most, least = 12, 100
+	b.search = &capacity.Search{Hint: hint, Min: hint / least, Max: mostRate, Factor: gallop, Tolerance: c.Float64("tolerance"), MaxProbes: most}
+	b.shots = []shot{b.load.open(hint)} // whose requests are looked at before the first run
+	return nil
+}
+
+// repeats says where requests will be asked again, which turns misses of the prefix cache into hits, or refuses it.
+func (b *benching) repeats() error {
+	source := b.load.source
+	if n, first := workload.Skipped(source); n > 0 {
+		fmt.Fprintf(b.stderr, "%d bad rows are left out, the first: %v\n", n, first)
+	}
+	for _, s := range b.shots {
+		if err := workload.Enough(source, s.planned); err != nil {
+			return usageError{err}
+		}
+		if n := workload.Repeats(source, s.planned); n > 0 {
+			fmt.Fprintf(b.stderr, "%s: %d of %d requests repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", s, n, s.planned, source.Name())
+			return nil
+		}
+	}
+	return nil
+}

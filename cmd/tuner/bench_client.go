@@ -1,0 +1,163 @@
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/net/http/httpguts"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+)
+
+// benchClient reads the flags that say how the server is reached. Notes go to stderr.
+func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
+	base, err := benchURL(c.String("url"))
+	if err != nil {
+		return nil, err
+	}
+	client := &bench.Client{
+		URL: base.String(), Model: c.String("model"), Endpoint: c.String("endpoint"), ITL: true,
+		IdleTimeout: c.Duration("idle-timeout"), Natural: c.Bool("natural"), MaxInFlight: c.Int("max-concurrency"),
+	}
+	if client.Endpoint != workload.Completions && client.Endpoint != workload.Chat {
+		return nil, usage("--endpoint %s: write completions or chat", client.Endpoint)
+	}
+	if client.IdleTimeout <= 0 {
+		return nil, usage("--idle-timeout %s: must be above 0", client.IdleTimeout)
+	}
+	switch client.Rules = bench.Rules(c.String("rules")); client.Rules {
+	case bench.Rules033, bench.Rules0141:
+	default:
+		return nil, usage("--rules %s: write %s or %s", client.Rules, bench.Rules033, bench.Rules0141)
+	}
+	if client.APIKey, err = benchKey(c.String("api-key-file")); err != nil {
+		return nil, err
+	}
+	if client.Header, err = benchHeader(c.Generic("header").(*headerFlag).lines); err != nil {
+		return nil, err
+	}
+	if client.TLS, err = benchTLS(c, base); err != nil {
+		return nil, err
+	}
+	if client.Proxy, err = benchProxy(c.String("proxy")); err != nil {
+		return nil, err
+	}
+	if client.Proxy == nil {
+		noteProxy(base, stderr)
+	}
+	return client, nil
+}
+
+// benchURL reads the base URL. OpenAI's own clients are given one that ends in /v1.
+func benchURL(text string) (*url.URL, error) {
+	if text == "" {
+		return nil, usage("bench needs --url; see `tuner bench --help`")
+	}
+	base, err := url.Parse(text)
+	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
+		return nil, usage("--url %s: write a scheme and a host, such as http://127.0.0.1:8000", redacted(text))
+	}
+	if base.User != nil {
+		return nil, usage("--url %s: a user and password in a URL would be shown; use --api-key-file or --header", base.Redacted())
+	}
+	if base.RawQuery != "" || base.Fragment != "" {
+		return nil, usage("--url %s: write it without ? and #", text)
+	}
+	base.Path = strings.TrimSuffix(strings.TrimRight(base.Path, "/"), "/v1")
+	return base, nil
+}
+
+// redacted hides what may be a password in a text that is no URL.
+func redacted(text string) string {
+	if scheme, rest, ok := strings.Cut(text, "@"); ok && scheme != "" {
+		return "…@" + rest
+	}
+	return text
+}
+
+// benchKey reads the API key: of the file, or else of the environment. It is never a flag, which all users of a machine see.
+func benchKey(file string) (bench.Secret, error) {
+	const variable = "OPENAI_API_KEY"
+	if file == "" {
+		return bench.Secret(os.Getenv(variable)), nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", usage("--api-key-file: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	if key == "" || strings.ContainsAny(key, "\r\n") {
+		return "", usage("--api-key-file %s: must hold the key, in one line and nothing else", file)
+	}
+	return bench.Secret(key), nil
+}
+
+// benchHeader reads lines such as "Name: value". Values are not quoted in errors: they may be secrets.
+func benchHeader(lines []string) (http.Header, error) {
+	header := make(http.Header)
+	for _, line := range lines {
+		name, value, ok := strings.Cut(line, ":")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		switch {
+		case !ok || !httpguts.ValidHeaderFieldName(name):
+			return nil, usage("--header: write 'Name: value'")
+		case !httpguts.ValidHeaderFieldValue(value):
+			return nil, usage("--header %s: the value has characters that no header may have", name)
+		}
+		header.Add(name, value)
+	}
+	return header, nil
+}
+
+// benchTLS reads how the server's certificate is checked; nil is as the system has it.
+func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
+	file, insecure := c.String("ca-file"), c.Bool("insecure")
+	switch {
+	case file == "" && !insecure:
+		return nil, nil
+	case base.Scheme != "https":
+		return nil, usage("--ca-file and --insecure are for https; --url is %s", base)
+	case file == "":
+		return &tls.Config{InsecureSkipVerify: true}, nil // the user has asked for it
+	case insecure:
+		return nil, usage("--insecure checks no certificate, so that --ca-file has no effect; leave one of them out")
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, usage("--ca-file: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, usage("--ca-file %s: holds no certificate in PEM form", file)
+	}
+	return &tls.Config{RootCAs: pool}, nil
+}
+
+// benchProxy reads the URL of an HTTP proxy; nil means none.
+func benchProxy(text string) (*url.URL, error) {
+	if text == "" {
+		return nil, nil
+	}
+	proxy, err := url.Parse(text)
+	if err != nil || proxy.Scheme != "http" || proxy.Hostname() == "" || proxy.Port() == "" {
+		return nil, usage("--proxy: write http://HOST:PORT")
+	}
+	return proxy, nil
+}
+
+// noteProxy says that a proxy of the environment is not used, where it would have been: latencies through one are its own.
+func noteProxy(base *url.URL, stderr io.Writer) {
+	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: base})
+	if err != nil || proxy == nil {
+		return
+	}
+	fmt.Fprintf(stderr, "the environment's proxy %s is not used; --proxy would use it, and measure it too\n", proxy.Redacted())
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// guarded is an OpenAI-compatible server that wants a key and a header.
+func guarded(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Authorization") != "Bearer sk-right" || r.Header.Get("X-Team") != "a, b" {
+		http.Error(w, `{"error":"Unauthorized"}`, http.StatusUnauthorized)
+		return
+	}
+	if r.Method == http.MethodGet {
+		_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+		return
+	}
+	var q struct {
+		N int `json:"max_tokens"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	for range q.N {
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+	}
+	fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", q.N)
+}
+
+// inProcess runs the command as main does, and returns its output and exit code.
+func inProcess(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs strings.Builder
+	err := app(&out, &errs, nil).RunContext(t.Context(), flagsFirst(append([]string{"tuner"}, args...)))
+	if err != nil {
+		fmt.Fprintln(&errs, "tuner:", err)
+	}
+	return out.String(), errs.String(), exitCode(err)
+}
+
+func TestBenchReachesAGuardedServer(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(guarded))
+	server.StartTLS()
+	defer server.Close()
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	authority := file("ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+	right, wrong := file("right", "sk-right\n"), file("wrong", "sk-wrong\n")
+	t.Setenv("OPENAI_API_KEY", "")
+	for _, row := range []struct {
+		name   string
+		args   []string
+		key    string // in the environment
+		code   int
+		stderr string
+	}{
+		{"key of a file, authority of a file", []string{"--api-key-file", right, "--ca-file", authority, "--header", "X-Team: a, b"}, "", 0, ""},
+		{"key of the environment, no authority", []string{"--insecure", "--header", "x-team:a, b"}, "sk-right", 0, ""},
+		{"an unknown authority", []string{"--header", "X-Team: a, b"}, "sk-right", 1, "(--ca-file, --insecure)"},
+		{"no key", []string{"--insecure", "--header", "X-Team: a, b"}, "", 1, "no API key was sent: set OPENAI_API_KEY; or use --api-key-file"},
+		{"another key", []string{"--insecure", "--header", "X-Team: a, b", "--api-key-file", wrong}, "sk-right", 1, "the API key that was sent is not the server's"},
+	} {
+		t.Setenv("OPENAI_API_KEY", row.key)
+		args := append([]string{"bench", "--url", server.URL, "--rate", "200", "--requests", "5", "--lead-in", "0s", "--input-tokens", "8", "--output-tokens", "3", "-o", "json"}, row.args...)
+		stdout, stderr, code := inProcess(t, args...)
+		if code != row.code || !strings.Contains(stderr, row.stderr) || row.code == 0 && !strings.Contains(stdout, `"failed": 0`) {
+			t.Errorf("%s: code %d, want %d and %q:\n%s%s", row.name, code, row.code, row.stderr, stdout, stderr)
+		}
+		if strings.Contains(stdout+stderr, "sk-") {
+			t.Errorf("%s: a key is printed:\n%s%s", row.name, stdout, stderr)
+		}
+	}
+}
+
+func TestBenchSaysWhenNothingCompletes(t *testing.T) {
+	n := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			if n++; n > 1 { // the first one is the preflight's
+				http.Error(w, `{"error":{"message":"worn out"}}`, http.StatusServiceUnavailable)
+				return
+			}
+		}
+		r.Header.Set("Authorization", "Bearer sk-right")
+		r.Header.Set("X-Team", "a, b")
+		guarded(w, r)
+	}))
+	defer server.Close()
+	stdout, stderr, code := inProcess(t, "bench", "--url", server.URL, "--concurrency", "1", "--requests", "5", "--input-tokens", "8", "--output-tokens", "3")
+	for _, want := range []string{"Failed requests:                         5", "  http-status:                           5", "first failure, http-status: 503: worn out"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("the report lacks %q:\n%s", want, stdout)
+		}
+	}
+	if code != exitFailed || !strings.Contains(stderr, "concurrency 1: all 5 requests failed: 5 http-status") {
+		t.Errorf("code %d, want %d:\n%s", code, exitFailed, stderr)
+	}
+	for line := range strings.Lines(stdout) {
+		if len([]rune(line)) > 81 {
+			t.Errorf("a line is longer than 80 columns: %s", line)
+		}
+	}
+}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench"
+	"vllmtuner/trial/capacity"
+)
+
+// errNoRunKept is the outcome of runs that were measured well and broke the SLO.
+var errNoRunKept = errors.New("no run kept the SLO")
+
+// A benchReport writes the runs as they end.
+type benchReport struct {
+	b      *benching
+	w      io.Writer
+	format string
+	table  bool // several runs, one line each
+	rows   int
+	kept   int      // runs that kept the SLO
+	failed []string // runs without a completed request
+
+	file   string // of the result JSON; "" when none is wanted
+	append bool
+	meta   benchMeta
+}
+
+// newBenchReport reads the flags of the report.
+func newBenchReport(c *cli.Context, b *benching) (*benchReport, error) {
+	o := &benchReport{b: b, w: c.App.Writer, format: c.String("output"), table: len(b.shots) > 1 || b.search != nil, file: c.String("result-file"), append: c.Bool("append")}
+	formats := []string{"text", "csv", "json", "yaml"}
+	if !slices.Contains(formats, o.format) {
+		return nil, usage("--output %s: allowed are %s", o.format, strings.Join(formats, ", "))
+	}
+	if o.append && o.file == "" {
+		return nil, usage("--append needs --result-file")
+	}
+	var err error
+	o.meta, err = newBenchMeta(c, b)
+	return o, err
+}
+
+// begin finds out before the first run whether the result file can be written.
+func (o *benchReport) begin() error {
+	if o.file == "" {
+		return nil
+	}
+	return o.openFile(func(*os.File) error { return nil })
+}
+
+// openFile opens the result file for one write, and empties it at the first unless it is added to.
+func (o *benchReport) openFile(write func(*os.File) error) error {
+	how := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if !o.append {
+		how |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(o.file, how, 0o644)
+	if err != nil {
+		return usage("--result-file: %w", err)
+	}
+	o.append = true
+	return errors.Join(write(f), f.Close())
+}
+
+// add reports one run.
+func (o *benchReport) add(r benchResult) error {
+	o.rows++
+	if r.m.Completed == 0 {
+		o.failed = append(o.failed, fmt.Sprintf("%s: all %d requests failed: %s", r.shot, r.m.Requests, failuresText(r.m)))
+	}
+	if r.verdict != nil && r.verdict.Pass {
+		o.kept++
+	}
+	if o.file != "" {
+		if err := o.openFile(func(f *os.File) error { return o.writeJSON(f, r, "") }); err != nil {
+			return fmt.Errorf("write the result file: %w", err)
+		}
+	}
+	switch o.format {
+	case "json":
+		return o.writeJSON(o.w, r, "  ")
+	case "yaml":
+		return o.writeYAML(r)
+	case "csv":
+		return o.writeCSV(r)
+	}
+	if o.table {
+		return o.writeRow(r)
+	}
+	return writeBlock(o.w, r)
+}
+
+// finish says what came of all runs.
+func (o *benchReport) finish() error {
+	switch {
+	case len(o.failed) > 0:
+		return errors.New(strings.Join(o.failed, "\n"))
+	case o.b.slo != nil && o.kept == 0:
+		return errNoRunKept
+	}
+	return nil
+}
+
+// capacity reports the answer of a search.
+func (o *benchReport) capacity(found capacity.Capacity) error {
+	w := o.w
+	if o.format != "text" {
+		w = o.b.stderr // the runs are what a program reads
+	}
+	if _, err := io.WriteString(w, capacityLine(found)); err != nil {
+		return err
+	}
+	if !found.Met() {
+		return errNoRunKept
+	}
+	return nil
+}
+
+// writeJSON writes one object of vLLM's result JSON. Without indentation it is one line, as in the files of vllm bench serve
+// --append-result.
+func (o *benchReport) writeJSON(w io.Writer, r benchResult, indent string) error {
+	result, err := o.meta.result(r)
+	if err != nil {
+		return err
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", indent)
+	return e.Encode(result)
+}
+
+func (o *benchReport) writeYAML(r benchResult) error {
+	result, err := o.meta.result(r)
+	if err != nil {
+		return err
+	}
+	text, err := yaml.MarshalWithOptions(result, yaml.UseJSONMarshaler())
+	if err != nil {
+		return err
+	}
+	if o.rows > 1 {
+		text = append([]byte("---\n"), text...)
+	}
+	_, err = o.w.Write(text)
+	return err
+}
+
+// A column of the CSV.
+type column struct {
+	name  string
+	value func(benchResult) string
+}
+
+// ms is a latency with the microseconds that a histogram of it would need.
+func ms(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
+
+// csvColumns begin with those of the sweeps that people keep: concurrency,req_s,out_tok_s,ttft_p50_ms,…
+func csvColumns(closed bool) []column {
+	first := column{"rate", func(r benchResult) string { return strconv.FormatFloat(r.rate, 'f', -1, 64) }}
+	if closed {
+		first = column{"concurrency", func(r benchResult) string { return strconv.Itoa(r.concurrency) }}
+	}
+	columns := []column{
+		first,
+		{"req_s", func(r benchResult) string { return ms(r.m.RequestThroughput) }},
+		{"out_tok_s", func(r benchResult) string { return ms(r.m.OutputThroughput) }},
+	}
+	for _, l := range []struct {
+		name  string
+		stats func(bench.Measurement) bench.Stats
+	}{
+		{"ttft", func(m bench.Measurement) bench.Stats { return m.TTFT }},
+		{"itl", func(m bench.Measurement) bench.Stats { return m.ITL }},
+		{"e2e", func(m bench.Measurement) bench.Stats { return m.E2E }},
+	} {
+		columns = append(columns,
+			column{l.name + "_p50_ms", func(r benchResult) string { return ms(l.stats(r.m).P50) }},
+			column{l.name + "_p95_ms", func(r benchResult) string { return ms(l.stats(r.m).P95) }})
+	}
+	return append(columns,
+		column{"ttft_p99_ms", func(r benchResult) string { return ms(r.m.TTFT.P99) }},
+		column{"tpot_p50_ms", func(r benchResult) string { return ms(r.m.TPOT.P50) }},
+		column{"tpot_p99_ms", func(r benchResult) string { return ms(r.m.TPOT.P99) }},
+		column{"completed", func(r benchResult) string { return strconv.Itoa(r.m.Completed) }},
+		column{"failed", func(r benchResult) string { return strconv.Itoa(r.m.Failed) }},
+		column{"slo", verdictWord},
+		column{"client_limited", func(r benchResult) string { return r.limited }})
+}
+
+// verdictWord is what the SLO says of a run in one word.
+func verdictWord(r benchResult) string {
+	switch {
+	case r.verdict == nil:
+		return ""
+	case r.verdict.Pass:
+		return "passed"
+	}
+	return "failed"
+}
+
+func (o *benchReport) writeCSV(r benchResult) error {
+	columns := csvColumns(r.concurrency > 0)
+	names, values := make([]string, len(columns)), make([]string, len(columns))
+	for i, c := range columns {
+		names[i], values[i] = c.name, c.value(r)
+	}
+	out := csv.NewWriter(o.w)
+	if o.rows == 1 {
+		if err := out.Write(names); err != nil {
+			return err
+		}
+	}
+	if err := out.Write(values); err != nil {
+		return err
+	}
+	out.Flush()
+	return out.Error()
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"strings"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A benching is tuner bench with its flags read.
+type benching struct {
+	client *bench.Client
+	info   bench.Info // of the server, once it was asked
+	load   benchLoad
+	shots  []shot
+	slo    *slo.SLO         // nil without
+	limits []bench.Limit    // of goodput
+	search *capacity.Search // nil unless the capacity is looked for
+	stderr io.Writer        // notes and progress; io.Discard when it shall be quiet
+}
+
+// A shot is one run of tuner bench.
+type shot struct {
+	rate        float64       // offered requests per second, live sessions per second; 0 in a closed loop
+	concurrency int           // streams of a closed loop; 0 in an open one
+	ramp        bool          // from one rate to another
+	from, to    float64       // requests per second of the ramp
+	planned     int           // counted requests
+	leadIn      time.Duration // where the window begins, unless it begins with the first counted request
+	window      time.Duration // 0 when it ends by number
+	schedule    workload.Schedule
+}
+
+// String names the run, such as "2 req/s".
+func (s shot) String() string {
+	switch {
+	case s.concurrency > 0:
+		return fmt.Sprintf("concurrency %d", s.concurrency)
+	case s.ramp:
+		return fmt.Sprintf("%g to %g req/s", s.from, s.to)
+	case s.rate == 0:
+		return "as recorded"
+	}
+	return fmt.Sprintf("%g req/s", s.rate)
+}
+
+// A benchResult is one run with what was made of it.
+type benchResult struct {
+	shot
+	m       bench.Measurement
+	samples []bench.Sample // the counted requests; none where they were too many
+	verdict *slo.Verdict   // nil without an SLO
+	limited string         // why the figures may be the load generator's own; "" when they are the server's
+	notes   []string       // what else a reader must know
+}
+
+// run sends one shot and measures it. stop may be nil.
+func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResult, error) {
+	client := *b.client
+	if s.concurrency > 0 {
+		client.MaxInFlight = s.concurrency
+	}
+	progress := newBenchProgress(b.stderr, s)
+	run, err := client.Run(ctx, s.schedule, progress.watch(stop))
+	if doneErr := progress.done(); err == nil {
+		err = doneErr
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return benchResult{}, fmt.Errorf("%s was interrupted: %w", s, err)
+	case err != nil:
+		return benchResult{}, fmt.Errorf("%s: %w", s, err)
+	}
+	r := benchResult{shot: s, samples: run.Samples, m: bench.Measure(run, b.scope(s, run))}
+	if b.slo != nil && run.Tally == nil {
+		planned := s.planned
+		if b.load.live { // conversations were planned, and their turns are judged
+			planned = len(run.Samples)
+		}
+		v := b.slo.Judge(run.Samples, planned, run.Elapsed)
+		r.verdict, r.limited = &v, v.ClientLimited
+	} else {
+		r.limited = clientLimited(r.m)
+	}
+	r.notes = b.notes(r, run)
+	return r, nil
+}
+
+// scope is what of a run is measured. A window that ends by number lasts from the first due time to the last end.
+func (b *benching) scope(s shot, run bench.Run) bench.Scope {
+	scope := bench.Scope{
+		Rate: s.rate, Start: s.leadIn, Length: s.window,
+		Natural: b.client.Natural, Rules: b.client.Rules.For(b.client.Endpoint), Limits: b.limits,
+	}
+	if s.window > 0 {
+		return scope
+	}
+	if len(run.Samples) > 0 {
+		scope.Start = run.Samples[0].Due
+	}
+	scope.Length = max(run.Elapsed-scope.Start, 0)
+	for i := range run.Samples {
+		if i == 0 {
+			scope.Length = 0
+		}
+		scope.Length = max(scope.Length, run.Samples[i].End-scope.Start)
+	}
+	return scope
+}
+
+// notes are what a reader must know before believing the figures.
+func (b *benching) notes(r benchResult, run bench.Run) []string {
+	var notes []string
+	if r.m.Void != "" {
+		notes = append(notes, "void: "+r.m.Void)
+	}
+	for i := range run.Samples {
+		if s := &run.Samples[i]; s.Failure != "" {
+			notes = append(notes, fmt.Sprintf("first failure, %s: %s", s.Failure, s.Detail))
+			break
+		}
+	}
+	if run.Broken > 0 {
+		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
+	}
+	if b.client.Natural {
+		notes = append(notes, "natural answers: another run has other work, and its figures do not compare")
+	}
+	if b.slo != nil && r.verdict == nil {
+		notes = append(notes, "no verdict: more requests were counted than single samples are kept of")
+	}
+	return notes
+}
+
+// Without limits to hold it against, lateness is too much when it is more than a jitter of the machine and a part of what
+// is reported that one would see.
+const (
+	leastLag     = 10.0 // ms
+	leastLagPart = 0.1  // of the p99 TTFT
+)
+
+// clientLimited says why the p99 TTFT of a run without an SLO may be the load generator's own.
+func clientLimited(m bench.Measurement) string {
+	for _, lag := range []struct {
+		p99  float64
+		does string
+	}{{m.SendLag.P99, "sent its requests"}, {m.ReadLag.P99, "read the answers"}} {
+		if lag.p99 > leastLag && lag.p99 > leastLagPart*m.TTFT.P99 {
+			return fmt.Sprintf("the load generator %s %.0f ms late at p99", lag.does, lag.p99)
+		}
+	}
+	return ""
+}
+
+// findCapacity looks for the highest rate that keeps the SLO.
+func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
+	found, err := b.search.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) {
+		s := b.load.open(rate)
+		r, err := b.run(ctx, s, b.slo.Stop(s.planned))
+		if err != nil {
+			return capacity.Outcome{}, err
+		}
+		if err := out.add(r); err != nil {
+			return capacity.Outcome{}, err
+		}
+		if r.verdict == nil {
+			return capacity.Outcome{}, usage("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", s.planned, rate)
+		}
+		v := *r.verdict
+		return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: r.m.MeanInFlight, Limited: v.ClientLimited}, nil
+	})
+	if err != nil {
+		return err
+	}
+	return out.capacity(found)
+}
+
+// capacityLine is the answer of a search.
+func capacityLine(c capacity.Capacity) string {
+	var text strings.Builder
+	switch c.Bound {
+	case capacity.AtMost:
+		fmt.Fprintf(&text, "capacity  none: failed already at %.4g req/s by %s", c.Rate, c.Binding)
+	case capacity.AtLeast:
+		fmt.Fprintf(&text, "capacity  at least %.4g req/s, %.3g requests in flight", c.Rate, c.InFlight)
+	default:
+		fmt.Fprintf(&text, "capacity  %.4g req/s (passed %.4g, failed %.4g), %.3g requests in flight", c.Rate, c.Low, c.High, c.InFlight)
+	}
+	if c.Bound != capacity.AtMost {
+		fmt.Fprintf(&text, "\nlimit     %s binds", c.Binding)
+	}
+	fmt.Fprintf(&text, "\nsearch    %d runs; %s\n", c.Probes, c.Why)
+	return text.String()
+}
+
+// mostLooked is at how many requests of a run is looked before it: to draw millions of prompts twice would take minutes.
+const mostLooked = 20_000
+
+// requests are those of the shots, without their run-out, so that their lengths can be looked at before the first is sent.
+func (b *benching) requests() iter.Seq[*workload.Request] {
+	return func(yield func(*workload.Request) bool) {
+		for _, s := range b.shots {
+			n := 0
+			for a := range s.schedule {
+				if n++; a.Phase == workload.RunOut || n > mostLooked {
+					break
+				}
+				if !yield(a.Request) {
+					return
+				}
+			}
+			if b.load.source != nil && b.load.source.Len() == 0 {
+				return // other runs ask other requests of the same kind
+			}
+		}
+	}
+}

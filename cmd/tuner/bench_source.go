@@ -1,0 +1,68 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/tuner/space"
+)
+
+// benchSpec reads the flags of the workload.
+func benchSpec(c *cli.Context) workload.Spec {
+	spec := workload.Spec{
+		Kind: c.String("workload"), Path: c.String("path"), Endpoint: c.String("endpoint"), Layout: c.String("layout"),
+		InputTokens: c.Int("input-tokens"), OutputTokens: c.Int("output-tokens"), RangeRatio: c.Float64("range-ratio"),
+		PrefixTokens: c.Int("prefix-tokens"), Prefixes: c.Int("prefixes"), SuffixTokens: c.Int("suffix-tokens"),
+		HitPercent: c.Float64("hit-percent"), Groups: c.Int("groups"), VocabSize: c.Int("vocab-size"),
+		Repeat: c.String("repeat"), SkipBadRows: c.Bool("skip-bad-rows"),
+	}
+	if c.Bool("natural") {
+		spec.Output = workload.Natural
+	}
+	return spec
+}
+
+// benchSource opens the workload.
+func benchSource(c *cli.Context) (workload.Source, error) {
+	if kind := c.String("workload"); !slices.Contains(workload.Kinds, kind) {
+		return nil, usage("--workload %s: there is no such kind; %s", kind, space.DidYouMean(kind, workload.Kinds))
+	}
+	open := workload.Open
+	if c.Bool("live") {
+		open = func(spec workload.Spec, seed uint64) (workload.Source, error) {
+			return workload.OpenLive(spec, c.Duration("think-time"), seed)
+		}
+	}
+	source, err := open(benchSpec(c), c.Uint64("seed"))
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return source, nil
+}
+
+// benchTracePath is the file whose times are used.
+func benchTracePath(c *cli.Context) string {
+	if path := c.String("trace"); path != "" {
+		return path
+	}
+	return c.String("path")
+}
+
+// benchTrace opens the recorded traffic whose times are used: that of the workload, or one of its own.
+func benchTrace(c *cli.Context) (*workload.Trace, error) {
+	path := benchTracePath(c)
+	if path == "" {
+		return nil, usage("--arrivals %s needs a file with times: --trace FILE, or --workload trace or capture with --path", c.String("arrivals"))
+	}
+	spec := workload.Spec{Kind: "trace", Path: path, Layout: c.String("layout"), SkipBadRows: c.Bool("skip-bad-rows")}
+	if path == c.String("path") {
+		spec = benchSpec(c)
+	}
+	trace, err := workload.OpenTrace(spec, c.Uint64("seed"))
+	if err != nil {
+		return nil, usage("--arrivals %s: %w", c.String("arrivals"), err)
+	}
+	return trace, nil
+}

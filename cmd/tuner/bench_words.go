@@ -1,0 +1,192 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+// The words of tuner bench's flags: rates, limits, goodput, headers.
+
+const (
+	mostRate        = 100_000 // requests per second: beyond it no server is meant, and a typo would exhaust this machine first
+	mostConcurrency = 100_000
+	mostRuns        = 1000 // of one sweep
+)
+
+// parseRates reads requests per second: numbers, and ranges from:to:step.
+func parseRates(words []string) ([]float64, error) {
+	var rates []float64
+	for _, word := range words {
+		parts := strings.Split(strings.TrimSpace(word), ":")
+		numbers := make([]float64, len(parts))
+		for i, part := range parts {
+			v, err := strconv.ParseFloat(part, 64)
+			if err != nil {
+				return nil, usage("--rate %s: %q is no number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
+			}
+			if math.IsInf(v, 1) {
+				return nil, usage("--rate %s: must be above 0 and at most %d; without a rate, write --concurrency N", word, mostRate)
+			}
+			if !(v > 0 && v <= mostRate) {
+				return nil, usage("--rate %s: must be above 0 and at most %d", word, mostRate)
+			}
+			numbers[i] = v
+		}
+		switch {
+		case len(numbers) == 1:
+			rates = append(rates, numbers[0])
+		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < mostRuns:
+			for i := range int((numbers[1]-numbers[0])/numbers[2]+1e-9) + 1 {
+				rates = append(rates, round(numbers[0]+float64(i)*numbers[2]))
+			}
+		default:
+			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, mostRuns)
+		}
+	}
+	return rates, nil
+}
+
+// round keeps nine digits, so that 0.1 + 0.2 is 0.3.
+func round(v float64) float64 {
+	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 9, 64), 64)
+	if err != nil { // cannot be: the text was just made
+		return v
+	}
+	return r
+}
+
+// parseConcurrencies reads how many streams a closed loop has.
+func parseConcurrencies(words []string) ([]int, error) {
+	var all []int
+	for _, word := range words {
+		n, err := strconv.Atoi(strings.TrimSpace(word))
+		if err != nil || n < 1 || n > mostConcurrency {
+			return nil, usage("--concurrency %s: write whole numbers from 1 to %d, such as 1,2,4", word, mostConcurrency)
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+var (
+	limitWords = regexp.MustCompile(`^p([0-9]{1,3}(?:\.[0-9]{1,6})?)[ _]+([a-z0-9]+) *(?:<=|<|=|:) *(.+)$`)
+	limitKey   = regexp.MustCompile(`^([a-z0-9]+)_p([0-9]{1,3}(?:\.[0-9]{1,6})?) *(?:<=|<|=|:) *(.+)$`)
+)
+
+const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; and error_rate=1% for what may fail`
+
+// parseSLO reads promises, as people say them ("p99 ttft <= 1000ms") and as a study file has them (ttft_p99: 1000ms). It
+// returns nil where there are none.
+func parseSLO(words []string) (*slo.SLO, error) {
+	var s slo.SLO
+	for _, word := range words {
+		word = strings.ToLower(strings.TrimSpace(word))
+		if share, ok := strings.CutPrefix(word, "error_rate"); ok {
+			if err := parseErrorRate(&s, word, share); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		limit, err := parseLimit(word)
+		if err != nil {
+			return nil, usage("--slo %q: %w", word, err)
+		}
+		if slices.ContainsFunc(s.Limits, func(l slo.Limit) bool { return l.String() == limit.String() }) {
+			return nil, usage("--slo %q: the limit of %s is given twice", word, limit)
+		}
+		s.Limits = append(s.Limits, limit)
+	}
+	switch {
+	case len(words) == 0:
+		return nil, nil
+	case len(s.Limits) == 0:
+		return nil, usage("--slo promises no latency; %s", limitExample)
+	}
+	return &s, nil
+}
+
+func parseErrorRate(s *slo.SLO, word, share string) error {
+	digits, percent := strings.CutSuffix(strings.Trim(share, " <=:"), "%")
+	v, err := strconv.ParseFloat(digits, 64)
+	if percent {
+		v /= 100
+	}
+	if err != nil || !(v >= 0 && v <= 1) {
+		return usage("--slo %q: write a share of the requests, such as error_rate=1%%", word)
+	}
+	s.MaxErrorRate = v
+	return nil
+}
+
+// parseLimit reads one limit. The unit must be written: 1000 could be meant in seconds.
+func parseLimit(word string) (slo.Limit, error) {
+	var percentile, metric, most string
+	if parts := limitWords.FindStringSubmatch(word); parts != nil {
+		percentile, metric, most = parts[1], parts[2], parts[3]
+	} else if parts := limitKey.FindStringSubmatch(word); parts != nil {
+		metric, percentile, most = parts[1], parts[2], parts[3]
+	} else {
+		return slo.Limit{}, fmt.Errorf("is no limit; %s", limitExample)
+	}
+	if metric == "e2el" {
+		metric = string(slo.E2E)
+	}
+	limit := slo.Limit{Metric: slo.Metric(metric)}
+	known := []string{string(slo.TTFT), string(slo.TPOT), string(slo.ITL), string(slo.E2E)}
+	if !slices.Contains(known, metric) {
+		return limit, fmt.Errorf("there is no latency %q; %s", metric, space.DidYouMean(metric, known))
+	}
+	var err error
+	if limit.Percentile, err = strconv.ParseFloat(percentile, 64); err != nil || limit.Percentile <= 0 || limit.Percentile >= 100 {
+		return limit, fmt.Errorf("the percentile must be above 0 and below 100; write p99")
+	}
+	if _, err := strconv.ParseFloat(most, 64); err == nil {
+		return limit, fmt.Errorf("%s has no unit; write %sms", most, most)
+	}
+	if limit.Max, err = time.ParseDuration(strings.ReplaceAll(most, " ", "")); err != nil || limit.Max <= 0 {
+		return limit, fmt.Errorf("%q is no time above 0; write a number with its unit, such as 1000ms", most)
+	}
+	return limit, nil
+}
+
+// parseGoodput reads what vllm bench serve takes for --goodput: ttft:1000 tpot:50, in milliseconds.
+func parseGoodput(words []string) ([]bench.Limit, error) {
+	known := []string{"ttft", "tpot", "e2el"}
+	var limits []bench.Limit
+	for word := range strings.FieldsSeq(strings.Join(words, " ")) {
+		metric, text, ok := strings.Cut(word, ":")
+		ms, err := strconv.ParseFloat(text, 64)
+		if !ok || err != nil || !(ms >= 0) || math.IsInf(ms, 1) {
+			return nil, usage("--goodput %s: write a latency and milliseconds, such as ttft:1000", word)
+		}
+		if !slices.Contains(known, metric) {
+			return nil, usage("--goodput %s: there is no latency %q; %s", word, metric, space.DidYouMean(metric, known))
+		}
+		if slices.ContainsFunc(limits, func(l bench.Limit) bool { return l.Metric == metric }) {
+			return nil, usage("--goodput %s: %s is given twice", word, metric)
+		}
+		limits = append(limits, bench.Limit{Metric: metric, Max: time.Duration(ms * float64(time.Millisecond))})
+	}
+	return limits, nil
+}
+
+// A headerFlag collects HTTP headers. Unlike a slice flag it does not cut values at their commas.
+type headerFlag struct{ lines []string }
+
+// Set adds one header.
+func (h *headerFlag) Set(line string) error {
+	h.lines = append(h.lines, line)
+	return nil
+}
+
+// String is empty: a header may be a secret, and help prints it.
+func (h *headerFlag) String() string { return "" }

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+func TestParseRates(t *testing.T) {
+	for _, row := range []struct {
+		words []string
+		want  []float64
+		says  string
+	}{
+		{[]string{"4"}, []float64{4}, ""},
+		{[]string{"1", " 2 ", "0.5"}, []float64{1, 2, 0.5}, ""},
+		{[]string{"1:2:0.25"}, []float64{1, 1.25, 1.5, 1.75, 2}, ""},
+		{[]string{"0.1:0.3:0.1", "9"}, []float64{0.1, 0.2, 0.3, 9}, ""},
+		{[]string{"1:2:0.4"}, []float64{1, 1.4, 1.8}, ""},
+		{[]string{"2:2:1"}, []float64{2}, ""},
+		{[]string{"fast"}, nil, `"fast" is no number; write 4`},
+		{[]string{"inf"}, nil, "without a rate, write --concurrency N"},
+		{[]string{"0"}, nil, "must be above 0 and at most 100000"},
+		{[]string{"nan"}, nil, "must be above 0"},
+		{[]string{"3:1:1"}, nil, "a range is from:to:step, upwards"},
+		{[]string{"1:2"}, nil, "a range is from:to:step"},
+		{[]string{"1:100000:0.001"}, nil, "fewer than 1000 steps"},
+		{[]string{""}, nil, `"" is no number`},
+	} {
+		got, err := parseRates(row.words)
+		if !slices.Equal(got, row.want) || !says(err, row.says) {
+			t.Errorf("parseRates(%q) = %v, %v; want %v, %q", row.words, got, err, row.want, row.says)
+		}
+	}
+}
+
+// says reports whether an error says something, or is nil where it should.
+func says(err error, text string) bool {
+	if err == nil || text == "" {
+		return err == nil && text == ""
+	}
+	return strings.Contains(err.Error(), text) && exitCode(err) == exitUsage
+}
+
+func TestParseSLO(t *testing.T) {
+	ttft := slo.Limit{Metric: slo.TTFT, Percentile: 99, Max: time.Second}
+	for _, row := range []struct {
+		words []string
+		want  []slo.Limit
+		share float64
+		says  string
+	}{
+		{[]string{"p99 ttft <= 1000ms"}, []slo.Limit{ttft}, 0, ""},
+		{[]string{"ttft_p99=1s"}, []slo.Limit{ttft}, 0, ""},
+		{[]string{"ttft_p99: 1000ms"}, []slo.Limit{ttft}, 0, ""},
+		{[]string{"P99 TTFT < 1 s", "error_rate=1%"}, []slo.Limit{ttft}, 0.01, ""},
+		{[]string{"p99 ttft<=1s", " p99.9 e2el <= 2m"}, []slo.Limit{ttft, {Metric: slo.E2E, Percentile: 99.9, Max: 2 * time.Minute}}, 0, ""},
+		{[]string{"p99 ttft <= 1000"}, nil, 0, "1000 has no unit; write 1000ms"},
+		{[]string{"p99 tftt <= 1s"}, nil, 0, `there is no latency "tftt"; did you mean "ttft"?`},
+		{[]string{"p100 ttft <= 1s"}, nil, 0, "the percentile must be above 0 and below 100"},
+		{[]string{"p99 ttft <= soon"}, nil, 0, `"soon" is no time above 0`},
+		{[]string{"quick"}, nil, 0, `is no limit; write "p99 ttft <= 1000ms"`},
+		{[]string{"p99 ttft <= 1s", "ttft_p99=2s"}, nil, 0, "the limit of p99 TTFT is given twice"},
+		{[]string{"error_rate=1%"}, nil, 0, "--slo promises no latency"},
+		{[]string{"error_rate=many"}, nil, 0, "write a share of the requests"},
+	} {
+		got, err := parseSLO(row.words)
+		if !says(err, row.says) || err == nil && (!slices.Equal(got.Limits, row.want) || got.MaxErrorRate != row.share) {
+			t.Errorf("parseSLO(%q) = %v, %v; want %v, %q", row.words, got, err, row.want, row.says)
+		}
+	}
+	if got, err := parseSLO(nil); got != nil || err != nil {
+		t.Errorf("without limits: %v, %v", got, err)
+	}
+}
+
+func TestParseGoodput(t *testing.T) {
+	for _, row := range []struct {
+		words []string
+		want  []bench.Limit
+		says  string
+	}{
+		{[]string{"ttft:1000 tpot:50.5"}, []bench.Limit{{Metric: "ttft", Max: time.Second}, {Metric: "tpot", Max: 50500 * time.Microsecond}}, ""},
+		{[]string{"e2el:0"}, []bench.Limit{{Metric: "e2el"}}, ""},
+		{[]string{"e2e:5"}, nil, `did you mean "e2el"?`},
+		{[]string{"ttft"}, nil, "write a latency and milliseconds"},
+		{[]string{"ttft:1s"}, nil, "write a latency and milliseconds"},
+		{[]string{"ttft:1", "ttft:2"}, nil, "given twice"},
+	} {
+		got, err := parseGoodput(row.words)
+		if !slices.Equal(got, row.want) || !says(err, row.says) {
+			t.Errorf("parseGoodput(%q) = %v, %v; want %v, %q", row.words, got, err, row.want, row.says)
+		}
+	}
+}
+
+// The help is written by hand: every flag stands in it, and no other, in 80 columns.
+func TestBenchHelpIsWhole(t *testing.T) {
+	known := map[string]bool{"help": true}
+	for _, f := range benchCommand(nil).Flags {
+		for _, name := range f.Names() {
+			known[name] = true
+		}
+	}
+	var missing []string
+	for name := range known {
+		if len(name) > 1 && name != "help" && !strings.Contains(benchHelp, "\n   --"+name+" ") && !strings.Contains(benchHelp, ", --"+name+" ") {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		t.Errorf("the help does not explain %v", missing)
+	}
+	for line := range strings.Lines(benchHelp) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 {
+			t.Errorf("a line of the help has %d columns: %s", n, line)
+		}
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "   --"), " "); ok && strings.HasPrefix(line, "   --") && !known[name] {
+			t.Errorf("the help explains --%s, which there is not", name)
+		}
+	}
+}
+
+func TestHeadersAreNotShown(t *testing.T) {
+	app := &cli.App{Commands: []*cli.Command{benchCommand(nil)}, Writer: new(strings.Builder), ExitErrHandler: func(*cli.Context, error) {}}
+	err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--header", "X-Key sk-secret"})
+	if err == nil || strings.Contains(err.Error(), "sk-secret") || !strings.Contains(err.Error(), "'Name: value'") {
+		t.Errorf("a header that is none: %v", err)
+	}
+}
+
+func TestCapacityLine(t *testing.T) {
+	for _, row := range []struct {
+		capacity capacity.Capacity
+		want     string
+	}{
+		{capacity.Capacity{Rate: 2.74, Low: 2.6, High: 3.02, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 4, Why: "bracketed to 16 %"},
+			"capacity  2.74 req/s (passed 2.6, failed 3.02), 75.4 requests in flight\nlimit     p99 TPOT binds\nsearch    4 runs; bracketed to 16 %\n"},
+		{capacity.Capacity{Rate: 8, Low: 8, Bound: capacity.AtLeast, Binding: "p99 TTFT", InFlight: 3, Probes: 2, Why: "enough"},
+			"capacity  at least 8 req/s, 3 requests in flight\nlimit     p99 TTFT binds\nsearch    2 runs; enough\n"},
+		{capacity.Capacity{Rate: 0.01, High: 0.01, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate"},
+			"capacity  none: failed already at 0.01 req/s by p99 TTFT\nsearch    9 runs; failed at the lowest rate\n"},
+	} {
+		if got := capacityLine(row.capacity); got != row.want {
+			t.Errorf("capacityLine = %q, want %q", got, row.want)
+		}
+	}
+}
+
+func TestWrapped(t *testing.T) {
+	long := strings.Repeat("word ", 40)
+	for line := range strings.Lines(wrapped("  "+long, "    ")) {
+		if len(line) > 81 {
+			t.Errorf("a line has %d columns: %q", len(line), line)
+		}
+	}
+	if got := wrapped("  a b", "    "); got != "  a b\n" {
+		t.Errorf("a short text becomes %q", got)
+	}
+}

@@ -1,0 +1,76 @@
+//go:build vllm && linux
+
+package main
+
+import (
+	"net"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+)
+
+// The real vllm bench serve as a driver: its own options, data set and result file, of both versions, against the simulated
+// server, which knows what it did.
+func TestRealVLLMBenchAsDriver(t *testing.T) {
+	for _, version := range []string{"0.14.1", "0.32.0"} {
+		t.Run(version, func(t *testing.T) {
+			rig := openRig(t, version)
+			python := exec.CommandContext(t.Context(), filepath.Join(rig.dir, "venv/bin/python"), "-c", "import pandas")
+			if err := python.Run(); err != nil {
+				t.Skipf("vLLM %s is installed without pandas, which its custom data sets need (vllm[bench])", version)
+			}
+			server := startSim(t)
+			plan := textPlan(t)
+			plan.Rate, plan.LeadIn, plan.Window = 8, time.Second, 3*time.Second
+			load := &vllmBench{
+				command: []string{filepath.Join(rig.dir, "venv/bin/vllm"), "bench", "serve"}, env: rig.env(), dir: t.TempDir(),
+				tokenizer: filepath.Join(rig.dir, "tiny-qwen2"), client: &bench.Client{URL: server, Model: "my/model"},
+			}
+			run, err := load.Run(t.Context(), plan.Schedule(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, window := plan.Counted()
+			scope := bench.Scope{Rate: plan.Rate, Start: plan.LeadIn, Length: window}
+			theirs := bench.Measure(run, scope)
+			own, err := load.client.Run(t.Context(), workload.Plan{
+				Source: plan.Source, Seed: 2, Rate: plan.Rate, LeadIn: plan.LeadIn, Window: plan.Window, MinRequests: plan.MinRequests,
+			}.Schedule(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ours := bench.Measure(own, scope)
+			t.Logf("vllm bench serve %s: %d of %d, TTFT p50 %.1f p99 %.1f ms, TPOT p50 %.2f ms, %d others", version, theirs.Completed, n, theirs.TTFT.P50, theirs.TTFT.P99, theirs.TPOT.P50, run.Others)
+			t.Logf("tuner:                  TTFT p50 %.1f p99 %.1f ms, TPOT p50 %.2f ms", ours.TTFT.P50, ours.TTFT.P99, ours.TPOT.P50)
+			if theirs.Completed != n || theirs.OutputTokens != theirs.WantTokens || run.Broken > 0 || run.Others == 0 {
+				t.Errorf("%d of %d completed with %d of %d tokens, %d of %d others broke: %v", theirs.Completed, n, theirs.OutputTokens, theirs.WantTokens, run.Broken, run.Others, theirs.Failures)
+			}
+			checkNear(t, "median TPOT (ms)", ours.TPOT.P50, theirs.TPOT.P50, 0.25*ours.TPOT.P50)
+		})
+	}
+}
+
+// startSim starts a simulated server as a child, and returns its URL.
+func startSim(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	listener.Close()
+	child := startChild(t, filepath.Join(t.TempDir(), "sim.log"), nil, tunerPath(t),
+		"sim", "serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "2048", "--host", "127.0.0.1", "--port", port)
+	url := "http://127.0.0.1:" + port
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if _, err := (&bench.Client{URL: url}).Preflight(t.Context()); err == nil {
+			return url
+		}
+	}
+	t.Fatalf("the simulated server is not ready within 30 s:\n%s", child.output())
+	return ""
+}

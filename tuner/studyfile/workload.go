@@ -1,0 +1,112 @@
+package studyfile
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"vllmtuner/bench/workload"
+)
+
+// pinned is the word for the usual output of a workload, whose Spec leaves it empty.
+const pinned = "pinned"
+
+func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
+	whole := func(to *int) reader { return d.whole(to, 0, workload.MaxLength) }
+	d.mapping(path, n, map[string]reader{
+		"kind":          oneOf(d, &w.Kind, workload.Kinds...),
+		"path":          d.text(&w.Path),
+		"endpoint":      oneOf(d, &w.Endpoint, workload.Completions, workload.Chat),
+		"layout":        oneOf(d, &w.Layout, workload.Layouts...),
+		"input_tokens":  whole(&w.InputTokens),
+		"output_tokens": whole(&w.OutputTokens),
+		"prefix_tokens": whole(&w.PrefixTokens),
+		"suffix_tokens": whole(&w.SuffixTokens),
+		"prefixes":      whole(&w.Prefixes),
+		"groups":        whole(&w.Groups),
+		"hit_percent":   d.real(&w.HitPercent, 0.1, 99.9),
+		"range_ratio":   func(path string, n ast.Node) { d.rangeRatio(w, path, n) },
+		"requests":      whole(&w.Requests),
+		"vocab_size":    d.whole(&w.VocabSize, 0, mostTokens),
+		"skip_bad_rows": d.yes(&w.SkipBadRows),
+		"repeat":        oneOf(d, &w.Repeat, workload.Salt, workload.ErrorEnded),
+		"output":        func(path string, n ast.Node) { d.output(w, path, n) },
+		"live":          d.notLive,
+		"think_time":    d.notLive,
+	})
+}
+
+// rangeRatio reads one spread of lengths, or one for the prompts and one for the answers.
+func (d *decoder) rangeRatio(w *workload.Spec, path string, n ast.Node) {
+	ratio := func(to *float64) reader { return d.real(to, 0, 0.999) }
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		d.mapping(path, n, map[string]reader{"input": ratio(&w.InputRangeRatio), "output": ratio(&w.OutputRangeRatio)})
+	default:
+		ratio(&w.RangeRatio)(path, n)
+	}
+}
+
+func (d *decoder) output(w *workload.Spec, path string, n ast.Node) {
+	oneOf(d, &w.Output, pinned, workload.Natural)(path, n)
+	if w.Output == pinned {
+		w.Output = ""
+	}
+}
+
+// notLive refuses what is for tuner bench alone.
+func (d *decoder) notLive(path string, n ast.Node) {
+	d.failAtKey(path, "%s: live conversations wait for their answers, and so slow down when the server does: no capacity can be read from them; remove it, and try them with `tuner bench --live`", path)
+}
+
+// checkWorkload holds the settings of the workload against its kind, as workload.Open would, but with their places.
+func (d *decoder) checkWorkload(f *File) {
+	w := &f.Workload
+	if d.nodes["workload"] == nil {
+		return
+	}
+	if d.nodes["workload.kind"] == nil {
+		d.failAt("workload", "workload has no kind; add kind: %s", workload.Or(workload.Kinds))
+		return
+	}
+	if !slices.Contains(workload.Kinds, w.Kind) {
+		return // has been reported
+	}
+	for _, key := range sortedKeys(workload.Settings) {
+		kinds := workload.Settings[key]
+		if at := "workload." + key; d.nodes[at] != nil && !slices.Contains(kinds, w.Kind) {
+			d.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or take kind %s", at, w.Kind, workload.Or(kinds))
+		}
+	}
+	switch file := slices.Contains(workload.Settings["path"], w.Kind); {
+	case file && d.nodes["workload.path"] == nil:
+		d.failAt("workload.kind", "a workload of kind %s needs the path of its file; add path: data.json", w.Kind)
+	case w.Endpoint == workload.Chat && !slices.Contains(workload.ChatKinds, w.Kind):
+		d.failAt("workload.endpoint", "a workload of kind %s asks with token ids, which chat cannot take; write completions", w.Kind)
+	case w.Kind == "shared-prefix" && d.nodes["workload.hit_percent"] == nil:
+		d.failAt("workload.kind", "a workload of kind shared-prefix needs the part of a prompt that is shared; add hit_percent: 50")
+	case !file && w.Kind != "phase1" && slices.Contains(workload.Settings["repeat"], w.Kind) && w.Repeat != "" && w.Requests == 0:
+		d.failAtKey("workload.repeat", "a workload of kind %s is endless and never repeats; remove repeat, or add requests: 1000", w.Kind)
+	}
+}
+
+// describeWorkload names what a study's figures depend on; what is not set goes without saying.
+func describeWorkload(w workload.Spec) string {
+	text := w.Kind + ", " + w.Endpoint
+	for _, part := range []struct {
+		name  string
+		value any
+	}{
+		{"path", w.Path}, {"input tokens", w.InputTokens}, {"output tokens", w.OutputTokens},
+		{"range ratio", w.RangeRatio}, {"requests", w.Requests}, {"vocabulary", w.VocabSize},
+		{"prefix tokens", w.PrefixTokens}, {"suffix tokens", w.SuffixTokens}, {"prefixes", w.Prefixes},
+		{"hit percent", w.HitPercent}, {"groups", w.Groups}, {"input range ratio", w.InputRangeRatio}, {"output range ratio", w.OutputRangeRatio},
+		{"layout", w.Layout}, {"skip bad rows", w.SkipBadRows}, {"repeat", w.Repeat}, {"output", w.Output},
+	} {
+		if part.value != "" && part.value != 0 && part.value != 0.0 && part.value != false {
+			text += fmt.Sprintf(", %s %v", part.name, part.value)
+		}
+	}
+	return text
+}
