@@ -34,6 +34,7 @@ type Runner struct {
 	PrimeRate float64         // requests per second while a cache is primed
 	Search    capacity.Search // its Hint is that of the first trial; 0 means from the size of the KV cache
 	Seed      uint64          // of requests and arrivals, the same in every trial
+	Arrivals  workload.Arrivals
 	Natural   bool            // answers end where the model ends them, so that no length is off plan
 	Marks     []string        // what a reader must know of every result
 
@@ -239,9 +240,12 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	}
 	plan := workload.Plan{
 		Source: m.Source, Seed: m.Seed, Rate: rate,
-		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests,
+		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests, Arrivals: m.Arrivals,
 	}
 	n, window := plan.Counted()
+	if err := workload.Enough(m.Source, n); err != nil {
+		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
+	}
 	run, err := m.load.Run(ctx, plan.Schedule(), m.SLO.Stop(n))
 	if err != nil {
 		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)

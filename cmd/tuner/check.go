@@ -10,6 +10,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
@@ -67,8 +68,14 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if longest := p.source.Longest(); longest > 0 && file.MaxModelLen() > 0 {
 		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, file.MaxModelLen())
 	}
-	if n := p.source.Len(); n > 0 && n < file.Probe.MinRequests {
-		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache", n, file.Probe.MinRequests)
+	if n, first := workload.Skipped(p.source); n > 0 {
+		say("bad rows", "%d are left out, the first: %v", n, first)
+	}
+	if err := workload.Enough(p.source, file.Probe.MinRequests); err != nil {
+		return usageError{fmt.Errorf("%s: workload: %w", file.Path, err)}
+	}
+	if workload.Repeats(p.source, file.Probe.MinRequests) > 0 {
+		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), file.Probe.MinRequests)
 	}
 	dir := filepath.Join(root, file.Name)
 	if err := studies.CheckDisk(dir); err != nil {

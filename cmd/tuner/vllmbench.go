@@ -34,6 +34,8 @@ type vllmBench struct {
 	dir       string    // for data sets and results, which are removed again
 	log       io.Writer // gets what the command prints
 	limit     time.Duration
+
+	burstiness float64 // of its arrivals; 0 means Poisson
 }
 
 const (
@@ -182,15 +184,22 @@ func (v *vllmBench) args(data, dir string, arrivals []workload.Arrival) []string
 	if r := meanRate(arrivals); r > 0 {
 		rate = strconv.FormatFloat(r, 'f', -1, 64)
 	}
-	return append(v.command[:len(v.command):len(v.command)],
+	args := append(v.command[:len(v.command):len(v.command)],
 		"--backend", backend, "--base-url", v.client.URL, "--endpoint", endpoint,
 		"--model", v.tokenizer, "--served-model-name", v.client.Model,
 		"--dataset-name", "custom", "--dataset-path", data, "--custom-output-len", "-1",
 		"--skip-chat-template", "--disable-shuffle", "--no-oversample",
 		"--num-prompts", strconv.Itoa(len(arrivals)), "--request-rate", rate,
-		"--ignore-eos", "--temperature", "0", "--disable-tqdm",
+		"--temperature", "0", "--disable-tqdm",
 		"--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99,99.9",
 		"--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", resultFile)
+	if v.burstiness > 0 {
+		args = append(args, "--burstiness", strconv.FormatFloat(v.burstiness, 'f', -1, 64))
+	}
+	if !v.client.Natural {
+		args = append(args, "--ignore-eos")
+	}
+	return args
 }
 
 // meanRate is that of the arrivals in requests per second; 0 when they are at once, or only one.

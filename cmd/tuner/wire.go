@@ -181,6 +181,8 @@ func (p *plan) runner(dir string) (*trial.Runner, error) {
 		Cache:     f.Protocol(p.source.Len() == 0),
 		PrimeRate: f.Cache.PrimeRate,
 		Marks:     p.marks(),
+		Arrivals:  workload.Arrivals{Burstiness: f.Load.Burstiness},
+		Natural:   f.Workload.Output == workload.Natural,
 		Search: capacity.Search{
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
 			Factor: gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes,
@@ -196,6 +198,9 @@ func (p *plan) marks() []string {
 	}
 	if p.file.AllowQualityChange {
 		marks = append(marks, "flags that change the answers were searched (allow_quality_change)")
+	}
+	if p.file.Workload.Output == workload.Natural {
+		marks = append(marks, "answers ended where the model ended them (output: natural): another choice of flags, or another day, is other work")
 	}
 	if p.file.Load.Driver == studyfile.VLLMBench {
 		marks = append(marks, "load by vllm bench serve: TTFT counts from its POST, not from the due time; the lead-in was a run of its own, and nothing was sent after the window")
@@ -246,13 +251,13 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	}
 	client := &bench.Client{
 		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
-		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()),
+		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()), Natural: p.file.Workload.Output == workload.Natural,
 	}
 	logged := &loggedServer{Server: server, log: log, dir: dir}
 	if p.file.Load.Driver != studyfile.VLLMBench {
 		return logged, client, nil
 	}
-	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.file.Model, dir: dir, log: log}
+	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.file.Model, dir: dir, log: log, burstiness: p.file.Load.Burstiness}
 	for name, value := range p.env {
 		load.env = append(load.env, name+"="+value)
 	}

@@ -10,6 +10,9 @@ import (
 type Load struct {
 	Driver  string   // one of Drivers
 	Command []string // of VLLMBench; its options are appended
+
+	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson (also 0), larger is smoother.
+	Burstiness float64
 }
 
 // The drivers of a Load.
@@ -23,8 +26,9 @@ var Drivers = []string{TunerBench, VLLMBench}
 
 func (d *decoder) load(l *Load, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"driver":  oneOf(d, &l.Driver, Drivers...),
-		"command": d.words(&l.Command),
+		"driver":     oneOf(d, &l.Driver, Drivers...),
+		"command":    d.words(&l.Command),
+		"burstiness": d.real(&l.Burstiness, 0.01, 1000),
 	})
 }
 

@@ -167,6 +167,9 @@ func (f *File) World() map[string]string {
 	if f.Load.Driver != TunerBench { // the usual one goes without saying
 		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
 	}
+	if b := f.Load.Burstiness; b != 0 && b != 1 {
+		world["burstiness"] = fmt.Sprint(b)
+	}
 	if f.Sampler.Name == "grid" { // whose points depend on how many there may be
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
 	}
