@@ -184,17 +184,27 @@ func csvColumns(closed bool) []column {
 		{"e2e", func(m bench.Measurement) bench.Stats { return m.E2E }},
 	} {
 		columns = append(columns,
-			column{l.name + "_p50_ms", func(r benchResult) string { return ms(l.stats(r.m).P50) }},
-			column{l.name + "_p95_ms", func(r benchResult) string { return ms(l.stats(r.m).P95) }})
+			column{l.name + "_p50_ms", func(r benchResult) string { return msOf(l.stats(r.m), median) }},
+			column{l.name + "_p95_ms", func(r benchResult) string { return msOf(l.stats(r.m), func(s bench.Stats) float64 { return s.P95 }) }})
 	}
 	return append(columns,
-		column{"ttft_p99_ms", func(r benchResult) string { return ms(r.m.TTFT.P99) }},
-		column{"tpot_p50_ms", func(r benchResult) string { return ms(r.m.TPOT.P50) }},
-		column{"tpot_p99_ms", func(r benchResult) string { return ms(r.m.TPOT.P99) }},
+		column{"ttft_p99_ms", func(r benchResult) string { return msOf(r.m.TTFT, p99) }},
+		column{"tpot_p50_ms", func(r benchResult) string { return msOf(r.m.TPOT, median) }},
+		column{"tpot_p99_ms", func(r benchResult) string { return msOf(r.m.TPOT, p99) }},
 		column{"completed", func(r benchResult) string { return strconv.Itoa(r.m.Completed) }},
 		column{"failed", func(r benchResult) string { return strconv.Itoa(r.m.Failed) }},
 		column{"slo", verdictWord},
 		column{"client_limited", func(r benchResult) string { return r.limited }})
+}
+
+func p99(s bench.Stats) float64 { return s.P99 }
+
+// msOf is a figure of a latency, empty where none was measured.
+func msOf(s bench.Stats, of func(bench.Stats) float64) string {
+	if s.N == 0 {
+		return ""
+	}
+	return ms(of(s))
 }
 
 // verdictWord is what the SLO says of a run in one word.

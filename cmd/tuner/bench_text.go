@@ -60,6 +60,10 @@ func writeBlock(w io.Writer, r benchResult) error {
 		{"End-to-end Latency", "E2EL", m.E2E},
 	} {
 		t.title(s.title, "-")
+		if s.stats.N == 0 {
+			t.row(s.name+":", "%s", "none measured")
+			continue
+		}
 		t.row("Mean "+s.name+" (ms):", "%.2f", s.stats.Mean)
 		t.row("Median "+s.name+" (ms):", "%.2f", s.stats.P50)
 		t.row("P90 "+s.name+" (ms):", "%.2f", s.stats.P90)
@@ -151,7 +155,7 @@ func (o *benchReport) writeRow(r benchResult) error {
 		pick = func(s bench.Stats) float64 { return s.P95 }
 	}
 	fmt.Fprintf(&t, "%7s %8.2f %8.0f %6s %6s %6s %6s %7s %7s %6d %s\n", offered, r.m.RequestThroughput, r.m.OutputThroughput,
-		short(r.m.TTFT.P50), short(pick(r.m.TTFT)), short(second.P50), short(pick(second)), short(r.m.E2E.P50), short(pick(r.m.E2E)), r.m.Failed, verdictWord(r))
+		cell(r.m.TTFT, median), cell(r.m.TTFT, pick), cell(second, median), cell(second, pick), cell(r.m.E2E, median), cell(r.m.E2E, pick), r.m.Failed, verdictWord(r))
 	if r.limited != "" {
 		t.WriteString(wrapped("        client-limited: "+r.limited, "        "))
 	}
@@ -166,6 +170,16 @@ func (o *benchReport) writeRow(r benchResult) error {
 	}
 	_, err := io.WriteString(o.w, t.String())
 	return err
+}
+
+func median(s bench.Stats) float64 { return s.P50 }
+
+// cell is a figure of a latency that was measured: nothing is not 0 ms.
+func cell(s bench.Stats, of func(bench.Stats) float64) string {
+	if s.N == 0 {
+		return "-"
+	}
+	return short(of(s))
 }
 
 // middle is the second latency of a table: between tokens in a closed loop, as sweeps over concurrency have it.

