@@ -74,3 +74,8 @@ SOAK ?= 10000000
 
 soak-bench: ## Send ten million requests and watch the client's memory (SOAK=requests).
 	BENCH_SOAK=$(SOAK) BENCH_SOAK_FILE=$(CURDIR)/docs/evidence/bench-soak.md go test -run '^TestSoak$$' -timeout 3h -count 1 -v ./bench
+
+.PHONY: bench-parity
+
+bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: at most 15 minutes (BENCH_PARITY_REPEATS=n).
+	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity/^$(VER)$$' -timeout 20m -count 1 -v ./cmd/tuner

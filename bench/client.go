@@ -20,21 +20,22 @@ import (
 // many are in flight.
 // Its fields may be changed until the first call of Run.
 type Client struct {
-	URL         string        // base URL, such as http://127.0.0.1:8000
-	Model       string        // name under which the server serves the model
-	Endpoint    string        // workload.Completions (also when empty) or workload.Chat
-	APIKey      Secret        // sent as a bearer token; "" sends none
-	Header      http.Header   // sent with each request, beside Content-Type and the API key
-	TLS         *tls.Config   // for https; nil means the system's certificates
-	Proxy       *url.URL      // HTTP proxy to tunnel through; nil means none: what the environment says is not asked
-	ITL         bool          // record the times between tokens
-	Natural     bool          // let answers end where the model ends them: lengths are not pinned, and no length is a failure
-	MaxInFlight int           // requests that may be in flight at a time, the others wait for a place; 0 means open loop
-	Rules       Rules         // whose definitions the Tally follows; "" means Rules033
-	Limits      []Limit       // that the Tally counts
-	MaxSamples  int           // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 100,000
-	IdleTimeout time.Duration // an answer without a byte for so long has failed, the wait for its first one included; 0 means 60 s
-	RunLimit    time.Duration // how long one answer may take, and the last ones once all counted requests are due; 0 means 10 min
+	URL         string         // base URL, such as http://127.0.0.1:8000
+	Model       string         // name under which the server serves the model
+	Endpoint    string         // workload.Completions (also when empty) or workload.Chat
+	APIKey      Secret         // sent as a bearer token; "" sends none
+	Header      http.Header    // sent with each request, beside Content-Type and the API key
+	TLS         *tls.Config    // for https; nil means the system's certificates
+	Proxy       *url.URL       // HTTP proxy to tunnel through; nil means none: what the environment says is not asked
+	ITL         bool           // record the times between tokens
+	Natural     bool           // let answers end where the model ends them: lengths are not pinned, and no length is a failure
+	MaxInFlight int            // requests that may be in flight at a time, the others wait for a place; 0 means open loop
+	Rules       Rules          // whose definitions the Tally follows; "" means Rules033
+	Limits      []Limit        // that the Tally counts
+	Progress    func(Progress) `json:"-"` // told once a second how far a run is; nil means nobody
+	MaxSamples  int            // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 100,000
+	IdleTimeout time.Duration  // an answer without a byte for so long has failed, the wait for its first one included; 0 means 60 s
+	RunLimit    time.Duration  // how long one answer may take, and the last ones once all counted requests are due; 0 means 10 min
 
 	dial func(ctx context.Context, network, address string) (net.Conn, error) // nil means TCP; tests have a network in memory
 }
@@ -46,6 +47,27 @@ const hidden = "[secret]"
 
 // Format writes a placeholder under every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, hidden) }
+
+// hide takes the client's secrets out of a foreign text: a server may say what it was sent.
+func (c *Client) hide(text string) string {
+	if c.APIKey != "" {
+		text = strings.ReplaceAll(text, string(c.APIKey), hidden)
+	}
+	for _, values := range c.Header {
+		for _, value := range values {
+			_, credentials, _ := strings.Cut(value, " ") // after a scheme such as Bearer
+			for _, secret := range []string{value, credentials} {
+				if len(secret) >= leastSecret {
+					text = strings.ReplaceAll(text, secret, hidden)
+				}
+			}
+		}
+	}
+	return text
+}
+
+// leastSecret is how long a header's value must be to be hidden: shorter ones are words that any text may have.
+const leastSecret = 8
 
 // MarshalText returns a placeholder, for JSON, YAML and structured logs.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
@@ -82,6 +104,9 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 		return Run{}, err
 	}
 	f.watched = stop != nil
+	if c.dial == nil {
+		defer awaitStamps()()
+	}
 
 	ready := make(chan departure, ahead)
 	var helpers sync.WaitGroup
@@ -89,12 +114,15 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	f.pool.fill(ctx, max(leastIdle, min(c.MaxInFlight, mostInFlight)))
 	f.start = time.Now()
 	lateness := watchLateness()
-	release := context.AfterFunc(ctx, func() { f.pool.abort(context.Cause(ctx)) })
-	defer release()
+	aborted := make(chan struct{})
+	context.AfterFunc(ctx, func() { // ctx ends below at the latest
+		defer close(aborted)
+		f.pool.abort(context.Cause(ctx))
+	})
 	helpers.Go(f.patrol)
 	helpers.Go(func() { f.pool.keepFilled(ctx) })
-	if stop != nil {
-		helpers.Go(func() { f.watch(stop) })
+	if stop != nil || c.Progress != nil {
+		helpers.Go(func() { f.watch(c.Progress, stop) })
 	}
 	f.pace(ready)
 	f.limit()
@@ -103,8 +131,8 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	end(errEnough)
 	f.run.Elapsed, f.run.Lateness = f.now(), lateness.since()
 	helpers.Wait()
-	f.pool.abort(errEnough)
-	f.pool.work.Wait()
+	<-aborted
+	f.pool.wait()
 	return f.result(context.Cause(ctx))
 }
 

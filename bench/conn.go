@@ -28,7 +28,7 @@ type conn struct {
 
 	mu       sync.Mutex
 	exchange *exchange // that the connection is busy with; nil when it is idle
-	used     int       // exchanges so far
+	writing  bool      // a request is being written to net
 	closed   error     // why no exchange can begin any more
 }
 
@@ -40,16 +40,19 @@ func (c *conn) begin(x *exchange) bool {
 		return false
 	}
 	c.exchange = x
-	c.used++
 	if c.net == nil {
 		if err := c.socket.send(x.wire); err != nil {
 			c.shut(err)
 		}
 		return true
 	}
+	c.writing = true
 	c.pool.work.Go(func() {
-		if _, err := c.net.Write(x.wire); err != nil {
-			c.close(err)
+		_, err := c.net.Write(x.wire)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.writing = false; err != nil {
+			c.shut(err)
 		}
 	})
 	return true
@@ -85,12 +88,12 @@ func (c *conn) current() *exchange {
 func (c *conn) end(err error) {
 	c.mu.Lock()
 	c.shut(err)
-	why, x, used := c.closed, c.exchange, c.used
+	why, x := c.closed, c.exchange
 	c.exchange = nil
 	c.mu.Unlock()
 	c.pool.drop(c)
 	if x != nil {
-		x.broke(why, used > 1)
+		x.broke(why)
 	}
 }
 
@@ -140,11 +143,19 @@ func (c *conn) take(b []byte, arrived, now time.Time) error {
 	case !x.reply.keep || left > 0:
 		return errSettled
 	}
-	c.mu.Lock()
-	c.exchange = nil
-	c.mu.Unlock()
+	if !c.rest() {
+		return errSettled
+	}
 	c.pool.put(c)
 	return nil
+}
+
+// rest ends the exchange, and reports whether its request was wholly written: a server may refuse one before it has read it.
+func (c *conn) rest() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.exchange = nil
+	return !c.writing && len(c.unsent) == 0
 }
 
 // dialer returns the function that opens connections to the server.

@@ -33,7 +33,8 @@ type exchange struct {
 	answer  answer
 	refusal []byte // body of another status than 200
 
-	second, chunks int // chunks of which second are not yet in the series
+	second, chunks int  // chunks of which second are not yet in the series
+	waited         bool // its connection had been idle, and the server may just have closed it
 	received       bool
 	retried        bool
 	settled        bool
@@ -58,6 +59,7 @@ func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error)
 	before, waiting := time.Duration(x.lastByte.Load()), x.answer.first == 0
 	x.lastByte.Store(int64(read.Sub(f.start)))
 	x.sample.ReadLag = max(x.sample.ReadLag, read.Sub(arrived))
+	x.count(at)
 	for len(b) > 0 && !x.reply.over {
 		var body []byte
 		body, b, err = x.reply.next(b)
@@ -72,7 +74,6 @@ func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error)
 	if waiting && x.answer.chunks > 1 {
 		x.sample.Blur = max(0, at-before)
 	}
-	x.count(at)
 	if x.reply.over || x.answer.over() || len(x.refusal) >= mostErrorText {
 		return len(b), x.end(at)
 	}
@@ -93,7 +94,7 @@ func (x *exchange) body(b []byte, at time.Duration) {
 	x.answer.feed(b, at)
 	if waiting && x.answer.first > 0 && x.flight.watched {
 		x.sample.First = x.answer.first
-		x.flight.progress(x.at, x.sample)
+		x.flight.publish(x.at, x.sample)
 	}
 }
 
@@ -141,7 +142,7 @@ func (x *exchange) settle(at time.Duration) {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
 	}
 	a.judge()
-	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, a.detail
+	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.flight.client.hide(a.detail)
 	x.arrive()
 }
 
@@ -165,7 +166,7 @@ func (x *exchange) fail(kind Failure, detail string) {
 	}
 	s := &x.sample
 	s.Opened, s.First, s.Last, s.Chunks = x.answer.opened, x.answer.first, x.answer.last, x.answer.chunks
-	s.Failure, s.Detail = kind, firstLine(detail)
+	s.Failure, s.Detail = kind, x.flight.client.hide(firstLine(detail))
 	if s.End == 0 {
 		s.End = x.flight.now()
 	}
@@ -189,11 +190,11 @@ func (x *exchange) arrive() {
 
 // broke settles an exchange whose connection has ended. A request that met a connection which the server was just closing is
 // sent once more, as browsers do.
-func (x *exchange) broke(err error, reused bool) {
+func (x *exchange) broke(err error) {
 	f := x.flight
 	switch {
 	case x.settled:
-	case !x.received && reused && !x.retried && x.overdue.Load() == 0 && f.ctx.Err() == nil && broken(err):
+	case !x.received && x.waited && !x.retried && x.overdue.Load() == 0 && f.ctx.Err() == nil && broken(err):
 		x.retried = true
 		f.pool.work.Go(func() { f.sendAnew(x) })
 	case x.overdue.Load() == silent:

@@ -25,13 +25,14 @@ type flight struct {
 	watched  bool                    // somebody looks at samples that have not ended
 	requests sync.WaitGroup
 	places   chan time.Duration // free places of a closed loop, with the time at which they were left; nil in open loop
-	tooLong  *time.Timer        // nil until all counted requests are due; used by the pacer alone
 
 	mu      sync.Mutex
+	tooLong *time.Timer // nil until all counted requests are due
 	run     Run
-	pending int   // counted requests, and live conversations, that have not ended
-	runOut  bool  // the first request of the run-out is due
-	details int   // failures whose text was kept
+	pending int  // counted requests, and live conversations, that have not ended
+	runOut  bool // the first request of the run-out is due
+	details int  // failures whose text was kept
+	gauge   gauge
 	gaps    int   // times between tokens in all samples
 	free    []int // places of samples that the tally has
 }
@@ -121,8 +122,17 @@ func (f *flight) enough() bool {
 
 // limit begins the time in which the last answers must end.
 func (f *flight) limit() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.tooLong == nil {
 		f.tooLong = time.AfterFunc(f.client.RunLimit, func() { f.finish(errTooLong) })
+	}
+}
+
+// extend gives a conversation that goes on its time: until its next turn is due, and for that turn's answer. The lock is held.
+func (f *flight) extend(think time.Duration) {
+	if f.tooLong != nil {
+		f.tooLong.Reset(think + f.client.RunLimit)
 	}
 }
 
@@ -142,6 +152,7 @@ func (f *flight) depart(d departure, p place) *exchange {
 		return x
 	}
 	f.pending++
+	f.gauge.counted++
 	x.at = f.slot(x.sample)
 	return x
 }
@@ -173,13 +184,19 @@ func (f *flight) send(x *exchange) {
 		x.sample.Vacant = x.sample.Sent - x.sample.Due
 		x.sample.Due = x.sample.Sent // a user of a closed loop begins to wait when the request is sent
 	}
+	x.sample.Connected = x.sample.Sent
 	f.mu.Lock()
 	f.run.Series.Sent(x.sample.Sent)
+	if x.at >= 0 {
+		f.run.Samples[x.at] = x.sample
+	}
 	f.mu.Unlock()
-	x.sample.Connected = x.sample.Sent
 	x.lastByte.Store(int64(x.sample.Sent))
-	if c := f.pool.take(); c != nil && c.begin(x) {
-		return
+	if c := f.pool.take(); c != nil {
+		if x.waited = true; c.begin(x) {
+			return
+		}
+		x.waited = false
 	}
 	f.pool.work.Go(func() { f.sendAnew(x) })
 }
@@ -198,8 +215,8 @@ func (f *flight) sendAnew(x *exchange) {
 	}
 }
 
-// progress publishes a sample that has not ended, so that stop sees its first token.
-func (f *flight) progress(at int, s Sample) {
+// publish shows a sample that has not ended, so that stop sees that it was sent, and its first token.
+func (f *flight) publish(at int, s Sample) {
 	if at < 0 {
 		return
 	}
@@ -241,6 +258,9 @@ func (f *flight) arrive(x *exchange) {
 		}
 	}
 	f.run.Samples[x.at] = *s
+	if s.End > 0 {
+		f.gauge.end(s)
+	}
 	f.gaps += len(s.Gaps)
 	f.sum(x.at)
 	if follows {
@@ -310,6 +330,9 @@ func (f *flight) follow(x *exchange) bool {
 	arrival := x.Arrival
 	arrival.Request, arrival.Due = request, x.sample.End+think
 	f.requests.Add(1)
+	f.mu.Lock()
+	f.extend(think)
+	f.mu.Unlock()
 	f.pool.work.Go(func() {
 		defer f.requests.Done()
 		f.nextTurn(arrival)
@@ -345,8 +368,8 @@ func (f *flight) nextTurn(arrival workload.Arrival) {
 	f.send(x)
 }
 
-// watch asks once a second whether the run may end early.
-func (f *flight) watch(stop Stop) {
+// watch tells once a second how far the run is, and asks whether it may end early. Either may be nil.
+func (f *flight) watch(tell func(Progress), stop Stop) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -354,6 +377,12 @@ func (f *flight) watch(stop Stop) {
 		case <-f.ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if tell != nil {
+			tell(f.progress())
+		}
+		if stop == nil {
+			continue
 		}
 		f.mu.Lock()
 		counted := slices.Clone(f.run.Samples)
@@ -432,8 +461,11 @@ func (c *Client) requestHead(host, path string) []byte {
 	if header == nil {
 		header = make(http.Header)
 	}
+	if header.Get("Host") == "" {
+		header.Set("Host", host)
+	}
 	for key, value := range map[string]string{
-		"Host": host, "Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity",
+		"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity",
 	} {
 		header.Set(key, value)
 	}

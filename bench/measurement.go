@@ -51,7 +51,7 @@ type Measurement struct {
 
 	PeakChunks   int     `json:"peak_chunks_per_s,omitempty"` // most chunks of output in one second: vLLM's max_output_tokens_per_s, which counts chunks too
 	PeakInFlight int     `json:"peak_in_flight"`              // of the counted requests, by vLLM's whole-second buckets
-	MeanInFlight float64 `json:"mean_in_flight"`              // of the counted requests, by Little's law: sum of E2E / window
+	MeanInFlight float64 `json:"mean_in_flight"`              // of the counted requests, by Little's law: sum of their times in the server / window
 
 	Sessions Sessions `json:"sessions,omitzero"` // of live conversations
 	Series   Series   `json:"series,omitempty"`

@@ -22,6 +22,8 @@ const (
 	// Connections are opened before they are needed: so many are idle at least, and one for each eight requests in flight,
 	// because a burst of Poisson arrivals needs more at once.
 	leastIdle, mostIdle = 8, 128
+
+	longestPatience = 30 * time.Second
 )
 
 var (
@@ -41,6 +43,10 @@ type pool struct {
 	idle   []*conn // the last one was used last
 	busy   int
 	closed bool
+
+	// While the server closes connections before they were used, none is opened ahead of need.
+	notBefore time.Time
+	patience  time.Duration
 }
 
 func newPool(dial func(ctx context.Context) (*conn, error)) *pool {
@@ -165,6 +171,10 @@ func (p *pool) put(c *conn) {
 func (p *pool) drop(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if c.fresh && !p.closed { // the server does not want connections that ask nothing
+		p.patience = min(max(time.Second, 2*p.patience), longestPatience)
+		p.notBefore = time.Now().Add(p.patience)
+	}
 	delete(p.all, c)
 	if at := slices.Index(p.idle, c); at >= 0 {
 		p.idle = slices.Delete(p.idle, at, at+1)
@@ -193,6 +203,7 @@ func (p *pool) retire() {
 			limit = freshFor
 		}
 		if now.Sub(c.lastUse) > limit {
+			c.fresh = false // it is closed from this side
 			old = append(old, c)
 			return true
 		}
@@ -240,7 +251,15 @@ func (p *pool) keepFilled(ctx context.Context) {
 func (p *pool) short() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.closed && len(p.idle) < p.wanted()
+	return !p.closed && len(p.idle) < p.wanted() && !time.Now().Before(p.notBefore)
+}
+
+// wait returns when all that the pool began is over. The pool must be closed.
+func (p *pool) wait() {
+	p.work.Wait()
+	if p.reactor != nil {
+		p.reactor.close()
+	}
 }
 
 // abort closes all connections for the given reason.

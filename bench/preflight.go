@@ -217,11 +217,26 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	case err != nil:
 		return 0, nil, c.unreachable(err)
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
-		return status, nil, c.unauthorized(fmt.Sprintf("%d: %s", status, errorMessage(answer)))
+		return status, nil, c.unauthorized(c.hide(fmt.Sprintf("%d: %s", status, errorMessage(answer))))
 	case status >= 300 && status < 400:
 		return status, nil, trouble(NotOpenAI, nil, "%s%s redirects to %s: give that URL", c.URL, path, response.Header.Get("Location"))
 	}
 	return status, answer, nil
+}
+
+// ResetCache empties the server's prefix cache by /reset_prefix_cache, which vLLM has with VLLM_SERVER_DEV_MODE=1. 0.14.1 says
+// 200 also when it failed, which it does while requests run; later versions say so in their answer.
+func (c *Client) ResetCache(ctx context.Context) error {
+	status, answer, err := c.ask(ctx, http.MethodPost, "/reset_prefix_cache", nil)
+	switch {
+	case err != nil:
+		return fmt.Errorf("reset the prefix cache: %w", err)
+	case status == http.StatusNotFound:
+		return errors.New("the server has no /reset_prefix_cache: start vLLM with VLLM_SERVER_DEV_MODE=1, on loopback only")
+	case status != http.StatusOK || strings.Contains(strings.ReplaceAll(string(answer), " ", ""), `"success":false`):
+		return fmt.Errorf("the server does not reset its prefix cache: %d: %s", status, snippet(answer))
+	}
+	return nil
 }
 
 // unauthorized is the error of a server that wants another key.
@@ -277,7 +292,7 @@ func (c *Client) explain(s Sample, info Info) error {
 	case NoUsage:
 		return trouble(NotStreaming, nil, "%s; tokens cannot be counted without it", s.Detail)
 	case WrongLength:
-		return trouble(BadAnswer, nil, "%s: the server does not pin lengths by ignore_eos, as vLLM does; only natural lengths can be measured", s.Detail)
+		return trouble(BadAnswer, nil, "%s: the server does not pin lengths by ignore_eos, as vLLM does; only natural lengths can be measured (--natural)", s.Detail)
 	case Status:
 		return c.explainStatus(s.Detail, info)
 	}

@@ -49,6 +49,9 @@ func newReactor(p *pool) (*reactor, error) {
 		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, alarm, &event)
 	}
 	if err != nil {
+		if alarm >= 0 {
+			_ = unix.Close(alarm)
+		}
 		return nil, errors.Join(err, unix.Close(epoll))
 	}
 	return &reactor{pool: p, epoll: epoll, alarm: alarm, conns: make(map[int32]*conn)}, nil
@@ -57,6 +60,12 @@ func newReactor(p *pool) (*reactor, error) {
 // ring ends a wait for events.
 func (r *reactor) ring() {
 	_, _ = unix.Write(r.alarm, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // it can only be full, and has rung then
+}
+
+// close gives the descriptors back. Nobody may ring any more, and run has returned.
+func (r *reactor) close() {
+	_ = unix.Close(r.alarm)
+	_ = unix.Close(r.epoll)
 }
 
 // add begins to read a connection.
@@ -94,8 +103,6 @@ func (r *reactor) remove(c *conn, why error) {
 
 // run reads until the pool is closed and all connections have ended.
 func (r *reactor) run() {
-	defer unix.Close(r.epoll)
-	defer unix.Close(r.alarm)
 	var events [256]unix.EpollEvent
 	var buffer [readSize]byte
 	var more []*conn // with bytes that were left for the others' sake

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	longestHead = 64 << 10 // of a response, its trailers too
+	longestHead = 64 << 10 // of a response, and of the informational ones before it
 	longestSize = 1 << 10  // line with the size of a chunk
 )
 

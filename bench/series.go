@@ -101,10 +101,10 @@ func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	return sum, n
 }
 
-// peakChunks returns the most chunks of a second that begins between two times.
+// peakChunks returns the most chunks of a second that lies between two times, wholly or in part.
 func (s Series) peakChunks(from, to time.Duration) int {
 	peak := 0
-	for i := max(int(math.Ceil(from.Seconds())), 0); i < len(s) && time.Duration(i)*time.Second <= to; i++ {
+	for i := max(second(from), 0); i < len(s) && time.Duration(i)*time.Second <= to; i++ {
 		peak = max(peak, s[i].Chunks)
 	}
 	return peak

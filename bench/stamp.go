@@ -38,6 +38,7 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	s.message.Iov, s.message.Iovlen = &s.vector, 1
 	defer func() { s.vector.Base = nil }() // the buffer is the caller's again
 	for {
+		looked := time.Now()
 		s.message.Control = &s.control[0]
 		s.message.SetControllen(len(s.control))
 		n, _, errno := unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.message)), 0)
@@ -45,12 +46,12 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 		case 0:
 			s.note(time.Now())
 			if int(n) < len(b) {
-				s.drained = s.read
+				s.drained = looked
 			}
 			return int(n), nil
 		case unix.EINTR:
 		case unix.EAGAIN:
-			s.drained = time.Now()
+			s.drained = looked
 			return 0, unix.EAGAIN
 		default:
 			return 0, errno
@@ -103,4 +104,36 @@ func (s *stamped) Read(b []byte) (n int, err error) {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// awaitStamps waits until the kernel stamps what arrives, and keeps it doing so until release is called. It begins to stamp for
+// the first socket that asks, some milliseconds later (net_enable_timestamp in net/core/dev.c), and stops after the last one.
+// A system that stamps nothing is waited for in vain, for a moment.
+func awaitStamps() (release func()) {
+	const most, step = 50 * time.Millisecond, 2 * time.Millisecond
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return func() {} // the connections will tell what is wrong with sockets
+	}
+	release = func() { _ = unix.Close(fd) }
+	if stampArrivals(fd) != nil || unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}) != nil {
+		return release
+	}
+	self, err := unix.Getsockname(fd)
+	if err != nil {
+		return release
+	}
+	var s stamper
+	var buffer [8]byte
+	for begin := time.Now(); time.Since(begin) < most; {
+		s.drained = time.Now()
+		if unix.Sendto(fd, buffer[:1], 0, self) != nil {
+			return release
+		}
+		time.Sleep(step)
+		if n, err := s.receive(fd, buffer[:]); err == nil && n > 0 && s.read.Sub(s.arrived) >= step/2 {
+			return release
+		}
+	}
+	return release
 }

@@ -18,6 +18,7 @@ import (
 
 // The time of arrival does not depend on when the bytes are read.
 func TestBytesAreTimedByTheirArrival(t *testing.T) {
+	defer awaitStamps()()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

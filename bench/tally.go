@@ -59,6 +59,29 @@ func (r Rules) TPOT(s *Sample) (time.Duration, bool) {
 // E2E returns the end-to-end latency, counted from the due time.
 func (r Rules) E2E(s *Sample) time.Duration { return r.last(s) - s.Due }
 
+// Apply returns samples whose First and Last are those that count by the rules, for who judges them. They are the same ones
+// where the rules do not differ from Sample's own.
+func (r Rules) Apply(samples []Sample) []Sample {
+	if r != Rules0141 {
+		return samples
+	}
+	by := slices.Clone(samples)
+	for i := range by {
+		by[i].First, by[i].Last = r.first(&by[i]), r.last(&by[i])
+	}
+	return by
+}
+
+// WithoutQueue returns samples that count from when a place in flight was free, as vllm bench serve --max-concurrency does.
+func WithoutQueue(samples []Sample) []Sample {
+	from := slices.Clone(samples)
+	for i := range from {
+		from[i].Due += from[i].Queued
+		from[i].Queued = 0
+	}
+	return from
+}
+
 // A Limit is one latency that a request may have at most.
 type Limit struct {
 	Metric string        `json:"metric"` // ttft, tpot or e2el, as in vllm bench serve --goodput
@@ -258,7 +281,12 @@ func (t *Tally) Measurement(scope Scope) Measurement {
 	t.plan(&m, scope)
 	m.rates(t.total.end - scope.Start)
 	if scope.Length > 0 {
-		m.MeanInFlight = m.E2E.Mean / 1000 * float64(m.E2E.N) / scope.Length.Seconds()
+		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // both of the completed; seconds
+		over := scope.Length.Seconds()
+		if inServer > over { // a window that is shorter than a request says nothing of a steady state
+			over = m.Duration.Seconds()
+		}
+		m.MeanInFlight = inServer * float64(m.E2E.N) / over
 	}
 	return m
 }

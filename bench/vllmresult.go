@@ -20,9 +20,12 @@ type VLLMMeta struct {
 	Tokenizer      string            // "" is the model's
 	Prompts        int               // that were to be sent
 	Rate           float64           // requests per second; 0 or infinite is written as "inf"
-	Burstiness     float64           // of the arrivals; 1 is Poisson
+	Burstiness     float64           // of the arrivals; 1 is Poisson, infinite is constant and written as "inf"
 	MaxConcurrency int               // 0 is null
 	Metadata       map[string]string // as of --metadata KEY=VALUE
+	Workload       string            // what was asked, in words; "" is left out
+	Seed           uint64            // of the workload
+	Natural        bool              // lengths were not pinned
 }
 
 // A VLLMResult is a measurement as the flat JSON object that vllm bench serve --save-result writes: the same names, units and
@@ -57,6 +60,11 @@ func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, 
 	var r VLLMResult
 	r.head(meta)
 	r.body(&m, details)
+	if meta.Workload != "" {
+		r.add("workload", meta.Workload)
+		r.add("seed", meta.Seed)
+		r.add("natural", meta.Natural)
+	}
 	seen := make(map[string]bool, len(r.fields))
 	for _, f := range r.fields {
 		if _, given := meta.Metadata[f.key]; given && seen[f.key] {
@@ -97,7 +105,11 @@ func (r *VLLMResult) head(meta VLLMMeta) {
 		r.add(key, meta.Metadata[key])
 	}
 	r.add("request_rate", rate)
-	r.add("burstiness", meta.Burstiness)
+	if math.IsInf(meta.Burstiness, 1) {
+		r.add("burstiness", "inf")
+	} else {
+		r.add("burstiness", meta.Burstiness)
+	}
 	r.add("max_concurrency", most)
 }
 
@@ -134,8 +146,16 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 
 	r.stats("send_lag", m.SendLag, m)
 	r.add("window", m.Window.Seconds())
-	r.add("window_request_throughput", m.WindowRequestThroughput)
-	r.add("window_output_throughput", m.WindowOutputThroughput)
+	for _, rate := range []struct {
+		key   string
+		value float64
+	}{{"window_request_throughput", m.WindowRequestThroughput}, {"window_output_throughput", m.WindowOutputThroughput}} {
+		if rate.value > 0 {
+			r.add(rate.key, rate.value)
+		} else {
+			r.add(rate.key, nil) // the window has no whole second
+		}
+	}
 	r.add("mean_in_flight", m.MeanInFlight)
 	r.add("failures", m.Failures)
 	r.add("off_plan", m.OffPlan)

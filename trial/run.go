@@ -35,8 +35,8 @@ type Runner struct {
 	Search    capacity.Search // its Hint is that of the first trial; 0 means from the size of the KV cache
 	Seed      uint64          // of requests and arrivals, the same in every trial
 	Arrivals  workload.Arrivals
-	Natural   bool            // answers end where the model ends them, so that no length is off plan
-	Marks     []string        // what a reader must know of every result
+	Natural   bool     // answers end where the model ends them, so that no length is off plan
+	Marks     []string // what a reader must know of every result
 
 	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
 	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted

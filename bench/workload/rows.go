@@ -24,7 +24,7 @@ type badRows struct {
 // add takes note of a bad row. It returns the error that ends the reading, or nil when the row is left out.
 func (b *badRows) add(err error) error {
 	if !b.skip {
-		return fmt.Errorf("%w; or skip bad rows", err)
+		return fmt.Errorf("%w; or skip bad rows (skip_bad_rows, --skip-bad-rows)", err)
 	}
 	if b.n++; b.first == nil {
 		b.first = err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 		HideHelpCommand:        true,
 		UseShortOptionHandling: true,
 		ExitErrHandler:         func(*cli.Context, error) {}, // main ends the process
-		OnUsageError:           func(_ *cli.Context, err error, _ bool) error { return usageError{err} },
+		OnUsageError:           wrongFlag,
 		Action:                 unknownCommand,
 		Commands:               commands(finish),
 		Description: strings.TrimSpace(`
@@ -41,9 +42,24 @@ func commands(finish <-chan struct{}) []*cli.Command {
 		statusCommand(), bestCommand(), benchCommand(finish), simCommand(finish),
 	}
 	for _, c := range all {
-		c.OnUsageError = func(_ *cli.Context, err error, _ bool) error { return usageError{err} }
+		c.OnUsageError = wrongFlag
 	}
 	return all
+}
+
+// wrongFlag says what the library leaves open of a flag that cannot be read.
+func wrongFlag(c *cli.Context, err error, _ bool) error {
+	_, after, ok := strings.Cut(err.Error(), "for flag -")
+	name, _, _ := strings.Cut(after, ":")
+	if !ok || !strings.HasSuffix(err.Error(), "parse error") {
+		return usageError{err}
+	}
+	for _, flag := range c.Command.Flags {
+		if _, isTime := flag.(*cli.DurationFlag); isTime && slices.Contains(flag.Names(), name) {
+			return usageError{fmt.Errorf("%w: a time has a unit, such as 5s, 300ms or 2m", err)}
+		}
+	}
+	return usageError{fmt.Errorf("%w: a number is wanted", err)}
 }
 
 // unknownCommand is what a first word that is no command leads to.

@@ -41,6 +41,7 @@ func benchServerFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "insecure"},
 		&cli.StringFlag{Name: "proxy"},
 		&cli.DurationFlag{Name: "idle-timeout", Value: time.Minute},
+		&cli.DurationFlag{Name: "answer-limit", Value: 10 * time.Minute},
 	}
 }
 
@@ -86,6 +87,7 @@ func benchLoadFlags() []cli.Flag {
 		&cli.Float64Flag{Name: "seconds"},
 		&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second},
 		&cli.BoolFlag{Name: "no-run-out"},
+		&cli.BoolFlag{Name: "reset-cache"},
 	}
 }
 
@@ -125,6 +127,7 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if err := out.begin(); err != nil {
 		return err
 	}
+	b.sayShort()
 	if b.search != nil {
 		return b.findCapacity(ctx, out)
 	}

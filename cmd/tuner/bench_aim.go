@@ -9,12 +9,13 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
 )
 
 // newBenching reads the flags.
 func newBenching(c *cli.Context) (*benching, error) {
-	b := &benching{stderr: c.App.ErrWriter}
+	b := &benching{stderr: c.App.ErrWriter, resetCache: c.Bool("reset-cache"), seed: c.Uint64("seed")}
 	var err error
 	if b.client, err = benchClient(c, b.stderr); err != nil {
 		return nil, err
@@ -57,6 +58,9 @@ func (b *benching) checkFlags(c *cli.Context) error {
 		{c.Duration("think-time") < 0, "--think-time: must not be negative"},
 		{c.IsSet("speed") && c.String("arrivals") != replayed, "--speed is for --arrivals replay"},
 		{c.Bool("live") && c.Bool("find-capacity"), "--live cannot be scored: users who wait for slow answers lower the load by themselves; leave out --find-capacity"},
+		{c.Bool("live") && c.IsSet("slo"), "--live cannot be scored: users who wait for slow answers lower the load by themselves; leave out --slo (--goodput counts without a verdict)"},
+		{c.IsSet("input-tokens") && c.Int("input-tokens") < 1, "--input-tokens: must be at least 1"},
+		{c.IsSet("output-tokens") && c.Int("output-tokens") < 1, "--output-tokens: must be at least 1"},
 		{c.Bool("rescale") && c.IsSet("concurrency"), "--rescale is for a rate"},
 	} {
 		if row.wrong {
@@ -104,11 +108,11 @@ func (b *benching) aim(c *cli.Context) error {
 		}
 		b.shots = []shot{b.load.replay(c.Float64("speed"), benchTracePath(c) == c.String("path"))}
 	}
-	for _, rate := range rates {
-		b.shots = append(b.shots, b.load.open(rate))
+	for i, rate := range rates {
+		b.shots = append(b.shots, b.load.nth(i).open(rate))
 	}
-	for _, n := range streams {
-		b.shots = append(b.shots, b.load.closed(n))
+	for i, n := range streams {
+		b.shots = append(b.shots, b.load.nth(i).closed(n))
 	}
 	return nil
 }
@@ -166,5 +170,23 @@ func (b *benching) repeats() error {
 			return nil
 		}
 	}
+	if source != nil && source.Len() > 0 && !b.resetCache && (len(b.shots) > 1 || b.search != nil) {
+		fmt.Fprintf(b.stderr, "every run asks the same %d requests of %s: the later ones may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+	}
 	return nil
+}
+
+// sayShort warns of verdicts that hang on a single request.
+func (b *benching) sayShort() {
+	if b.slo == nil {
+		return
+	}
+	for _, l := range b.slo.Limits {
+		for _, s := range b.shots {
+			if l.Metric != slo.ITL && float64(s.planned)*(100-l.Percentile)/100 < 1 {
+				fmt.Fprintf(b.stderr, "%s of %d requests: a single slow one breaks it; take more --requests for a verdict to trust\n", l, s.planned)
+				return
+			}
+		}
+	}
 }

@@ -25,13 +25,16 @@ func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
 	}
 	client := &bench.Client{
 		URL: base.String(), Model: c.String("model"), Endpoint: c.String("endpoint"), ITL: true,
-		IdleTimeout: c.Duration("idle-timeout"), Natural: c.Bool("natural"), MaxInFlight: c.Int("max-concurrency"),
+		IdleTimeout: c.Duration("idle-timeout"), RunLimit: c.Duration("answer-limit"), Natural: c.Bool("natural"), MaxInFlight: c.Int("max-concurrency"),
 	}
 	if client.Endpoint != workload.Completions && client.Endpoint != workload.Chat {
 		return nil, usage("--endpoint %s: write completions or chat", client.Endpoint)
 	}
 	if client.IdleTimeout <= 0 {
 		return nil, usage("--idle-timeout %s: must be above 0", client.IdleTimeout)
+	}
+	if client.RunLimit <= 0 {
+		return nil, usage("--answer-limit %s: must be above 0", client.RunLimit)
 	}
 	switch client.Rules = bench.Rules(c.String("rules")); client.Rules {
 	case bench.Rules033, bench.Rules0141:
@@ -77,8 +80,8 @@ func benchURL(text string) (*url.URL, error) {
 
 // redacted hides what may be a password in a text that is no URL.
 func redacted(text string) string {
-	if scheme, rest, ok := strings.Cut(text, "@"); ok && scheme != "" {
-		return "…@" + rest
+	if at := strings.LastIndexByte(text, '@'); at > 0 { // a password may hold one too
+		return "…" + text[at:]
 	}
 	return text
 }

@@ -29,6 +29,8 @@ SERVER:
    --insecure           do not check the server's certificate
    --proxy URL          HTTP proxy; those of the environment are not used
    --idle-timeout TIME  an answer without a byte for so long has failed (1m)
+   --answer-limit TIME  an answer may take so long as a whole, and the last ones
+                        once all requests are due (10m)
 
 WHAT IS ASKED:
    --workload KIND      random (default), phase1, production, sharegpt, jsonl,
@@ -69,6 +71,8 @@ WHEN, AND FOR HOW LONG:
                         loop 10 for each stream and at least 30)
    --seconds S          and a window of at least so many seconds
    --lead-in TIME       load before the window, not counted (5s)
+   --reset-cache        empty the server's prefix cache before each run; vLLM
+                        needs VLLM_SERVER_DEV_MODE=1
    --no-run-out         no load after the window: the last requests then see
                         a falling load, as in vllm bench serve
 

@@ -48,8 +48,18 @@ func (m benchMeta) result(r benchResult) (bench.VLLMResult, error) {
 	if most == 0 {
 		most = m.b.client.MaxInFlight
 	}
-	return bench.NewVLLMResult(r.m, bench.VLLMMeta{
+	measured := r.m
+	if r.m.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies begin where the wait in the client ends
+		from := bench.WithoutQueue(r.samples)
+		measured = bench.Measure(bench.Run{Samples: from, Series: r.m.Series, Lateness: r.m.Lateness}, r.scope)
+		measured.Queue = r.m.Queue
+		if m.detailed {
+			details = from
+		}
+	}
+	return bench.NewVLLMResult(measured, bench.VLLMMeta{
 		Date: time.Now(), Backend: backend, Model: m.b.client.Model, Prompts: r.planned, Rate: r.rate,
 		Burstiness: m.burstiness, MaxConcurrency: most, Metadata: m.metadata,
+		Workload: m.b.asked(), Seed: m.b.seed, Natural: m.b.client.Natural,
 	}, details)
 }

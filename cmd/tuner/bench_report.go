@@ -29,7 +29,7 @@ type benchReport struct {
 	table  bool // several runs, one line each
 	rows   int
 	kept   int      // runs that kept the SLO
-	failed []string // runs without a completed request
+	failed []string // runs without a completed request, or that measured something else than was asked
 
 	file   string // of the result JSON; "" when none is wanted
 	append bool
@@ -78,6 +78,9 @@ func (o *benchReport) add(r benchResult) error {
 	o.rows++
 	if r.m.Completed == 0 {
 		o.failed = append(o.failed, fmt.Sprintf("%s: all %d requests failed: %s", r.shot, r.m.Requests, failuresText(r.m)))
+	}
+	if r.m.Void != "" {
+		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.shot, r.m.Void))
 	}
 	if r.verdict != nil && r.verdict.Pass {
 		o.kept++

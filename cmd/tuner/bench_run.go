@@ -24,7 +24,10 @@ type benching struct {
 	slo    *slo.SLO         // nil without
 	limits []bench.Limit    // of goodput
 	search *capacity.Search // nil unless the capacity is looked for
-	stderr io.Writer        // notes and progress; io.Discard when it shall be quiet
+	seed   uint64
+
+	resetCache bool      // before each run
+	stderr     io.Writer // notes and progress; io.Discard when it shall be quiet
 }
 
 // A shot is one run of tuner bench.
@@ -56,36 +59,45 @@ func (s shot) String() string {
 type benchResult struct {
 	shot
 	m       bench.Measurement
+	scope   bench.Scope
 	samples []bench.Sample // the counted requests; none where they were too many
 	verdict *slo.Verdict   // nil without an SLO
+	asked   string         // the workload and its seed
 	limited string         // why the figures may be the load generator's own; "" when they are the server's
 	notes   []string       // what else a reader must know
 }
 
 // run sends one shot and measures it. stop may be nil.
 func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResult, error) {
+	if b.resetCache {
+		if err := b.client.ResetCache(ctx); err != nil {
+			return benchResult{}, fmt.Errorf("%s: %w", s, err)
+		}
+	}
 	client := *b.client
 	if s.concurrency > 0 {
 		client.MaxInFlight = s.concurrency
 	}
 	progress := newBenchProgress(b.stderr, s)
-	run, err := client.Run(ctx, s.schedule, progress.watch(stop))
+	client.Progress = progress.show
+	run, err := client.Run(ctx, s.schedule, b.byRules(stop))
 	if doneErr := progress.done(); err == nil {
 		err = doneErr
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
-		return benchResult{}, fmt.Errorf("%s was interrupted: %w", s, err)
+		return benchResult{}, interruptedError(fmt.Sprintf("%s was interrupted; the runs before it stand", s))
 	case err != nil:
 		return benchResult{}, fmt.Errorf("%s: %w", s, err)
 	}
-	r := benchResult{shot: s, samples: run.Samples, m: bench.Measure(run, b.scope(s, run))}
+	scope := b.scope(s, run)
+	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope)}
 	if b.slo != nil && run.Tally == nil {
 		planned := s.planned
 		if b.load.live { // conversations were planned, and their turns are judged
 			planned = len(run.Samples)
 		}
-		v := b.slo.Judge(run.Samples, planned, run.Elapsed)
+		v := b.slo.Judge(b.rules().Apply(run.Samples), planned, run.Elapsed)
 		r.verdict, r.limited = &v, v.ClientLimited
 	} else {
 		r.limited = clientLimited(r.m)
@@ -94,11 +106,30 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 	return r, nil
 }
 
+// asked names the workload.
+func (b *benching) asked() string {
+	if b.load.source == nil {
+		return b.load.arrivals.Trace.Name()
+	}
+	return b.load.source.Name()
+}
+
+// rules are those of the endpoint.
+func (b *benching) rules() bench.Rules { return b.client.Rules.For(b.client.Endpoint) }
+
+// byRules shows a Stop the times that count by the rules.
+func (b *benching) byRules(stop bench.Stop) bench.Stop {
+	if stop == nil {
+		return nil
+	}
+	return func(now time.Duration, counted []bench.Sample) bool { return stop(now, b.rules().Apply(counted)) }
+}
+
 // scope is what of a run is measured. A window that ends by number lasts from the first due time to the last end.
 func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	scope := bench.Scope{
 		Rate: s.rate, Start: s.leadIn, Length: s.window,
-		Natural: b.client.Natural, Rules: b.client.Rules.For(b.client.Endpoint), Limits: b.limits,
+		Natural: b.client.Natural, Rules: b.rules(), Limits: b.limits,
 	}
 	if s.window > 0 {
 		return scope
@@ -119,9 +150,6 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 // notes are what a reader must know before believing the figures.
 func (b *benching) notes(r benchResult, run bench.Run) []string {
 	var notes []string
-	if r.m.Void != "" {
-		notes = append(notes, "void: "+r.m.Void)
-	}
 	for i := range run.Samples {
 		if s := &run.Samples[i]; s.Failure != "" {
 			notes = append(notes, fmt.Sprintf("first failure, %s: %s", s.Failure, s.Detail))
@@ -163,7 +191,7 @@ func clientLimited(m bench.Measurement) string {
 // findCapacity looks for the highest rate that keeps the SLO.
 func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	found, err := b.search.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) {
-		s := b.load.open(rate)
+		s := b.load.nth(out.rows).open(rate)
 		r, err := b.run(ctx, s, b.slo.Stop(s.planned))
 		if err != nil {
 			return capacity.Outcome{}, err

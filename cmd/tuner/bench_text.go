@@ -35,7 +35,12 @@ func writeBlock(w io.Writer, r benchResult) error {
 		t.WriteString(wrapped("CLIENT-LIMITED: "+r.limited+"; the figures below are not the server's alone", ""))
 		t.WriteString("\n")
 	}
+	if m.Void != "" {
+		t.WriteString(wrapped("VOID: "+m.Void, ""))
+		t.WriteString("\n")
+	}
 	t.title("Serving Benchmark Result", "=")
+	t.WriteString(wrapped("Workload: "+r.asked, "  "))
 	t.counts(r)
 	t.row("Request throughput (req/s):", "%.2f", m.RequestThroughput)
 	if m.Good > 0 || len(m.Over) > 0 {
@@ -89,8 +94,13 @@ func (t *textLines) counts(r benchResult) {
 	switch {
 	case r.concurrency > 0:
 		t.row("Maximum request concurrency:", "%d", r.concurrency)
+	case r.rate > 0 && m.Sessions.Turns > 0:
+		t.row("Session rate configured (sessions/s):", "%.2f", r.rate)
 	case r.rate > 0:
 		t.row("Request rate configured (RPS):", "%.2f", r.rate)
+		if m.Window > 0 {
+			t.row("Request rate of these draws (RPS):", "%.2f", float64(m.Requests)/m.Window.Seconds())
+		}
 	default:
 		t.row("Request rate configured:", "%s", r.shot)
 	}
@@ -118,8 +128,7 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 func (t *textLines) verdict(r benchResult) {
 	if v := r.verdict; v != nil {
 		for _, c := range v.Checks {
-			t.WriteString(wrapped(fmt.Sprintf("%s: %s %.4g ms of %.4g ms; %d of %d over it, %d may be",
-				map[bool]string{true: "kept", false: "broken"}[c.Headroom >= 0], c.Limit, c.ValueMS, c.MaxMS, c.Broken, c.N, c.Allowed), "  "))
+			t.WriteString(wrapped(fmt.Sprintf("%-6s %s", map[bool]string{true: "kept", false: "broken"}[c.Headroom >= 0], c), "  "))
 		}
 		t.WriteString(wrapped("SLO "+verdictWord(r)+": "+v.Reason, "  "))
 	}

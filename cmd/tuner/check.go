@@ -71,11 +71,12 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if n, first := workload.Skipped(p.source); n > 0 {
 		say("bad rows", "%d are left out, the first: %v", n, first)
 	}
-	if err := workload.Enough(p.source, file.Probe.MinRequests); err != nil {
+	need := p.requests()
+	if err := workload.Enough(p.source, need); err != nil {
 		return usageError{fmt.Errorf("%s: workload: %w", file.Path, err)}
 	}
-	if workload.Repeats(p.source, file.Probe.MinRequests) > 0 {
-		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), file.Probe.MinRequests)
+	if workload.Repeats(p.source, need) > 0 {
+		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), need)
 	}
 	dir := filepath.Join(root, file.Name)
 	if err := studies.CheckDisk(dir); err != nil {

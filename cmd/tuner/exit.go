@@ -36,6 +36,14 @@ type usageError struct{ error }
 
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// An interruptedError says in its own words that the user ended the command.
+type interruptedError string
+
+func (e interruptedError) Error() string { return string(e) }
+
+// Is makes it the end of the context that it is.
+func (interruptedError) Is(target error) bool { return target == context.Canceled }
+
 // A codeError carries the exit code of a child whose fate is ours. It has no message of its own.
 type codeError int
 

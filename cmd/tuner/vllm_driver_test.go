@@ -54,8 +54,8 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 	}
 }
 
-// startSim starts a simulated server as a child, and returns its URL.
-func startSim(t *testing.T) string {
+// startSim starts a simulated server as a child, with these flags too, and returns its URL.
+func startSim(t *testing.T, flags ...string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -63,8 +63,9 @@ func startSim(t *testing.T) string {
 	}
 	_, port, _ := net.SplitHostPort(listener.Addr().String())
 	listener.Close()
-	child := startChild(t, filepath.Join(t.TempDir(), "sim.log"), nil, tunerPath(t),
-		"sim", "serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "2048", "--host", "127.0.0.1", "--port", port)
+	args := append([]string{"sim", "serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "2048",
+		"--host", "127.0.0.1", "--port", port}, flags...)
+	child := startChild(t, filepath.Join(t.TempDir(), "sim.log"), nil, tunerPath(t), args...)
 	url := "http://127.0.0.1:" + port
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if _, err := (&bench.Client{URL: url}).Preflight(t.Context()); err == nil {

@@ -45,6 +45,8 @@ type plan struct {
 	sampler sampler.Sampler
 	current space.Point       // nil when the file has none
 	env     map[string]string // of the server, with references filled in; may hold secrets
+
+	textsChecked bool // for their length, by a server
 }
 
 // makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
@@ -190,6 +192,16 @@ func (p *plan) runner(dir string) (*trial.Runner, error) {
 	}, nil
 }
 
+// requests is how many a probe counts at the rate where the search begins, as far as that is known before the server is.
+func (p *plan) requests() int {
+	f := p.file
+	n, _ := workload.Plan{
+		Source: p.source, Seed: f.Sampler.Seed, Rate: cmp.Or(f.Probe.StartRate, f.Probe.MinRate), Window: f.Probe.Window,
+		MinRequests: f.Probe.MinRequests, Arrivals: workload.Arrivals{Burstiness: f.Load.Burstiness},
+	}.Counted()
+	return n
+}
+
 // marks are what a reader must know of every figure of the study.
 func (p *plan) marks() []string {
 	var marks []string
@@ -254,6 +266,10 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()), Natural: p.file.Workload.Output == workload.Natural,
 	}
 	logged := &loggedServer{Server: server, log: log, dir: dir}
+	if err := p.checkTexts(ctx, client, server.Facts().MaxModelLen); err != nil {
+		_, stopErr := logged.Stop(context.WithoutCancel(ctx))
+		return nil, nil, errors.Join(err, stopErr)
+	}
 	if p.file.Load.Driver != studyfile.VLLMBench {
 		return logged, client, nil
 	}
@@ -262,6 +278,28 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 		load.env = append(load.env, name+"="+value)
 	}
 	return logged, load, nil
+}
+
+// checkTexts names the texts that are too long for the model, which only a server can count. The first one does it for all.
+func (p *plan) checkTexts(ctx context.Context, client *bench.Client, maxModelLen int) error {
+	if p.textsChecked || maxModelLen == 0 || p.source.Len() == 0 {
+		return nil
+	}
+	_, err := client.CheckLengths(ctx, func(yield func(*workload.Request) bool) {
+		for i := range p.source.Len() {
+			if !yield(p.source.Request(workload.WindowStream, i)) {
+				return
+			}
+		}
+	}, maxModelLen)
+	if _, tooLong := errors.AsType[*bench.PreflightError](err); tooLong {
+		return usageError{fmt.Errorf("%s: workload: %w", p.file.Path, err)}
+	}
+	if err != nil {
+		return err
+	}
+	p.textsChecked = true
+	return nil
 }
 
 // A loggedServer closes its log and forgets its process record when the server is gone.

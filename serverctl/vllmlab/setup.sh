@@ -13,13 +13,13 @@ VER=${VER:-0.14.1}
 DIR=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/tuner-vllm-$VER}
 
 UV_SECONDS=300       # to install uv itself, 25 MB
-# vllm bench serve reads custom data sets with pandas, which vLLM names in its extra "bench" only, together with plotting
-# libraries that nothing here needs. This version takes the NumPy of both versions of vLLM, and leaves it where it is.
-PANDAS=pandas==2.3.3
-
 INSTALL_SECONDS=1500 # to fetch and unpack 7 GB; a minute on a fast network
 CHECK_SECONDS=300    # to import vLLM for the first time, uncompiled and from a cold disk
 LOCK_SECONDS=1800    # to wait for another setup in the same directory
+
+# vllm bench serve reads custom data sets with pandas, which vLLM names in its extra "bench" only, together with plotting
+# libraries that nothing here needs. This version takes the NumPy of both versions of vLLM, and leaves it where it is.
+PANDAS=pandas==2.3.3
 
 # A changed recipe needs a new stamp, so that what an older recipe left behind is not taken for finished.
 STAMP=ok-$VER-recipe-2

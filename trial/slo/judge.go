@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"vllmtuner/bench"
@@ -35,6 +36,10 @@ func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 // due time. Later requests thin out the bursts that decide a p99.
 const tolerableLag = 0.1
 
+// mostLag is how late it may be where no limit counts from the due time. TPOT is a mean over seconds: to it bursts that are
+// thinned out by less look the same.
+const mostLag = 100 * time.Millisecond
+
 func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
 	var lags []float64
 	onTime := slices.Clone(samples)
@@ -53,10 +58,18 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 		}
 		return ""
 	}
+	fromDue := false
 	for _, l := range s.Limits {
-		if limit := milliseconds(l.Max); (l.Metric == TTFT || l.Metric == E2E) && p99 > tolerableLag*limit {
+		if l.Metric != TTFT && l.Metric != E2E {
+			continue
+		}
+		fromDue = true
+		if limit := milliseconds(l.Max); p99 > tolerableLag*limit {
 			return fmt.Sprintf("the load generator was %.3g ms late at p99, more than a tenth of %s's %.4g ms", p99, l, limit)
 		}
+	}
+	if !fromDue && p99 > milliseconds(mostLag) {
+		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, mostLag)
 	}
 	return ""
 }
@@ -75,7 +88,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 		c := l.check(samples, planned, now)
 		v.Checks = append(v.Checks, c)
 		if c.Headroom < v.Headroom || v.Binding == "" {
-			v.Binding, v.Headroom, v.Reason = c.Limit, c.Headroom, c.reason()
+			v.Binding, v.Headroom, v.Reason = c.Limit, c.Headroom, c.String()
 		}
 		v.Pass = v.Pass && !c.fails()
 	}
@@ -131,6 +144,7 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) Che
 			}
 			c.N += n
 			c.Broken += n
+			c.Failed += n
 		case s.End == 0:
 			// A pending request counts only when it is over the limit already.
 			if age, ok := l.overdue(s, now); ok {
@@ -200,12 +214,24 @@ func miss(broken, allowed int) float64 {
 	return max(-mostHeadroom, min(-leastMiss, -math.Log(float64(broken)/float64(allowed+1))))
 }
 
-func (c Check) reason() string {
+// String says in one line what came of a limit.
+func (c Check) String() string {
 	verb := "keeps"
 	if c.fails() {
 		verb = "breaks"
 	}
-	return fmt.Sprintf("%s %.4g ms %s %.4g ms (%d of %d over it, %d may be)", c.Limit, c.ValueMS, verb, c.MaxMS, c.Broken, c.N, c.Allowed)
+	if c.Failed > 0 {
+		return fmt.Sprintf("%s %s ms of %s ms (%d over it and %d failed of %d, %d may be)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
+	}
+	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over it, %d may be)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
+}
+
+// figure writes milliseconds with four digits, and all of them where there are more.
+func figure(ms float64) string {
+	if ms >= 1000 {
+		return strconv.FormatFloat(ms, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(ms, 'g', 4, 64)
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -62,9 +62,10 @@ type Verdict struct {
 type Check struct {
 	Limit    string  `json:"limit"`
 	MaxMS    float64 `json:"max_ms"`
-	ValueMS  float64 `json:"value_ms"` // numpy-linear percentile of the completed requests
-	N        int     `json:"n"`        // requests (for ITL: gaps) that count
-	Broken   int     `json:"broken"`   // how many break the limit, failed ones among them
-	Allowed  int     `json:"allowed"`  // how many may: floor((1 - percentile/100) * n)
-	Headroom float64 `json:"headroom"` // ln(max/value)
+	ValueMS  float64 `json:"value_ms"`         // numpy-linear percentile of the completed requests
+	N        int     `json:"n"`                // requests (for ITL: gaps) that count
+	Broken   int     `json:"broken"`           // how many break the limit, failed ones among them
+	Failed   int     `json:"failed,omitempty"` // of these
+	Allowed  int     `json:"allowed"`          // how many may: floor((1 - percentile/100) * n)
+	Headroom float64 `json:"headroom"`         // ln(max/value)
 }

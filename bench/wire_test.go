@@ -1,0 +1,321 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+// The kernel's stamps are still asked for once the connection is out of Go's hands.
+func TestADetachedSocketHasStamps(t *testing.T) {
+	defer awaitStamps()()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, listener.Addr().String(), nil)
+	if err != nil || opened.net != nil {
+		t.Fatalf("open = %+v, %v, want a plain socket", opened, err)
+	}
+	defer opened.discard()
+	there, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	if _, err := there.Write([]byte("token")); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(60 * time.Millisecond)
+	var buffer [16]byte
+	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.stamper.read.Sub(opened.arrived) < 40*time.Millisecond {
+		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came 60 ms ago", n, err, opened.stamper.read.Sub(opened.arrived))
+	}
+}
+
+func TestChunksAreInTheSecondInWhichTheyCame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			s.role() // the head comes early, the tokens do not
+			s.answer(q.MaxTokens, 1500*time.Millisecond, time.Second)
+		})
+		run, err := c.Run(t.Context(), requests(workload.Window, 1, 2200*time.Millisecond, 0, ask(3)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var chunks []int
+		for _, second := range run.Series {
+			chunks = append(chunks, second.Chunks)
+		}
+		// The role's chunk is one with choices, which for completions is a token.
+		if want := []int{0, 0, 1, 1, 1, 1}; !slices.Equal(chunks, want) {
+			t.Errorf("chunks by second %v, want %v", chunks, want)
+		}
+		if s := run.Series; s[2].Sent != 1 || s[2].InFlight != 1 || s[4].InFlight != 1 || s[5].Ended != 1 || s[5].InFlight != 0 {
+			t.Errorf("series %+v, want one request from second 2 to second 5", s)
+		}
+	})
+}
+
+func TestTokensThatComeTogetherBlurTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		together := true
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			time.Sleep(100 * time.Millisecond)
+			if together {
+				s.raw("%s%s", token, token)
+			} else {
+				s.token()
+				time.Sleep(time.Millisecond)
+				s.token()
+			}
+			s.usage(2)
+			s.done()
+		})
+		for _, want := range []time.Duration{100 * time.Millisecond, 0} {
+			run, err := c.Run(t.Context(), requests(workload.Window, 1, 0, 0, ask(2)), nil)
+			if err != nil || run.Samples[0].Blur != want {
+				t.Errorf("blur %s, error %v, want %s", run.Samples[0].Blur, err, want)
+			}
+			together = false
+		}
+	})
+}
+
+func TestAConnectionThatDoesNotEndItsResponseIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var closed atomic.Int64
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			s.answer(q.MaxTokens, 0, 0)
+			from := time.Now()
+			<-r.Context().Done()
+			closed.CompareAndSwap(0, int64(time.Since(from)))
+		})
+		run, err := c.Run(t.Context(), requests(workload.Window, 2, time.Second, 10*time.Second, ask(1)), nil)
+		if err != nil || !run.Samples[0].OK() {
+			t.Fatalf("%+v, %v, want success", run.Samples, err)
+		}
+		if after := time.Duration(closed.Load()); after < drainTime || after > drainTime+2*time.Second {
+			t.Errorf("the connection was closed %s after the answer, want %s", after, drainTime)
+		}
+	})
+}
+
+func TestAnIdleConnectionIsRetired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 0, 0) })
+		var conns atomic.Int64
+		dial := c.dial
+		c.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conns.Add(1)
+			return dial(ctx, network, address)
+		}
+		if _, err := c.Run(t.Context(), requests(workload.Window, 30, 0, 2*staleAfter, ask(1)), nil); err != nil {
+			t.Fatal(err)
+		}
+		// Each request takes the connection that was used last, unless it has gone stale: then a new one.
+		if got := conns.Load(); got < 30 {
+			t.Errorf("%d connections for 30 requests that are %s apart, want one each at least", got, 2*staleAfter)
+		}
+	})
+}
+
+func TestARunGivesItsDescriptorsBack(t *testing.T) {
+	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
+		s, q := begin(t, w, r)
+		s.answer(q.MaxTokens, time.Millisecond, 0)
+	})
+	count := func() int {
+		open, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(open)
+	}
+	before := 0
+	for i := range 12 {
+		if _, err := c.Run(t.Context(), requests(workload.Window, 20, 0, time.Millisecond, ask(1)), nil); err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 { // the first ones make what stays, such as Go's own poll
+			before = count()
+		}
+	}
+	for wait := time.Now().Add(5 * time.Second); count() > before+4 && time.Now().Before(wait); time.Sleep(10 * time.Millisecond) {
+	} // the server's sides of the last connections
+	if after := count(); after > before+4 {
+		t.Errorf("%d open descriptors after 10 more runs, %d before", after, before)
+	}
+}
+
+// A server may refuse a long request before it has read it. What is left of that request must not reach the next one.
+func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer listener.Close()
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				head := make([]byte, 1024)
+				n, err := conn.Read(head)
+				if err != nil {
+					return
+				}
+				if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
+					_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
+					time.Sleep(300 * time.Millisecond)
+				} else {
+					_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
+				}
+				_, _ = io.Copy(io.Discard, conn)
+			})
+		}
+	})
+	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny", IdleTimeout: 2 * time.Second}
+	long := workload.Request{Text: strings.Repeat("x", 20<<20), OutputTokens: 3}
+	run, err := c.Run(t.Context(), join(requests(workload.Window, 1, 0, 0, long), requests(workload.Window, 1, 200*time.Millisecond, 0, ask(3))), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.Samples[0].Failure != Status || !run.Samples[1].OK() {
+		t.Errorf("%+v, want the first refused and the second good", run.Samples)
+	}
+	debug.FreeOSMemory()
+}
+
+func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var opened atomic.Int64
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			opened.Add(1)
+			serving.Go(func() {
+				defer conn.Close()
+				if conn.SetReadDeadline(time.Now().Add(2*time.Millisecond)) != nil { // it asks at once, or it goes
+					return
+				}
+				if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
+					_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
+				}
+			})
+		}
+	})
+	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny"}
+	run, err := c.Run(t.Context(), requests(workload.Window, 40, 0, 20*time.Millisecond, ask(3)), nil)
+	listener.Close()
+	serving.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range run.Samples {
+		if !s.OK() {
+			t.Errorf("sample %+v, want success", s)
+		}
+	}
+	if n := opened.Load(); n > 40+4*leastIdle {
+		t.Errorf("%d connections for 40 requests, want hardly more than one each", n)
+	}
+}
+
+func TestALongConversationIsNotCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(max(q.MaxTokens, q.MaxChat), 8*time.Second, 0) })
+		c.Endpoint, c.RunLimit = workload.Chat, 10*time.Second
+		var next func(turn int) func(string) (*workload.Request, time.Duration)
+		next = func(turn int) func(string) (*workload.Request, time.Duration) {
+			if turn > 6 {
+				return nil
+			}
+			return func(string) (*workload.Request, time.Duration) {
+				return &workload.Request{Text: "and?", OutputTokens: 1, Turn: turn, Next: next(turn + 1)}, 9 * time.Second
+			}
+		}
+		first := workload.Request{Text: "so?", OutputTokens: 1, Turn: 1, Next: next(2)}
+		run, err := c.Run(t.Context(), requests(workload.Window, 1, 0, 0, first), nil)
+		if err != nil || len(run.Samples) != 6 {
+			t.Fatalf("%d turns, error %v, want 6", len(run.Samples), err)
+		}
+		for _, s := range run.Samples {
+			if !s.OK() {
+				t.Errorf("turn %+v, want success", s)
+			}
+		}
+	})
+}
+
+func TestProgressIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			if q.MaxTokens == 2 {
+				w := s.w
+				w.WriteHeader(http.StatusInternalServerError)
+				return
+			}
+			s.answer(q.MaxTokens, 2500*time.Millisecond, 0)
+		})
+		var seen []Progress
+		c.Progress = func(p Progress) { seen = append(seen, p) }
+		schedule := join(requests(workload.LeadIn, 1, 0, 0, ask(1)), requests(workload.Window, 4, 1500*time.Millisecond, 0, ask(1)),
+			requests(workload.Window, 1, 1600*time.Millisecond, 0, ask(2)))
+		if _, err := c.Run(t.Context(), schedule, nil); err != nil {
+			t.Fatal(err)
+		}
+		if len(seen) < 3 {
+			t.Fatalf("told %d times, want once a second", len(seen))
+		}
+		if p := seen[0]; p.Counted != 0 || p.InFlight != 1 || p.Ended != 0 {
+			t.Errorf("after 1 s %+v, want only the lead-in's request", p)
+		}
+		if p := seen[1]; p.Counted != 5 || p.InFlight != 5 || p.Ended != 1 || p.Failed != 1 || p.TTFT99 != 0 {
+			t.Errorf("after 2 s %+v, want five counted, one of them failed, and five in flight", p)
+		}
+	})
+}
+
+func TestSecretsInForeignTextsAreHidden(t *testing.T) {
+	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprintf(w, "you sent %q and %q", r.Header.Get("Authorization"), r.Header.Get("X-Token"))
+	})
+	c.APIKey, c.Header = "sk-WRONG", http.Header{"X-Token": {"Basic Zm9vOmJhcg=="}}
+	run, err := c.Run(t.Context(), requests(workload.Window, 1, 0, 0, ask(1)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if detail := run.Samples[0].Detail; strings.Contains(detail, "sk-WRONG") || strings.Contains(detail, "Zm9v") || !strings.Contains(detail, "you sent") {
+		t.Errorf("detail %q shows a secret", detail)
+	}
+}

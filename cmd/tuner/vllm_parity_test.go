@@ -1,0 +1,266 @@
+//go:build vllm && linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+)
+
+// The variables by which make bench-parity chooses; the comparison is skipped without the first.
+const (
+	parityVariable        = "BENCH_PARITY"         // file that the tables go to
+	parityRepeatsVariable = "BENCH_PARITY_REPEATS" // of each tool in each case; 5 unless given
+	parityRepeats         = 5
+)
+
+// A parityCase is one load that both tools send to one server.
+type parityCase struct {
+	server   string // that it is sent to
+	endpoint string
+	streams  int     // of the closed loop, or about as many as are in flight at the rate
+	rate     float64 // requests per second of the open loop, at constant gaps; 0 is a closed loop
+	requests int
+}
+
+// Rates are no whole numbers: else a request would be due at each full second, and chance would say in which of vLLM's
+// buckets of a second it lies.
+var parityCases = []parityCase{
+	{server: realServer, endpoint: workload.Completions, streams: 4, requests: 48},
+	{server: realServer, endpoint: workload.Completions, streams: 8, requests: 80},
+	{server: realServer, endpoint: workload.Chat, streams: 8, requests: 80},
+	{server: realServer, endpoint: workload.Completions, streams: 8, rate: 23.7, requests: 72},
+	{server: simServer, endpoint: workload.Completions, streams: 4, requests: 48},
+	{server: simServer, endpoint: workload.Completions, streams: 8, requests: 80},
+	{server: simServer, endpoint: workload.Chat, streams: 8, requests: 80},
+	{server: simServer, endpoint: workload.Completions, streams: 8, rate: 23.7, requests: 72},
+	{server: simServer, endpoint: workload.Completions, streams: 64, requests: 256},
+	{server: simServer, endpoint: workload.Completions, streams: 64, rate: 87.3, requests: 256},
+}
+
+const (
+	realServer = "vLLM on CPU"
+	simServer  = "tuner sim serve"
+)
+
+// String says in words what the load is.
+func (c parityCase) String() string {
+	if c.rate > 0 {
+		return fmt.Sprintf("%s, %s, %d requests at %g req/s, about %d in flight", c.server, c.endpoint, c.requests, c.rate, c.streams)
+	}
+	return fmt.Sprintf("%s, %s, %d requests in %d streams", c.server, c.endpoint, c.requests, c.streams)
+}
+
+// TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns, to real vLLM
+// and to the simulated server, and holds every field that both write against the other's.
+func TestBenchParity(t *testing.T) {
+	file := os.Getenv(parityVariable)
+	if file == "" {
+		t.Skip("the comparison takes a quarter of an hour for each version and a quiet machine: make bench-parity")
+	}
+	repeats := parityRepeats
+	if text := os.Getenv(parityRepeatsVariable); text != "" {
+		var err error
+		if repeats, err = strconv.Atoi(text); err != nil || repeats < 1 {
+			t.Fatalf("%s=%s: want a number of repeats of at least 1", parityRepeatsVariable, text)
+		}
+	}
+	for _, version := range []string{"0.14.1", "0.32.0"} {
+		t.Run(version, func(t *testing.T) {
+			p := &parity{rig: openRig(t, version), repeats: repeats, dir: t.ArtifactDir()}
+			p.drawPrompts(t)
+			busy, all := machineTime(t)
+			var url, served string
+			for _, c := range parityCases {
+				if c.server != served {
+					url, served = p.start(t, c.server), c.server
+				}
+				p.compare(t, url, c)
+			}
+			busyAfter, allAfter := machineTime(t)
+			p.write(t, file, float64(busyAfter-busy)/float64(allAfter-all))
+		})
+	}
+}
+
+// A parity is the comparison with one version of vLLM.
+type parity struct {
+	rig     *rig
+	repeats int
+	dir     string // where prompts, results and logs lie
+	server  *child // real vLLM, once it was started
+	cases   []comparedCase
+}
+
+// parityWords are each one token in the vocabulary of the rig's model, with a space in front and without, and for the simulated
+// server too, so that vLLM 0.14.1, which counts prompts with the model's tokenizer, and the server agree in how long they are.
+var parityWords = strings.Fields("self the name data file path line code key list type time open read text call from with not and for")
+
+// shortAnswer is the length in tokens of two thirds of the answers.
+const shortAnswer = 32
+
+// drawPrompts writes the file of requests that tuner bench reads. No two prompts begin alike.
+func (p *parity) drawPrompts(t *testing.T) {
+	t.Helper()
+	const rows, leastWords, mostWords, longAnswer = 256, 30, 90, 64
+	draw := rand.New(rand.NewPCG(1, 1))
+	var text bytes.Buffer
+	lines := json.NewEncoder(&text)
+	for range rows {
+		words := make([]string, leastWords+draw.IntN(mostWords-leastWords+1))
+		for i := range words {
+			words[i] = parityWords[draw.IntN(len(parityWords))]
+		}
+		tokens := shortAnswer
+		if draw.IntN(3) == 0 { // a third, so that no median lies between the two lengths
+			tokens = longAnswer
+		}
+		row := map[string]any{"prompt": strings.Join(words, " "), "output_tokens": tokens}
+		if err := lines.Encode(row); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(p.prompts(), text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl") }
+
+// start starts a server of a kind, in place of the one before it. It has no prefix cache, or each run would find the prompts
+// of the one before it, but for the first.
+func (p *parity) start(t *testing.T, server string) (url string) {
+	t.Helper()
+	const noCache = "--no-enable-prefix-caching"
+	if server == simServer {
+		if p.server != nil {
+			p.server.stop()
+		}
+		return startSim(t, noCache)
+	}
+	url, p.server = p.rig.serve(t, filepath.Join(p.dir, "vllm.log"), []string{"--served-model-name", parityModel,
+		"--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--hf-overrides", parityLayers, noCache})
+	return url
+}
+
+// parityLayers make a step of the model take some 5 ms instead of 1. With its own two layers eight streams keep both cores of a small
+// machine busy, and the tool that takes more of them slows the server, which is another comparison.
+const parityLayers = `{"num_hidden_layers": 24}`
+
+// parityModel is the name under which both servers serve.
+const parityModel = "my/model"
+
+// compare sends a case with both tools in turns, after a run that does not count.
+func (p *parity) compare(t *testing.T, url string, c parityCase) {
+	t.Helper()
+	p.ours(t, url, c)
+	compared := comparedCase{parityCase: c, version: p.rig.version}
+	for repeat := range p.repeats {
+		compared.ours = append(compared.ours, p.ours(t, url, c))
+		compared.theirs = append(compared.theirs, p.theirs(t, url, c, repeat))
+	}
+	p.cases = append(p.cases, compared)
+	for _, f := range compared.fields() {
+		if f.verdict == isOut {
+			t.Errorf("%s: %s", c, f)
+		}
+	}
+}
+
+// paritySeed orders the rows of the file.
+const paritySeed = 1
+
+// parityRules fit both installed versions: 0.32.0 still takes the chunk that names the role for the first token of a chat
+// (vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1 it does not take the usage chunk for the end, which comes microseconds after.
+const parityRules = string(bench.Rules0141)
+
+// parityGoodput lies between the short and the long answers of eight simulated streams.
+const parityGoodput = "e2el:300"
+
+// ours sends the case with tuner bench.
+func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
+	t.Helper()
+	args := []string{"bench", "--url", url, "--endpoint", c.endpoint, "--workload", "jsonl", "--path", p.prompts(),
+		"--seed", fmt.Sprint(paritySeed), "--requests", fmt.Sprint(c.requests), "--rules", parityRules, "--quiet", "-o", "json",
+		"--goodput", parityGoodput}
+	if c.rate > 0 {
+		args = append(args, "--rate", fmt.Sprint(c.rate), "--arrivals", constant, "--rescale")
+	} else {
+		args = append(args, "--concurrency", fmt.Sprint(c.streams), "--lead-in", "0s", "--no-run-out")
+	}
+	return readParityResult(t, "tuner bench", []byte(command(t, args...)))
+}
+
+// theirs sends the case with vllm bench serve.
+func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) parityResult {
+	t.Helper()
+	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: p.prompts(), Endpoint: c.endpoint}, paritySeed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arrivals := make([]workload.Arrival, c.requests)
+	for i := range arrivals {
+		arrivals[i] = workload.Arrival{Due: workload.Asap, Phase: workload.Window, Index: i, Request: source.Request(workload.WindowStream, i)}
+	}
+	v := &vllmBench{
+		command: []string{filepath.Join(p.rig.dir, "venv/bin/vllm"), "bench", "serve"}, env: p.rig.env(), dir: p.dir,
+		tokenizer: filepath.Join(p.rig.dir, "tiny-qwen2"), limit: 2 * time.Minute,
+		client: &bench.Client{URL: url, Model: parityModel, Endpoint: c.endpoint},
+	}
+	dir := filepath.Join(p.dir, fmt.Sprintf("case-%d-repeat-%d", len(p.cases)+1, repeat+1))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(dir, "requests.jsonl")
+	if err := v.writeRequests(t.Context(), data, arrivals); err != nil {
+		t.Fatal(err)
+	}
+	args := append(v.args(data, dir, arrivals), "--goodput", parityGoodput)
+	if c.rate > 0 { // of an option that is given twice the last one holds
+		args = append(args, "--request-rate", fmt.Sprint(c.rate), "--burstiness", "inf")
+	} else {
+		args = append(args, "--max-concurrency", fmt.Sprint(c.streams))
+	}
+	switch ended, err := v.execute(t.Context(), dir, args, arrivals); {
+	case err != nil:
+		t.Fatal(err)
+	case !ended:
+		t.Fatalf("%s did not end within %s", v, v.limit)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, resultFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return readParityResult(t, "vllm bench serve", text)
+}
+
+// A parityResult is the numbers of a result under vLLM's names.
+type parityResult map[string]float64
+
+func readParityResult(t *testing.T, tool string, text []byte) parityResult {
+	t.Helper()
+	// Python writes the burstiness of constant gaps as a word that JSON does not have.
+	text = bytes.ReplaceAll(text, []byte(": Infinity"), []byte(": null"))
+	var all map[string]any
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatalf("%s: %v\n%.2000s", tool, err, text)
+	}
+	result := parityResult{}
+	for key, value := range all {
+		if number, ok := value.(float64); ok {
+			result[key] = number
+		}
+	}
+	return result
+}
