@@ -25,7 +25,7 @@ type Client struct {
 	Endpoint    string         // workload.Completions (also when empty) or workload.Chat
 	APIKey      Secret         // sent as a bearer token; "" sends none
 	Header      http.Header    // sent with each request, beside Content-Type and the API key
-	TLS         *tls.Config    // for https; nil means the system's certificates
+	TLS         *tls.Config    `json:"-"` // for https; nil means the system's certificates
 	Proxy       *url.URL       // HTTP proxy to tunnel through; nil means none: what the environment says is not asked
 	ITL         bool           // record the times between tokens
 	Natural     bool           // let answers end where the model ends them: lengths are not pinned, and no length is a failure
