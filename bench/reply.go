@@ -114,15 +114,15 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 
 // cutLine returns the next line without its end, nil when its end has not come.
 func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
-	end := bytes.IndexByte(b, '\n')
-	if end < 0 {
+	before, after, ok := bytes.Cut(b, []byte{'\n'})
+	if !ok {
 		r.line = append(r.line, b...)
 		if len(r.line) > longestSize {
 			return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", longestSize)
 		}
 		return nil, nil, nil
 	}
-	line = b[:end]
+	line = before
 	if len(r.line) > 0 {
 		r.line = append(r.line, line...)
 		line = r.line
@@ -137,7 +137,7 @@ func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
 	if line == nil {
 		line = []byte{}
 	}
-	return line, b[end+1:], nil
+	return line, after, nil
 }
 
 // readLine reads a line between chunks.

@@ -102,7 +102,7 @@ func (l *loop) answer(c *conn) bool {
 		q, size, err := parse(c.in)
 		if err != nil {
 			c.last = true
-			return l.write(c, reply(http.StatusBadRequest, []byte(fmt.Sprintf(`{"error":{"message":%q}}`, err)))) && l.flush(c)
+			return l.write(c, reply(http.StatusBadRequest, fmt.Appendf(nil, `{"error":{"message":%q}}`, err))) && l.flush(c)
 		}
 		if size == 0 {
 			return true
