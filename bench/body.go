@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	"vllmtuner/bench/workload"
@@ -70,4 +71,62 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 		return nil, fmt.Errorf("write request body: %w", err)
 	}
 	return append(b, text...), nil
+}
+
+// compose returns a whole HTTP request. scratch is for the body and is returned for the next one.
+func (f *flight) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
+	body, err = f.client.appendBody(scratch[:0], a.Request)
+	if err != nil {
+		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)
+	}
+	const rest = 96 // id and length
+	wire = make([]byte, 0, len(f.head)+len(body)+rest)
+	wire = append(wire, f.head...)
+	wire = append(wire, "X-Request-Id: "...)
+	wire = append(wire, f.id...)
+	wire = append(wire, a.Phase.String()...)
+	wire = append(wire, '-')
+	wire = strconv.AppendInt(wire, int64(a.Index), 10)
+	if a.Request.Turn > 1 {
+		wire = append(wire, '-')
+		wire = strconv.AppendInt(wire, int64(a.Request.Turn), 10)
+	}
+	wire = append(wire, "\r\nContent-Length: "...)
+	wire = strconv.AppendInt(wire, int64(len(body)), 10)
+	wire = append(wire, "\r\n\r\n"...)
+	return append(wire, body...), body, nil
+}
+
+// requestHead returns what begins every request.
+func (c *Client) requestHead(host, path string) []byte {
+	header := c.Header.Clone()
+	if header == nil {
+		header = make(http.Header)
+	}
+	if header.Get("Host") == "" {
+		header.Set("Host", host)
+	}
+	for key, value := range map[string]string{
+		"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity",
+	} {
+		header.Set(key, value)
+	}
+	if header.Get("User-Agent") == "" {
+		header.Set("User-Agent", "tuner")
+	}
+	if c.APIKey != "" {
+		header.Set("Authorization", "Bearer "+string(c.APIKey))
+	}
+	var b writer
+	b = append(b, "POST "+path+" HTTP/1.1\r\n"...)
+	_ = header.Write(&b) // a slice takes everything
+	return b
+}
+
+// A writer is a slice that is written to.
+type writer []byte
+
+func (w *writer) Write(b []byte) (int, error) {
+	*w = append(*w, b...)
+	return len(b), nil
 }
