@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"time"
 
@@ -19,7 +20,11 @@ type benchMeta struct {
 }
 
 func newBenchMeta(c *cli.Context, b *benching) (benchMeta, error) {
-	m := benchMeta{b: b, burstiness: c.Float64("burstiness"), metadata: map[string]string{}, detailed: c.Bool("detailed")}
+	burstiness := c.Float64("burstiness")
+	if c.String("arrivals") == constant {
+		burstiness = math.Inf(1)
+	}
+	m := benchMeta{b: b, burstiness: burstiness, metadata: map[string]string{}, detailed: c.Bool("detailed")}
 	for _, word := range c.StringSlice("metadata") {
 		key, value, ok := strings.Cut(word, "=")
 		if !ok || key == "" {
