@@ -2,7 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -27,7 +26,7 @@ func Measure(run Run, scope Scope) Measurement {
 	}
 	m := tally.Measurement(scope)
 	m.Lateness, m.Series = run.Lateness, run.Series
-	m.PeakChunks = tally.rules.chunks(run).peakChunks(scope.Start, tally.total.end)
+	m.PeakChunks = tally.series(run.Series).peakChunks(scope.Start, tally.total.end)
 	if sum, n := run.Series.between(scope.Start, scope.Start+scope.Length); n > 0 {
 		m.WindowRequestThroughput = float64(sum.Ended) / float64(n)
 		if tally.total.chunks > 0 { // of the same requests, as tokens share chunks more often the busier a server is
@@ -35,20 +34,6 @@ func Measure(run Run, scope Scope) Measurement {
 		}
 	}
 	return m
-}
-
-// chunks returns the series with the chunks that count by the rules: by those of 0.14.1 the one that only names the role, too.
-func (r Rules) chunks(run Run) Series {
-	if r != Rules0141 {
-		return run.Series
-	}
-	all := slices.Clone(run.Series)
-	for i := range run.Samples {
-		if s := &run.Samples[i]; s.Opened > 0 && s.Opened < s.First {
-			all.Chunks(second(s.Opened), 1)
-		}
-	}
-	return all
 }
 
 // rates divides what was done by the time that it took.

@@ -119,6 +119,8 @@ type Tally struct {
 
 	ttft, tpot, itl, e2e, sendLag, readLag, connect, queue distribution
 	inFlight                                               concurrency
+
+	roles map[int]int // by second: chunks that only named the role, which count by the rules of 0.14.1
 }
 
 // totals are the sums of a Tally.
@@ -169,6 +171,9 @@ func (t *Tally) Add(s *Sample) {
 	if s.Connected > s.Sent {
 		t.connect.add(milliseconds(s.Connected - s.Sent))
 	}
+	if t.rules == Rules0141 && s.Opened > 0 && s.Opened < s.First {
+		t.role(second(s.Opened), 1)
+	}
 	if s.OK() || s.Failure == WrongLength {
 		t.total.planned += s.WantTokens
 		t.total.offPlan += max(s.OutputTokens-s.WantTokens, s.WantTokens-s.OutputTokens)
@@ -179,6 +184,27 @@ func (t *Tally) Add(s *Sample) {
 	case s.End > 0:
 		t.complete(s)
 	}
+}
+
+func (t *Tally) role(second, n int) {
+	if t.roles == nil {
+		t.roles = make(map[int]int)
+	}
+	t.roles[second] += n
+}
+
+// series adds the chunks that count by the rules to those with output.
+func (t *Tally) series(output Series) Series {
+	if len(t.roles) == 0 {
+		return output
+	}
+	all := slices.Clone(output)
+	for second, n := range t.roles {
+		if second < len(all) { // a run without a series has none of these either
+			all[second].Chunks += n
+		}
+	}
+	return all
 }
 
 func (t *Tally) fail(kind Failure, n int) {
@@ -238,6 +264,9 @@ func (t *Tally) judge(s *Sample) {
 func (t *Tally) Merge(o *Tally) {
 	for kind, n := range o.total.failures {
 		t.fail(kind, n)
+	}
+	for second, n := range o.roles {
+		t.role(second, n)
 	}
 	a, b := &t.total, &o.total
 	a.requests += b.requests
