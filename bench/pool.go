@@ -116,11 +116,11 @@ func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.enter(c); err != nil {
+	c.fresh = idle
+	if err := p.enter(c); err != nil { // from here on others see it
 		return nil, err
 	}
 	if idle {
-		c.fresh = true
 		p.put(c)
 	}
 	return c, nil
