@@ -24,6 +24,7 @@ type answer struct {
 
 	rest        []byte        // beginning of a line whose end has not come
 	opened      time.Duration // first chunk with choices
+	role        bool          // that chunk carried no output
 	first, last time.Duration // chunks with output
 	closed      time.Duration // last chunk of any kind
 	chunks      int           // with output
@@ -137,10 +138,11 @@ func (a *answer) event(data []byte, at time.Duration) {
 	}
 	a.closed = at
 	if choices := value(data, `"choices":`); filled(choices) {
+		generated := a.generated(choices)
 		if a.opened == 0 {
-			a.opened = at
+			a.opened, a.role = at, !generated
 		}
-		if a.generated(choices) {
+		if generated {
 			a.token(at)
 		}
 		if a.keep {

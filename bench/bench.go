@@ -51,6 +51,8 @@ type Sample struct {
 	WantTokens   int // as pinned
 	Chunks       int // chunks that carried output; with speculative decoding and on a busy server fewer than tokens
 
+	Role bool // the first chunk only named the role
+
 	Conversation int // of a live conversation; -1 when none
 	Turn         int // 1-based turn in its conversation; 0 when none
 	LastTurn     bool

@@ -138,6 +138,7 @@ func (x *exchange) end(at time.Duration) error {
 func (x *exchange) settle(at time.Duration) {
 	a, s := &x.answer, &x.sample
 	s.Opened, s.First, s.Last, s.Closed, s.Gaps, s.Chunks = a.opened, a.first, a.last, a.closed, a.gaps, a.chunks
+	s.Role = a.role
 	if a.usage != nil {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
 	}

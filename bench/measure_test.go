@@ -209,3 +209,14 @@ func TestAMeasurementOfNothingIsStillJSON(t *testing.T) {
 		}
 	}
 }
+
+// By the rules of 0.14.1 the chunk that only names the role is one of the peak's, also when it came together with the first token.
+func TestTheRolesChunkCountsByTheOldRules(t *testing.T) {
+	s := Sample{Sent: time.Second, Opened: 2 * time.Second, First: 2 * time.Second, Last: 2 * time.Second, Closed: 2 * time.Second, End: 2 * time.Second, OutputTokens: 1, WantTokens: 1, Chunks: 1, Role: true}
+	run := Run{Samples: []Sample{s}, Series: Series{{}, {Sent: 1}, {Ended: 1, Chunks: 1}}}
+	for rules, want := range map[Rules]int{Rules0141: 2, Rules033: 1} {
+		if m := Measure(run, Scope{Rules: rules}); m.PeakChunks != want {
+			t.Errorf("by the rules of %s the peak is %d chunks, want %d", rules, m.PeakChunks, want)
+		}
+	}
+}

@@ -171,7 +171,7 @@ func (t *Tally) Add(s *Sample) {
 	if s.Connected > s.Sent {
 		t.connect.add(milliseconds(s.Connected - s.Sent))
 	}
-	if t.rules == Rules0141 && s.Opened > 0 && s.Opened < s.First {
+	if t.rules == Rules0141 && s.Role {
 		t.role(second(s.Opened), 1)
 	}
 	if s.OK() || s.Failure == WrongLength {
