@@ -1,18 +1,22 @@
-// Package proc owns a process tree until it is gone: it starts a command in a session of its own, finds everything that
-// came of it, ends it, and after a crash of the owner reclaims what is left. It knows nothing of vLLM, and never finds a
-// process by its name. It is for Linux.
+// Package proc owns a process tree until it is gone: it starts a command in a session of its own, knows everything that
+// comes of it, ends it, and sees to it that nothing outlives the owner either: a watchdog ends what a killed owner leaves
+// behind, and the next run reclaims what a watchdog could not. It knows nothing of vLLM, and never finds a process by its
+// name. It is for Linux.
+//
+// What comes of a command is known by several marks, because each can be shed: its session (a daemon leaves it), a token
+// in the environment (cleared by env -i), its cgroup v2 where we may have one (shed only with rights over cgroups), its
+// parents as they were seen, and its being handed to us when its parent died, for this process is a child subreaper.
 package proc
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -28,6 +32,8 @@ const (
 	orphanGrace = time.Second
 	// outputGrace is how long the last output of a dead leader is waited for. A process that lives on may hold the pipe.
 	outputGrace = 500 * time.Millisecond
+	// outputLimit is how long the writer may take over the last 64 KiB that the pipe held: a disk may have a bad moment.
+	outputLimit = 10 * time.Second
 	// pollEvery is how often /proc is read while something is waited for. One reading of 200 processes takes about 2 ms.
 	pollEvery = 20 * time.Millisecond
 )
@@ -37,12 +43,12 @@ type Spec struct {
 	Argv   []string  // the program and its args; a program without a slash is looked up in the owner's PATH
 	Env    []string  // KEY=VALUE; nil means the owner's environment
 	Dir    string    // working directory; empty means the owner's
-	Output io.Writer // gets stdout and stderr, from one goroutine; nil means they are discarded
+	Output io.Writer // gets stdout and stderr in pieces of 32 KiB at most, from one goroutine; nil means they are discarded
 }
 
 // A Process is a started command with everything that came of it.
 type Process struct {
-	record Record
+	record Record // complete, and fixed, when Start has returned; until then it is guarded by the household's lock
 	cmd    *exec.Cmd
 	pipe   *os.File // read end of its output
 
@@ -50,77 +56,104 @@ type Process struct {
 	read      chan struct{} // closed when the output was read to its end
 	outputErr error         // first error of Spec.Output; to be read after read is closed
 	gone      atomic.Bool   // no member lived any more; from then on a number may mean another process
+	released  sync.Once     // the household has forgotten it
 }
 
 // Start starts the command in a session of its own. It dies when this process dies, however that happens; what it
-// started itself is then found through its Record. The caller must call Stop, also when the leader has exited.
+// started itself is then ended by the watchdog (see Main), or by Reclaim with its Record. The caller must call Stop, also
+// when the leader has exited. A missing cgroup or watchdog does not keep it from starting: see CgroupSupport and
+// WatchdogSupport. From the first Start on this process is a child subreaper: orphans of what it started become its
+// children.
 func Start(spec Spec) (*Process, error) {
 	if len(spec.Argv) == 0 {
 		return nil, errors.New("start a process: no program is given")
 	}
-	token := make([]byte, 16)
-	rand.Read(token) // never fails: crypto/rand ends the program rather than return an error
-	bootID, err := currentBootID()
+	record, err := newRecord()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
 	output, input, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
-	env := spec.Env
-	if env == nil {
-		env = os.Environ()
-	}
-	p := &Process{
-		record: Record{BootID: bootID, Token: hex.EncodeToString(token)},
-		cmd:    exec.Command(spec.Argv[0], spec.Argv[1:]...),
-		pipe:   output,
-		exited: make(chan struct{}),
-		read:   make(chan struct{}),
-	}
-	p.cmd.Dir = spec.Dir
-	// setproctitle writes its titles over the environment, and the token with it, unless SPT_NOENV is set.
-	p.cmd.Env = append(env[:len(env):len(env)], tokenVariable+"="+p.record.Token, "SPT_NOENV=1")
-	p.cmd.Stdout, p.cmd.Stderr = input, input
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-
+	p := &Process{record: record, pipe: output, exited: make(chan struct{}), read: make(chan struct{})}
+	home.begin(p)
 	started := make(chan error)
-	go p.run(started)
+	go p.run(spec, input, started)
 	err = <-started
 	input.Close() // the child has its own copy; ours would keep the pipe from ending
 	if err != nil {
 		output.Close()
+		p.release()
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
+	home.dog.keep(p.record) // its token alone was told before: now its session can be found too
 	go p.readOutput(spec.Output)
 	return p, nil
 }
 
 // run starts the leader and waits for it, on one thread: the kernel sends the parent-death signal when the thread that
-// forked dies, and Go ends idle threads as it likes.
-func (p *Process) run(started chan<- error) {
+// forked dies (prctl(2)), and Go ends the thread of a goroutine that exits locked to it.
+func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := p.cmd.Start(); err != nil {
-		started <- err
-		return
-	}
-	p.record.PID = p.cmd.Process.Pid
-	s, err := readStat(p.record.PID) // it was not reaped yet, so its entry is there even if it has died
+	err := p.fork(spec, input)
+	started <- err
 	if err != nil {
-		started <- errors.Join(err, p.cmd.Process.Kill(), reaped(p.cmd.Wait()))
 		return
 	}
-	p.record.StartTime = s.startTime
-	started <- nil
-
 	_ = p.cmd.Wait() // how it ended is kept in ProcessState
 	select {
 	case <-p.read:
 	case <-time.After(outputGrace):
 	}
 	close(p.exited)
+}
+
+// fork starts the leader in its cgroup, or without when that does not work. Whether the cgroup or the program is at fault
+// cannot be told from the error: seccomp profiles answer ENOSYS to clone3, and a missing program is ENOENT either way.
+func (p *Process) fork(spec Spec, input *os.File) error {
+	err := p.forkInto(p.record.group(), spec, input)
+	if err == nil || p.record.Cgroup == "" {
+		return err
+	}
+	obstacle := fmt.Errorf("start a process in %s: %w", p.record.Cgroup, err)
+	if err := p.forkInto("", spec, input); err != nil {
+		return err
+	}
+	home.dropGroup(p, obstacle)
+	return nil
+}
+
+func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
+	cmd := exec.Command(spec.Argv[0], spec.Argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	if group != "" {
+		dir, err := os.Open(string(group))
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	}
+	env := spec.Env
+	if env == nil {
+		env = os.Environ()
+	}
+	// setproctitle writes its titles over the environment, and the token with it, unless SPT_NOENV is set.
+	cmd.Env = append(env[:len(env):len(env)], tokenVariable+"="+p.record.Token, "SPT_NOENV=1")
+	cmd.Dir = spec.Dir
+	cmd.Stdout, cmd.Stderr = input, input
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	s, err := readStat(cmd.Process.Pid) // it was not reaped yet, so its entry is there even if it has died
+	if err != nil {
+		return errors.Join(err, cmd.Process.Kill(), reaped(cmd.Wait()))
+	}
+	p.cmd = cmd
+	home.born(p, s)
+	return nil
 }
 
 // reaped drops the error that only says how a reaped process ended.
@@ -132,7 +165,7 @@ func reaped(err error) error {
 }
 
 // readOutput reads until the last process that holds the pipe has ended. It goes on when the writer fails: a full pipe
-// would stop the child.
+// would stop the child. However much a child writes, 32 KiB of it are held.
 func (p *Process) readOutput(w io.Writer) {
 	defer close(p.read)
 	defer p.pipe.Close()
@@ -179,35 +212,49 @@ func (p *Process) Ending() string {
 	}
 }
 
-// Members are the living processes, zombies excluded, that belong to the leader's session or carry its token, in
-// ascending order.
+// Members are the living processes of our user, zombies excluded, that came of the leader, in ascending order.
 func (p *Process) Members() ([]int, error) {
+	f, err := p.family()
+	return numbers(f.living), err
+}
+
+func (p *Process) family() (family, error) {
 	if p.gone.Load() {
-		return nil, nil
+		return family{}, nil
 	}
-	return p.record.members()
+	return home.family(p)
 }
 
 // Stop ends the process: SIGTERM to the leader, grace for it to end, then SIGKILL to every member until none is left. The
 // end of ctx cuts the grace short and nothing else. Stop returns when no member lives, with an error when one survives
 // SIGKILL for ten seconds, or when the output could not be written. It is safe to call again.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("send SIGTERM to process %d: %w", p.record.PID, err)
+	refused := p.terminate()
+	if refused == nil {
+		p.awaitEnd(ctx, grace)
 	}
-	p.awaitEnd(ctx, grace)
-	if !p.gone.Load() {
-		if _, err := p.record.kill(); err != nil {
-			return err
-		}
-		p.gone.Store(true)
+	if err := errors.Join(refused, p.kill()); err != nil {
+		return err
 	}
 	// Nobody who belongs here writes any more. A stranger who was handed the pipe must not keep the reader.
 	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // fails when the reader is done already
-	<-p.read
-	<-p.exited
-	reapOrphans(p.record.PID)
+	select {
+	case <-p.read:
+	case <-time.After(outputLimit):
+		return fmt.Errorf("wait for the last output of process %d to be written: not done after %v; see whether its disk "+
+			"still takes data", p.record.PID, outputLimit)
+	}
+	<-p.exited // the leader is dead and the output is read: nothing is left to wait for
+	p.release()
 	return p.outputErr
+}
+
+// terminate asks the leader to end. It is refused when the leader has become another user.
+func (p *Process) terminate() error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("send SIGTERM to process %d: %w", p.record.PID, err)
+	}
+	return nil
 }
 
 // awaitEnd waits until the leader has ended and its descendants have, for grace at most.
@@ -228,13 +275,24 @@ func (p *Process) awaitEnd(ctx context.Context, grace time.Duration) {
 	}
 }
 
-// reapOrphans reaps the dead of a session that became our children. That happens when this process is PID 1 of a
-// container or a child subreaper; nobody else would reap them.
-func reapOrphans(session int) {
-	for s := range processes() {
-		if s.session == session && s.dead() && s.parent == os.Getpid() {
-			var status syscall.WaitStatus
-			_, _ = syscall.Wait4(s.pid, &status, syscall.WNOHANG, nil) // a zombie that is gone already is what we want
-		}
+// kill kills every member.
+func (p *Process) kill() error {
+	if p.gone.Load() {
+		return nil
 	}
+	if _, err := killAll(p.record.PID, p.record.group(), p.family); err != nil {
+		return err
+	}
+	p.gone.Store(true)
+	return nil
+}
+
+// release makes the household, the watchdog and the kernel forget a process that is gone. The group goes first: should we
+// die in between, the watchdog still knows of it.
+func (p *Process) release() {
+	p.released.Do(func() {
+		home.removeGroup(p.record.group())
+		home.dog.drop(p.record.Token)
+		home.end(p)
+	})
 }

@@ -1,195 +1,94 @@
 package proc
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"os/signal"
+	"path/filepath"
 	"runtime"
-	"slices"
-	"strconv"
+	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// roleVariable makes the test binary play a process instead of running the tests.
-const roleVariable = "PROC_TEST_ROLE"
+// It takes about three seconds for each way: every row must see its process grow up and its grace pass.
+func TestStopLeavesNothing(t *testing.T) { inBothWays(t, testStopLeavesNothing) }
 
-func TestMain(m *testing.M) {
-	if role := os.Getenv(roleVariable); role != "" {
-		if err := play(role); err != nil {
-			fmt.Println("role", role, "failed:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-// lifetime ends every role by itself, so that a failing test leaves nothing behind for long.
-const lifetime = time.Minute
-
-func play(role string) error {
-	role, arg, _ := strings.Cut(role, " ")
-	switch role {
-	case "polite": // SIGTERM ends it, as it does by default
-	case "stubborn":
-		signal.Ignore(syscall.SIGTERM)
-	case "exit":
-		code, err := strconv.Atoi(arg)
-		fmt.Println("last words")
-		if err == nil {
-			os.Exit(code)
-		}
-		return err
-	case "family": // has a stubborn child in the same session and one that left it
-		if err := errors.Join(bear("stubborn", false), bear("stubborn", true)); err != nil {
-			return err
-		}
-	case "abandon": // dies and leaves a stubborn child
-		return bear("stubborn", false)
-	case "listen":
-		l, err := net.Listen("tcp", "127.0.0.1:"+arg)
-		if err != nil {
-			return err
-		}
-		defer l.Close()
-	case "own": // is a tuner that will be killed
-		p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ("family"), Output: os.Stderr})
-		if err != nil {
-			return err
-		}
-		time.Sleep(500 * time.Millisecond) // the family is complete
-		if err := json.NewEncoder(os.Stdout).Encode(p.Record()); err != nil {
-			return err
-		}
-	}
-	fmt.Println("ready")
-	time.Sleep(lifetime)
-	return nil
-}
-
-// bear starts a child that plays a role and waits until it is ready.
-func bear(role string, ownSession bool) error {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = environ(role)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: ownSession}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	_, err = bufio.NewReader(out).ReadString('\n')
-	return err
-}
-
-// environ is that of a role. With the race detector a child would wait for a second at its end.
-func environ(role string) []string {
-	return append(os.Environ(), roleVariable+"="+role, "GORACE=atexit_sleep_ms=0")
-}
-
-// output collects what a process writes.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
-// start starts a role and waits until it has said want.
-func start(t *testing.T, role, want string) *Process {
-	t.Helper()
-	var out output
-	p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ(role), Output: &out})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Stop(context.Background(), 0) })
-	eventually(t, "process says "+want, func() bool { return strings.Contains(out.String(), want) })
-	return p
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited 10 s for: %s", what)
-		}
-	}
-}
-
-func alive(pid int) bool {
-	s, err := readStat(pid)
-	return err == nil && !s.dead()
-}
-
-func TestStopReturnsWhenNoMemberLives(t *testing.T) {
+func testStopLeavesNothing(t *testing.T) {
+	const short = 100 * time.Millisecond // what a process gets that will not use it
 	for _, row := range []struct {
 		name    string
 		role    string
 		ready   string
-		members int // before the stop
+		members int // before the stop; 0 when they come and go
+		freeze  bool
 		grace   time.Duration
-		within  time.Duration
 	}{
-		{"a polite process ends by SIGTERM, long before the grace is over", "polite", "ready", 1, 20 * time.Second, 5 * time.Second},
-		{"a process that ignores SIGTERM is killed", "stubborn", "ready", 1, 100 * time.Millisecond, 5 * time.Second},
-		{"children are killed, the one that left the session too", "family", "ready", 3, 100 * time.Millisecond, 5 * time.Second},
-		{"a child outlives its leader by a second at most", "abandon", "", 1, 20 * time.Second, 5 * time.Second},
+		{"a polite process ends by SIGTERM, long before the grace is over", "polite", "ready", 1, false, time.Minute},
+		{"a process that ignores SIGTERM is killed", "stubborn", "ready", 1, false, short},
+		{"children are killed, the one that left the session too", "family", "ready", 3, false, short},
+		{"a child outlives its leader by a second at most", "abandon", "", 1, false, time.Minute},
+		{"a daemon that left the session, its parent and its environment is killed", "daemonise", "ready", 2, false, short},
+		{"so is one whose parent lives", "nest", "ready", 3, false, short},
+		{"children that the leader never waited for are reaped", "zombies", "ready", 1, false, short},
+		{"a stopped leader does not hear SIGTERM and is killed", "polite", "ready", 1, true, short},
+		{"stopped members are killed", "family", "ready", 3, true, short},
+		{"a process whose main thread has ended is no zombie", "headless", "ready", 1, false, short},
+		{"processes that never live longer than a few milliseconds are caught", "hoppers", "ready", 0, false, short},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
 			p := start(t, row.role, row.ready)
-			var before []int
-			eventually(t, fmt.Sprintf("%d members", row.members), func() bool {
-				var err error
-				if before, err = p.Members(); err != nil {
-					t.Fatal(err)
-				}
-				if row.role == "abandon" && alive(p.PID()) {
-					return false
-				}
-				return len(before) == row.members
-			})
+			if row.members > 0 {
+				eventually(t, fmt.Sprintf("%d members", row.members), func() bool {
+					return len(members(t, p)) == row.members && (row.role != "abandon" || !alive(p.PID()))
+				})
+			}
+			if row.freeze {
+				freeze(t, members(t, p)...)
+			}
 			begin := time.Now()
 			if err := p.Stop(t.Context(), row.grace); err != nil {
 				t.Fatalf("Stop() = %v", err)
 			}
-			if took := time.Since(begin); took > row.within {
-				t.Errorf("Stop took %v, want less than %v", took, row.within)
+			if took := time.Since(begin); took > waitLimit {
+				t.Errorf("Stop took %v", took)
 			}
-			for _, pid := range before {
-				if alive(pid) {
-					t.Errorf("process %d of %v lives after Stop", pid, before)
-				}
+			nothingLeft(t)
+			if dir := p.Record().Cgroup; exists(dir) {
+				t.Errorf("the cgroup %s is left", dir)
 			}
 			if err := p.Stop(t.Context(), row.grace); err != nil {
 				t.Errorf("a second Stop() = %v", err)
 			}
 		})
 	}
+}
+
+// freeze stops processes by SIGSTOP and waits until they have stopped.
+func freeze(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("process %d stops", pid), func() bool {
+			s, err := readStat(pid)
+			return err == nil && s.state == 'T'
+		})
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func TestStopKillsAtOnceWhenTheContextEnds(t *testing.T) {
@@ -265,65 +164,139 @@ func TestTheChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
 	}
 }
 
-func TestReclaimAfterTheOwnerWasKilled(t *testing.T) {
-	owner := exec.Command(os.Args[0])
-	owner.Env = environ("own")
-	out, err := owner.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+// The kernel sends the parent-death signal when the thread that forked dies, and Go ends threads as goroutines come and go.
+// It takes two seconds, for what it looks for comes by chance.
+func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
+	end := time.Now().Add(2 * time.Second)
+	var churn sync.WaitGroup
+	churn.Go(func() {
+		var threads sync.WaitGroup
+		for time.Now().Before(end) {
+			for i := range 50 {
+				threads.Go(func() {
+					runtime.LockOSThread()
+					if i%2 == 0 {
+						runtime.UnlockOSThread() // else the thread dies with the goroutine
+					}
+				})
+			}
+			threads.Wait()
+			runtime.GC()
+		}
+	})
+	var children []*Process
+	for range 10 {
+		children = append(children, start(t, "polite", "ready"))
 	}
-	if err := owner.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var record Record
-	if err := json.NewDecoder(out).Decode(&record); err != nil {
-		t.Fatal(err)
-	}
-	left, err := record.members()
-	if err != nil || len(left) != 3 {
-		t.Fatalf("members = %v, %v; want the leader and two children", left, err)
-	}
-	owner.Process.Kill()
-	owner.Wait()
-	eventually(t, "the leader dies with its owner", func() bool { return !alive(record.PID) })
-
-	stranger := start(t, "polite", "ready")
-	killed, err := Reclaim(record)
-	left = slices.DeleteFunc(left, func(pid int) bool { return pid == record.PID })
-	if err != nil || !slices.Equal(killed, left) {
-		t.Errorf("Reclaim() = %v, %v; want %v", killed, err, left)
-	}
-	if !alive(stranger.PID()) {
-		t.Error("Reclaim killed a stranger")
-	}
-	if killed, err := Reclaim(record); err != nil || len(killed) > 0 {
-		t.Errorf("a second Reclaim() = %v, %v; want nothing to do", killed, err)
+	churn.Wait()
+	for _, p := range children {
+		if !alive(p.PID()) {
+			t.Errorf("child %d died with a thread", p.PID())
+		}
 	}
 }
 
-func TestReclaimSparesWhatIsNotTheRecordedServer(t *testing.T) {
-	stranger := start(t, "polite", "ready")
-	mine := stranger.Record()
-	for _, row := range []struct {
-		name   string
-		record Record
-	}{
-		{"another process got the number", Record{PID: mine.PID, StartTime: mine.StartTime - 1, BootID: mine.BootID, Token: "other"}},
-		{"the machine was booted since", Record{PID: mine.PID, StartTime: mine.StartTime, BootID: "earlier", Token: mine.Token}},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			if killed, err := Reclaim(row.record); err != nil || len(killed) > 0 || !alive(mine.PID) {
-				t.Errorf("Reclaim() = %v, %v, alive %v; want it spared", killed, err, alive(mine.PID))
-			}
-		})
+// A server that logs without end costs us 32 KiB, and a writer that is slow does not keep it from being stopped.
+func TestAFloodOfOutputIsHeldInBoundedMemory(t *testing.T) {
+	const mebibytes = 128
+	var received atomic.Int64
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ(fmt.Sprint("flood ", mebibytes)), Output: writerFunc(func(b []byte) {
+		received.Add(int64(len(b)))
+	})})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, err := Reclaim(Record{}); err == nil || !strings.Contains(err.Error(), "names no process") {
-		t.Errorf("Reclaim(empty) = %v, want an error", err)
+	<-p.Exited()
+	if err := p.Stop(t.Context(), 0); err != nil {
+		t.Fatal(err)
 	}
-	killed, err := Reclaim(Record{PID: mine.PID, StartTime: mine.StartTime, BootID: mine.BootID, Token: "lost"})
-	if err != nil || !slices.Equal(killed, []int{mine.PID}) {
-		t.Errorf("Reclaim by session = %v, %v; want %d killed", killed, err, mine.PID)
+	runtime.ReadMemStats(&after)
+	const line = len("all work and no play\n")
+	if want := int64(mebibytes * (1 << 20 / line * line)); received.Load() != want {
+		t.Errorf("received %d bytes, want %d", received.Load(), want)
 	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 8<<20 {
+		t.Errorf("reading %d MiB took %d KiB of memory, want at most 8 MiB", mebibytes, took>>10)
+	}
+}
+
+func TestAFloodIntoASlowWriterIsStopped(t *testing.T) {
+	var begun atomic.Bool
+	p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ("flood forever"), Output: writerFunc(func([]byte) {
+		begun.Store(true)
+		time.Sleep(50 * time.Millisecond) // a disk in trouble
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the flood begins", begun.Load)
+	begin := time.Now()
+	if err := p.Stop(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("Stop took %v", took)
+	}
+	nothingLeft(t)
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(b []byte) (int, error) {
+	f(b)
+	return len(b), nil
+}
+
+// Two hundred times, because a leak of one in a cycle must stand out; that takes some seconds.
+func TestNothingLeaks(t *testing.T) {
+	program, err := exec.LookPath("true")
+	argv := []string{program}
+	if err != nil {
+		argv = []string{os.Args[0], "-test.list=^$"} // lists no tests, and ends
+	}
+	groups := map[string]bool{}
+	cycle := func() {
+		p, err := Start(Spec{Argv: argv, Env: []string{quickExit}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if group := p.Record().Cgroup; group != "" {
+			groups[group] = true
+		}
+		if err := p.Stop(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector would close files that we forgot
+	cycle()                                          // starts what lives as long as we do: the watchdog, Go's signal loop and poller
+	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
+	for range 200 {
+		cycle()
+	}
+	eventually(t, "the goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
+	if now := openFiles(t); now != fds {
+		t.Errorf("%d files are open, before it were %d", now, fds)
+	}
+	for group := range groups {
+		if exists(group) {
+			t.Errorf("the cgroup %s is left", group)
+		}
+	}
+	if CgroupSupport() == nil && len(groups) != 201 {
+		t.Errorf("there were %d cgroups for 201 processes", len(groups))
+	}
+	nothingLeft(t)
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
 }
 
 func TestListensTellsOurListenerFromAnothers(t *testing.T) {

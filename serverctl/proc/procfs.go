@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,41 +16,45 @@ type stat struct {
 	state     byte
 	parent    int
 	session   int
+	threads   int
 	startTime uint64 // clock ticks since boot
 }
 
-// dead reports whether the process has ended and only waits to be reaped.
-func (s stat) dead() bool { return s.state == 'Z' || s.state == 'X' || s.state == 'x' }
+// dead reports whether the process has ended and only waits to be reaped. A process whose main thread alone has ended is
+// shown as a zombie too, and lives.
+func (s stat) dead() bool {
+	return s.state == 'X' || s.state == 'x' || s.state == 'Z' && s.threads <= 1
+}
 
 func procPath(pid int, file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
 
-// processes yields every process of the machine, or at least of our PID namespace. One that ends meanwhile is left out.
-func processes() iter.Seq2[stat, error] {
-	return func(yield func(stat, error) bool) {
-		dir, err := os.Open("/proc")
-		if err != nil {
-			yield(stat{}, err)
-			return
-		}
-		names, err := dir.Readdirnames(-1)
-		if err := errors.Join(err, dir.Close()); err != nil {
-			yield(stat{}, err)
-			return
-		}
-		for _, name := range names {
-			pid, err := strconv.Atoi(name)
-			if err != nil {
-				continue // not a process
-			}
-			s, err := readStat(pid)
-			if vanished(err) {
-				continue
-			}
-			if !yield(s, err) {
-				return
-			}
-		}
+// processes returns every process of the machine, or at least of our PID namespace, by its number. One that ends
+// meanwhile may be left out.
+func processes() (map[int]stat, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
 	}
+	names, err := dir.Readdirnames(-1)
+	if err := errors.Join(err, dir.Close()); err != nil {
+		return nil, err
+	}
+	all := make(map[int]stat, len(names))
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue // not a process
+		}
+		s, err := readStat(pid)
+		if vanished(err) || errors.Is(err, fs.ErrPermission) { // with hidepid (proc(5)) others' processes are closed to us
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all[pid] = s
+	}
+	return all, nil
 }
 
 func readStat(pid int) (stat, error) {
@@ -81,9 +84,10 @@ func parseStat(line string) (stat, error) {
 	pid, err1 := strconv.Atoi(strings.TrimSpace(line[:open]))
 	parent, err2 := strconv.Atoi(fields[1])
 	session, err3 := strconv.Atoi(fields[3])
-	startTime, err4 := strconv.ParseUint(fields[19], 10, 64)
-	s := stat{pid: pid, state: fields[0][0], parent: parent, session: session, startTime: startTime}
-	return s, errors.Join(err1, err2, err3, err4)
+	threads, err4 := strconv.Atoi(fields[17])
+	startTime, err5 := strconv.ParseUint(fields[19], 10, 64)
+	s := stat{pid: pid, state: fields[0][0], parent: parent, session: session, threads: threads, startTime: startTime}
+	return s, errors.Join(err1, err2, err3, err4, err5)
 }
 
 // Listens reports whether a TCP port of this machine is served by members alone: at least one socket listens on it, and

@@ -6,14 +6,14 @@ import (
 )
 
 func TestParseStat(t *testing.T) {
-	const rest = " S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654321 1000 200"
+	const rest = " S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 987654321 1000 200"
 	for _, row := range []struct {
 		name, line string
 		want       stat
 		bad        bool
 	}{
-		{"an ordinary line", "42 (vllm)" + rest, stat{42, 'S', 1, 7, 987654321}, false},
-		{"a command with spaces and parentheses", "42 (a) R (b ))" + rest, stat{42, 'S', 1, 7, 987654321}, false},
+		{"an ordinary line", "42 (vllm)" + rest, stat{42, 'S', 1, 7, 3, 987654321}, false},
+		{"a command with spaces and parentheses", "42 (a) R (b ))" + rest, stat{42, 'S', 1, 7, 3, 987654321}, false},
 		{"a line cut short", "42 (vllm) S 1 7", stat{}, true},
 		{"no command", "42 S 1 7 7", stat{}, true},
 		{"empty", "", stat{}, true},

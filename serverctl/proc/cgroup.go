@@ -1,0 +1,187 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// cgroupPrefix begins the name of a tree's cgroup; its token ends it.
+const cgroupPrefix = "tuner-"
+
+// groupLimit is how long the kernel may refuse to remove a cgroup whose last process has just died.
+const groupLimit = time.Second
+
+// A cgroup is the directory of a cgroup v2 that holds one tree (Documentation/admin-guide/cgroup-v2.rst of Linux). What
+// its processes fork is in it too, whatever their session, environment and parents. Empty means none.
+type cgroup string
+
+// CgroupSupport returns why servers are started without a cgroup of their own; nil means they have one. In most
+// containers and on many desktops the cgroups are not ours to write: nothing is wrong then.
+func CgroupSupport() error {
+	home.mu.Lock()
+	obstacle := home.obstacle
+	home.mu.Unlock()
+	if obstacle != nil {
+		return obstacle
+	}
+	r, err := newRecord()
+	if err != nil {
+		return err
+	}
+	group, err := home.newGroup(r.Token)
+	return errors.Join(err, group.remove())
+}
+
+// newCgroup makes a cgroup below our own.
+func newCgroup(token string) (cgroup, error) {
+	membership, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("find our cgroup: %w", err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", fmt.Errorf("find our cgroup: %w", err)
+	}
+	own, err := cgroupDirectory(string(membership), string(mounts))
+	if err != nil {
+		return "", fmt.Errorf("find our cgroup: %w", err)
+	}
+	group := cgroup(filepath.Join(own, cgroupPrefix+token))
+	if err := os.Mkdir(string(group), 0o755); err != nil {
+		return "", fmt.Errorf("make a cgroup for the server: %w", err)
+	}
+	kind, err := os.ReadFile(group.file("cgroup.type"))
+	if text := strings.TrimSpace(string(kind)); err == nil && text != "domain" {
+		err = fmt.Errorf("a cgroup in %s is of the type %q, which holds no processes", own, text)
+	}
+	if err != nil {
+		return "", errors.Join(err, group.remove())
+	}
+	return group, nil
+}
+
+// cgroupDirectory finds the directory of our cgroup v2 from the texts of /proc/self/cgroup, where its line begins with
+// 0::, and /proc/self/mountinfo, which says what part of the hierarchy is mounted where (cgroups(7), proc(5)).
+func cgroupDirectory(membership, mounts string) (string, error) {
+	path := ""
+	for line := range strings.Lines(membership) {
+		if rest, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
+			path = rest
+		}
+	}
+	if path == "" {
+		return "", errors.New("we are in no cgroup v2")
+	}
+	if path == "/.." || strings.HasPrefix(path, "/../") {
+		return "", fmt.Errorf("our cgroup v2 %s is outside our cgroup namespace", path)
+	}
+	for line := range strings.Lines(mounts) {
+		mount, system, _ := strings.Cut(line, " - ")
+		fields := strings.Fields(mount)
+		if !strings.HasPrefix(system, "cgroup2 ") || len(fields) < 5 {
+			continue
+		}
+		below, err := filepath.Rel(unescape.Replace(fields[3]), path)
+		if err == nil && filepath.IsLocal(below) {
+			return filepath.Join(unescape.Replace(fields[4]), below), nil
+		}
+	}
+	return "", fmt.Errorf("our cgroup v2 %s is mounted nowhere", path)
+}
+
+// unescape undoes how mountinfo writes paths.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+func (c cgroup) file(name string) string { return filepath.Join(string(c), name) }
+
+// directories are the group's own and those below it, each after the one that holds it. None is not an error.
+func (c cgroup) directories() ([]string, error) {
+	if c == "" {
+		return nil, nil
+	}
+	var found []string
+	err := filepath.WalkDir(string(c), func(path string, entry fs.DirEntry, err error) error {
+		if vanished(err) {
+			return nil
+		}
+		if err == nil && entry.IsDir() {
+			found = append(found, path)
+		}
+		return err
+	})
+	return found, err
+}
+
+// pids are the processes in the group and in those below it, zombies excluded.
+func (c cgroup) pids() ([]int, error) {
+	directories, err := c.directories()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, directory := range directories {
+		text, err := os.ReadFile(filepath.Join(directory, "cgroup.procs"))
+		if vanished(err) || errors.Is(err, syscall.EOPNOTSUPP) { // a threaded group: its domain's file has the processes
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			pid, err := strconv.Atoi(strings.TrimSpace(line))
+			if err != nil {
+				return nil, fmt.Errorf("read cgroup.procs of %s: %w", directory, err)
+			}
+			pids = append(pids, pid) // 0 for one that our PID namespace does not see: nobody has that number
+		}
+	}
+	return pids, nil
+}
+
+// kill sends SIGKILL to every process in the group and in those below it, also to those that are being forked (Linux 5.14).
+func (c cgroup) kill() error {
+	if c == "" {
+		return nil
+	}
+	f, err := os.OpenFile(c.file("cgroup.kill"), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("1")
+	return errors.Join(err, f.Close())
+}
+
+// remove removes the group and those below it, which must hold no process. To have none is what is wanted.
+func (c cgroup) remove() error {
+	for deadline := time.Now().Add(groupLimit); ; time.Sleep(pollEvery) {
+		err := c.removeOnce()
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+			return fmt.Errorf("remove the server's cgroup %s: %w", c, err)
+		}
+	}
+}
+
+func (c cgroup) removeOnce() error {
+	directories, err := c.directories()
+	if err != nil {
+		return err
+	}
+	for _, directory := range slices.Backward(directories) {
+		// Not os.Remove: it would take files too, should this ever not be a cgroup.
+		if err := syscall.Rmdir(directory); err != nil && !vanished(err) {
+			return err
+		}
+	}
+	return nil
+}

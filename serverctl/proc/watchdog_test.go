@@ -1,0 +1,437 @@
+package proc
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// An owner is a tuner in a process of its own, which a test kills.
+type owner struct {
+	report
+	cmd *exec.Cmd
+}
+
+// own starts an owner and waits for its report. What it leaves behind is gone when the test ends.
+func own(t *testing.T, role string) *owner {
+	t.Helper()
+	o := &owner{cmd: command(role, inSession)}
+	if groupsOff {
+		o.cmd.Env = append(o.cmd.Env, groupsVariable+"=off")
+	}
+	o.cmd.Stderr = os.Stderr
+	out, err := o.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(waitLimit, func() { o.cmd.Process.Kill() }) // then Decode fails
+	defer late.Stop()
+	err = json.NewDecoder(out).Decode(&o.report)
+	t.Cleanup(func() {
+		o.kill(t)
+		eventually(t, "the owner's watchdog ends", func() bool { return !alive(o.Watchdog) })
+		home.glance() // we inherit its orphans, and reap them
+	})
+	if err != nil {
+		t.Fatalf("the owner does not report: %v", err)
+	}
+	return o
+}
+
+// kill kills the owner with SIGKILL and returns when it is gone.
+func (o *owner) kill(t *testing.T) {
+	t.Helper()
+	if o.cmd.ProcessState == nil {
+		o.cmd.Process.Kill() // it may have ended by itself
+		o.cmd.Wait()         // that it was killed is known
+	}
+}
+
+// end sends a process a signal and waits until it is dead.
+func (o *owner) end(t *testing.T, pid int, signal syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, signal); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, fmt.Sprintf("process %d dies", pid), func() bool { return !alive(pid) })
+}
+
+// left are the members of its trees that live, as the records and the owner's own looks have them.
+func (o *owner) left(t *testing.T) []int {
+	t.Helper()
+	var left []int
+	for _, r := range o.Records {
+		f, err := r.family()
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, numbers(f.living)...)
+	}
+	for _, pid := range o.Members {
+		if alive(pid) {
+			left = append(left, pid)
+		}
+	}
+	slices.Sort(left)
+	return slices.Compact(left)
+}
+
+// reclaimLimit is within what time a watchdog has ended what its owner left behind.
+const reclaimLimit = 3 * time.Second
+
+func TestTheWatchdogLeavesNothingOfAKilledOwner(t *testing.T) {
+	inBothWays(t, testWatchdogLeavesNothing)
+}
+
+func testWatchdogLeavesNothing(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		role    string
+		members int
+		cgroup  bool // only a cgroup can prove it
+	}{
+		{"a stubborn family, one of them in another session", "own family", 3, false},
+		{"a daemon that left everything but its cgroup", "own daemonise", 2, true},
+		{"two servers, the second of which got a new watchdog", "own-twice family", 6, false},
+		{"an owner that was killed before it used the server", "own-unready family", 0, false},
+		{"an owner that was killed while it forked: only the token was told", "own-untold", 1, false},
+		{"processes that never live longer than a few milliseconds", "own hoppers", 0, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			if row.cgroup && CgroupSupport() != nil {
+				t.Skip("there is no cgroup, and without one it cannot be proved to be ours")
+			}
+			o := own(t, row.role)
+			if row.members > 0 && len(o.Members) != row.members {
+				t.Fatalf("members = %v, want %d", o.Members, row.members)
+			}
+			o.kill(t)
+			begin := time.Now()
+			eventually(t, "nothing is left", func() bool { return len(o.left(t)) == 0 })
+			if took := time.Since(begin); took > reclaimLimit {
+				t.Errorf("it took %v, want at most %v", took, reclaimLimit)
+			} else {
+				t.Logf("nothing is left after %v", took.Round(time.Millisecond))
+			}
+			for _, r := range o.Records {
+				eventually(t, "the cgroup is removed", func() bool { return !exists(r.Cgroup) })
+			}
+		})
+	}
+}
+
+// The watchdog hears of a server before it can have a process, again when it has one, and that it is gone.
+func TestTheWatchdogIsToldInTime(t *testing.T) {
+	if err := WatchdogSupport(); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	listenIn := func(orders *os.File) (before *os.File) {
+		home.dog.mu.Lock()
+		defer home.dog.mu.Unlock()
+		before, home.dog.orders = home.dog.orders, orders
+		return before
+	}
+	defer listenIn(listenIn(w))
+	p := start(t, "polite", "ready")
+	if err := p.Stop(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	record := p.Record()
+	lines := json.NewDecoder(r)
+	for _, want := range []order{
+		{Keep: &Record{Token: record.Token, BootID: record.BootID, PIDNamespace: record.PIDNamespace, Cgroup: record.Cgroup}},
+		{Keep: &record},
+		{Drop: record.Token},
+	} {
+		var got order
+		if err := lines.Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+		if string(asJSON(t, got)) != string(asJSON(t, want)) {
+			t.Errorf("the watchdog is told %s, want %s", asJSON(t, got), asJSON(t, want))
+		}
+	}
+}
+
+// An owner that is killed takes its own servers with it, and nobody else's.
+func TestTwoOwnersSideBySide(t *testing.T) {
+	inBothWays(t, func(t *testing.T) {
+		first, second := own(t, "own family"), own(t, "own family")
+		first.kill(t)
+		eventually(t, "nothing of the first is left", func() bool { return len(first.left(t)) == 0 })
+		eventually(t, "the first's watchdog ends", func() bool { return !alive(first.Watchdog) })
+		if left := second.left(t); !slices.Equal(left, second.Members) {
+			t.Errorf("of the second %v are left, want %v", left, second.Members)
+		}
+		if killed, err := Reclaim(first.Records[0]); err != nil || len(killed) > 0 {
+			t.Errorf("Reclaim() of the first = %v, %v; want nothing to do", killed, err)
+		}
+		if left := second.left(t); !slices.Equal(left, second.Members) {
+			t.Errorf("after the first's Reclaim, of the second %v are left, want %v", left, second.Members)
+		}
+		second.kill(t)
+		eventually(t, "nothing of the second is left", func() bool { return len(second.left(t)) == 0 })
+	})
+}
+
+func TestAnOrderlyOwnerEndsItsWatchdog(t *testing.T) {
+	o := own(t, "own-orderly polite")
+	if err := o.cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	eventually(t, "the watchdog ends", func() bool { return !alive(o.Watchdog) })
+	if took := time.Since(begin); took > reclaimLimit {
+		t.Errorf("the watchdog took %v to end", took)
+	}
+}
+
+// What ends a terminal, a session or a process group does not reach it, it holds nothing of ours, and ps says what it is.
+func TestTheWatchdogStaysAtItsPost(t *testing.T) {
+	home.dog.mu.Lock()
+	if home.dog.cmd != nil {
+		home.dog.end() // the next is born while we hold a file that a child would inherit
+	}
+	home.dog.mu.Unlock()
+	inherited, err := unix.Dup(int(os.Stdin.Fd())) // without close-on-exec, dup(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inherited)
+	p := start(t, "family", "ready")
+	pid := home.dog.pid()
+	signals := []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}
+	eventually(t, "ps -e says tuner-watchdog", func() bool { return status(t, pid, "Name") == "tuner-watchdog" })
+	eventually(t, "the watchdog ignores signals", func() bool {
+		ignored, err := strconv.ParseUint(status(t, pid, "SigIgn"), 16, 64)
+		return err == nil && !slices.ContainsFunc(signals, func(s syscall.Signal) bool { return ignored&(1<<(s-1)) == 0 })
+	})
+	for _, s := range signals {
+		if err := syscall.Kill(pid, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := WatchdogSupport(); err != nil || home.dog.pid() != pid {
+		t.Errorf("after signals the watchdog is %d, %v; want %d", home.dog.pid(), err, pid)
+	}
+	if s, err := readStat(pid); err != nil || s.session != pid || s.parent != os.Getpid() {
+		t.Errorf("the watchdog %d is %+v, %v; want it in a session of its own", pid, s, err)
+	}
+	if got, want := arguments(t, pid), []string{os.Args[0], fmt.Sprintf("watchdog of process %d", os.Getpid())}; !slices.Equal(got, want) {
+		t.Errorf("ps says %q, want %q", got, want)
+	}
+	pipe := ordersPipe(t)
+	files := openIn(t, pid)
+	if files["0"] != pipe {
+		t.Errorf("the watchdog reads %q, want our %s", files["0"], pipe)
+	}
+	for fd, target := range files {
+		if !slices.Contains([]string{"0", "1", "2"}, fd) && !closesOnExec(t, pid, fd) {
+			t.Errorf("the watchdog has inherited %s: %s", fd, target)
+		}
+	}
+	for _, member := range members(t, p) {
+		for fd, target := range openIn(t, member) {
+			if target == pipe {
+				t.Errorf("process %d of the server holds the watchdog's pipe as %s: it would not end with us", member, fd)
+			}
+		}
+	}
+	t.Logf("the watchdog's memory is %s, of which its own %s", status(t, pid, "VmRSS"), status(t, pid, "RssAnon"))
+}
+
+// status is a line of /proc/PID/status.
+func status(t *testing.T, pid int, name string) string {
+	t.Helper()
+	f, err := os.Open(procPath(pid, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	t.Fatalf("process %d has no %s", pid, name)
+	return ""
+}
+
+func arguments(t *testing.T, pid int) []string {
+	t.Helper()
+	text, err := os.ReadFile(procPath(pid, "cmdline"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
+}
+
+// openIn are the files that a process holds open, by descriptor.
+func openIn(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	names, err := filepath.Glob(procPath(pid, "fd/*"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("process %d has no open files, %v", pid, err)
+	}
+	files := map[string]string{}
+	for _, name := range names {
+		if target, err := os.Readlink(name); err == nil { // else it was closed meanwhile
+			files[filepath.Base(name)] = target
+		}
+	}
+	return files
+}
+
+// closesOnExec reports whether a process has opened the file itself, as Go does: what it inherited has survived an exec.
+func closesOnExec(t *testing.T, pid int, fd string) bool {
+	t.Helper()
+	text, err := os.ReadFile(procPath(pid, "fdinfo/"+fd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if octal, ok := strings.CutPrefix(line, "flags:"); ok {
+			flags, err := strconv.ParseUint(strings.TrimSpace(octal), 8, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return flags&unix.O_CLOEXEC != 0
+		}
+	}
+	t.Fatalf("file %s of process %d has no flags", fd, pid)
+	return false
+}
+
+// ordersPipe is the name of the watchdog's pipe in /proc.
+func ordersPipe(t *testing.T) string {
+	t.Helper()
+	info, err := home.dog.orders.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("pipe:[%d]", info.Sys().(*syscall.Stat_t).Ino)
+}
+
+// One that dies while a server runs is replaced before the next Start.
+func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
+	p := start(t, "polite", "ready")
+	pid := home.dog.pid()
+	home.dog.mu.Lock()
+	home.dog.since = home.dog.since.Add(-replaceAfter) // it has lived long enough
+	home.dog.mu.Unlock()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another one takes its post", func() bool { return home.dog.pid() != 0 && home.dog.pid() != pid })
+	if exists(procPath(pid, "")) {
+		t.Error("the dead one was not waited for")
+	}
+	if err := p.Stop(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t)
+}
+
+// One that hangs is as bad as one that died: it is replaced too, after a second.
+func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
+	p := start(t, "polite", "ready")
+	pid := home.dog.pid()
+	freeze(t, pid)
+	const pipeHolds = 64 << 10 // pipe(7)
+	for sent := 0; sent < 2*pipeHolds && home.dog.pid() == pid; sent += len(p.record.Token) {
+		home.dog.keep(p.record)
+	}
+	if now := home.dog.pid(); now == pid || now == 0 || alive(pid) {
+		t.Errorf("the watchdog is %d after %d, which lives: %v; want another", now, pid, alive(pid))
+	}
+	if err := WatchdogSupport(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Started again, such a program would not become a watchdog: it would run once more, and start one, and so on.
+func TestAProgramWithoutMainHasNoWatchdog(t *testing.T) {
+	home.dog.mu.Lock()
+	if home.dog.cmd != nil {
+		home.dog.end()
+	}
+	home.dog.mu.Unlock()
+	mainCalled.Store(false)
+	defer mainCalled.Store(true)
+	p := start(t, "polite", "ready")
+	if err := WatchdogSupport(); err == nil || !strings.Contains(err.Error(), "proc.Main") || home.dog.pid() != 0 {
+		t.Errorf("WatchdogSupport() = %v with process %d, want a reason and none", err, home.dog.pid())
+	}
+	if err := p.Stop(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	nothingLeft(t)
+	mainCalled.Store(true)
+	if err := WatchdogSupport(); err != nil || home.dog.pid() == 0 {
+		t.Errorf("WatchdogSupport() = %v with process %d, want one", err, home.dog.pid())
+	}
+}
+
+func TestGuardEndsWhatItWasTold(t *testing.T) {
+	keep := func(r Record) string { return string(asJSON(t, order{Keep: &r})) + "\n" }
+	for _, row := range []struct {
+		name   string
+		orders func(Record) string
+		spared bool
+	}{
+		{"a server that still has an owner's record is killed", keep, false},
+		{"the number comes after the token", func(r Record) string {
+			return keep(Record{Token: r.Token, BootID: r.BootID}) + keep(r)
+		}, false},
+		{"the token alone is enough", func(r Record) string { return keep(Record{Token: r.Token, BootID: r.BootID}) }, false},
+		{"one that was dropped is spared", func(r Record) string {
+			return keep(r) + string(asJSON(t, order{Drop: r.Token})) + "\n"
+		}, true},
+		{"the owner died in the middle of a line", func(r Record) string {
+			return keep(r) + strings.TrimSuffix(keep(Record{Token: "other"}), "}}\n")
+		}, false},
+		{"a line that cannot be read does not hide what came before", func(r Record) string { return keep(r) + "?\n" }, false},
+		{"an order without a token would mean every process", func(r Record) string { return keep(Record{BootID: r.BootID}) }, true},
+		{"no orders, nothing to do", func(Record) string { return "" }, true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			p := start(t, "stubborn", "ready")
+			if err := guard(strings.NewReader(row.orders(p.Record()))); err != nil {
+				t.Errorf("guard() = %v", err)
+			}
+			if alive(p.PID()) != row.spared {
+				t.Errorf("the server lives: %v, want %v", alive(p.PID()), row.spared)
+			}
+		})
+	}
+}
+
+func asJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	var text bytes.Buffer
+	if err := json.NewEncoder(&text).Encode(v); err != nil {
+		t.Fatal(err)
+	}
+	return bytes.TrimSpace(text.Bytes())
+}
