@@ -1,0 +1,79 @@
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A static binary that opens NVIDIA's library dies of SIGSEGV on machines with a GPU, so this one asks nvidia-smi. It must
+// say what it finds, or that it finds nothing, whatever stands in PATH under that name.
+func TestStaticBinarySurvivesEveryNvidiaSMI(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "tuner")
+	buildStatic(t, binary, "v0.0.0-static-test")
+	for _, row := range []struct {
+		name   string
+		script string // of sh; empty means that there is no nvidia-smi
+		gpus   string // of --gpus; with 0 a small machine running this test has no error
+		code   int
+		want   string // in the report
+	}{
+		{"a GPU is shown", `case "$1" in
+--query-gpu=*) echo "0, GPU-1, 580.173.02, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200" ;;
+esac`, "0", 0, "139.8 GiB of 140.4 GiB free"},
+		{"no nvidia-smi is no GPU", "", "0", 0, "GPUs        none: there is no nvidia-smi in PATH"},
+		{"no device is no GPU", "echo No devices were found; exit 9", "0", 0, "No devices were found"},
+		// It takes the ten seconds that an answer may take.
+		{"one that hangs and ignores SIGTERM is ended", `trap "" TERM INT HUP; while :; do sleep 1; done`, "1", 1, "no answer within 10s"},
+		{"garbage is named", `printf '\377\000\033[2J,,,\n'`, "1", 1, "its answer makes no"},
+		{"a crash is named", "kill -SEGV $$", "1", 1, "signal: segmentation fault"},
+		{"a flood is ended", "yes", "1", 1, "over 1 MiB"},
+		{"a driver of two versions is named", "echo Failed to initialize NVML: Driver/library version mismatch; exit 18", "1", 1, "version mismatch"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			path := "/usr/bin:/bin"
+			if row.script == "" {
+				path = dir
+			} else {
+				if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte("#!/bin/sh\n"+row.script+"\n"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				path = dir + ":" + path
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			doctor := exec.CommandContext(ctx, binary, "doctor", "--gpus", row.gpus)
+			doctor.Env = []string{"PATH=" + path}
+			var stdout, stderr bytes.Buffer
+			doctor.Stdout, doctor.Stderr = &stdout, &stderr
+			begin := time.Now()
+			err := doctor.Run()
+			code := 0
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				code = exit.ExitCode()
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > 30*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			report := strings.Join(strings.Fields(stdout.String()), " ") // however it is wrapped
+			if code != row.code || !strings.Contains(report, strings.Join(strings.Fields(row.want), " ")) {
+				t.Errorf("tuner doctor exits with %d, want %d and %q\n%s%s", code, row.code, row.want, &stdout, &stderr)
+			}
+			for line := range strings.Lines(stdout.String()) {
+				if strings.ContainsFunc(line, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }) {
+					t.Errorf("a control character reaches the terminal: %q", line)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,98 @@
+package gpu
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxOutput is how much of one answer is read, in bytes. Sixteen GPUs take 4 KiB.
+	maxOutput = 1 << 20
+	// pipeGrace is how long the output of a dead nvidia-smi is waited for: something that it left behind may hold the pipe.
+	pipeGrace = 500 * time.Millisecond
+	// killGrace is how long a killed nvidia-smi may take to disappear. One that waits inside a wedged driver never does.
+	killGrace = 2 * time.Second
+)
+
+var errFlood = errors.New("more output than any answer has")
+
+// A child is one run of nvidia-smi, in a process group of its own. It dies when this process dies, however that
+// happens: a loop would go on for ever.
+type child struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it was reaped and its output is complete
+	err    error         // of the wait; to be read after exited is closed
+}
+
+// start starts a child. Its one goroutine ends with the child.
+func start(path string, args []string, stdout, stderr io.Writer) (*child, error) {
+	c := &child{cmd: exec.Command(path, args...), exited: make(chan struct{})}
+	c.cmd.Stdout, c.cmd.Stderr = stdout, stderr
+	c.cmd.WaitDelay = pipeGrace
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		// The kernel sends the parent-death signal when the thread that forked dies, and Go ends idle threads as it likes.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := c.cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = c.cmd.Wait()
+			close(c.exited)
+		}
+	}()
+	return c, <-started
+}
+
+// end kills the child with all that it started, by kill, and waits until it is gone. It reports false when the child is
+// still there after killGrace; the goroutine then waits on, and nothing may touch what the child writes to.
+func (c *child) end(kill func(pid int) error) bool {
+	select {
+	case <-c.exited:
+		return true // its number may be another's by now
+	default:
+	}
+	_ = kill(-c.cmd.Process.Pid) // an error means that it has just ended
+	select {
+	case <-c.exited:
+		return true
+	case <-time.After(killGrace):
+		return false
+	}
+}
+
+// sigkill is what end is given outside tests.
+func sigkill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+
+// A bounded buffer keeps the first bytes that are written to it, and calls full at the first too many.
+type bounded struct {
+	full func()
+
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write fails once the buffer is full, which closes the pipe to the writer.
+func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n, _ := b.buf.Write(p[:min(len(p), maxOutput-b.buf.Len())]) // never fails
+	if n < len(p) {
+		b.full()
+		return n, errFlood
+	}
+	return n, nil
+}
+
+func (b *bounded) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

@@ -1,0 +1,245 @@
+package gpu
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+)
+
+// queryLimit is how long one answer may take unless told. A healthy nvidia-smi takes 30 ms to 2 s, the longer when no
+// program holds the driver open (no persistence mode), and up to a second more for each of many GPUs.
+const queryLimit = 10 * time.Second
+
+// The return codes of nvidia-smi(1) that mean something to us; they are those of nvmlReturn_t in nvml.h.
+const (
+	codeDriverNotLoaded  = 9
+	codeLibraryNotFound  = 12
+	codeCorruptedInfoROM = 14 // a warning: the answer is complete
+)
+
+// NvidiaSMI asks nvidia-smi. It may be used by several goroutines; its fields may be changed until the first call.
+type NvidiaSMI struct {
+	Path    string        // of the program; empty means nvidia-smi in PATH
+	Timeout time.Duration // of one answer; 0 means ten seconds
+	Log     *slog.Logger  // is told when Watch begins anew; nil means silent
+
+	pause time.Duration       // before Watch begins anew; 0 means firstPause
+	kill  func(pid int) error // nil means SIGKILL
+
+	mu        sync.Mutex
+	gpus      []field[GPU]     // the fields that this nvidia-smi knows; nil until it was asked
+	processes []field[Process] // likewise
+	stuck     *child           // one that survived SIGKILL
+}
+
+// Query asks for all GPUs of the machine, or of the container.
+func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
+	gpus, err := query(ctx, n, "--query-gpu", &n.gpus, gpuFields)
+	if err == nil && len(gpus) == 0 {
+		err = n.failure("it named no GPU, and no reason", "run nvidia-smi yourself to see what it says")
+	}
+	if err != nil {
+		return Reading{}, err
+	}
+	sortGPUs(gpus)
+	return Reading{At: time.Now(), GPUs: gpus}, nil
+}
+
+// Processes asks which processes hold memory on the GPUs. In a container it sees the device, and often no process.
+func (n *NvidiaSMI) Processes(ctx context.Context) ([]Process, error) {
+	return query(ctx, n, "--query-compute-apps", &n.processes, processFields)
+}
+
+// query asks for a table, and again without the fields that this nvidia-smi does not know, which it then remembers.
+func query[T any](ctx context.Context, n *NvidiaSMI, option string, known *[]field[T], all func() []field[T]) ([]T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, n.limit(), errTimeout)
+	defer cancel()
+	n.mu.Lock()
+	fields := *known
+	n.mu.Unlock()
+	if fields == nil {
+		fields = all()
+	}
+	for {
+		text, complaints, err := n.run(ctx, option+"="+asked(fields), "--format=csv,noheader,nounits")
+		if rest, changed := without(fields, text+complaints); changed && len(rest) > 0 {
+			fields = rest // each round takes a name away, so the rounds end
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		rows, err := parseTable(text, fields)
+		if err != nil {
+			return nil, n.failure("its answer makes no sense: "+err.Error(), "see that it is NVIDIA's own nvidia-smi")
+		}
+		n.mu.Lock()
+		*known = fields
+		n.mu.Unlock()
+		return rows, nil
+	}
+}
+
+// errTimeout is the cause of an answer that came too late.
+var errTimeout = errors.New("no answer in time")
+
+func (n *NvidiaSMI) limit() time.Duration { return cmp.Or(n.Timeout, queryLimit) }
+
+func (n *NvidiaSMI) program() string { return cmp.Or(n.Path, "nvidia-smi") }
+
+// run runs nvidia-smi to its end and returns what it wrote, also when that end is an error.
+func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr string, err error) {
+	path, err := n.find()
+	if err != nil {
+		return "", "", err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	full := func() { cancel(errFlood) }
+	out, complaints := &bounded{full: full}, &bounded{full: full}
+	c, err := start(path, args, out, complaints)
+	if err != nil {
+		return "", "", n.failure("it does not start: "+err.Error(), "")
+	}
+	select {
+	case <-c.exited:
+	case <-ctx.Done():
+		return "", "", n.abandon(ctx, c)
+	}
+	if context.Cause(ctx) == errFlood {
+		return "", "", n.flood()
+	}
+	stdout, stderr = out.String(), complaints.String()
+	return stdout, stderr, n.verdict(c.err, stdout, stderr)
+}
+
+// find returns the program's path. It refuses while an earlier run hangs in the kernel: each more would only join it.
+func (n *NvidiaSMI) find() (string, error) {
+	if err := n.left(); err != nil {
+		return "", err
+	}
+	path, err := exec.LookPath(n.program())
+	switch {
+	case errors.Is(err, exec.ErrNotFound) && !strings.Contains(n.program(), "/"):
+		return "", fmt.Errorf("%w: there is no %s in PATH", ErrNone, n.program())
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%w: there is no %s", ErrNone, n.program())
+	case err != nil:
+		return "", n.failure(err.Error(), "give its full path, and let it be executable")
+	}
+	return path, nil
+}
+
+// abandon ends a run whose time is over, and says why it was ended.
+func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
+	if err := n.end(c); err != nil {
+		return err
+	}
+	switch cause := context.Cause(ctx); cause {
+	case errTimeout:
+		return n.failure(fmt.Sprintf("no answer within %v; it was ended", n.limit()),
+			"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
+	case errFlood:
+		return n.flood()
+	default:
+		return fmt.Errorf("ask %s: %w", n.program(), cause)
+	}
+}
+
+// end ends a child, and remembers one that cannot be ended.
+func (n *NvidiaSMI) end(c *child) error {
+	kill := n.kill
+	if kill == nil {
+		kill = sigkill
+	}
+	if c.end(kill) {
+		return nil
+	}
+	n.mu.Lock()
+	n.stuck = c
+	n.mu.Unlock()
+	return n.left()
+}
+
+// left says whether a run is left that could not be ended.
+func (n *NvidiaSMI) left() error {
+	n.mu.Lock()
+	c := n.stuck
+	n.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c.exited:
+		return nil
+	default:
+		return n.failure(fmt.Sprintf("process %d of it survives SIGKILL", c.cmd.Process.Pid),
+			"it hangs inside the driver, which usually only a reboot of the node cures")
+	}
+}
+
+func (n *NvidiaSMI) failure(why, remedy string) error {
+	return &Failure{Doing: "ask " + n.program(), Why: why, Remedy: remedy}
+}
+
+func (n *NvidiaSMI) flood() error {
+	return n.failure(fmt.Sprintf("%v: over %d MiB; it was ended", errFlood, maxOutput>>20), "see that it is NVIDIA's own nvidia-smi")
+}
+
+// verdict says what the end of a run means.
+func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
+	said := firstLine(stdout, stderr)
+	exit, ended := errors.AsType[*exec.ExitError](err)
+	if strings.Contains(stdout+stderr, "No devices were found") {
+		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
+	}
+	switch {
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // the latter: it left something behind that holds the pipe
+		return nil
+	case !ended:
+		return n.failure(err.Error(), "")
+	case exit.ExitCode() == codeCorruptedInfoROM:
+		return nil
+	case exit.ExitCode() == codeDriverNotLoaded, exit.ExitCode() == codeLibraryNotFound:
+		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
+	}
+	why := exit.String() // such as "exit status 18" or "signal: killed"
+	if said != "" {
+		why += ": " + said
+	}
+	return n.failure(why, remedyFor(said))
+}
+
+// firstLine is the first that says anything. nvidia-smi writes its errors to the standard output.
+func firstLine(texts ...string) string {
+	for _, text := range texts {
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); isRow(line) {
+				return clip(line)
+			}
+		}
+	}
+	return ""
+}
+
+// remedyFor knows the usual troubles of a driver by their words.
+func remedyFor(said string) string {
+	for _, known := range []struct{ words, remedy string }{
+		{"Driver/library version mismatch", "the driver was updated under its loaded kernel module: reboot the node, or load the module anew"},
+		{"NVML: Unknown Error", "the container has lost its devices (a reload of systemd does that): start it anew"},
+		{"Insufficient Permissions", "the container may not open the devices: ask for the GPU in its resources"},
+		{"GPU is lost", "the GPU has fallen off the bus: reboot the node"},
+	} {
+		if strings.Contains(said, known.words) {
+			return known.remedy
+		}
+	}
+	return ""
+}

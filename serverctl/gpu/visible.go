@@ -1,0 +1,107 @@
+package gpu
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Visible returns those GPUs of a reading that a program with this environment uses; lookup is os.LookupEnv, or the like
+// for the program's own environment.
+//
+// CUDA_VISIBLE_DEVICES is read as CUDA does (CUDA C++ Programming Guide, environment variables): indices and UUIDs, which
+// may be shortened, up to the first that means nothing; set and empty means none. Indices count in the order of
+// nvidia-smi, which is CUDA's own where the GPUs are alike; with different ones set CUDA_DEVICE_ORDER=PCI_BUS_ID.
+//
+// NVIDIA_VISIBLE_DEVICES is for the container's runtime, which has applied it before any program in the container looks:
+// nvidia-smi lists, and counts, only what was let in. So all, indices, and also void and "" take nothing away: the last two
+// say that the runtime was not asked by this variable, and CDI sets void in the very containers that it gives GPUs to
+// (NVIDIA Container Toolkit since 1.15). UUIDs pick, since a DCGM exporter shows the whole node; none means none.
+//
+// An instance of MIG (MIG-…) cannot be told from its device in a reading: every divided device is returned for it.
+func Visible(reading Reading, lookup func(string) (string, bool)) []GPU {
+	gpus := reading.GPUs
+	if list, ok := lookup("NVIDIA_VISIBLE_DEVICES"); ok {
+		gpus = letIn(gpus, list)
+	}
+	if list, ok := lookup("CUDA_VISIBLE_DEVICES"); ok {
+		gpus = chosen(gpus, list)
+	}
+	return gpus
+}
+
+// letIn applies NVIDIA_VISIBLE_DEVICES.
+func letIn(gpus []GPU, list string) []GPU {
+	if strings.TrimSpace(list) == "none" {
+		return nil
+	}
+	var named []GPU
+	uuids := false
+	for word := range strings.SplitSeq(list, ",") {
+		if word = strings.TrimSpace(word); isUUID(word) {
+			uuids = true
+			named = add(named, byUUID(gpus, word))
+		}
+	}
+	if !uuids {
+		return gpus
+	}
+	sortGPUs(named)
+	return named
+}
+
+// chosen applies CUDA_VISIBLE_DEVICES.
+func chosen(gpus []GPU, list string) []GPU {
+	var picked []GPU
+	for word := range strings.SplitSeq(list, ",") {
+		word = strings.TrimSpace(word)
+		if isUUID(word) {
+			found := byUUID(gpus, word)
+			if len(found) == 0 {
+				return picked
+			}
+			picked = add(picked, found)
+			continue
+		}
+		i, err := strconv.Atoi(word)
+		if err != nil || i < 0 || i >= len(gpus) {
+			return picked
+		}
+		picked = add(picked, gpus[i:i+1])
+	}
+	return picked
+}
+
+func isUUID(word string) bool {
+	return strings.HasPrefix(word, "GPU-") || strings.HasPrefix(word, "MIG-")
+}
+
+// byUUID returns the devices that a UUID, or the beginning of one, can mean. The beginning of several means none to CUDA.
+// The instances of a device carry its UUID in a reading.
+func byUUID(gpus []GPU, word string) []GPU {
+	if old, ok := strings.CutPrefix(word, "MIG-GPU-"); ok { // MIG-GPU-<uuid>/<instance>/<compute instance>, before R470
+		parent, _, _ := strings.Cut(old, "/")
+		return byUUID(gpus, "GPU-"+parent)
+	}
+	var found []GPU
+	for _, g := range gpus {
+		if strings.HasPrefix(word, "MIG-") && g.MIG != "" || strings.HasPrefix(g.UUID, word) {
+			found = append(found, g)
+		}
+	}
+	several := slices.ContainsFunc(found, func(g GPU) bool { return g.UUID != found[0].UUID })
+	if several && strings.HasPrefix(word, "GPU-") {
+		return nil
+	}
+	return found
+}
+
+// add appends those that are not there yet.
+func add(list, more []GPU) []GPU {
+	for _, g := range more {
+		if !slices.ContainsFunc(list, func(have GPU) bool { return have.UUID == g.UUID && have.MIG == g.MIG && have.Index == g.Index }) {
+			list = append(list, g)
+		}
+	}
+	return list
+}

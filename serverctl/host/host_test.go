@@ -1,0 +1,245 @@
+package host
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/rogpeppe/go-internal/txtar"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "rewrite the machines' JSON in testdata")
+
+// roleVariable makes the test binary play a process instead of running the tests.
+const roleVariable = "HOST_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		if err := play(strings.Fields(role)); err != nil {
+			fmt.Println("failed:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// segmentSize is of the files that processes share in these tests, in bytes.
+const segmentSize = 1 << 20
+
+// play holds files, each in the way that the word before it says, until the process is killed.
+func play(words []string) error {
+	var open []*os.File // the collector closes a file that nobody refers to
+	for i := 0; i+1 < len(words); i += 2 {
+		how, path := words[i], words[i+1]
+		path = strings.ReplaceAll(path, "PID", fmt.Sprint(os.Getpid()))
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(make([]byte, segmentSize), 0); err != nil {
+			return err
+		}
+		if how == "map" {
+			if _, err := unix.Mmap(int(f.Fd()), 0, segmentSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+				return err
+			}
+		}
+		if how == "open" {
+			open = append(open, f)
+		} else if err := f.Close(); err != nil { // a mapping lives on
+			return err
+		}
+	}
+	fmt.Println("ready")
+	time.Sleep(time.Minute) // ends by itself, so that a failing test leaves nothing behind for long
+	runtime.KeepAlive(open)
+	return nil
+}
+
+// start starts a process that holds files and waits until it does.
+func start(t *testing.T, role string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kill(cmd) })
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the process says %q, %v", line, err)
+	}
+	return cmd
+}
+
+// kill ends a process as the kernel would, and waits for its end.
+func kill(cmd *exec.Cmd) {
+	if cmd.ProcessState == nil {
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+}
+
+// machine reads a recorded machine: its files, and the sizes of /dev/shm in the file statfs.
+func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
+	t.Helper()
+	archive, err := txtar.ParseFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := fstest.MapFS{}
+	for _, f := range archive.Files {
+		root[f.Name] = &fstest.MapFile{Data: f.Data}
+	}
+	r := Reader{Root: root, Statfs: func(dir string) (total, free int64, _ error) {
+		text, err := fs.ReadFile(root, "statfs")
+		if err != nil || dir != DevShm {
+			return 0, 0, errors.New("statfs /dev/shm: no such file or directory")
+		}
+		_, err = fmt.Sscan(string(text), &total, &free)
+		return total, free, err
+	}}
+	return r.Read(), archive
+}
+
+func TestReadOfRecordedMachines(t *testing.T) {
+	names, err := filepath.Glob("testdata/machines/*.txtar")
+	if err != nil || len(names) < 7 {
+		t.Fatalf("%d recorded machines, %v; want seven", len(names), err)
+	}
+	for _, name := range names {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			m, archive := machine(t, name)
+			got, err := json.MarshalIndent(m, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, '\n')
+			last := &archive.Files[len(archive.Files)-1]
+			if last.Name != "want.json" {
+				t.Fatal("the last file is not want.json")
+			}
+			if *update {
+				last.Data = got
+				if err := os.WriteFile(name, txtar.Format(archive), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if string(got) != string(last.Data) {
+				t.Errorf("Read() = %s\nwant %s", got, last.Data)
+			}
+		})
+	}
+}
+
+func TestReadOfThisMachine(t *testing.T) {
+	m := Reader{}.Read()
+	if m.Cores.Usable <= 0 || m.Cores.Affinity <= 0 || m.Memory.Total <= 0 || m.Memory.Free <= 0 || m.Memory.Free > m.Memory.Total {
+		t.Errorf("Read() = %+v", m)
+	}
+	if m.Limits.OpenFiles == nil || m.Limits.LockedMemory == nil || m.Limits.Processes == nil {
+		t.Errorf("Limits = %+v", m.Limits)
+	}
+	if _, err := os.Stat(DevShm); err == nil && m.Shm.Total <= 0 {
+		t.Errorf("Shm = %+v, unknown %q", m.Shm, m.Unknown)
+	}
+}
+
+func TestBelow(t *testing.T) {
+	for _, row := range []struct{ name, path, root, want string }{
+		{"the whole hierarchy is mounted", "/user.slice/a.scope", "/", "/user.slice/a.scope"},
+		{"just our group is mounted", "/docker/1f", "/docker/1f", ""},
+		{"a group above ours is mounted", "/pods/p/c", "/pods/p", "/c"},
+		{"another group with a like name is mounted", "/pods/p10", "/pods/p1", "/"},
+		{"our group is outside of a namespace", "/../../other", "/", "/other"},
+		{"the root", "/", "/", "/"},
+	} {
+		if got := below(row.path, row.root); got != row.want {
+			t.Errorf("%s: below(%q, %q) = %q, want %q", row.name, row.path, row.root, got, row.want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	cores := func(affinity int, limit float64) Cores {
+		if limit == 0 {
+			return Cores{Usable: float64(affinity), Affinity: affinity}
+		}
+		return Cores{Usable: min(float64(affinity), limit), Affinity: affinity, Limit: &limit, LimitAt: "/sys/fs/cgroup/cpu.max"}
+	}
+	files := func(soft int64) *Limit { return &Limit{Soft: &soft, Hard: &soft} }
+	const gib = 1 << 30
+	fine := Machine{
+		Cores: cores(16, 0), Shm: Shm{DevShm, 16 * gib, 16 * gib}, Limits: Limits{OpenFiles: files(1048575)},
+	}
+	one := Need{GPUs: 1, GeneratorCores: 1, Streams: 1024}
+	two := Need{GPUs: 2, GeneratorCores: 1, Streams: 1024}
+	for _, row := range []struct {
+		name   string
+		change func(*Machine)
+		need   Need
+		want   []string // severity and what
+		text   string   // in the first finding
+	}{
+		{"a good machine has no finding", func(*Machine) {}, two, nil, ""},
+		{"a limit of 4 carries one GPU", func(m *Machine) { m.Cores = cores(64, 4) }, one, nil, ""},
+		{"a limit of 4 throttles two GPUs", func(m *Machine) { m.Cores = cores(64, 4) }, two, []string{"error CPU limit"},
+			"resources.limits.cpu of the container to 5 or more"},
+		{"a limit of 3.5 is less than 4", func(m *Machine) { m.Cores = cores(64, 3.5) }, one, []string{"error CPU limit"}, "3.5 cores, by /sys/fs/cgroup/cpu.max"},
+		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "starved"},
+		{"a limit hurts a server without a GPU less", func(m *Machine) { m.Cores = cores(8, 2) }, Need{GeneratorCores: 1}, []string{"warning CPU limit"}, ""},
+		{"a small cpuset below a generous limit is no limit", func(m *Machine) { m.Cores = cores(2, 8) }, one, []string{"warning cores"}, ""},
+		{"1,024 streams want 2,304 files", func(m *Machine) { m.Limits.OpenFiles = files(2303) }, one, []string{"warning open files"}, "ulimit -Hn 2304"},
+		{"2,304 files are enough", func(m *Machine) { m.Limits.OpenFiles = files(2304) }, one, nil, ""},
+		{"unlimited files are enough", func(m *Machine) { m.Limits.OpenFiles = &Limit{} }, one, nil, ""},
+		{"a container's 64 MiB are enough for one GPU", func(m *Machine) { m.Shm = Shm{DevShm, 64 << 20, 64 << 20} }, one, nil, ""},
+		{"not for two", func(m *Machine) { m.Shm = Shm{DevShm, 64 << 20, 64 << 20} }, two, []string{"warning /dev/shm"}, "emptyDir {medium: Memory} at /dev/shm"},
+		{"a full one is for none", func(m *Machine) { m.Shm = Shm{DevShm, 64 << 20, 1 << 20} }, one, []string{"warning /dev/shm"}, "1 MiB of 64 MiB free"},
+		{"what is not known is a fact, and comes last", func(m *Machine) {
+			m.Unknown, m.Cores, m.Shm, m.Limits = []string{"cores: no /proc"}, cores(64, 1), Shm{Dir: DevShm}, Limits{}
+		}, one, []string{"error CPU limit", "fact not known"}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			m := fine
+			row.change(&m)
+			var got []string
+			findings := Check(m, row.need)
+			for _, f := range findings {
+				got = append(got, string(f.Severity)+" "+f.What)
+			}
+			if !reflect.DeepEqual(got, row.want) {
+				t.Fatalf("Check() = %q, want %q", got, row.want)
+			}
+			if len(findings) > 0 && !strings.Contains(fmt.Sprintf("%+v", findings[0]), row.text) {
+				t.Errorf("Check() = %+v, want %q in it", findings[0], row.text)
+			}
+		})
+	}
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1 << 20: "1 MiB", 64 << 20: "64 MiB", 1023 << 20: "1 GiB", 25276502016: "23.5 GiB", 1 << 62: "4 EiB",
+	} {
+		if got := Size(n); got != want {
+			t.Errorf("Size(%d) = %q, want %q", n, got, want)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+// Package host says what the machine lets us use: cores, memory, shared memory, limits. Of the shared memory it also
+// takes away what one dead server has left. It never starts anything, and never looks at a GPU.
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Machine is what this process, and a server that it starts, may use. In a container that is less than there is.
+type Machine struct {
+	Cores  Cores  `json:"cores"`
+	Memory Memory `json:"memory"`
+	Shm    Shm    `json:"shm"`
+	Limits Limits `json:"limits"`
+	// Unknown says what could not be read, and why; the figures concerned are 0 or nil.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Cores are logical CPUs, as Linux and Kubernetes count them: two for a physical core with SMT.
+type Cores struct {
+	Usable   float64  `json:"usable"`             // at once: the lesser of the two below; 0 when neither is known
+	Affinity int      `json:"affinity"`           // CPUs that the process may run on, by sched_setaffinity(2) and cpusets
+	Limit    *float64 `json:"limit"`              // share of all CPUs by the cgroups, in CPUs; nil means none
+	LimitAt  string   `json:"limit_at,omitempty"` // the file that sets it
+}
+
+// Memory is in bytes.
+type Memory struct {
+	Total   int64  `json:"total_bytes"`
+	Free    int64  `json:"free_bytes"`         // what can be had: MemAvailable, or the room in the tightest cgroup if that is less
+	Limit   *int64 `json:"limit_bytes"`        // of the tightest cgroup; nil means none
+	LimitAt string `json:"limit_at,omitempty"` // the file that sets it
+}
+
+// Shm is the file system for shared memory. Its pages count as memory of the cgroup that touched them first.
+type Shm struct {
+	Dir   string `json:"dir"`
+	Total int64  `json:"total_bytes"` // 0 when there is none
+	Free  int64  `json:"free_bytes"`
+}
+
+// Limits are those of setrlimit(2).
+type Limits struct {
+	// OpenFiles is as Go has raised it for this process: soft to hard, less one (package syscall, since Go 1.19). A server
+	// starts with the soft limit of before.
+	OpenFiles    *Limit `json:"open_files"`
+	LockedMemory *Limit `json:"locked_memory_bytes"`
+	Processes    *Limit `json:"processes"` // of the user, threads included
+}
+
+// A Limit counts what its name says.
+type Limit struct {
+	Soft *int64 `json:"soft"` // nil means unlimited
+	Hard *int64 `json:"hard"`
+}
+
+// DevShm is where Linux has its shared memory.
+const DevShm = "/dev/shm"
+
+// A Reader reads a Machine. Its zero value reads the one that it runs on.
+type Reader struct {
+	Root   fs.FS                                         // holds proc and sys; nil means that of this process
+	Statfs func(dir string) (total, free int64, _ error) // sizes of a file system in bytes; nil means statfs(2)
+}
+
+// Read reads what there is. It has no error: what cannot be read is named in Unknown, and the rest stands.
+func (r Reader) Read() Machine {
+	if r.Root == nil {
+		r.Root = os.DirFS("/")
+	}
+	if r.Statfs == nil {
+		r.Statfs = statfs
+	}
+	m := Machine{Shm: Shm{Dir: DevShm}}
+	note := func(what string, err error) {
+		if err == nil {
+			return
+		}
+		for line := range strings.Lines(err.Error()) { // one for each of the joined errors
+			m.Unknown = append(m.Unknown, what+": "+strings.TrimSpace(line))
+		}
+	}
+	groups, err := r.groups()
+	note("cgroups", err)
+	note("cores", r.cores(&m.Cores, groups))
+	note("memory", r.memory(&m.Memory, groups))
+	m.Shm.Total, m.Shm.Free, err = r.Statfs(DevShm)
+	note("shared memory", err)
+	note("limits", r.limits(&m.Limits))
+	return m
+}
+
+func statfs(dir string) (total, free int64, _ error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil
+}
+
+// read returns a file's text. Names are absolute, as people write them.
+func (r Reader) read(name string) (string, error) {
+	text, err := fs.ReadFile(r.Root, strings.TrimPrefix(path.Clean(name), "/"))
+	return string(text), err
+}
+
+// cores fills in how many CPUs there are for us.
+func (r Reader) cores(c *Cores, groups []group) error {
+	limit, at, err1 := r.cpuLimit(groups)
+	if at != "" {
+		c.Limit, c.LimitAt = &limit, at
+	}
+	text, err2 := r.read("/proc/self/status")
+	if err2 == nil {
+		c.Affinity, err2 = allowedCPUs(text)
+	}
+	c.Usable = float64(c.Affinity)
+	if c.Limit != nil && (c.Affinity == 0 || *c.Limit < c.Usable) {
+		c.Usable = *c.Limit
+	}
+	return errors.Join(err1, err2)
+}
+
+// allowedCPUs counts the CPUs of a line such as "Cpus_allowed_list:	0-15,32-47" in /proc/PID/status, proc(5).
+func allowedCPUs(status string) (count int, err error) {
+	list, ok := value(status, "Cpus_allowed_list:")
+	if !ok {
+		return 0, errors.New("/proc/self/status has no Cpus_allowed_list")
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		first, err1 := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		if err := errors.Join(err1, err2); err != nil || first < 0 || last < first {
+			return 0, fmt.Errorf("/proc/self/status: Cpus_allowed_list %q is no list", list)
+		}
+		count += last - first + 1
+	}
+	return count, nil
+}
+
+// value returns what follows a name at the beginning of a line.
+func value(text, name string) (string, bool) {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			return strings.TrimSpace(rest), true
+		}
+	}
+	return "", false
+}
+
+// memory fills in how much memory there is for us.
+func (r Reader) memory(m *Memory, groups []group) error {
+	text, err := r.read("/proc/meminfo")
+	if err != nil {
+		return err
+	}
+	total, err1 := kilobytes(text, "MemTotal:")
+	available, err2 := kilobytes(text, "MemAvailable:")
+	m.Total, m.Free = total, available
+	limit, at, room, err3 := r.memoryLimit(groups, total)
+	if at != "" {
+		m.Limit, m.LimitAt = &limit, at
+		m.Free = min(m.Free, room)
+	}
+	return errors.Join(err1, err2, err3)
+}
+
+// kilobytes reads a line of /proc/meminfo, such as "MemTotal:  24684084 kB", in bytes.
+func kilobytes(text, name string) (int64, error) {
+	line, ok := value(text, name)
+	number, isKB := strings.CutSuffix(line, " kB")
+	n, err := strconv.ParseInt(number, 10, 64)
+	if !ok || !isKB || err != nil || n < 0 || n > math.MaxInt64>>10 {
+		return 0, fmt.Errorf("%s in /proc/meminfo is %q, not a number of kB", name, line)
+	}
+	return n << 10, nil
+}
+
+// limits fills in the limits of this process.
+func (r Reader) limits(l *Limits) error {
+	text, err := r.read("/proc/self/limits")
+	if err != nil {
+		return err
+	}
+	var err1, err2, err3 error
+	l.OpenFiles, err1 = limit(text, "Max open files")
+	l.LockedMemory, err2 = limit(text, "Max locked memory")
+	l.Processes, err3 = limit(text, "Max processes")
+	return errors.Join(err1, err2, err3)
+}
+
+// limit reads a line such as "Max open files            1024                 524288               files".
+func limit(text, name string) (*Limit, error) {
+	line, _ := value(text, name+" ")
+	fields := strings.Fields(line)
+	if len(fields) < 2 {
+		return nil, fmt.Errorf("/proc/self/limits has no %q with two limits", name)
+	}
+	soft, err1 := ceiling(fields[0])
+	hard, err2 := ceiling(fields[1])
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("%s in /proc/self/limits: %w", name, err)
+	}
+	return &Limit{soft, hard}, nil
+}
+
+// ceiling reads a number or "unlimited", which is nil.
+func ceiling(text string) (*int64, error) {
+	if text == "unlimited" {
+		return nil, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no number", text)
+	}
+	return &n, nil
+}
