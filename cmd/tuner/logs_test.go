@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/logs"
+	"vllmtuner/trial"
+)
+
+// A followed is a `tuner logs -f` that runs.
+type followed struct {
+	cmd  *exec.Cmd
+	out  chan string     // what it prints, on stderr too, piece by piece; closed at its end
+	seen strings.Builder // of that
+}
+
+// follow starts the command.
+func follow(t *testing.T, args ...string) *followed {
+	t.Helper()
+	f := &followed{out: make(chan string)}
+	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), tunerPath(t), append([]string{"logs", "-f"}, args...)...)
+	out, err := f.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.cmd.Stderr = f.cmd.Stdout
+	if err := f.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // ends with the command
+		defer close(f.out)
+		buffer := make([]byte, 4<<10)
+		for {
+			n, err := out.Read(buffer)
+			if n > 0 {
+				f.out <- string(buffer[:n])
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = f.cmd.Process.Kill() // it has usually ended
+		for range f.out {
+		}
+		_ = f.cmd.Wait() // a test has usually done so
+	})
+	return f
+}
+
+// waitFor waits until the command has printed a text.
+func (f *followed) waitFor(t *testing.T, text string) {
+	t.Helper()
+	limit := time.After(30 * time.Second)
+	for !strings.Contains(f.seen.String(), text) {
+		select {
+		case piece, ok := <-f.out:
+			if !ok {
+				t.Fatalf("it ended before it printed %q: %q", text, &f.seen)
+			}
+			f.seen.WriteString(piece)
+		case <-limit:
+			t.Fatalf("it has not printed %q within 30 s: %q", text, &f.seen)
+		}
+	}
+}
+
+// end waits until the command has ended, and returns its exit code.
+func (f *followed) end(t *testing.T) int {
+	t.Helper()
+	limit := time.After(30 * time.Second)
+	for {
+		select {
+		case piece, ok := <-f.out:
+			if !ok {
+				_ = f.cmd.Wait() // the exit code tells
+				return f.cmd.ProcessState.ExitCode()
+			}
+			f.seen.WriteString(piece)
+		case <-limit:
+			t.Fatalf("it has not ended within 30 s: %q", &f.seen)
+		}
+	}
+}
+
+// aLiveStudy begins a study over HTTP whose trial 0 is at work.
+func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
+	t.Helper()
+	root = t.TempDir()
+	file := fmt.Sprintf(smallStudy, overHTTP, 6, 2.0)
+	store, _, err := studies.Open(filepath.Join(root, "small"), studies.New{Name: "small", Seed: 3, File: file}, studies.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := errors.Join(store.Begin(studies.Trial{Number: 0, Origin: studies.Default}), store.SetState(studies.Running, "")); err != nil {
+		t.Fatal(err)
+	}
+	return root, store
+}
+
+// A log is waited for, followed while it is written, and read to its end when its trial is done.
+func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
+	root, store := aLiveStudy(t)
+	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
+	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
+		t.Errorf("before there is a log the command ends with %v and says %q", err, out)
+	}
+	f := follow(t, "small", "0", "--root", root)
+	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
+	f.waitFor(t, waiting)
+	log, err := logs.Create(store.Dir(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if _, err := fmt.Fprintf(log, "line %d\n", i); err != nil {
+			t.Fatal(err)
+		}
+		f.waitFor(t, fmt.Sprintf("line %d\n", i))
+	}
+	if _, err := io.WriteString(log, "\x1b[31mthe end\x1b[0m\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(log.Close(), store.Finish(0, trial.Result{Outcome: trial.Infeasible, Class: "start-crash"})); err != nil {
+		t.Fatal(err)
+	}
+	if code := f.end(t); code != 0 || f.seen.String() != waiting+"line 0\nline 1\nthe end\n" {
+		t.Errorf("it ends with %d and printed %q", code, &f.seen)
+	}
+}
+
+func TestFollowingALogIsInterrupted(t *testing.T) {
+	for _, row := range []struct{ name, log, sign string }{
+		{"while it is printed", "a line\n", "a line\n"},
+		{"while it is waited for", "", "waiting for the log of trial 0"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			root, store := aLiveStudy(t)
+			if row.log != "" {
+				folder := filepath.Join(store.Dir(), "logs")
+				err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "trial-0000.log"), []byte(row.log), 0o644))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			f := follow(t, "small", "0", "--root", root)
+			f.waitFor(t, row.sign)
+			if err := f.cmd.Process.Signal(syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: the log of trial 0 is followed no longer") {
+				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
+			}
+		})
+	}
+}
+
+func TestEscapeSequencesAreLeftOut(t *testing.T) {
+	for _, row := range []struct{ name, in, want string }{
+		{"plain text", "tab\tand ünï…\n", "tab\tand ünï…\n"},
+		{"a colour", "\x1b[0;36mblue\x1b[0m\n", "blue\n"},
+		{"a window's title", "\x1b]0;title\x07text \x1b]0;title\x1b\\text\n", "text text\n"},
+		{"a character set", "\x1b(Btext\x1b=!\n", "text!\n"},
+		{"a sequence without end costs its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
+		{"bells and backspaces", "a\a\b\x7fb\r\n", "ab\r\n"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			for size := 1; size <= len(row.in); size++ {
+				var got strings.Builder
+				p := &plainWriter{to: &got}
+				for i := 0; i < len(row.in); i += size {
+					piece := row.in[i:min(i+size, len(row.in))]
+					if n, err := p.Write([]byte(piece)); n != len(piece) || err != nil {
+						t.Fatalf("Write = %d, %v", n, err)
+					}
+				}
+				if got.String() != row.want {
+					t.Errorf("in pieces of %d: %q, want %q", size, &got, row.want)
+				}
+			}
+		})
+	}
+}
+
+func TestRangesOfNumbers(t *testing.T) {
+	for want, numbers := range map[string][]int{
+		"": {}, "3": {3}, "0 to 4": {0, 1, 2, 3, 4}, "0, 2 to 3, 7": {0, 2, 3, 7},
+	} {
+		if got := ranges(numbers); got != want {
+			t.Errorf("ranges(%v) = %q, want %q", numbers, got, want)
+		}
+	}
+}

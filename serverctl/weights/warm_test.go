@@ -1,0 +1,164 @@
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// cold makes files of so many bytes each that are on the disk and not in the page cache.
+func cold(t *testing.T, sizes ...int) []File {
+	t.Helper()
+	dir := t.TempDir()
+	if kind := Filesystem(dir); kind == "tmpfs" || kind == "ramfs" {
+		t.Skipf("%s is on %s, which is never out of memory; set TMPDIR to a disk", dir, kind)
+	}
+	var files []File
+	for i, size := range sizes {
+		path := filepath.Join(dir, fmt.Sprintf("model-%d.safetensors", i))
+		try(t, os.WriteFile(path, random(byte(i), size), 0o644))
+		files = append(files, File{path, int64(size)})
+	}
+	forget(t, files)
+	return files
+}
+
+// forget takes files out of the page cache.
+func forget(t *testing.T, files []File) {
+	t.Helper()
+	for _, file := range files {
+		f, err := os.Open(file.Path)
+		try(t, err)
+		try(t, f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close())
+	}
+}
+
+func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
+	files := cold(t, 30<<20+5, 0, 5<<20)
+	const total = 35<<20 + 5
+	for range 2 { // asking changes nothing
+		if n, err := Resident(files); err != nil || n != 0 {
+			t.Fatalf("%d bytes are in the page cache, %v; want none", n, err)
+		}
+	}
+	var told, last int64
+	report, err := Warm(t.Context(), files, 1<<30, func(done, of int64) {
+		if done <= last || of != total {
+			t.Errorf("told %d of %d after %d", done, of, last)
+		}
+		told, last = told+1, done
+	})
+	try(t, err)
+	if report.Bytes != total || report.WasResident != 0 || report.NowResident != total || report.Read != total || report.Skipped != "" || report.Took <= 0 {
+		t.Errorf("the report is %+v, want all %d bytes read and resident", report, total)
+	}
+	if told < 4 || last != total {
+		t.Errorf("progress was told %d times, last of %d bytes", told, last)
+	}
+
+	report, err = Warm(t.Context(), files, 1<<30, nil)
+	try(t, err)
+	if report.Read != 0 || report.WasResident != total || report.NowResident != total || report.Skipped == "" {
+		t.Errorf("a second report is %+v, want that nothing was read", report)
+	}
+
+	forget(t, files[2:])
+	report, err = Warm(t.Context(), files, 1<<30, nil)
+	try(t, err)
+	if report.Read != 5<<20 || report.WasResident != total-5<<20 || report.NowResident != total {
+		t.Errorf("after one file was forgotten the report is %+v, want that alone read", report)
+	}
+}
+
+func TestPartOfAFileIsInThePageCache(t *testing.T) {
+	files := cold(t, 16<<20)
+	f, err := os.Open(files[0].Path)
+	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // nothing is read ahead
+	_, err = io.ReadFull(f, make([]byte, 4<<20))
+	try(t, err, f.Close())
+	if n, err := Resident(files); err != nil || n < 4<<20 || n > 5<<20 {
+		t.Errorf("%d bytes are in the page cache, %v; want the 4 MiB that were read", n, err)
+	}
+}
+
+func TestWarmLeavesMemoryToOthers(t *testing.T) {
+	files := cold(t, 1<<20)
+	report, err := Warm(t.Context(), files, 1<<20, nil)
+	try(t, err)
+	if report.Read != 0 || report.Skipped != "the weights take 1.0 MB, more than 70 % of the 1.0 MB of memory that may be used" {
+		t.Errorf("the report is %+v, want that nothing was read, and why", report)
+	}
+	if n, err := Resident(files); err != nil || n != 0 {
+		t.Errorf("%d bytes are in the page cache, %v; want none", n, err)
+	}
+}
+
+func TestWarmEndsWithItsContext(t *testing.T) {
+	files := cold(t, 40<<20, 40<<20)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("the study ends")
+	report, err := Warm(ctx, files, 1<<30, func(done, _ int64) { cancel(enough) })
+	if !errors.Is(err, enough) || report.Read == 0 || report.Read > workers*blockSize {
+		t.Errorf("Warm ends with %v and the report %+v, want the cause after one block a worker", err, report)
+	}
+}
+
+func TestWarmSaysWhichFileItCannotRead(t *testing.T) {
+	files := cold(t, 1<<20)
+	gone := File{filepath.Join(t.TempDir(), "gone.safetensors"), 5}
+	_, err := Warm(t.Context(), append(files, gone), 1<<30, nil)
+	wantError(t, err, "warm the page cache", gone.Path, "no such file")
+	short := File{files[0].Path, 2 << 20}
+	_, err = Warm(t.Context(), []File{short}, 1<<30, nil)
+	wantError(t, err, "warm the page cache", short.Path, "became shorter while it was read")
+}
+
+// The kernel says of a file that belongs to another that all of it is in the page cache. That must not be believed.
+func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("to be somebody else needs root")
+	}
+	files := cold(t, 10<<20)
+	for dir := filepath.Dir(files[0].Path); dir != "/"; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(dir); err != nil || info.Mode()&0o005 != 0o005 {
+			t.Logf("making %s readable for others: %v", dir, err)
+			try(t, os.Chmod(dir, 0o755))
+		}
+	}
+	self := filepath.Join(filepath.Dir(files[0].Path), "self") // where nobody may start it
+	program, err := os.ReadFile("/proc/self/exe")
+	try(t, err, os.WriteFile(self, program, 0o755))
+	child := exec.CommandContext(t.Context(), self)
+	child.Env = append(os.Environ(), "GORACE="+quickExit, "WEIGHTS_WARM="+files[0].Path)
+	child.Dir = "/"
+	child.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := child.CombinedOutput()
+	if want := "{Bytes:10485760 WasResident:-1 NowResident:-1 Read:10485760 "; err != nil || !strings.HasPrefix(string(out), want) {
+		t.Errorf("as nobody: %v, %s; want %s…", err, out, want)
+	}
+}
+
+// warmAsChild is what the test binary does in its role.
+func warmAsChild(path string) {
+	files := []File{{path, 10 << 20}}
+	if _, err := Resident(files); !errors.Is(err, ErrHidden) {
+		fmt.Printf("Resident ends with %v, want ErrHidden", err)
+		os.Exit(1)
+	}
+	report, err := Warm(context.Background(), files, 1<<30, nil)
+	if err != nil {
+		fmt.Print(err)
+		os.Exit(1)
+	}
+	fmt.Printf("%+v", report)
+	os.Exit(0)
+}

@@ -1,0 +1,158 @@
+// Package weights keeps a model's weights near, in the page cache or as a copy on local disk, so that the server of the next
+// trial reads them from memory and not from a file server. It never downloads a model and knows nothing of servers. It is
+// for Linux.
+package weights
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// A File is one of a model's files.
+type File struct {
+	Path string
+	Size int64 // bytes
+}
+
+// A Report says what Warm or Copy did.
+type Report struct {
+	Bytes       int64         // of all files
+	WasResident int64         // so many of them were in the page cache before; -1 when the kernel does not tell, and of a copy
+	NowResident int64         // and are there now; less than Bytes where memory was too scarce to keep them; -1 likewise
+	Read        int64         // bytes that were read, or copied
+	Took        time.Duration // all of it, with waiting for another tuner
+	Skipped     string        // why nothing was read or copied; empty when something was
+}
+
+const (
+	// workers read at once. A file server answers several requests in the time of one, and a local disk does no worse.
+	workers = 4
+	// segmentSize is what one worker does in one go; what it asked the kernel to read ahead comes even if it is told to stop.
+	segmentSize = 64 << 20
+	blockSize   = 8 << 20 // of one read
+)
+
+// A segment is a stretch of a file.
+type segment struct {
+	file           int // its place in the list
+	offset, length int64
+}
+
+// segments cuts files up, in their order.
+func segments(files []File) []segment {
+	var all []segment
+	for i, f := range files {
+		for offset := int64(0); offset < f.Size; offset += segmentSize {
+			all = append(all, segment{i, offset, min(segmentSize, f.Size-offset)})
+		}
+	}
+	return all
+}
+
+// inParallel does the segments, some at once and in their order, until one fails or ctx ends. Each worker has a buffer of its own.
+func inParallel(ctx context.Context, all []segment, do func(ctx context.Context, s segment, buffer []byte) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range min(workers, len(all)) {
+		group.Go(func() error {
+			buffer := make([]byte, blockSize)
+			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
+				if err := do(ctx, all[i], buffer); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// read reads a segment of a file block by block, and gives each to use with its offset.
+func read(ctx context.Context, path string, s segment, buffer []byte, use func(block []byte, offset int64) error) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// Advice only: a file system that does not know it reads as it does anyway.
+	_ = unix.Fadvise(int(f.Fd()), s.offset, s.length, unix.FADV_WILLNEED)
+	for end := s.offset + s.length; s.offset < end; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		block := buffer[:min(int64(len(buffer)), end-s.offset)]
+		if _, err := f.ReadAt(block, s.offset); err == io.EOF {
+			return fmt.Errorf("%s became shorter while it was read", path)
+		} else if err != nil {
+			return err // which names the file
+		}
+		if err := use(block, s.offset); err != nil {
+			return err
+		}
+		s.offset += int64(len(block))
+	}
+	return nil
+}
+
+// A tally counts what several workers have done, and tells it to one listener at a time.
+type tally struct {
+	mu    sync.Mutex
+	done  int64
+	total int64
+	tell  func(done, total int64) // may be nil
+}
+
+func (t *tally) add(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.done += n
+	if t.tell != nil {
+		t.tell(t.done, t.total)
+	}
+}
+
+// sum is the size of all files in bytes.
+func sum(files []File) (n int64) {
+	for _, f := range files {
+		n += f.Size
+	}
+	return n
+}
+
+// magics are the file systems that models lie on (linux/magic.h and the file systems' own headers). NFS has one for all its
+// versions, and so have ext2 to ext4.
+var magics = map[int64]string{
+	unix.NFS_SUPER_MAGIC: "nfs", unix.CIFS_SUPER_MAGIC: "cifs", unix.SMB2_SUPER_MAGIC: "cifs", unix.CEPH_SUPER_MAGIC: "ceph",
+	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", 0x0bd00bd0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs",
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", 0x2fc12fc1: "zfs",
+	unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.TMPFS_MAGIC: "tmpfs", unix.RAMFS_MAGIC: "ramfs",
+}
+
+// Filesystem names the kind of file system that a path is on, such as nfs, ext4, overlay or tmpfs. One that is not known is its
+// magic number in hexadecimal, and "unknown" is that of a path which cannot be looked at.
+func Filesystem(path string) string {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return "unknown"
+	}
+	if name, ok := magics[int64(s.Type)]; ok {
+		return name
+	}
+	return fmt.Sprintf("%#x", s.Type)
+}
+
+// sizeText writes bytes as people say them, in powers of ten as disks are sold.
+func sizeText(n int64) string {
+	if n < 1e9 {
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+}

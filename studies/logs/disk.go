@@ -1,0 +1,220 @@
+package logs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// retryAfter is the pause after an error of the disk: each attempt on a file server that is gone may take long itself.
+const retryAfter = time.Second
+
+// A disk is where the lines of one trial go: the head, then the parts. One goroutine uses it. Nothing is synced: what a
+// power cut takes of a log is its last seconds, and an NFS client sends everything when a file is closed.
+type disk struct {
+	limits
+	dir   string // the study's
+	trial int
+
+	root  *os.Root // the folder; nil before it is opened, and after an error
+	file  *os.File // likewise
+	part  int      // the file's number; 0 is the head
+	size  int64    // of the file
+	torn  bool     // the file ends within a line
+	known bool     // it was looked at what an earlier run left
+	again bool     // that was something, and the log does not yet say so
+
+	cause   error     // of the last attempt; nil when it went well
+	retry   time.Time // the next attempt
+	missing int64     // bytes left out since the log said so last
+	lost    int64     // all bytes left out
+	first   error     // why the first of them were
+
+	closeErr error // of the last file
+}
+
+func (d *disk) path() string { return filepath.Join(d.dir, folder) }
+
+// write puts lines on the disk or counts them as left out. The last attempt waits for nothing.
+func (d *disk) write(lines []byte, last bool) {
+	n := 0
+	if last || d.cause == nil || !time.Now().Before(d.retry) {
+		var err error
+		if n, err = d.put(lines); err != nil {
+			d.fail(err)
+		}
+	}
+	d.missing += int64(len(lines) - n)
+	d.lost += int64(len(lines) - n)
+}
+
+// put opens what is not open, says what the log does not yet say, and adds the lines. It returns how many of their bytes
+// are on the disk.
+func (d *disk) put(lines []byte) (int, error) {
+	if err := d.open(); err != nil {
+		return 0, err
+	}
+	if d.again {
+		if err := d.note(fmt.Sprintf("=== trial %d is run again: %s ===\n", d.trial, time.Now().Format(time.RFC3339))); err != nil {
+			return 0, err
+		}
+		d.again = false
+	}
+	if d.missing > 0 {
+		if err := d.note(leftOut(d.missing, d.cause)); err != nil {
+			return 0, err
+		}
+		d.missing = 0
+	}
+	d.cause = nil
+	return d.add(lines)
+}
+
+// fail gives up for a moment. The files are opened anew after it: the folder may be another then, or the handle stale.
+func (d *disk) fail(err error) {
+	d.cause, d.retry = err, time.Now().Add(retryAfter)
+	if d.first == nil {
+		d.first = err
+	}
+	if d.file != nil {
+		_ = d.file.Close() // what it says was said by err
+		d.file = nil
+	}
+	d.closeRoot()
+}
+
+// open opens the newest file of the log.
+func (d *disk) open() error {
+	if d.file != nil {
+		return nil
+	}
+	if d.root == nil {
+		if err := os.MkdirAll(d.path(), 0o755); err != nil {
+			return err
+		}
+		root, err := os.OpenRoot(d.path())
+		if err != nil {
+			return err
+		}
+		d.root = root
+	}
+	parts, err := partNumbers(d.root, d.trial)
+	if err != nil {
+		return err
+	}
+	newest := 0
+	if len(parts) > 0 {
+		newest = parts[len(parts)-1]
+	}
+	if err := d.openPart(newest); err != nil {
+		return err
+	}
+	if !d.known {
+		d.known, d.again = true, d.size > 0 || d.part > 0
+	}
+	return nil
+}
+
+// openPart opens a file at its end. It can be read too, for its last byte tells whether its last line is whole.
+func (d *disk) openPart(part int) error {
+	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	end := []byte{'\n'}
+	if info.Size() > 0 {
+		if _, err := f.ReadAt(end, info.Size()-1); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	d.file, d.part, d.size, d.torn = f, part, info.Size(), end[0] != '\n'
+	return nil
+}
+
+// note adds a line of our own.
+func (d *disk) note(line string) error {
+	if d.torn {
+		line = "\n" + line
+	}
+	_, err := d.add([]byte(line))
+	return err
+}
+
+// add writes to the end of the log, in a new file where the present one is full, and returns how many bytes it wrote.
+func (d *disk) add(text []byte) (n int, err error) {
+	for len(text) > 0 {
+		fits := d.fits(text)
+		if fits == 0 {
+			if err := d.next(); err != nil {
+				return n, err
+			}
+			continue
+		}
+		m, err := d.file.Write(text[:fits])
+		if m > 0 {
+			d.torn = text[m-1] != '\n'
+		}
+		n, d.size, text = n+m, d.size+int64(m), text[m:]
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// fits returns how many bytes of the text belong into the present file: whole lines, unless one is longer than a file.
+func (d *disk) fits(text []byte) int {
+	room := d.limits.part - d.size
+	if d.part == 0 {
+		room = d.head - d.size
+	}
+	switch {
+	case int64(len(text)) <= room:
+		return len(text)
+	case room <= 0: // also of a log that was written without bounds
+		return 0
+	}
+	whole := bytes.LastIndexByte(text[:room], '\n') + 1
+	if whole == 0 && d.size == 0 {
+		return int(room)
+	}
+	return whole
+}
+
+// next begins a new part, and deletes the oldest before it, so that the bound holds at every moment.
+func (d *disk) next() error {
+	err := d.file.Close()
+	d.file = nil
+	if err != nil {
+		return err // on NFS that of an earlier write
+	}
+	if oldest := d.part + 1 - d.parts; oldest > 0 {
+		if err := d.root.Remove(fileName(d.trial, oldest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return d.openPart(d.part + 1)
+}
+
+// close closes what is open.
+func (d *disk) close() {
+	if d.file != nil {
+		d.closeErr = d.file.Close()
+	}
+	d.closeRoot()
+}
+
+func (d *disk) closeRoot() {
+	if d.root != nil {
+		_ = d.root.Close() // nothing was written through it
+		d.root = nil
+	}
+}

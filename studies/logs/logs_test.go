@@ -1,0 +1,343 @@
+package logs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// small are limits that a test fills quickly.
+var small = limits{
+	head: 4000, part: 1000, parts: 4,
+	patience: time.Second, closing: 10 * time.Second, follow: 10 * time.Millisecond,
+}
+
+func try(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// line is the i-th line of a test's log; lines are of different lengths.
+func line(i int) string { return fmt.Sprintf("line %06d %s\n", i, strings.Repeat("x", i%17)) }
+
+// writeLines writes a log of lines from up to, but without, to.
+func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
+	t.Helper()
+	w, err := create(dir, trial, l)
+	try(t, err)
+	for i := from; i < to; i++ {
+		_, err := io.WriteString(w, line(i))
+		try(t, err)
+	}
+	try(t, w.Close())
+}
+
+// read returns the log as a Reader gives it.
+func read(t testing.TB, dir string, trial int, l limits) string {
+	t.Helper()
+	r, err := open(dir, trial, l)
+	try(t, err)
+	text, err := io.ReadAll(r)
+	try(t, err, r.Close())
+	return string(text)
+}
+
+// files returns the names in the folder, sorted, and their bytes.
+func files(t testing.TB, dir string) (names []string, size int64) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, folder))
+	try(t, err)
+	for _, e := range entries {
+		info, err := e.Info()
+		try(t, err)
+		names, size = append(names, e.Name()), size+info.Size()
+	}
+	return names, size
+}
+
+// runs says which lines stand in a text, each run as first-last, and what else does.
+func runs(t testing.TB, text string) []string {
+	t.Helper()
+	var found []string
+	first, last := 0, -1
+	end := func() {
+		if last >= 0 {
+			found = append(found, fmt.Sprintf("%d-%d", first, last))
+		}
+		last = -1
+	}
+	for text := range strings.Lines(text) {
+		var i int
+		if _, err := fmt.Sscanf(text, "line %d ", &i); err != nil {
+			end()
+			found = append(found, strings.TrimSuffix(text, "\n"))
+			continue
+		}
+		if text != line(i) {
+			t.Fatalf("%q is not the whole of line %d", text, i)
+		}
+		if last < 0 || i != last+1 {
+			end()
+			first = i
+		}
+		last = i
+	}
+	end()
+	return found
+}
+
+func TestAShortLogIsOneFile(t *testing.T) {
+	dir := t.TempDir()
+	writeLines(t, dir, 3, small, 0, 100)
+	if names, _ := files(t, dir); !slices.Equal(names, []string{"trial-0003.log"}) {
+		t.Errorf("the files are %q, want trial-0003.log alone", names)
+	}
+	if got := runs(t, read(t, dir, 3, small)); !slices.Equal(got, []string{"0-99"}) {
+		t.Errorf("read %q, want lines 0-99", got)
+	}
+}
+
+func TestALongLogKeepsItsBeginningAndItsEnd(t *testing.T) {
+	dir := t.TempDir()
+	const lines = 20_000
+	writeLines(t, dir, 12345, small, 0, lines)
+	total := 0
+	for i := range lines {
+		total += len(line(i))
+	}
+	names, size := files(t, dir)
+	if size > small.head+int64(small.parts)*small.part || len(names) != 1+small.parts {
+		t.Errorf("%d bytes are in %q, want at most 8000 in a head and 4 parts", size, names)
+	}
+	text := read(t, dir, 12345, small)
+	got := runs(t, text)
+	if len(got) != 3 || !strings.HasPrefix(got[0], "0-") || !strings.HasSuffix(got[2], fmt.Sprintf("-%d", lines-1)) {
+		t.Fatalf("read %q, want the first lines, what was left out, and the last lines", got)
+	}
+	head, err := os.Stat(filepath.Join(dir, folder, "trial-12345.log"))
+	try(t, err)
+	if head.Size() < small.head-100 {
+		t.Errorf("the head has %d bytes, want nearly %d", head.Size(), small.head)
+	}
+	var said float64
+	if _, err := fmt.Sscanf(got[1], "… about %f kB left out …", &said); err != nil {
+		t.Fatalf("%q: %v", got[1], err)
+	}
+	if left := float64(total-int(size)) / 1000; said < left*0.98 || said > left*1.05 {
+		t.Errorf("it is said that %g kB are missing, %g kB are", said, left)
+	}
+}
+
+func TestALogThatIsJustFullHasNoPart(t *testing.T) {
+	dir := t.TempDir()
+	w, err := create(dir, 0, small)
+	try(t, err)
+	for range 40 {
+		_, err := io.WriteString(w, strings.Repeat("a", 99)+"\n")
+		try(t, err)
+	}
+	try(t, w.Close())
+	if names, size := files(t, dir); len(names) != 1 || size != small.head {
+		t.Errorf("%d bytes are in %q, want %d in one file", size, names, small.head)
+	}
+}
+
+func TestLinesWithoutEndArriveWhole(t *testing.T) {
+	const longest = 3 * mostPending
+	for _, row := range []struct {
+		name   string
+		pieces []string
+	}{
+		{"a last line without a break", []string{"a\n", "b"}},
+		{"a line in pieces", []string{"a", "b", "c\nd", "\n"}},
+		{"a line that is longer than a part", []string{strings.Repeat("a", 3990) + "\n", strings.Repeat("b", 2500), "\nc\n"}},
+		{"a line that is longer than the head", []string{strings.Repeat("b", 5500), "\nc\n"}},
+		{"nothing", nil},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := t.TempDir()
+			w, err := create(dir, 0, small)
+			try(t, err)
+			for _, piece := range row.pieces {
+				_, err := io.WriteString(w, piece)
+				try(t, err)
+			}
+			try(t, w.Close())
+			if got, want := read(t, dir, 0, small), strings.Join(row.pieces, ""); got != want {
+				t.Errorf("%d bytes were written, %d are read: %.100q", len(want), len(got), got)
+			}
+		})
+	}
+	t.Run("a line that is longer than all that may wait", func(t *testing.T) {
+		dir := t.TempDir()
+		w, err := create(dir, 0, ordinary)
+		try(t, err)
+		text := bytes.Repeat([]byte("z"), 1000)
+		for range longest / len(text) {
+			_, err := w.Write(text)
+			try(t, err)
+		}
+		try(t, w.Close())
+		if got := read(t, dir, 0, ordinary); len(got) != longest/len(text)*len(text) {
+			t.Errorf("%d bytes are read of %d", len(got), longest)
+		}
+	})
+}
+
+func TestARepeatedTrialGoesOnInItsLog(t *testing.T) {
+	again := regexp.MustCompile(`^=== trial 7 is run again: \d{4}-\d\d-\d\dT[\d:]+.* ===$`)
+	dir := t.TempDir()
+	writeLines(t, dir, 7, small, 0, 10)
+	head := filepath.Join(dir, folder, "trial-0007.log")
+	text, err := os.ReadFile(head)
+	try(t, err, os.WriteFile(head, append(text, "a torn li"...), 0o644)) // its writer was killed
+	writeLines(t, dir, 7, small, 10, 20)
+	got := runs(t, read(t, dir, 7, small))
+	if len(got) != 4 || got[0] != "0-9" || got[1] != "a torn li" || !again.MatchString(got[2]) || got[3] != "10-19" {
+		t.Errorf("read %q, want 0-9, a torn line, a line that says it is run again, and 10-19", got)
+	}
+
+	writeLines(t, dir, 7, small, 20, 1000)
+	writeLines(t, dir, 7, small, 1000, 1010) // goes on in the newest part
+	names, size := files(t, dir)
+	if size > 8000 || len(names) != 5 {
+		t.Errorf("%d bytes are in %q, want at most 8000 in 5 files", size, names)
+	}
+	got = runs(t, read(t, dir, 7, small))
+	n := len(got)
+	if !strings.HasSuffix(got[n-3], "-999") || !again.MatchString(got[n-2]) || got[n-1] != "1000-1009" {
+		t.Errorf("read %q, want …-999, a line that says it is run again, and 1000-1009", got)
+	}
+}
+
+// A log that an older tuner wrote without bounds goes on in parts.
+func TestALogWithoutBoundsIsKept(t *testing.T) {
+	dir := t.TempDir()
+	var old bytes.Buffer
+	for i := range 1000 {
+		old.WriteString(line(i))
+	}
+	try(t, os.Mkdir(filepath.Join(dir, folder), 0o755),
+		os.WriteFile(filepath.Join(dir, folder, "trial-0000.log"), old.Bytes(), 0o644))
+	writeLines(t, dir, 0, small, 1000, 1010)
+	got := runs(t, read(t, dir, 0, small))
+	if len(got) != 3 || got[0] != "0-999" || got[2] != "1000-1009" {
+		t.Errorf("read %q, want 0-999, that it is run again, and 1000-1009", got)
+	}
+}
+
+func TestTailIsTheLastLines(t *testing.T) {
+	dir := t.TempDir()
+	writeLines(t, dir, 0, small, 0, 100)   // one file
+	writeLines(t, dir, 1, small, 0, 20000) // head and parts
+	try(t, os.WriteFile(filepath.Join(dir, folder, "trial-0002.log"), nil, 0o644),
+		os.WriteFile(filepath.Join(dir, folder, "trial-0003.log"), []byte("a\n\nlast without end"), 0o644))
+	long := runs(t, read(t, dir, 1, small))
+	var kept int // of the lines in the parts
+	{
+		var first, last int
+		_, err := fmt.Sscanf(long[2], "%d-%d", &first, &last)
+		try(t, err)
+		kept = last - first + 1
+	}
+	for _, row := range []struct {
+		name  string
+		trial int
+		lines int
+		want  []string
+	}{
+		{"the last of a short log", 0, 3, []string{"97-99"}},
+		{"none", 0, 0, nil},
+		{"more than there are", 0, 1000, []string{"0-99"}},
+		{"as many as there are", 0, 100, []string{"0-99"}},
+		{"the last of the newest part", 1, 5, []string{"19995-19999"}},
+		{"over several parts", 1, kept - 1, []string{fmt.Sprintf("%d-19999", 20000-kept+1)}},
+		{"exactly the parts: nothing is missing", 1, kept, []string{fmt.Sprintf("%d-19999", 20000-kept)}},
+		{"what was left out is said and no line", 1, kept + 1, []string{strings.TrimPrefix(long[0], "0-") + "-" + strings.TrimPrefix(long[0], "0-"), long[1], long[2]}},
+		{"none of an empty log", 2, 5, nil},
+		{"a last line without a break is one", 3, 2, []string{"", "last without end"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r, err := open(dir, row.trial, small)
+			try(t, err)
+			try(t, r.Tail(row.lines))
+			text, err := io.ReadAll(r)
+			try(t, err, r.Close())
+			if got := runs(t, string(text)); !slices.Equal(got, row.want) {
+				t.Errorf("the last %d lines are %q, want %q", row.lines, got, row.want)
+			}
+		})
+	}
+}
+
+func TestLastLinesOfLongTexts(t *testing.T) {
+	var text strings.Builder
+	starts := []int64{}
+	for i := 0; text.Len() < 300_000; i++ {
+		starts = append(starts, int64(text.Len()))
+		text.WriteString(strings.Repeat("y", (i*7919)%50_000) + "\n")
+	}
+	for n := 1; n <= len(starts); n++ {
+		offset, found, err := lastLines(strings.NewReader(text.String()), int64(text.Len()), n)
+		if want := starts[len(starts)-n]; err != nil || offset != want || found != n {
+			t.Errorf("the last %d of %d lines are %d from %d on, %v; want from %d on", n, len(starts), found, offset, err, want)
+		}
+	}
+}
+
+func TestWhatIsNoLog(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Open(dir, 0); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a folder: %v, want that it does not exist", err)
+	}
+	writeLines(t, dir, 0, small, 0, 1)
+	if _, err := Open(dir, 1); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "log of trial 1 in "+dir) {
+		t.Errorf("without a file: %v, want that it does not exist, and where", err)
+	}
+	if _, err := Open(dir, -1); err == nil || !strings.Contains(err.Error(), "trials count from 0") {
+		t.Errorf("of trial -1: %v", err)
+	}
+	if _, err := Create(dir, -1); err == nil || !strings.Contains(err.Error(), "trials count from 0") {
+		t.Errorf("of trial -1: %v", err)
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	try(t, os.WriteFile(outside, []byte("secret"), 0o644), os.Symlink(outside, filepath.Join(dir, folder, "trial-0002.log")))
+	if _, err := Open(dir, 2); err == nil {
+		t.Error("a link out of the folder was followed")
+	}
+}
+
+func TestBytesAsPeopleSayThem(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 bytes", 999: "999 bytes", 1000: "1.0 kB", 9_940: "9.9 kB", 9_960: "10 kB", 123_456: "123 kB", 999_600: "1.0 MB",
+		1_234_567_890: "1.2 GB", 2 << 40: "2.2 TB", 1 << 62: "4.6 EB",
+	} {
+		if got := bytesText(n); got != want {
+			t.Errorf("bytesText(%d) = %s, want %s", n, got, want)
+		}
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	w, err := Create(b.TempDir(), 0)
+	try(b, err)
+	text := []byte("(EngineCore_DP0 pid=17325) INFO 11-20 21:23:37 [core.py:97] Initializing a V1 LLM engine (v0.14.1) with config\n")
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		if _, err := w.Write(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+	try(b, w.Close())
+}

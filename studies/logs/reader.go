@@ -1,0 +1,244 @@
+package logs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// A Reader reads the log of one trial: its beginning, a line that says how much was left out, and its end. It may read while
+// the Writer writes, also from another machine; what is deleted before a slow Reader comes to it is left out in the same way.
+type Reader struct {
+	limits
+	trial int
+	root  *os.Root
+	file  *os.File
+	part  int    // the file's number; 0 is the head
+	note  []byte // to be read before the file
+	torn  bool   // what was read last did not end a line
+	whole bool   // the file has a successor and grows no more
+}
+
+// Open opens the log of a trial in dir/logs, where dir is the study's directory. It wraps fs.ErrNotExist when there is none.
+func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinary) }
+
+func open(dir string, trial int, l limits) (*Reader, error) {
+	if err := checkNumber(trial); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(filepath.Join(dir, folder))
+	if err != nil {
+		return nil, fmt.Errorf("log of trial %d: %w", trial, err)
+	}
+	r := &Reader{limits: l, trial: trial, root: root}
+	if r.file, err = root.Open(fileName(trial, 0)); err != nil {
+		return nil, errors.Join(fmt.Errorf("log of trial %d in %s: %w", trial, root.Name(), err), root.Close())
+	}
+	return r, nil
+}
+
+// Read reads on. It returns io.EOF at what is the end of the log at present; later there may be more.
+func (r *Reader) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	for {
+		if len(r.note) > 0 {
+			n := copy(b, r.note)
+			r.note = r.note[n:]
+			return n, nil
+		}
+		n, err := r.file.Read(b)
+		if n > 0 {
+			r.torn = b[n-1] != '\n'
+			return n, nil
+		}
+		if err != nil && err != io.EOF && !errors.Is(err, syscall.ESTALE) { // stale: on NFS, deleted by another machine
+			return 0, fmt.Errorf("log of trial %d: %w", r.trial, err)
+		}
+		if err := r.advance(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// advance finds more to read, in this file or the next. Its error is io.EOF when there is nothing at present.
+func (r *Reader) advance() error {
+	parts, err := partNumbers(r.root, r.trial)
+	if err != nil {
+		return fmt.Errorf("log of trial %d: %w", r.trial, err)
+	}
+	i, _ := slices.BinarySearch(parts, r.part+1)
+	if i < len(parts) && !r.whole {
+		r.whole = true // it may have grown since its end was read, before its successor was begun
+		return nil
+	}
+	for _, next := range parts[i:] {
+		f, err := r.root.Open(fileName(r.trial, next))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted meanwhile
+		}
+		if err != nil {
+			return fmt.Errorf("log of trial %d: %w", r.trial, err)
+		}
+		if skipped := next - r.part - 1; skipped > 0 {
+			r.leaveOut(int64(skipped) * r.limits.part)
+		}
+		return r.use(f, next)
+	}
+	return io.EOF
+}
+
+// leaveOut puts a line for deleted parts before the next file. Each was full but for a part of a line.
+func (r *Reader) leaveOut(n int64) {
+	if r.torn {
+		r.note = append(r.note, '\n')
+	}
+	r.note = fmt.Appendf(r.note, "… about %s left out …\n", bytesText(n))
+	r.torn = false
+}
+
+// use makes f the file that is read.
+func (r *Reader) use(f *os.File, part int) error {
+	old := r.file
+	r.file, r.part, r.whole = f, part, false
+	return old.Close()
+}
+
+// Tail skips everything before the last n lines that there are at present. A line that says what was left out is none of them.
+func (r *Reader) Tail(n int) error {
+	parts, err := partNumbers(r.root, r.trial)
+	if err != nil {
+		return fmt.Errorf("log of trial %d: %w", r.trial, err)
+	}
+	for _, part := range slices.Backward(append([]int{0}, parts...)) {
+		found, err := r.tailOf(part, n)
+		if errors.Is(err, fs.ErrNotExist) && part > 0 {
+			continue // deleted meanwhile, and so is what was before it
+		}
+		if err != nil {
+			return fmt.Errorf("log of trial %d: %w", r.trial, err)
+		}
+		if n -= found; n == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// tailOf goes to the last n lines of a file, or to its beginning when it has fewer, and returns how many there are.
+func (r *Reader) tailOf(part, n int) (int, error) {
+	f, err := r.root.Open(fileName(r.trial, part))
+	if err != nil {
+		return 0, err
+	}
+	if err := r.use(f, part); err != nil {
+		return 0, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	offset, found, err := lastLines(f, info.Size(), n)
+	if err != nil {
+		return 0, err
+	}
+	_, err = f.Seek(offset, io.SeekStart)
+	return found, err
+}
+
+// lastLines returns where the last n lines of a text begin, or 0 when it has fewer, and how many there are from there on.
+func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, err error) {
+	if n == 0 {
+		return size, 0, nil
+	}
+	buffer := make([]byte, 64<<10)
+	for end := size; end > 0; {
+		begin := max(0, end-int64(len(buffer)))
+		block := buffer[:end-begin]
+		if _, err := text.ReadAt(block, begin); err != nil {
+			return 0, 0, err
+		}
+		for i := len(block) - 1; i >= 0; i-- {
+			after := begin + int64(i) + 1
+			if block[i] != '\n' || after == size {
+				continue
+			}
+			if found++; found == n {
+				return after, n, nil
+			}
+		}
+		end = begin
+	}
+	if size > 0 {
+		found++ // the first line follows no line break
+	}
+	return 0, found, nil
+}
+
+// Follow writes to w what is not yet read and goes on as the log grows. It ends when done is closed and all is written, with
+// the cause of ctx when that ends, or with the error of w.
+func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) error {
+	buffer := make([]byte, 64<<10)
+	for ended := false; ; {
+		n, err := r.Read(buffer)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil:
+			if _, err := w.Write(buffer[:n]); err != nil {
+				return err
+			}
+			continue
+		case err != io.EOF:
+			return err
+		case ended:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-done:
+			ended = true // what came since the last look is still to be read
+		case <-time.After(r.follow):
+		}
+		if err := r.renew(); err != nil {
+			return fmt.Errorf("log of trial %d: %w", r.trial, err)
+		}
+	}
+}
+
+// renew opens the file again where it was read to. An NFS client asks the server anew for a file's size when it is opened;
+// otherwise a line of another machine is seen up to a minute late (nfs(5), close-to-open cache consistency, acregmax).
+func (r *Reader) renew() error {
+	offset, err := r.file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return err
+	}
+	f, err := r.root.Open(fileName(r.trial, r.part))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // deleted; the open file still has its end
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	whole := r.whole
+	if err := r.use(f, r.part); err != nil {
+		return err
+	}
+	r.whole = whole
+	return nil
+}
+
+// Close closes the files.
+func (r *Reader) Close() error { return errors.Join(r.file.Close(), r.root.Close()) }

@@ -1,0 +1,204 @@
+package logs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+const (
+	// flushEvery is how old a line becomes before it is on the disk, where a follower sees it.
+	flushEvery = time.Second
+	// flushAt are the bytes that go to the disk at once: one write call for hundreds of lines, since each may be a request
+	// to a file server.
+	flushAt = 64 << 10
+	// mostPending are the bytes that wait for the disk, some thousand lines; with them Write waits too.
+	mostPending = 1 << 20
+)
+
+// A Writer takes the log of one trial's server. A disk that is full, gone or slow neither fails it nor holds up the server:
+// what cannot be written is left out and counted, which stands in the log as soon as it can be written again, and in the
+// error of Close.
+//
+// It may be used by several goroutines, each of which should write whole lines.
+type Writer struct {
+	trial int
+	limits
+
+	mu       sync.Mutex    // of the fields up to closed
+	pending  []byte        // for the disk
+	room     chan struct{} // closed and replaced when pending has been taken
+	stuck    bool          // a Write has waited in vain, and nothing has been taken since
+	overflow int64         // bytes that found no room since the last that did
+	dropped  int64         // all bytes that found none
+	closed   bool
+
+	wake    chan struct{} // holds one: there is something for the disk
+	closing chan struct{}
+	gone    chan struct{} // the goroutine has ended
+	spare   []byte        // its own, and disk's are too
+	disk    disk
+
+	close    sync.Once
+	closeErr error
+}
+
+// Create opens the log of a trial in dir/logs, where dir is the study's directory. A repeated trial goes on in its log
+// after a line that says so. The only error is a negative number: a disk that cannot be written now is tried again while
+// the server runs. The caller must Close.
+func Create(dir string, trial int) (*Writer, error) { return create(dir, trial, ordinary) }
+
+func create(dir string, trial int, l limits) (*Writer, error) {
+	if err := checkNumber(trial); err != nil {
+		return nil, err
+	}
+	w := &Writer{
+		trial: trial, limits: l, room: make(chan struct{}),
+		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
+		disk: disk{limits: l, dir: dir, trial: trial},
+	}
+	w.signal() // so that the file is there before the server's first line
+	go w.run()
+	return w, nil
+}
+
+// Write takes a piece of the log. Its only error is os.ErrClosed. It waits when 1 MiB has not yet reached the disk, for a
+// second at most, and then no more until the disk has taken something.
+func (w *Writer) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waitForRoom()
+	switch {
+	case w.closed:
+		return 0, fmt.Errorf("log of trial %d: %w", w.trial, os.ErrClosed)
+	case len(w.pending) >= mostPending:
+		w.overflow += int64(len(b))
+		w.dropped += int64(len(b))
+		return len(b), nil
+	}
+	w.noteOverflow()
+	w.pending = append(w.pending, b...)
+	if len(w.pending) >= flushAt {
+		w.signal()
+	}
+	return len(b), nil
+}
+
+// waitForRoom waits until something may be added or is known to be in vain. The caller holds mu, which is free meanwhile.
+func (w *Writer) waitForRoom() {
+	var limit <-chan time.Time
+	for len(w.pending) >= mostPending && !w.closed && !w.stuck {
+		if limit == nil {
+			limit = time.After(w.patience)
+		}
+		w.signal()
+		room := w.room
+		w.mu.Unlock()
+		select {
+		case <-room:
+			w.mu.Lock()
+		case <-limit:
+			w.mu.Lock()
+			w.stuck = len(w.pending) >= mostPending
+			return
+		}
+	}
+}
+
+// noteOverflow says at its place in the log what found no room. The caller holds mu.
+func (w *Writer) noteOverflow() {
+	if w.overflow == 0 {
+		return
+	}
+	if n := len(w.pending); n > 0 && w.pending[n-1] != '\n' {
+		w.pending = append(w.pending, '\n')
+	}
+	w.pending = append(w.pending, leftOut(w.overflow, errSlow)...)
+	w.overflow = 0
+}
+
+// errSlow is why something is left out that never came as far as the disk.
+var errSlow = errors.New("the disk did not keep up")
+
+// leftOut is the line that stands for what is missing.
+func leftOut(n int64, why error) string {
+	return fmt.Sprintf("… %s left out here: %s …\n", bytesText(n), reason(why))
+}
+
+func (w *Writer) signal() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // told already
+	}
+}
+
+// run brings to the disk what is pending, until Close.
+func (w *Writer) run() {
+	defer close(w.gone)
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for last := false; !last; {
+		select {
+		case <-w.wake:
+		case <-tick.C:
+		case <-w.closing:
+			last = true
+		}
+		w.disk.write(w.take(last), last)
+	}
+	w.disk.close()
+}
+
+// take returns the whole lines that are pending, and everything at the last. The disk is slow, so mu is not held for it.
+func (w *Writer) take(last bool) []byte {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := bytes.LastIndexByte(w.pending, '\n') + 1
+	if last || n == 0 && len(w.pending) >= mostPending { // a line that is longer than all we hold goes in pieces
+		n = len(w.pending)
+	}
+	batch := w.pending[:n]
+	w.pending, w.spare = append(w.spare[:0], w.pending[n:]...), batch
+	w.stuck = false
+	close(w.room)
+	w.room = make(chan struct{})
+	return batch
+}
+
+// Close brings the rest to the disk and returns when the Writer's goroutine has ended, after ten seconds at most: a disk
+// that hangs in a call cannot be waited for. Its error says how much of the log was left out, and why; it is no reason to
+// doubt anything but the log. A second Close returns the same.
+func (w *Writer) Close() error {
+	w.close.Do(func() {
+		w.mu.Lock()
+		w.noteOverflow()
+		w.closed = true
+		w.mu.Unlock()
+		close(w.closing)
+		select {
+		case <-w.gone:
+			w.closeErr = w.loss()
+		case <-time.After(w.limits.closing):
+			w.closeErr = fmt.Errorf("log of trial %d: %s has not taken its end within %s", w.trial, w.disk.path(), w.limits.closing)
+		}
+	})
+	return w.closeErr
+}
+
+// loss says what is not on the disk. The goroutine has ended.
+func (w *Writer) loss() error {
+	lost, cause := w.dropped+w.disk.lost, w.disk.first
+	if cause == nil {
+		cause = errSlow
+	}
+	switch {
+	case lost > 0:
+		return fmt.Errorf("log of trial %d: %s of it were left out: %w", w.trial, bytesText(lost), cause)
+	case w.disk.closeErr != nil:
+		return fmt.Errorf("log of trial %d: the end of it may be missing: %w", w.trial, w.disk.closeErr)
+	}
+	return nil
+}
