@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -15,28 +17,59 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "sim",
 		Usage: "the simulated vLLM server",
-		Subcommands: []*cli.Command{{
-			Name:            "serve",
-			Usage:           "serve a simulated model over HTTP in real time",
-			ArgsUsage:       "[MODEL] [vLLM flags]",
-			SkipFlagParsing: true, // its flags are vLLM's
-			Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
+		Subcommands: []*cli.Command{
+			{
+				Name:            "serve",
+				Usage:           "serve a simulated model over HTTP in real time",
+				ArgsUsage:       "[MODEL] [vLLM flags]",
+				SkipFlagParsing: true, // its flags are vLLM's
+				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
 metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
 chooses what is simulated: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
+--sim-fault KIND[:key=value,...] lets it fail as vLLM fails; docs/simulator.md
+has the kinds.
 
 Example:
   tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64`,
-			Action: func(c *cli.Context) error { return simServe(c, finish) },
-		}},
+				Action: func(c *cli.Context) error { return simServe(c, finish) },
+			},
+			{
+				Name:            "engine", // the process of the engine, which serve starts
+				Hidden:          true,
+				SkipFlagParsing: true,
+				Action:          func(c *cli.Context) error { return simEngine(c, finish) },
+			},
+			{
+				Name:            "child", // a process of a fault, which serve starts
+				Hidden:          true,
+				SkipFlagParsing: true,
+				Action:          func(c *cli.Context) error { return vllmsim.RunChild(c.Args().Slice()) },
+			},
+			{
+				Name:            "nvidia-smi", // for a script named nvidia-smi
+				Hidden:          true,
+				SkipFlagParsing: true,
+				Action:          func(c *cli.Context) error { return simNvidiaSMI(c, finish) },
+			},
+		},
 	}
 }
 
-func simServe(c *cli.Context, finish <-chan struct{}) error {
-	args := c.Args().Slice()
-	name, args := simProfile(args)
-	profile, err := vllmsim.LoadProfile(name)
+// simServer is the server of a command line, with the args that are left for vLLM.
+func simServer(c *cli.Context) (server *vllmsim.Server, args []string, err error) {
+	server, args, err = vllmsim.FromArgs(c.Args().Slice(), os.Getenv)
 	if err != nil {
-		return usageError{err}
+		return nil, nil, usageError{err}
+	}
+	server.Reexec = []string{os.Args[0], "sim"}
+	server.Out, server.Err = c.App.Writer, c.App.ErrWriter
+	return server, args, nil
+}
+
+func simServe(c *cli.Context, finish <-chan struct{}) error {
+	server, args, err := simServer(c)
+	if err != nil {
+		return err
 	}
 	if slices.ContainsFunc(args, func(a string) bool { return a == "--help" || strings.HasPrefix(a, "--help=") }) {
 		fmt.Fprint(c.App.Writer, vllmsim.Help())
@@ -44,31 +77,39 @@ func simServe(c *cli.Context, finish <-chan struct{}) error {
 	}
 	ctx, cancel := orderly(c.Context, finish)
 	defer cancel()
-	err = profile.Serve(ctx, args, c.App.Writer)
+	return simEnd(ctx, server.Serve(ctx, args))
+}
+
+func simEngine(c *cli.Context, finish <-chan struct{}) error {
+	server, args, err := simServer(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := orderly(c.Context, finish)
+	defer cancel()
+	return simEnd(ctx, server.RunEngine(ctx, args))
+}
+
+// simEnd turns an error of the server into the command's. What vLLM says of it was said by the server, in vLLM's words.
+func simEnd(ctx context.Context, err error) error {
+	if _, ours := errors.AsType[*vllmsim.FaultError](err); ours {
+		return usageError{err}
+	}
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	fmt.Fprintln(c.App.ErrWriter, err) // as vLLM writes it, without our name before it
 	return codeError(vllmsim.ExitCode(err))
 }
 
-// simProfile takes our own flag out of vLLM's.
-func simProfile(args []string) (name string, rest []string) {
-	name = os.Getenv("TUNER_SIM_PROFILE")
-	for i := 0; i < len(args); i++ {
-		value, inline := strings.CutPrefix(args[i], "--sim-profile=")
-		switch {
-		case inline:
-			name = value
-		case args[i] == "--sim-profile" && i+1 < len(args):
-			i++
-			name = args[i]
-		default:
-			rest = append(rest, args[i])
-		}
+func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
+	server, args, err := simServer(c)
+	if err != nil {
+		return err
 	}
-	if name == "" {
-		name = "h200-llama70b-fp8"
+	ctx, cancel := orderly(c.Context, finish)
+	defer cancel()
+	if code := vllmsim.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
+		return codeError(code)
 	}
-	return name, rest
+	return nil
 }

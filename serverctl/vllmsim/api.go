@@ -89,7 +89,7 @@ func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 			return
 		}
 		used := e.pool.total() - e.pool.free
-		a.log.line("EngineCore_DP0", "WARNING", "block_pool.py:438", "Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
+		a.log.line(engineCore, "WARNING", "block_pool.py:438", "Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
 	})
 	w.WriteHeader(http.StatusOK)
 }

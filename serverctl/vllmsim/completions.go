@@ -127,6 +127,9 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, q question, token
 				"Please reduce the length of the messages or completion.", limit, len(tokens)+output, len(tokens), output)
 		return
 	}
+	if q.Stream { // set before anything can go wrong with the engine: from now on an error is a chunk of the stream
+		w.Header().Set("Content-Type", eventStream)
+	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	number := a.next.Add(1)
 	request := &Request{Prompt: len(tokens), Output: output, Hashes: HashBlocks(tokens), Salt: number}

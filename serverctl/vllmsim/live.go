@@ -21,7 +21,11 @@ type live struct {
 	now    float64 // the engine's clock, seconds since began
 	wake   chan struct{}
 	news   map[*Request]chan token
+	frozen int // how often it was frozen and not thawed: it computes nothing, and forgets nothing
 }
+
+// frozenLook is how often a frozen engine looks whether it was thawed.
+const frozenLook = 10 * time.Millisecond
 
 func newLive(e *Engine) *live {
 	return &live{engine: e, began: time.Now(), wake: make(chan struct{}, 1), news: make(map[*Request]chan token)}
@@ -61,6 +65,21 @@ func (l *live) with(f func(*Engine)) {
 	f(l.engine)
 }
 
+// freeze stops the engine as it is: requests stay, and nothing comes of them.
+func (l *live) freeze() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frozen++
+}
+
+// thaw lets the engine go on from now on; it does not catch up.
+func (l *live) thaw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frozen--
+	l.now = max(l.now, time.Since(l.began).Seconds())
+}
+
 // run computes steps until ctx ends.
 func (l *live) run(ctx context.Context) {
 	for {
@@ -85,7 +104,10 @@ func (l *live) run(ctx context.Context) {
 func (l *live) step() (end time.Time, busy bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.engine.Idle() {
+	switch {
+	case l.frozen > 0:
+		return time.Now().Add(frozenLook), true
+	case l.engine.Idle():
 		return time.Time{}, false
 	}
 	then := l.engine.Step(l.now)

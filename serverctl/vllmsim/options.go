@@ -22,6 +22,9 @@ type Options struct {
 	Leader string `yaml:"-"` // positional model argument
 }
 
+// source is where the model comes from: the name of a repository, or a folder.
+func (o Options) source() string { return cmp.Or(o.Leader, o.Model) }
+
 // A UsageError is a command line that vLLM would refuse, with its text; vLLM exits with 2 for it.
 type UsageError struct{ Text string }
 

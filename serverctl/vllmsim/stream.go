@@ -19,9 +19,11 @@ type stream struct {
 	head string // what all chunks begin with
 }
 
+// eventStream is the type of a streamed answer.
+const eventStream = "text/event-stream; charset=utf-8"
+
 // begin sends the header, and for a chat the role chunk, which vLLM sends with the first token and not before.
 func (s *stream) begin() {
-	s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	object, prefix := "text_completion", "cmpl"
 	if s.chat {
 		object, prefix = "chat.completion.chunk", "chatcmpl"
