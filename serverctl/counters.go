@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 )
@@ -49,6 +50,12 @@ func parseCounters(text string) (Counters, error) {
 		if !ok {
 			continue
 		}
+		if name == acceptedAt {
+			if err := c.acceptAt(line, value); err != nil {
+				return Counters{}, err
+			}
+			continue
+		}
 		if field := fields[name]; field != nil {
 			v, err := strconv.ParseFloat(value, 64)
 			if err != nil {
@@ -63,6 +70,26 @@ func parseCounters(text string) (Counters, error) {
 	}
 	c.KVUsage /= float64(max(1, seen["vllm:kv_cache_usage_perc"]))
 	return c, nil
+}
+
+// acceptedAt has one sample per engine and position, with the label position="0" (vllm/v1/spec_decode/metrics.py).
+const acceptedAt = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+var positionLabel = regexp.MustCompile(`position="(\d{1,3})"`)
+
+// acceptAt adds one sample of acceptedAt.
+func (c *Counters) acceptAt(line, value string) error {
+	label := positionLabel.FindStringSubmatch(line)
+	v, err := strconv.ParseFloat(value, 64)
+	if label == nil || err != nil {
+		return fmt.Errorf("%s: no position and number in %q", acceptedAt, shorten(line))
+	}
+	position := int(number(label[1]))
+	for len(c.AcceptedAt) <= position {
+		c.AcceptedAt = append(c.AcceptedAt, 0)
+	}
+	c.AcceptedAt[position] += v
+	return nil
 }
 
 // sample splits one line, such as name{label="value"} 1.0 [timestamp]. A label's value may hold anything but a line break,

@@ -2,6 +2,7 @@ package serverctl
 
 import (
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -34,7 +35,11 @@ vllm:spec_decode_num_drafts_total{engine="0"} 184
 vllm:spec_decode_num_draft_tokens_total{engine="0"} 544
 vllm:spec_decode_num_accepted_tokens_total{engine="0"} 532
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 180
-`, Counters{Running: 7, Waiting: 1, KVUsage: 0.6, Preemptions: 2, Drafts: 184, DraftTokens: 544, AcceptedTokens: 532}, ""},
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="0"} 20
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 172
+`, Counters{Running: 7, Waiting: 1, KVUsage: 0.6, Preemptions: 2, Drafts: 184, DraftTokens: 544, AcceptedTokens: 532,
+			AcceptedAt: []float64{200, 0, 172}}, ""},
+		{"a position that is none", "vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"x\"} 1\n", Counters{}, "no position and number"},
 		{"no statistics", "python_info 1\n", Counters{}, "remove --disable-log-stats"},
 		{"a figure that is none", "vllm:num_requests_running{engine=\"0\"} many\n", Counters{}, `vllm:num_requests_running: "many" is no number`},
 	} {
@@ -45,7 +50,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 180
 			}
 			continue
 		}
-		if err != nil || got != row.want {
+		if err != nil || !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: parseCounters = %+v, %v, want %+v", row.name, got, err, row.want)
 		}
 	}
@@ -54,7 +59,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 180
 func FuzzParseCounters(f *testing.F) {
 	f.Add("vllm:num_requests_running{engine=\"0\"} 3.0\n}{")
 	f.Fuzz(func(t *testing.T, text string) {
-		if c, err := parseCounters(text); err != nil && c != (Counters{}) {
+		if c, err := parseCounters(text); err != nil && !reflect.DeepEqual(c, Counters{}) {
 			t.Errorf("counters beside an error: %+v, %v", c, err)
 		}
 	})

@@ -14,12 +14,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"vllmtuner/serverctl/proc"
 )
 
 // roleVariable makes the test binary play a vLLM instead of running the tests.
 const roleVariable = "SERVERCTL_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	proc.Main()
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role))
 	}
@@ -101,7 +104,7 @@ func (f *fake) serve() int {
 		signal.Notify(term, syscall.SIGTERM)
 		go func() { <-term; f.stop <- 0 }()
 	}
-	fmt.Printf("(APIServer pid=1) INFO 11-20 19:48:19 [utils.py:263] non-default args: %v\n", os.Args[1:])
+	fmt.Printf("(APIServer pid=1) INFO 11-20 19:48:19 [utils.py:263] command line: %v\n", os.Args[1:])
 	go http.Serve(listener, f.handler())
 	select {
 	case code := <-f.stop:
@@ -162,8 +165,13 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no such model", http.StatusNotFound)
 		return
 	}
+	n := f.requests.Add(1)
+	if n > 1 && f.role == "frozen" {
+		<-r.Context().Done()
+		return
+	}
 	fmt.Fprint(w, `{"choices":[{"text":"a"}],"usage":{"completion_tokens":1}}`)
-	if f.requests.Add(1) < 2 {
+	if n < 2 {
 		return
 	}
 	f.dead.Store(true)
@@ -183,7 +191,8 @@ func (f *fake) metrics(w http.ResponseWriter, _ *http.Request) {
 		running, usage = 3, 0.5
 	}
 	fmt.Fprintf(w, "vllm:num_requests_running{engine=\"0\"} %g\nvllm:num_requests_waiting{engine=\"0\"} 0\n"+
-		"vllm:kv_cache_usage_perc{engine=\"0\"} %g\n", running, usage)
+		"vllm:kv_cache_usage_perc{engine=\"0\"} %g\n"+
+		"vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",engine=\"0\",num_gpu_blocks=\"131072\"} 1.0\n", running, usage)
 }
 
 // reset behaves as its role says; "reset-…" roles fail twice and then succeed, as blocks that are freed a moment late.

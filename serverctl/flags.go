@@ -23,9 +23,13 @@ const (
 	helpSize = 4 << 20
 )
 
-// Help asks the server for its help and returns the flags that it accepts, each as it is written: --max-num-seqs,
-// --no-enable-prefix-caching, -tp. It needs no GPU. env is added to our own environment.
-func Help(ctx context.Context, command []string, env map[string]string) (flags map[string]bool, err error) {
+// Flags are the flags that a server accepts, each as it is written (--max-num-seqs, --no-enable-prefix-caching, -tp), with
+// the values among which it must be one; nil where any value is taken, or none.
+type Flags map[string][]string
+
+// Help asks the server for its help and returns the flags that it accepts. It needs no GPU. env is added to our own
+// environment.
+func Help(ctx context.Context, command []string, env map[string]string) (flags Flags, err error) {
 	config, err := Config{Command: command, Model: "none", Env: env}.withDefaults()
 	if err != nil {
 		return nil, err
@@ -83,50 +87,102 @@ var (
 	// Each name of an option, alone or followed by its value: up to Python 3.12 "--seed SEED, -s SEED", from 3.13 on
 	// "-s, --seed SEED". Choices such as {a,-b} have no space in front of the dash.
 	optionName = regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
+	// The values of an option with choices: --kv-cache-dtype {auto,fp8,fp8_e4m3}.
+	choices = regexp.MustCompile(`\{([^{}]*)\}`)
 )
 
 // parseHelp reads the flags from an argparse help.
-func parseHelp(text string) map[string]bool {
-	flags := map[string]bool{}
+func parseHelp(text string) Flags {
+	flags := Flags{}
 	for line := range strings.Lines(colours.ReplaceAllString(text, "")) {
 		option := optionLine.FindStringSubmatch(strings.TrimRight(line, "\r\n"))
 		if option == nil {
 			continue
 		}
-		for _, name := range optionName.FindAllStringSubmatch(description.ReplaceAllString(option[1], ""), -1) {
-			flags[name[1]] = true
+		names := description.ReplaceAllString(option[1], "")
+		var values []string
+		if c := choices.FindStringSubmatch(names); c != nil {
+			values = strings.Split(c[1], ",")
+		}
+		for _, name := range optionName.FindAllStringSubmatch(names, -1) {
+			flags[name[1]] = values
 		}
 	}
 	return flags
 }
 
-// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest one that it
-// does. Like argparse it takes the beginning of a flag for the flag, as long as only one begins so.
-func CheckFlags(accepted map[string]bool, args []string) error {
-	names := slices.Sorted(maps.Keys(accepted))
-	var errs []error
-	for _, arg := range args {
-		name := flagName(arg)
-		if name == "" || accepted[name] || strings.HasPrefix(name, "-O") && accepted["--optimization-level"] {
-			continue
-		}
-		var begin []string
-		for _, n := range names {
-			if strings.HasPrefix(name, "--") && strings.HasPrefix(n, name) {
-				begin = append(begin, n)
-			}
-		}
-		switch near := space.Nearest(name, names); {
-		case len(begin) == 1:
-		case len(begin) > 1:
-			errs = append(errs, fmt.Errorf("flag %s could be %s; write it in full", name, strings.Join(begin, " or ")))
-		case near != "":
-			errs = append(errs, fmt.Errorf("this server has no flag %s; did you mean %s?", name, near))
-		default:
-			errs = append(errs, fmt.Errorf("this server has no flag %s; its --help=all shows those it has", name))
+// has reports whether the server accepts the flag as it is written.
+func (f Flags) has(name string) bool {
+	_, ok := f[name]
+	return ok || strings.HasPrefix(name, "-O") && name != "-O" && f.has("--optimization-level")
+}
+
+// full returns the flag that a name stands for: itself, or the only one that begins so, as argparse has it. The error says
+// what is wrong with the name.
+func (f Flags) full(name string) (string, error) {
+	if f.has(name) {
+		return name, nil
+	}
+	names := slices.Sorted(maps.Keys(f))
+	var begin []string
+	for _, n := range names {
+		if strings.HasPrefix(name, "--") && strings.HasPrefix(n, name) {
+			begin = append(begin, n)
 		}
 	}
+	switch near := space.Nearest(name, names); {
+	case len(begin) == 1:
+		return begin[0], nil
+	case len(begin) > 1:
+		return "", fmt.Errorf("flag %s could be %s; write it in full", name, strings.Join(begin, " or "))
+	case removed[name] != "":
+		return "", fmt.Errorf("this server has no flag %s any more: %s", name, removed[name])
+	case near != "":
+		return "", fmt.Errorf("this server has no flag %s; did you mean %s?", name, near)
+	}
+	return "", fmt.Errorf("this server has no flag %s; its --help=all shows those it has", name)
+}
+
+// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest one that it
+// does, and every value that is not among a flag's choices.
+func CheckFlags(accepted Flags, args []string) error {
+	var errs []error
+	for i, arg := range args {
+		name := flagName(arg)
+		if name == "" {
+			continue
+		}
+		name, err := accepted.full(name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		_, value, inline := strings.Cut(arg, "=")
+		if !inline && i+1 < len(args) && flagName(args[i+1]) == "" {
+			value, inline = args[i+1], true
+		}
+		allowed := accepted[name]
+		if !inline || len(allowed) == 0 || slices.Contains(allowed, value) {
+			continue
+		}
+		did := ""
+		if near := space.Nearest(value, allowed); near != "" {
+			did = fmt.Sprintf("; did you mean %s?", near)
+		}
+		errs = append(errs, fmt.Errorf("flag %s does not take %q, but one of %s%s", name, value, strings.Join(allowed, ", "), did))
+	}
 	return errors.Join(errs...)
+}
+
+// removed are flags of vLLM 0.14.1 that 0.33.0 refuses, with what takes their place (vllm/engine/arg_utils.py of both).
+var removed = map[string]string{
+	"--swap-space":                "V1 never swapped; remove it",
+	"--disable-log-requests":      "requests are not logged unless --enable-log-requests is given; remove it",
+	"--calculate-kv-scales":       "remove it; scales come with the checkpoint",
+	"--logits-processor-pattern":  "remove it; see --logits-processors",
+	"--override-attention-dtype":  "remove it",
+	"--max-num-partial-prefills":  "it never took another value than 1; remove it",
+	"--max-long-partial-prefills": "it never took another value than 1; remove it",
 }
 
 // flagName returns the flag that an arg names, in dashes, without a value and without a JSON key; or "" for a value.

@@ -14,12 +14,12 @@ func TestHelpLearnsTheFlagsOfARealHelp(t *testing.T) {
 	}
 	for _, want := range []string{"--max-num-seqs", "--enable-prefix-caching", "--no-enable-prefix-caching", "--api-server-count", "-asc",
 		"--speculative-config", "-cc", "-h", "--help"} {
-		if !flags[want] {
+		if !flags.has(want) {
 			t.Errorf("Help lacks %s", want)
 		}
 	}
 	for _, wrong := range []string{"--json-arg", "--json-arg.key1"} {
-		if flags[wrong] {
+		if flags.has(wrong) {
 			t.Errorf("Help has %s, which is an example", wrong)
 		}
 	}
@@ -31,7 +31,7 @@ func TestHelpOfBothPythonLayouts(t *testing.T) {
 		{"from Python 3.13 on", "  -tp, --tensor-parallel-size TP\n  --revision REVISION   The version, --not-a-flag\n"},
 	} {
 		flags := parseHelp(row.text)
-		if len(flags) != 3 || !flags["-tp"] || !flags["--tensor-parallel-size"] || !flags["--revision"] {
+		if len(flags) != 3 || !flags.has("-tp") || !flags.has("--tensor-parallel-size") || !flags.has("--revision") {
 			t.Errorf("%s: parseHelp = %v", row.name, flags)
 		}
 	}
@@ -50,7 +50,8 @@ func TestHelpThatFailsSaysHow(t *testing.T) {
 
 func TestCheckFlags(t *testing.T) {
 	accepted := parseHelp("  --max-num-seqs N\n  --max-num-batched-tokens N\n  --kv-cache-memory-bytes N\n" +
-		"  --enable-prefix-caching, --no-enable-prefix-caching\n  --tensor-parallel-size N, -tp N\n  --speculative-config J\n  --optimization-level O\n")
+		"  --enable-prefix-caching, --no-enable-prefix-caching\n  --tensor-parallel-size N, -tp N\n  --speculative-config J\n  --optimization-level O\n" +
+		"  --kv-cache-dtype {auto,bfloat16,fp8}\n")
 	for _, row := range []struct {
 		name string
 		args string
@@ -62,6 +63,10 @@ func TestCheckFlags(t *testing.T) {
 		{"JSON and negative values are no flags", `--speculative-config {"a":-1} --max-num-seqs -1`, ""},
 		{"a beginning that only one flag has", "--kv-cache-memory 1", ""},
 		{"an optimization level", "-O3", ""},
+		{"a value among the choices", "--kv-cache-dtype fp8 --kv-cache-dtype=auto", ""},
+		{"a value that is none of the choices", "--kv-cache-dtype fp9", `flag --kv-cache-dtype does not take "fp9", but one of auto, bfloat16, fp8; did you mean fp8?`},
+		{"such a value behind an equals sign", "--kv-cache-dtype=int4", `flag --kv-cache-dtype does not take "int4"`},
+		{"a flag that newer servers lack", "--swap-space 4", "no flag --swap-space any more: V1 never swapped"},
 		{"a beginning of several", "--max-num 8", "flag --max-num could be --max-num-batched-tokens or --max-num-seqs"},
 		{"a misspelt flag", "--max-num-sequences 8", "this server has no flag --max-num-sequences; did you mean --max-num-seqs?"},
 		{"a flag of another world", "--zzzzzzzzzz", "no flag --zzzzzzzzzz; its --help=all"},

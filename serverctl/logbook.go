@@ -2,15 +2,18 @@ package serverctl
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
-	tailLines    = 20
+	tailLines    = 50
 	longestLine  = 64 << 10 // a longer one is cut: some libraries print whole configurations
 	longestInErr = 1000     // bytes of a line that an error or a tail keeps
 )
@@ -26,8 +29,12 @@ type logbook struct {
 	partial    []byte
 	tail       []string
 	facts      Facts
-	phase      string
-	loaded     bool // the server was ready: what dies now dies of the load
+	phase      string    // what the server is at; empty until its log tells
+	began      time.Time // of the phase; zero before begin
+	shards     int       // percent of the weights' files that are loaded, while they are
+	args       map[string]string
+	parts      []Part // the phases that are over
+	loaded     bool   // the server was ready: what dies now dies of the load
 	resetsDone int
 	resetsLost int
 	signs      signs
@@ -60,7 +67,17 @@ func (l *logbook) Write(b []byte) (int, error) {
 	if i := bytes.LastIndexByte(l.partial, '\r'); i > 0 && i < len(l.partial)-1 {
 		l.partial = append(l.partial[:0], l.partial[i:]...)
 	}
+	if !l.loaded {
+		l.seeShards(l.partial)
+	}
 	return n, nil
+}
+
+// seeShards keeps how much of the weights is loaded.
+func (l *logbook) seeShards(line []byte) {
+	if g := shardsLoaded.FindSubmatch(line); g != nil {
+		l.shards = int(number(string(g[1])))
+	}
 }
 
 // close takes what is left without a line break, and returns the first error of the full log.
@@ -99,8 +116,14 @@ func (l *logbook) endLine() {
 
 // learn takes from a line what it tells.
 func (l *logbook) learn(line string) {
+	if !l.loaded {
+		l.seeShards([]byte(line))
+	}
 	text := processPrefix.ReplaceAllString(line, "")
 	level := levelPrefix.FindStringSubmatch(text)
+	if level == nil {
+		level = dynamoPrefix.FindStringSubmatch(text)
+	}
 	if level != nil {
 		text = text[len(level[0]):]
 	}
@@ -117,6 +140,9 @@ func (l *logbook) learn(line string) {
 	if l.loaded {
 		return
 	}
+	if _, dict, ok := strings.Cut(text, "non-default args: "); ok { // vllm/entrypoints/utils.py
+		l.args = parseNonDefault(dict)
+	}
 	for _, f := range facts {
 		if g := f.text.FindStringSubmatch(text); g != nil {
 			f.read(&l.facts, g)
@@ -124,9 +150,34 @@ func (l *logbook) learn(line string) {
 	}
 	for _, p := range phases {
 		if p.text.MatchString(text) {
-			l.phase = p.name
+			l.enter(p.name, time.Now())
 		}
 	}
+}
+
+// begin says when the server was started, from which on its phases count.
+func (l *logbook) begin(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.began = now
+}
+
+// enter ends the phase at hand.
+func (l *logbook) enter(phase string, now time.Time) {
+	if phase == l.phase {
+		return
+	}
+	l.parts = addPart(l.parts, cmp.Or(l.phase, firstPhase), now.Sub(l.began))
+	l.phase, l.began = phase, now
+}
+
+// addPart adds to the part of that name: phases come more than once, such as profiling before and after a compilation.
+func addPart(parts []Part, name string, took time.Duration) []Part {
+	if i := slices.IndexFunc(parts, func(p Part) bool { return p.Name == name }); i >= 0 {
+		parts[i].Took += took
+		return parts
+	}
+	return append(parts, Part{Name: name, Took: took})
 }
 
 // learn keeps the first line of each kind.
@@ -161,7 +212,7 @@ func recognise(text string, loaded bool) *ExitError {
 		if class == "" {
 			continue
 		}
-		e := &ExitError{Class: class, Evidence: shorten(g[min(1, len(g)-1)])}
+		e := &ExitError{Class: class, Cause: d.cause, Evidence: shorten(g[min(1, len(g)-1)])}
 		if d.refine != nil {
 			d.refine(e, g)
 		}
@@ -178,18 +229,41 @@ func shorten(line string) string {
 	return line
 }
 
-// ready ends the start: from now on a death is the load's.
-func (l *logbook) ready() {
+// ready ends the start, and returns what it went into. From now on a death is the load's.
+func (l *logbook) ready(now time.Time) []Part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.parts = addPart(l.parts, cmp.Or(l.phase, firstPhase), now.Sub(l.began))
 	l.loaded, l.signs = true, signs{}
+	return l.parts
 }
 
 // learnt returns what the log has told so far.
 func (l *logbook) learnt() (f Facts, phase string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.phase == loadingPhase && l.shards > 0 {
+		return l.facts, fmt.Sprintf("%s, %d %%", l.phase, l.shards)
+	}
 	return l.facts, l.phase
+}
+
+// loading reports whether the weights are being read, and how much of them is there, in percent; 0 is unknown.
+func (l *logbook) loading() (is bool, percent int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.phase == loadingPhase, l.shards
+}
+
+// nonDefault returns what the server said its command line gave. The map is the caller's.
+func (l *logbook) nonDefault() map[string]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	args := maps.Clone(l.args)
+	if args == nil {
+		args = map[string]string{}
+	}
+	return args
 }
 
 // resets returns how many resets of the prefix cache the log reports, done and failed.
@@ -206,6 +280,13 @@ func (l *logbook) last() []string {
 	return slices.Clone(l.tail)
 }
 
+// told reports whether the log has told of a known death.
+func (l *logbook) told() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.signs.known != nil
+}
+
 // death explains the end of a server by its log: the known death that came first, else the first exception, else what
 // says that something failed, else how the process ended. code is the exit code, -1 when there is none.
 func (l *logbook) death(code int, ending string) *ExitError {
@@ -214,10 +295,15 @@ func (l *logbook) death(code int, ending string) *ExitError {
 	e := &ExitError{Class: StartCrash, Evidence: ending}
 	if l.loaded {
 		e.Class = CrashLoad
+		if code == 0 {
+			e.Cause = ExitZero
+		}
 	}
 	switch s := l.signs; {
 	case s.known != nil:
 		*e = *s.known
+	case s.wrapper != "" && l.loaded:
+		e.Cause, e.Evidence = EngineDead, cmp.Or(s.exception, s.wrapper)
 	case s.exception != "":
 		e.Evidence = s.exception
 	case s.wrapper != "":

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Every class on the text in which it was seen or read. Rows with a file are excerpts of real logs.
@@ -69,6 +71,58 @@ func TestDeathsAreRecognised(t *testing.T) {
 	}
 }
 
+func TestCausesSayMoreThanTheClass(t *testing.T) {
+	const engine = "(EngineCore_DP0 pid=17325) ERROR 11-20 21:23:37 [core.py:936] "
+	for _, row := range []struct {
+		name, text string
+		loaded     bool
+		code       int
+		class      Class
+		cause      Cause
+		fatal      bool
+	}{
+		{"another process gives memory back", "AssertionError: Error in memory profiling. Initial free memory 20 GiB", false, 1, Infrastructure, Profiling, false},
+		{"another process on the GPU", engine + "ValueError: Free memory on device cuda:0 (20.1/139.8 GiB) on startup is less than desired GPU memory utilization (0.9, 125.8 GiB).",
+			false, 1, Infrastructure, OthersMemory, false},
+		{"a gated model", "huggingface_hub.errors.GatedRepoError: 403 Client Error.\nAccess to model meta/llama is restricted", false, 1, ModelNotFound, GatedModel, true},
+		{"a full disk", engine + "OSError: [Errno 28] No space left on device", false, 1, Infrastructure, DiskFull, true},
+		{"a full disk under load", engine + "OSError: [Errno 28] No space left on device", true, -1, Infrastructure, DiskFull, true},
+		{"no descriptors", "OSError: [Errno 24] Too many open files", true, -1, Infrastructure, TooManyFiles, true},
+		{"GPUs that do not reach each other", engine + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error", false, 1, Infrastructure, NCCL, false},
+		{"a kernel that reads where it must not", engine + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", true, 0, CrashLoad, IllegalAccess, false},
+		{"an engine that dies", engine + "EngineCore encountered a fatal error.\n" + engine + "KeyError: 3", true, 0, CrashLoad, EngineDead, false},
+		{"an end with 0 under load", "INFO:     Shutting down\n", true, 0, CrashLoad, ExitZero, false},
+		{"a crash of which nothing is known", "", true, -1, CrashLoad, "", false},
+		{"a model that is not there", "OSError: /m does not appear to have a file named config.json", false, 1, ModelNotFound, "", true},
+		{"an engine in Dynamo's layout of the log", "2025-11-20T19:48:19.123456Z ERROR core.run_engine_core: torch.OutOfMemoryError: CUDA out of memory.", false, 1, OOMStart, "", false},
+	} {
+		l := &logbook{loaded: row.loaded}
+		l.Write([]byte(row.text))
+		l.close()
+		if e := l.death(row.code, "signal: killed"); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
+			t.Errorf("%s: %s (%s), fatal %v; want %s (%s), fatal %v: %q", row.name, e.Class, e.Cause, e.Fatal(), row.class, row.cause, row.fatal, e.Evidence)
+		}
+	}
+}
+
+func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
+	var l logbook
+	l.begin(time.Now())
+	fmt.Fprint(&l, "INFO 11-20 19:48:19 [gpu_model_runner.py:55] Starting to load model /m...\n")
+	fmt.Fprint(&l, "Loading safetensors checkpoint shards:   0% Completed | 0/4\rLoading safetensors checkpoint shards:  25% Completed | 1/4")
+	if _, phase := l.learnt(); phase != "loading the weights, 25 %" {
+		t.Errorf("the phase is %q", phase)
+	}
+	s := &Server{log: &l, config: Config{StartTimeout: time.Minute}}
+	if exit := s.startTimeout("/health"); exit.Class != Infrastructure || exit.Cause != SlowDisk || !strings.Contains(exit.Evidence, "25 % of the weights") {
+		t.Errorf("startTimeout = %+v", exit)
+	}
+	fmt.Fprint(&l, "\rLoading safetensors checkpoint shards: 100% Completed | 4/4\n")
+	if exit := s.startTimeout("/health"); exit.Class != StartTimeout {
+		t.Errorf("with all weights loaded: %+v", exit)
+	}
+}
+
 func TestAKVCacheThatIsTooSmallSaysByHowMuch(t *testing.T) {
 	text, err := os.ReadFile("testdata/death-kv-0.14.1.log")
 	if err != nil {
@@ -76,8 +130,8 @@ func TestAKVCacheThatIsTooSmallSaysByHowMuch(t *testing.T) {
 	}
 	var l logbook
 	l.Write(text)
-	if e := l.death(1, ""); e.KVNeededGiB != 1.91 || e.KVAvailableGiB != 1 {
-		t.Errorf("needed %v, available %v, want 1.91 and 1", e.KVNeededGiB, e.KVAvailableGiB)
+	if e := l.death(1, ""); e.KVNeededGiB != 1.91 || e.KVAvailableGiB != 1 || e.KVMaxModelLen != 2097152 {
+		t.Errorf("needed %v, available %v, room for %d tokens, want 1.91, 1 and 2097152", e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen)
 	}
 }
 
@@ -108,7 +162,7 @@ func TestFactsOfBothLayouts(t *testing.T) {
 	} {
 		var l logbook
 		l.Write([]byte(row.text))
-		if got, _ := l.learnt(); got != row.want {
+		if got, _ := l.learnt(); !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: facts = %+v, want %+v", row.name, got, row.want)
 		}
 	}
@@ -117,14 +171,14 @@ func TestFactsOfBothLayouts(t *testing.T) {
 func TestTheTailHoldsTheLastLinesWithoutNoise(t *testing.T) {
 	var full strings.Builder
 	l := &logbook{to: &full}
-	for i := range 30 {
+	for i := range 60 {
 		fmt.Fprintf(l, "line %d\n", i)
 	}
 	fmt.Fprint(l, "INFO:     127.0.0.1:1 - \"GET /health HTTP/1.1\" 200 OK\n\n")
 	fmt.Fprint(l, "Loading:  10%\rLoading:  50%\rLoad", "ing: 100%\r\n\x1b[0;36mcoloured\x1b[0m without end")
 	l.close()
 	tail := l.last()
-	if len(tail) != 20 || !slices.Equal(tail[17:], []string{"line 29", "Loading: 100%", "coloured without end"}) {
+	if len(tail) != 50 || !slices.Equal(tail[47:], []string{"line 59", "Loading: 100%", "coloured without end"}) {
 		t.Errorf("tail = %q", tail)
 	}
 	if !strings.Contains(full.String(), "/health") || !strings.HasPrefix(full.String(), "line 0\n") {

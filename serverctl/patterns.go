@@ -16,6 +16,9 @@ var (
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
 	processPrefix = regexp.MustCompile(`^\([^()]* ?pid=\d+[^()]*\) ?`)
 	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|: +)`)
+	// Dynamo's runtime logs vLLM's records in its own layout, which also an image of Dynamo may set for plain vLLM:
+	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
+	dynamoPrefix = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z? +(TRACE|DEBUG|INFO|WARN|WARNING|ERROR) +[\w.:<>-]+: ?`)
 	// uvicorn's access log. An answered request is no news, and the checks of a server's health would fill any tail.
 	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
 )
@@ -46,6 +49,8 @@ var facts = []fact{
 	// vllm/v1/worker/gpu_model_runner.py; "memory" only in 0.14.1.
 	{regexp.MustCompile(`Model loading took ([\d.]+) GiB`), func(f *Facts, g []string) { f.ModelGiB = number(g[1]) }},
 	{regexp.MustCompile(`Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB`), func(f *Facts, g []string) { f.GraphGiB = number(g[1]) }},
+	// vllm/compilation/backends.py: of a graph from the compile cache it says "Directly load" instead. 0.33 says "took".
+	{regexp.MustCompile(`Compiling a graph for (?:compile range|dynamic shape|shape) .*(?:takes|took) [\d.]+ s`), func(f *Facts, _ []string) { f.Compiled = true }},
 }
 
 // number reads a figure of the log, with thousands separated by commas; the patterns let nothing else through but
@@ -71,8 +76,18 @@ type phase struct {
 	name string
 }
 
+const (
+	// firstPhase is what a server is at until its log tells of another.
+	firstPhase   = "importing and configuring"
+	loadingPhase = "loading the weights"
+)
+
+// vllm/model_executor/model_loader/weight_utils.py draws a bar of the files: Loading safetensors checkpoint shards:  25% Completed | 1/4.
+var shardsLoaded = regexp.MustCompile(`Loading \S+ checkpoint shards: +(\d{1,3})% Completed`)
+
 var phases = []phase{
-	{regexp.MustCompile(`Starting to load model`), "loading the weights"},             // vllm/v1/worker/gpu_model_runner.py
+	{regexp.MustCompile(`Starting to load model`), loadingPhase},                      // vllm/v1/worker/gpu_model_runner.py
+	{regexp.MustCompile(`Model loading took `), "profiling memory"},                   // the same file
 	{regexp.MustCompile(`Using cache directory: .* torch\.compile`), "compiling"},     // vllm/compilation/backends.py
 	{regexp.MustCompile(`torch\.compile (?:takes|took) `), "profiling memory"},        // vllm/compilation/monitor.py
 	{regexp.MustCompile(`KV cache size: `), "capturing graphs and warming up"},        // vllm/v1/core/kv_cache_utils.py
@@ -85,6 +100,7 @@ type death struct {
 	text   *regexp.Regexp
 	start  Class // before the server is ready; empty when the line says nothing then
 	load   Class // afterwards; empty when the line says nothing then
+	cause  Cause // empty when the class says it all
 	refine func(e *ExitError, groups []string)
 }
 
@@ -92,12 +108,21 @@ var deaths = []death{
 	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
 
+	// huggingface_hub/errors.py and transformers/utils/hub.py (texts of both, read in huggingface_hub 0.36 and transformers
+	// 4.57): the model exists, and these credentials may not read it.
+	{text: regexp.MustCompile(`.*(?:GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo).*`),
+		start: ModelNotFound, cause: GatedModel},
+
+	// Python's own texts for errno 28 and 24, whatever was being written or opened.
+	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device).*`), start: Infrastructure, load: Infrastructure, cause: DiskFull},
+	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
+
 	// huggingface_hub through vllm/transformers_utils/repo_utils.py (seen in 0.14.1: a missing folder, a model that is
 	// not in the local cache), and transformers' texts for a folder that holds no model.
 	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|Cannot find an appropriate cached snapshot folder|` +
 		`Invalid repository ID or local directory specified|does not appear to have a file named config\.json|` +
 		`is not a local folder and is not a valid model identifier|Can't load the configuration of|` +
-		`(?:RepositoryNotFoundError|GatedRepoError|LocalEntryNotFoundError): |couldn't connect to 'https://huggingface\.co').*`),
+		`(?:RepositoryNotFoundError|LocalEntryNotFoundError): |couldn't connect to 'https://huggingface\.co').*`),
 		start: ModelNotFound},
 
 	// argparse, exit code 2: vllm serve: error: argument --max-num-seqs: invalid int value: 'abc' (0.14.1).
@@ -107,26 +132,36 @@ var deaths = []death{
 
 	// vllm/v1/core/kv_cache_utils.py, in 0.33 kv_cache_planning.py; "models's" is 0.14.1's.
 	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?\(([\d.]+) GiB KV cache is needed, ` +
-		`which is larger than the available KV cache memory \((-?[\d.]+) GiB\).*)`), start: KVTooSmall,
-		refine: func(e *ExitError, g []string) { e.KVNeededGiB, e.KVAvailableGiB = number(g[2]), number(g[3]) }},
+		`which is larger than the available KV cache memory \((-?[\d.]+) GiB\)(?:.*estimated maximum model length is ([\d,]+))?.*)`), start: KVTooSmall,
+		refine: func(e *ExitError, g []string) {
+			e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen = number(g[2]), number(g[3]), int(number(g[4]))
+		}},
 	{text: regexp.MustCompile(`(No available memory for the cache blocks.*)`), start: KVTooSmall},
 
 	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. See memoryOfOthers for whose fault it is.
 	{text: regexp.MustCompile(`(Free memory on device \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired GPU memory utilization.*)`),
 		start: OOMStart, refine: memoryOfOthers},
 	// vllm/v1/worker/gpu_worker.py: another process gave memory back while this one measured how much is free.
-	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure},
+	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure, cause: Profiling},
 
 	// torch (2.9 and 2.14), its older name, and the warm-up of the sampler in vllm/v1/worker/gpu_model_runner.py.
 	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|DefaultCPUAllocator: .*memory).*`),
 		start: OOMStart, load: OOMLoad},
+
+	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that first says so is as a rule not the one at fault.
+	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure).*`),
+		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
+	// torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp (2.9), vllm/distributed/device_communicators/pynccl_wrapper.py.
+	// A fault of the machine far oftener than of a flag: links, drivers, /dev/shm.
+	{text: regexp.MustCompile(`.*(?:NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|Watchdog caught collective operation timeout).*`),
+		start: Infrastructure, load: Infrastructure, cause: NCCL},
 }
 
 // memoryOfOthers tells a utilization that is too high from a GPU that is not ours alone: an idle GPU of 16 GiB or more
 // has over 95 % of its memory free.
 func memoryOfOthers(e *ExitError, groups []string) {
 	if free, total := number(groups[2]), number(groups[3]); free < 0.95*total {
-		e.Class = Infrastructure
+		e.Class, e.Cause = Infrastructure, OthersMemory
 	}
 }
 

@@ -19,6 +19,16 @@ type Facts struct {
 	StartUp        time.Duration `json:"start_up_ns,omitempty"`     // from exec to the first real token
 	Port           int           `json:"port,omitempty"`
 	Simulated      bool          `json:"simulated,omitempty"` // no GPU behind it
+
+	Parts    []Part            `json:"start_up_parts,omitempty"` // what StartUp went into, in order; they sum to it
+	Compiled bool              `json:"compiled,omitempty"`       // graphs were compiled, not loaded from the compile cache
+	Args     map[string]string `json:"args,omitempty"`           // what the flags came to, defaults among them, by flag name without dashes
+}
+
+// A Part is a stretch of a start-up.
+type Part struct {
+	Name string        `json:"name"` // such as "loading the weights"; see phases in patterns.go
+	Took time.Duration `json:"took_ns"`
 }
 
 // Counters are the server's own counters and gauges at one moment, from /metrics. Sums over engines.
@@ -34,6 +44,10 @@ type Counters struct {
 	Drafts           float64 // vllm:spec_decode_num_drafts_total
 	DraftTokens      float64 // vllm:spec_decode_num_draft_tokens_total
 	AcceptedTokens   float64 // vllm:spec_decode_num_accepted_tokens_total
+
+	// AcceptedAt are the accepted draft tokens by their position in the draft, from 0:
+	// vllm:spec_decode_num_accepted_tokens_per_pos_total. Nil without speculation.
+	AcceptedAt []float64
 }
 
 // A Class is the kind of way in which a server, and with it a trial, failed (design: failure classes of a trial).
@@ -55,6 +69,35 @@ const (
 	Aborted        Class = "aborted"
 )
 
+// Retryable reports whether a fresh server may well not fail so again, with the same flags.
+func (c Class) Retryable() bool {
+	switch c {
+	case Hang, StartTimeout, Infrastructure:
+		return true
+	}
+	return false
+}
+
+// A Cause says what exactly happened, where that is known better than the class. Its words are for people and scripts.
+type Cause string
+
+// The causes.
+const (
+	EngineDead    Cause = "engine-dead"           // the engine died, its API server lived on
+	ExitZero      Cause = "exit-0"                // it ended under load as if all were well
+	IllegalAccess Cause = "illegal-memory-access" // a kernel read or wrote where it must not
+	NCCL          Cause = "nccl"                  // the GPUs could not talk to each other
+	DiskFull      Cause = "disk-full"
+	TooManyFiles  Cause = "too-many-open-files"
+	GatedModel    Cause = "gated-model"      // the model is there, and not for these credentials
+	Profiling     Cause = "memory-profiling" // another process gave GPU memory back while this one measured it
+	SlowDisk      Cause = "slow-disk"        // the weights were still being read at the start's limit
+	OthersMemory  Cause = "memory-of-others" // the GPU's memory is held by another process
+	NoToken       Cause = "no-token"         // requests run, and nothing comes out
+	Deaf          Cause = "deaf"             // the API server does not answer
+	NotDrained    Cause = "not-drained"      // requests stay although no load is on
+)
+
 // PointsFault reports whether the class says something of the point: it is infeasible. All else is nobody's fault and
 // tells the search nothing.
 func (c Class) PointsFault() bool {
@@ -68,6 +111,7 @@ func (c Class) PointsFault() bool {
 // An ExitError says how a server failed.
 type ExitError struct {
 	Class    Class
+	Cause    Cause         // empty when no more is known than the class
 	Evidence string        // the log line that gave the class, or what was seen
 	Code     int           // exit code; -1 when it still ran or died of a signal
 	Tail     []string      // last lines of its log
@@ -75,6 +119,16 @@ type ExitError struct {
 
 	KVNeededGiB    float64 // of KVTooSmall: what one request of max-model-len needs; 0 when the server did not say
 	KVAvailableGiB float64 // of KVTooSmall: what there was; it may be negative
+	KVMaxModelLen  int     // of KVTooSmall: the longest model length that would fit; 0 when the server did not say
+}
+
+// Fatal reports whether no choice of flags cures the failure and no second try: the user must do something.
+func (e *ExitError) Fatal() bool {
+	switch e.Cause {
+	case DiskFull, TooManyFiles, GatedModel:
+		return true
+	}
+	return e.Class == ModelNotFound
 }
 
 // Error returns the class with its evidence.

@@ -15,6 +15,8 @@ import (
 
 const (
 	portAttempts = 3 // after the first: between our look at a port and the server's bind another process may take it
+	// shmEvery is how often it is looked what shared memory a starting server holds, of which it may die before it is ready.
+	shmEvery = time.Second
 	// abortGrace is what a server gets that never became ready: it has nothing to finish.
 	abortGrace = 5 * time.Second
 )
@@ -35,34 +37,25 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	}
 	wanted := c.Port
 	for attempt := 0; ; attempt++ {
-		port, err := freePort(wanted)
+		held, err := holdPort(wanted)
 		if err != nil {
 			return nil, err
 		}
-		if wanted != 0 && port != wanted {
-			c.progress("port %d is taken by another process; the server gets port %d", wanted, port)
+		if wanted != 0 && held.port != wanted {
+			c.progress("port %d is taken by another process; the server gets port %d", wanted, held.port)
 		}
-		server, err := launch(ctx, c, port)
+		if attempt > 0 { // a server that does not share its address while it binds cannot have a port that we hold
+			held.release()
+		}
+		server, err := launch(ctx, c, held.port)
+		held.release()
 		exit, ok := errors.AsType[*ExitError](err)
 		if !ok || exit.Class != PortTaken || attempt == portAttempts {
 			return server, err
 		}
-		c.progress("port %d was taken while the server started; trying another", port)
+		c.progress("port %d was taken while the server started; trying another", held.port)
 		wanted = 0
 	}
-}
-
-// freePort returns the wanted port when nobody has it, else one that is free now.
-func freePort(wanted int) (int, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(wanted)))
-	if err != nil && wanted != 0 {
-		l, err = net.Listen("tcp", "127.0.0.1:0")
-	}
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 // launch starts the process on a port and waits until it is ready.
@@ -80,8 +73,12 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 		url:    "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
 		exited: make(chan struct{}),
 	}
+	if err := s.takeStock(ctx); err != nil {
+		return nil, err
+	}
 	c.progress("starting the server on port %d", port)
 	begin := time.Now()
+	s.log.begin(begin)
 	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Dir: c.Dir, Output: s.log})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w; the file is there, so the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
@@ -98,7 +95,7 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	if err != nil {
 		return nil, s.abort(ctx, err)
 	}
-	s.settle(ctx, time.Since(begin))
+	s.settle(ctx, begin)
 	return s, nil
 }
 
@@ -113,16 +110,19 @@ func (s *Server) abort(ctx context.Context, cause error) error {
 }
 
 // settle completes the facts of a server that is ready, and begins to watch it.
-func (s *Server) settle(ctx context.Context, startUp time.Duration) {
-	s.log.ready()
+func (s *Server) settle(ctx context.Context, begin time.Time) {
+	now := time.Now()
+	parts := s.log.ready(now)
 	learnt, _ := s.log.learnt()
 	learnt.MaxModelLen = s.facts.MaxModelLen
-	learnt.StartUp, learnt.Port = startUp, s.port
+	learnt.StartUp, learnt.Parts, learnt.Port = now.Sub(begin), parts, s.port
 	s.facts = learnt
 	if s.facts.Version == "" {
 		s.facts.Version = s.version(ctx)
 	}
-	s.config.progress("ready after %v", startUp.Round(100*time.Millisecond))
+	s.facts.Args = s.resolvedArgs(ctx)
+	s.seeShm()
+	s.config.progress("ready after %v", s.facts.StartUp.Round(100*time.Millisecond))
 	s.beginWatch(ctx)
 }
 
@@ -132,6 +132,8 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	defer cancel()
 	waiting := "the process to begin"
 	told := ""
+	shm := time.NewTicker(shmEvery)
+	defer shm.Stop()
 	for {
 		select {
 		case <-s.process.Exited():
@@ -142,6 +144,9 @@ func (s *Server) awaitReady(ctx context.Context) error {
 				return fmt.Errorf("start the server: %w", cause)
 			}
 			return s.startTimeout(waiting)
+		case <-shm.C:
+			s.seeShm()
+			continue
 		case <-time.After(s.config.limits.readyEvery):
 		}
 		if _, phase := s.log.learnt(); phase != "" && phase != told {
@@ -155,11 +160,16 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	}
 }
 
-func (s *Server) startTimeout(waiting string) error {
+func (s *Server) startTimeout(waiting string) *ExitError {
 	e := &ExitError{Class: StartTimeout, Code: -1, Tail: s.log.last()}
 	e.Evidence = fmt.Sprintf("not ready after %v, still waiting for %s", s.config.StartTimeout, waiting)
 	if len(e.Tail) > 0 {
 		e.Evidence += "; last line: " + e.Tail[len(e.Tail)-1]
+	}
+	// Files that were still coming are the disk's fault and no point's.
+	if is, percent := s.log.loading(); is && percent > 0 && percent < 100 {
+		e.Class, e.Cause = Infrastructure, SlowDisk
+		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v; raise server.start_timeout, or set server.model_copy", percent, s.config.StartTimeout)
 	}
 	return e
 }

@@ -57,7 +57,7 @@ func config(role string) (Config, *told) {
 		StopTimeout:  5 * time.Second,
 		Log:          &seen,
 		Progress:     seen.progress,
-		limits: limits{readyEvery: 20 * time.Millisecond, healthEvery: 50 * time.Millisecond, healthTimeout: 200 * time.Millisecond,
+		limits: limits{readyEvery: 20 * time.Millisecond, healthEvery: 50 * time.Millisecond, sampleEvery: 50 * time.Millisecond, healthTimeout: 200 * time.Millisecond,
 			healthFailures: 3, drain: 300 * time.Millisecond, resetPause: 50 * time.Millisecond},
 	}, &seen
 }
@@ -96,12 +96,12 @@ func TestAServerStartsTellsItsFactsAndIsGoneAfterStop(t *testing.T) {
 	if !strings.Contains(seen.all(), "--max-num-seqs 8 --host 127.0.0.1 --port") {
 		t.Errorf("the log does not show the command line: %s", seen.all())
 	}
-	took, err := s.Stop(t.Context())
-	if err != nil || took <= 0 {
-		t.Errorf("Stop() = %v, %v", took, err)
+	ended, err := s.Stop(t.Context())
+	if err != nil || ended.Took <= 0 {
+		t.Errorf("Stop() = %+v, %v", ended, err)
 	}
-	if again, err := s.Stop(t.Context()); err != nil || again != took {
-		t.Errorf("a second Stop() = %v, %v, want %v again", again, err, took)
+	if again, err := s.Stop(t.Context()); err != nil || again.Took != ended.Took {
+		t.Errorf("a second Stop() = %+v, %v, want %+v again", again, err, ended)
 	}
 	select {
 	case <-s.Exited():
@@ -277,8 +277,8 @@ func TestAStubbornServerAndItsEngineAreKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took, err := s.Stop(t.Context()); err != nil || took < c.StopTimeout {
-		t.Errorf("Stop() = %v, %v", took, err)
+	if ended, err := s.Stop(t.Context()); err != nil || ended.Took < c.StopTimeout {
+		t.Errorf("Stop() = %+v, %v", ended, err)
 	}
 	if state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", engine)); err == nil && !strings.Contains(string(state), ") Z ") {
 		t.Errorf("the engine lives: %s", state)

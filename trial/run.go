@@ -66,9 +66,13 @@ func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) 
 	m := &measuring{Runner: r, Task: task, server: server, load: load, result: result, firstRate: r.firstRate(server.Facts())}
 	m.result.Facts, m.result.GPUTime = server.Facts(), server.Facts().StartUp
 	capacity, runErr := m.measure(ctx)
-	stopTime, stopErr := server.Stop(context.WithoutCancel(ctx))
-	m.result.GPUTime += stopTime
-	if stopErr != nil {
+	ended, stopErr := server.Stop(context.WithoutCancel(ctx))
+	m.result.Ended = ended
+	m.result.GPUTime += ended.Took
+	if ended.LogError != "" {
+		m.result.Notes = append(m.result.Notes, "the server's log is incomplete: "+ended.LogError)
+	}
+	if stopErr != nil { // nobody's fault: the next server could not be measured beside what is left of this one
 		return m.result, errors.Join(runErr, fmt.Errorf("stop the server of trial %d: %w", task.Number, stopErr))
 	}
 	if runErr != nil {
@@ -117,7 +121,10 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 	if !ok || ctx.Err() != nil {
 		return result, err
 	}
-	result.Outcome, result.Class, result.Evidence, result.Tail = Unknown, exit.Class, exit.Evidence, exit.Tail
+	if exit.Fatal() {
+		return result, fmt.Errorf("no choice of flags would cure this: %w", err)
+	}
+	result.Outcome, result.Class, result.Cause, result.Evidence, result.Tail = Unknown, exit.Class, exit.Cause, exit.Evidence, exit.Tail
 	result.GPUTime = max(result.GPUTime, exit.Took)
 	if exit.Class.PointsFault() {
 		result.Outcome = Infeasible
@@ -246,7 +253,9 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	if err := workload.Enough(m.Source, n); err != nil {
 		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
 	}
+	endSeries := m.server.Observe(time.Now())
 	run, err := m.load.Run(ctx, plan.Schedule(), m.SLO.Stop(n))
+	series := endSeries()
 	if err != nil {
 		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
 	}
@@ -269,6 +278,8 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 		HitRate:     hitRate(before, after),
 		Preemptions: after.Preemptions - before.Preemptions,
 		GPUTime:     run.Elapsed + drained,
+		Server:      series,
+		Speculation: speculation(before, after),
 	}
 	p.Note = m.note(p, run)
 	return p, nil
@@ -288,6 +299,21 @@ func (m *measuring) note(p Probe, run bench.Run) string {
 		return "client-limited: " + limited
 	}
 	return ""
+}
+
+// speculation is what was drafted and accepted between two looks at the counters; nil when nothing was.
+func speculation(before, after serverctl.Counters) *Speculation {
+	if after.Drafts <= before.Drafts {
+		return nil
+	}
+	s := &Speculation{
+		Drafts: after.Drafts - before.Drafts, Tokens: after.DraftTokens - before.DraftTokens,
+		Accepted: after.AcceptedTokens - before.AcceptedTokens, At: slices.Clone(after.AcceptedAt),
+	}
+	for i := range min(len(s.At), len(before.AcceptedAt)) {
+		s.At[i] -= before.AcceptedAt[i]
+	}
+	return s
 }
 
 func hitRate(before, after serverctl.Counters) float64 {

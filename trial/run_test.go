@@ -47,9 +47,12 @@ func (s *stub) Exited() <-chan struct{}                      { return s.exited }
 func (s *stub) Err() error {
 	return &serverctl.ExitError{Class: serverctl.OOMLoad, Evidence: "CUDA out of memory"}
 }
-func (s *stub) Stop(context.Context) (d time.Duration, err error) {
+func (s *stub) Observe(time.Time) func() *serverctl.Series {
+	return func() *serverctl.Series { return &serverctl.Series{Running: []float64{float64(s.runs)}} }
+}
+func (s *stub) Stop(context.Context) (serverctl.Ended, error) {
 	s.note("stop")
-	return 2 * time.Second, nil
+	return serverctl.Ended{Took: 2 * time.Second}, nil
 }
 func (s *stub) start(context.Context, Launch) (Server, Load, error) {
 	s.exited = make(chan struct{})
@@ -266,6 +269,30 @@ type deaf struct{ s *stub }
 func (d deaf) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
 	time.AfterFunc(20*time.Millisecond, func() { close(d.s.exited) })
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
+}
+
+func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
+	before := serverctl.Counters{Drafts: 10, DraftTokens: 30, AcceptedTokens: 12, AcceptedAt: []float64{8, 4}}
+	after := serverctl.Counters{Drafts: 30, DraftTokens: 90, AcceptedTokens: 42, AcceptedAt: []float64{23, 14, 5}}
+	got := speculation(before, after)
+	if got == nil || got.Drafts != 20 || got.Tokens != 60 || got.Accepted != 30 || !slices.Equal(got.At, []float64{15, 10, 5}) {
+		t.Errorf("speculation = %+v", got)
+	}
+	if got := speculation(after, after); got != nil {
+		t.Errorf("without drafts: %+v", got)
+	}
+}
+
+// What no flags cure ends the study, and is booked on no point.
+func TestAFatalFailureIsNoResult(t *testing.T) {
+	r := runner(t, &stub{}, Reset)
+	r.Start = func(context.Context, Launch) (Server, Load, error) {
+		return nil, nil, &serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}
+	}
+	result, err := r.Run(t.Context(), Task{})
+	if err == nil || !strings.Contains(err.Error(), "no choice of flags would cure this") || result.Outcome != "" {
+		t.Errorf("Run = %+v, %v, want an error", result, err)
+	}
 }
 
 func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {

@@ -27,8 +27,11 @@ type Server interface {
 	Exited() <-chan struct{}
 	// Err returns why, once Exited is closed; a *serverctl.ExitError.
 	Err() error
-	// Stop ends the server and returns when it is gone, and how long that took. It is safe to call twice.
-	Stop(ctx context.Context) (time.Duration, error)
+	// Observe begins to write down once a second what the server does, in time from begin, and returns what ends that. It
+	// returns nil where there is nothing to see, as in virtual time.
+	Observe(begin time.Time) (end func() *serverctl.Series)
+	// Stop ends the server and returns when it is gone with all that it held, and how that went. It is safe to call twice.
+	Stop(ctx context.Context) (serverctl.Ended, error)
 }
 
 // A Load sends a schedule to the server and returns what happened to the counted requests.
@@ -58,6 +61,17 @@ type Probe struct {
 	Stopped     bool              `json:"stopped"`     // ended early, because it had failed already
 	Note        string            `json:"note,omitempty"`
 	GPUTime     time.Duration     `json:"gpu_time_ns"` // lead-in, window, run-out and drain
+
+	Speculation *Speculation      `json:"speculation,omitempty"` // nil where nothing was drafted
+	Server      *serverctl.Series `json:"server,omitempty"`      // what the server did; its time is that of the Measurement's series
+}
+
+// Speculation is what came of the drafts of a probe.
+type Speculation struct {
+	Drafts   float64   `json:"drafts"`       // as often something was drafted
+	Tokens   float64   `json:"draft_tokens"` // drafted in all
+	Accepted float64   `json:"accepted_tokens"`
+	At       []float64 `json:"accepted_at"` // accepted tokens by position in the draft, from 0
 }
 
 // An Outcome says in one word how a trial ended.
@@ -74,10 +88,12 @@ const (
 type Result struct {
 	Outcome  Outcome           `json:"outcome"`
 	Class    serverctl.Class   `json:"class,omitempty"`    // unless Measured
+	Cause    serverctl.Cause   `json:"cause,omitempty"`    // where more is known than the class
 	Evidence string            `json:"evidence,omitempty"` // the line that shows it
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log, unless Measured
 	Capacity capacity.Capacity `json:"capacity"`
 	Facts    serverctl.Facts   `json:"facts"`
+	Ended    serverctl.Ended   `json:"ended"`       // how the server's end went
 	GPUTime  time.Duration     `json:"gpu_time_ns"` // start, priming, probes and stop, all of it
 	Notes    []string          `json:"notes,omitempty"`
 }

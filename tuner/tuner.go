@@ -183,11 +183,11 @@ func known(study studies.Study, origin studies.Origin) bool {
 	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.Origin == origin && t.Result.Outcome != trial.Unknown })
 }
 
-// run measures one trial; each probe is stored before it counts. A server that hangs or does not start in time gets a second
-// chance before that is held against its point.
+// run measures one trial; each probe is stored before it counts. A failure that a fresh server may not have gets a second
+// chance before it is held against the point, or counted.
 func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnce(ctx, t, study)
-	if err == nil && (result.Class == serverctl.Hang || result.Class == serverctl.StartTimeout) {
+	if err == nil && result.Class.Retryable() {
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
 		spent := result.GPUTime
 		result, err = s.runOnce(ctx, t, study)

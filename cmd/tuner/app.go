@@ -40,6 +40,8 @@ func commands(finish <-chan struct{}) []*cli.Command {
 	all := []*cli.Command{
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
 		statusCommand(), bestCommand(), benchCommand(finish), simCommand(finish),
+		logsCommand(finish),
+		doctorCommand(),
 	}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag

@@ -134,14 +134,12 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	if s.window > 0 {
 		return scope
 	}
-	if len(run.Samples) > 0 {
-		scope.Start = run.Samples[0].Due
+	if len(run.Samples) == 0 {
+		scope.Length = max(run.Elapsed-scope.Start, 0)
+		return scope
 	}
-	scope.Length = max(run.Elapsed-scope.Start, 0)
+	scope.Start = run.Samples[0].Due
 	for i := range run.Samples {
-		if i == 0 {
-			scope.Length = 0
-		}
 		scope.Length = max(scope.Length, run.Samples[i].End-scope.Start)
 	}
 	return scope

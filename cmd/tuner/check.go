@@ -51,7 +51,11 @@ Example: tuner check study.yaml`,
 // check prints one line for each thing that is well, and returns the first that is not.
 func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, askServer bool) error {
 	say := func(what, format string, args ...any) {
-		fmt.Fprintf(w, "ok  %-10s %s\n", what, fmt.Sprintf(format, args...))
+		mark := "ok"
+		if what == warning {
+			mark = "!!"
+		}
+		fmt.Fprintf(w, "%s  %-10s %s\n", mark, what, fmt.Sprintf(format, args...))
 	}
 	p, err := makePlan(file)
 	if err != nil {
@@ -63,6 +67,9 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
 	}
 	if err := p.checkFlags(ctx, say, askServer); err != nil {
+		return err
+	}
+	if err := p.checkMachine(ctx, say); err != nil {
 		return err
 	}
 	if longest := p.source.Longest(); longest > 0 && file.MaxModelLen() > 0 {

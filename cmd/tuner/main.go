@@ -8,9 +8,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"vllmtuner/serverctl/proc"
 )
 
-func main() { os.Exit(run()) }
+func main() {
+	proc.Main() // this program is also the watchdog of the servers that it starts
+	os.Exit(run())
+}
 
 // run is the command with its signals: the first SIGINT or SIGTERM asks the study to finish its probe, which is up to the
 // subcommand; the second ends it at once.

@@ -11,10 +11,13 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"vllmtuner/serverctl/proc"
 )
 
 // The test binary is the command too: scripts and tests run it as tuner.
 func TestMain(m *testing.M) {
+	proc.Main()
 	testscript.Main(m, map[string]func(){"tuner": main, "fake-vllm": fakeVLLM})
 }
 

@@ -65,6 +65,14 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
+	err = plan.checkMachine(ctx, func(what, format string, args ...any) {
+		if what == warning {
+			fmt.Fprintf(o.stderr, "warning: "+format+"\n", args...)
+		}
+	})
+	if err != nil {
+		return err
+	}
 	world, err := plan.world()
 	if err != nil {
 		return err
@@ -87,6 +95,9 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
+	if err := o.prepare(ctx, plan, before); err != nil {
+		return err
+	}
 	watch, stop, err := o.watchers(plan, before)
 	if err != nil {
 		return err
@@ -98,6 +109,29 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	end, runErr := study.Run(ctx)
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
+}
+
+// prepare does what costs time and no GPU: it asks the server for its flags before the first trial, and brings the model near. An
+// end that the user asks for meanwhile is an interruption.
+func (o runOptions) prepare(ctx context.Context, p *plan, before studies.Study) error {
+	ctx, cancel := orderly(ctx, o.finish)
+	defer cancel()
+	var err error
+	if len(before.Trials) == 0 {
+		err = p.checkFlags(ctx, func(string, string, ...any) {}, true)
+		if _, isUsers := errors.AsType[usageError](err); err != nil && !isUsers && ctx.Err() == nil {
+			// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
+			fmt.Fprintf(o.stderr, "warning: the flags are not checked: %v\n", err)
+			err = nil
+		}
+	}
+	if err == nil {
+		err = p.nearModel(ctx, o.stderr)
+	}
+	if err != nil && ctx.Err() != nil {
+		return trial.ErrInterrupted
+	}
+	return err
 }
 
 // watchers returns the one who tells all that watch the study, and what ends them.

@@ -41,17 +41,17 @@ var parityCases = []parityCase{
 	{server: realServer, endpoint: workload.Completions, streams: 8, requests: 80},
 	{server: realServer, endpoint: workload.Chat, streams: 8, requests: 80},
 	{server: realServer, endpoint: workload.Completions, streams: 8, rate: 23.7, requests: 72},
-	{server: simServer, endpoint: workload.Completions, streams: 4, requests: 48},
-	{server: simServer, endpoint: workload.Completions, streams: 8, requests: 80},
-	{server: simServer, endpoint: workload.Chat, streams: 8, requests: 80},
-	{server: simServer, endpoint: workload.Completions, streams: 8, rate: 23.7, requests: 72},
-	{server: simServer, endpoint: workload.Completions, streams: 64, requests: 256},
-	{server: simServer, endpoint: workload.Completions, streams: 64, rate: 87.3, requests: 256},
+	{server: simulatedServer, endpoint: workload.Completions, streams: 4, requests: 48},
+	{server: simulatedServer, endpoint: workload.Completions, streams: 8, requests: 80},
+	{server: simulatedServer, endpoint: workload.Chat, streams: 8, requests: 80},
+	{server: simulatedServer, endpoint: workload.Completions, streams: 8, rate: 23.7, requests: 72},
+	{server: simulatedServer, endpoint: workload.Completions, streams: 64, requests: 256},
+	{server: simulatedServer, endpoint: workload.Completions, streams: 64, rate: 87.3, requests: 256},
 }
 
 const (
-	realServer = "vLLM on CPU"
-	simServer  = "tuner sim serve"
+	realServer      = "vLLM on CPU"
+	simulatedServer = "tuner sim serve"
 )
 
 // String says in words what the load is.
@@ -144,7 +144,7 @@ func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl")
 func (p *parity) start(t *testing.T, server string) (url string) {
 	t.Helper()
 	const noCache = "--no-enable-prefix-caching"
-	if server == simServer {
+	if server == simulatedServer {
 		if p.server != nil {
 			p.server.stop()
 		}

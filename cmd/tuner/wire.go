@@ -24,6 +24,7 @@ import (
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
+	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/simload"
@@ -45,6 +46,7 @@ type plan struct {
 	sampler sampler.Sampler
 	current space.Point       // nil when the file has none
 	env     map[string]string // of the server, with references filled in; may hold secrets
+	model   string            // as the server is given it: the file's, or its copy
 
 	textsChecked bool // for their length, by a server
 }
@@ -52,7 +54,7 @@ type plan struct {
 // makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
 // Every error of it is for the user to mend.
 func makePlan(file *studyfile.File) (*plan, error) {
-	p := &plan{file: file}
+	p := &plan{file: file, model: file.Model}
 	if err := p.open(); err != nil {
 		return nil, usageError{err}
 	}
@@ -77,8 +79,17 @@ func (p *plan) open() (err error) {
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
+	if dir := file.Server.CacheDir; dir != "" {
+		// Everything that vLLM compiles and downloads of its own lies below it (vllm/envs.py); the user's word stands.
+		if _, given := p.env[cacheVariable]; !given {
+			p.env[cacheVariable] = dir
+		}
+	}
 	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer(), p.checkLoad())
 }
+
+// cacheVariable is vLLM's own; compiled graphs lie in its torch_compile_cache.
+const cacheVariable = "VLLM_CACHE_ROOT"
 
 // world is what must not change while the study goes on: what the file says, and what is in the dataset.
 func (p *plan) world() (map[string]string, error) {
@@ -214,6 +225,9 @@ func (p *plan) marks() []string {
 	if p.file.Workload.Output == workload.Natural {
 		marks = append(marks, "answers ended where the model ended them (output: natural): another choice of flags, or another day, is other work")
 	}
+	if dynamo := p.file.Server.Dynamo; len(dynamo) > 0 {
+		marks = append(marks, "Dynamo's own flags were left out: "+strings.Join(dynamo, " "))
+	}
 	if p.file.Load.Driver == studyfile.VLLMBench {
 		marks = append(marks, "load by vllm bench serve: TTFT counts from its POST, not from the due time; the lead-in was a run of its own, and nothing was sent after the window")
 	}
@@ -247,19 +261,23 @@ func (p *plan) apiKey() string {
 
 // startServer starts a real server with its log and its process record in the study's directory.
 func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch) (trial.Server, trial.Load, error) {
-	log, err := openLog(dir, launch.Number)
+	log, err := logs.Create(dir, launch.Number)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := p.file.Server
 	server, err := serverctl.Start(ctx, serverctl.Config{
-		Command: s.Command, Model: p.file.Model, Args: launch.Args, Env: p.env, Port: s.Port, APIKey: p.apiKey(), Secrets: p.file.Secrets(os.LookupEnv),
-		StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, Log: log, Progress: launch.Progress,
+		Command: s.Command, Model: p.model, Args: launch.Args, Env: p.env, Port: s.Port, APIKey: p.apiKey(), Secrets: p.file.Secrets(os.LookupEnv),
+		StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, HangTimeout: s.HangTimeout, Log: log, Progress: launch.Progress,
+		GPU: gpuSource(s), GPUMemoryTimeout: s.GPUMemoryTimeout,
 		OnRecord: func(r proc.Record) error { return writeRecord(dir, r) },
 	})
 	if err != nil {
 		_, left := reclaim(dir) // usually nothing: a start that fails leaves no process
-		return nil, nil, errors.Join(err, log.Close(), left)
+		if lost := log.Close(); lost != nil {
+			launch.Progress(lost.Error())
+		}
+		return nil, nil, errors.Join(err, left)
 	}
 	client := &bench.Client{
 		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
@@ -273,7 +291,7 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	if p.file.Load.Driver != studyfile.VLLMBench {
 		return logged, client, nil
 	}
-	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.file.Model, dir: dir, log: log, burstiness: p.file.Load.Burstiness}
+	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.model, dir: dir, log: log, burstiness: p.file.Load.Burstiness}
 	for name, value := range p.env {
 		load.env = append(load.env, name+"="+value)
 	}
@@ -305,28 +323,24 @@ func (p *plan) checkTexts(ctx context.Context, client *bench.Client, maxModelLen
 // A loggedServer closes its log and forgets its process record when the server is gone.
 type loggedServer struct {
 	*serverctl.Server
-	log  *os.File
-	dir  string
-	once sync.Once
-	err  error
+	log    *logs.Writer
+	dir    string
+	once   sync.Once
+	logErr error
+	err    error
 }
 
-// Stop ends the server and what was kept of it.
-func (s *loggedServer) Stop(ctx context.Context) (time.Duration, error) {
-	took, err := s.Server.Stop(ctx)
+// Stop ends the server and what was kept of it. A log that is incomplete is said, and ends no study.
+func (s *loggedServer) Stop(ctx context.Context) (serverctl.Ended, error) {
+	ended, err := s.Server.Stop(ctx)
 	if err != nil {
-		return took, err // the record stays: the next run must end what is left
+		return ended, err // the record stays: the next run must end what is left
 	}
-	s.once.Do(func() { s.err = errors.Join(s.log.Close(), forgetRecord(s.dir)) })
-	return took, s.err
-}
-
-// openLog opens the log of a trial's server; a repeated trial goes on in it.
-func openLog(dir string, number int) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Join(dir, "logs"), 0o755); err != nil {
-		return nil, err
+	s.once.Do(func() { s.logErr, s.err = s.log.Close(), forgetRecord(s.dir) })
+	if s.logErr != nil {
+		ended.LogError = s.logErr.Error()
 	}
-	return os.OpenFile(filepath.Join(dir, "logs", fmt.Sprintf("trial-%04d.log", number)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	return ended, s.err
 }
 
 // recordFile says which server process runs, so that the next run can end it when this one is killed.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -35,6 +36,9 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	}
 	text.item("trials", "%s", countsText(s))
 	text.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	if starts := startsText(study.Trials); starts != "" {
+		text.item("starts", "%s", starts)
+	}
 	if met {
 		text.item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
 		text.item("gain", "%s", gainText(best))
@@ -54,6 +58,22 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 		out.add("%s", clip(strings.TrimRight(line, " \n"), width))
 	}
 	return out.writeTo(w)
+}
+
+// startsText says what the starts cost and what the most of it went into; "" where no server told.
+func startsText(trials []studies.Trial) string {
+	starts := studies.StartsOf(trials)
+	parts := starts.Parts()
+	const worthAWord = 5 * time.Second
+	if starts.Cold() < worthAWord || len(parts) == 0 { // a start in virtual time has no parts
+		return ""
+	}
+	text := span(starts.Cold())
+	if warm := starts.Warm(); warm > 0 {
+		text += fmt.Sprintf(", %s where graphs were compiled before", span(warm))
+	}
+	longest := slices.MaxFunc(parts, func(a, b serverctl.Part) int { return cmp.Compare(a.Took, b.Took) })
+	return fmt.Sprintf("%s; the most for %s: %s", text, longest.Name, span(longest.Took))
 }
 
 // probesText says how far the running trial is.
@@ -173,7 +193,11 @@ func LastWords(t studies.Trial) []string {
 		return nil
 	}
 	tail := t.Result.Tail
-	words := []string{fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence)}
+	what := string(t.Result.Class)
+	if cause := t.Result.Cause; cause != "" {
+		what += fmt.Sprintf(" (%s)", cause)
+	}
+	words := []string{fmt.Sprintf("%s: %s", what, t.Result.Evidence)}
 	for _, line := range tail[max(0, len(tail)-mostWords):] {
 		words = append(words, "| "+line)
 	}
@@ -205,6 +229,7 @@ type trialItem struct {
 	State    studies.State   `json:"state"`
 	Outcome  trial.Outcome   `json:"outcome,omitempty"`
 	Class    serverctl.Class `json:"class,omitempty"`
+	Cause    serverctl.Cause `json:"cause,omitempty"`
 	Evidence string          `json:"evidence,omitempty"`
 	Capacity float64         `json:"capacity_rps,omitempty"` // see bound
 	Bound    capacity.Bound  `json:"bound,omitempty"`
@@ -246,7 +271,7 @@ func statusOf(study studies.Study, o Options) statusDocument {
 	for _, t := range study.Trials {
 		r := t.Result
 		item := trialItem{
-			Number: t.Number, Origin: t.Origin, Point: t.Point, State: t.State, Outcome: r.Outcome, Class: r.Class,
+			Number: t.Number, Origin: t.Origin, Point: t.Point, State: t.State, Outcome: r.Outcome, Class: r.Class, Cause: r.Cause,
 			Evidence: r.Evidence, Capacity: r.Capacity.Rate, Bound: r.Capacity.Bound, Binding: r.Capacity.Binding,
 			Probes: []probeItem{},
 		}

@@ -105,6 +105,11 @@ func (s *server) Exited() <-chan struct{} { return s.exited }
 
 func (s *server) Err() error { return nil }
 
-func (s *server) Stop(context.Context) (time.Duration, error) {
-	return s.engine.Profile.StopTime(), nil
+// Observe sees nothing: a whole load is one moment of real time.
+func (s *server) Observe(time.Time) func() *serverctl.Series {
+	return func() *serverctl.Series { return nil }
+}
+
+func (s *server) Stop(context.Context) (serverctl.Ended, error) {
+	return serverctl.Ended{Took: s.engine.Profile.StopTime()}, nil
 }

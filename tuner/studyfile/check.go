@@ -25,6 +25,7 @@ func (d *decoder) check(f *File) {
 	d.checkQuality(f)
 	d.checkSpeculation(f)
 	d.checkSpace(f)
+	d.readDynamo(f)
 }
 
 var studyName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)

@@ -97,7 +97,13 @@ func (d *decoder) server(s *Server, path string, n ast.Node) {
 		"env":           func(path string, n ast.Node) { d.env(s, path, n) },
 		"start_timeout": d.duration(&s.StartTimeout, time.Second, "s"),
 		"stop_timeout":  d.duration(&s.StopTimeout, time.Second, "s"),
+		"hang_timeout":  d.duration(&s.HangTimeout, 5*time.Second, "s"),
 		"port":          d.whole(&s.Port, 0, 65535),
+
+		"gpu":                d.text(&s.GPU),
+		"gpu_memory_timeout": d.duration(&s.GPUMemoryTimeout, time.Second, "s"),
+		"cache_dir":          d.text(&s.CacheDir),
+		"model_copy":         d.text(&s.ModelCopy),
 	})
 }
 

@@ -57,8 +57,19 @@ type Server struct {
 	Env          map[string]string // added to our own environment; references to it are kept as ${NAME}, see Environment
 	StartTimeout time.Duration
 	StopTimeout  time.Duration
-	Port         int // 0 means any that is free
+	HangTimeout  time.Duration // without a token although requests run
+	Port         int           // 0 means any that is free
+
+	GPU              string        // who tells of the GPUs: "" or a path for nvidia-smi, the URL of a DCGM exporter, or NoGPU
+	GPUMemoryTimeout time.Duration // until a stopped server's GPU memory must be back
+	CacheDir         string        // where the server keeps what it compiled, over all trials; "" leaves it to the server
+	ModelCopy        string        // local directory to which the model is copied once; "" reads it where it is
+
+	Dynamo []string // flags of NVIDIA Dynamo's own that were taken out of Command and Args
 }
+
+// NoGPU is the value of Server.GPU for a machine whose GPUs nobody is to be asked about.
+const NoGPU = "none"
 
 // Sampler says who chooses the points.
 type Sampler struct {
@@ -106,9 +117,11 @@ func defaults() *File {
 	return &File{
 		Workload: workload.Spec{Endpoint: workload.Completions},
 		Load:     Load{Driver: TunerBench},
-		Server:   Server{StartTimeout: 20 * time.Minute, StopTimeout: 30 * time.Second},
-		Sampler:  Sampler{Name: "tpe", Seed: 1},
-		Budget:   Budget{Trials: 30, GPUTime: 24 * time.Hour},
+		Server: Server{
+			StartTimeout: 20 * time.Minute, StopTimeout: 30 * time.Second, HangTimeout: time.Minute, GPUMemoryTimeout: time.Minute,
+		},
+		Sampler: Sampler{Name: "tpe", Seed: 1},
+		Budget:  Budget{Trials: 30, GPUTime: 24 * time.Hour},
 		Probe: Probe{
 			Window: 120 * time.Second, MinRequests: 300, LeadIn: 30 * time.Second,
 			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12,

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl"
+)
+
+// cyclesVariable is how many servers TestServersLeaveNothing starts and stops; make soak-server sets it.
+const cyclesVariable = "SERVER_CYCLES"
+
+const fewCycles = 10
+
+// held is what this process holds.
+type held struct{ goroutines, files, children int }
+
+func holding(t *testing.T) held {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held{runtime.NumGoroutine(), len(files), len(children(t))}
+}
+
+// children are the processes whose parent is this one, zombies among them.
+func children(t *testing.T) []string {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, name := range stats {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // it has ended
+		}
+		line := string(text)
+		fields := strings.Fields(line[strings.LastIndexByte(line, ')')+1:])
+		if len(fields) > 1 && fields[1] == strconv.Itoa(os.Getpid()) {
+			all = append(all, line[:strings.LastIndexByte(line, ')')+1])
+		}
+	}
+	return all
+}
+
+// Servers that are started and stopped again and again leave no goroutine, no descriptor and no process in the tuner.
+func TestServersLeaveNothing(t *testing.T) {
+	cycles := fewCycles
+	if text := os.Getenv(cyclesVariable); text != "" {
+		var err error
+		if cycles, err = strconv.Atoi(text); err != nil {
+			t.Fatalf("%s: %v", cyclesVariable, err)
+		}
+	}
+	r := newFaulty(t, fault{name: "nothing is wrong"})
+	config := r.simulated(t)
+	cycle := func() {
+		s, err := serverctl.Start(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cycle() // what is made once is made now
+	before := holding(t)
+	begin := time.Now()
+	for range cycles {
+		cycle()
+	}
+	t.Logf("%d starts and stops, %v each", cycles, (time.Since(begin) / time.Duration(cycles)).Round(time.Millisecond))
+	after := holding(t)
+	for deadline := time.Now().Add(10 * time.Second); after != before && time.Now().Before(deadline); after = holding(t) {
+		time.Sleep(100 * time.Millisecond) // connections that were closed end their goroutines
+	}
+	t.Logf("held before %+v, after %+v", before, after)
+	if after != before {
+		t.Errorf("held before %+v, after %+v; children: %q", before, after, children(t))
+	}
+}
+
+// Watching a server and sampling its counters and GPU once a second costs less than a hundredth of a core.
+func TestWatchingIsCheap(t *testing.T) {
+	if os.Getenv(cyclesVariable) == "" {
+		t.Skip("the CPU of watching is measured without the race detector, on a quiet machine: make soak-server")
+	}
+	const stretch = 30 * time.Second
+	r := newFaulty(t, fault{name: "nothing is wrong"})
+	s, err := serverctl.Start(t.Context(), r.simulated(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop(t.Context())
+	end := s.Observe(time.Now())
+	before := ownTime(t)
+	time.Sleep(stretch)
+	spent := ownTime(t) - before
+	series := end()
+	share := spent.Seconds() / stretch.Seconds()
+	t.Logf("watched for %v: %.2f %% of a core, %d rows of counters, %d of the GPU, %s", stretch, 100*share, len(series.At), gpuRows(series), residentSet(t))
+	if share > 0.01 {
+		t.Errorf("watching takes %.2f %% of a core, want at most 1 %%", 100*share)
+	}
+	if n := len(series.At); n < 25 || n > 35 {
+		t.Errorf("%d rows of counters in %v, want one a second", n, stretch)
+	}
+}
+
+func gpuRows(s *serverctl.Series) int {
+	rows := 0
+	for _, g := range s.GPUs {
+		rows += len(g.At)
+	}
+	return rows
+}
+
+// ownTime is the CPU time of this process.
+func ownTime(t *testing.T) time.Duration {
+	t.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+func residentSet(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			return fmt.Sprintf("resident %s", strings.TrimSpace(value))
+		}
+	}
+	return "resident set unknown"
+}

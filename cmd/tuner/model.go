@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"vllmtuner/serverctl/host"
+	"vllmtuner/serverctl/weights"
+	"vllmtuner/tuner/space"
+)
+
+// nearModel brings the model's weights near before the first server starts: into a copy on a local disk where the study wants one,
+// and into the page cache, so that no start after the first waits for the disk. What it does is told to w.
+func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
+	if p.file.Server.Simulate != "" || p.isDummy() {
+		return nil
+	}
+	files, where, err := weights.Files(p.weights())
+	if errors.Is(err, weights.ErrUnknown) {
+		return nil // the server downloads it
+	}
+	if err != nil {
+		return usageError{fmt.Errorf("%s: model: %w", p.file.Path, err)}
+	}
+	tell := byteProgress(w)
+	if to := p.file.Server.ModelCopy; to != "" {
+		path, report, err := weights.Copy(ctx, where, to, tell("copying the model"))
+		if err != nil {
+			return fmt.Errorf("%s: server.model_copy: %w", p.file.Path, err)
+		}
+		if report.Skipped == "" {
+			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, report.Took.Round(time.Second))
+		}
+		p.model = path
+		if files, _, err = weights.Files(weights.Model{Name: path}); err != nil {
+			return err
+		}
+	}
+	report, err := weights.Warm(ctx, files, host.Reader{}.Read().Memory.Free, tell("reading the weights"))
+	if err != nil {
+		return fmt.Errorf("read the weights into the page cache: %w", err)
+	}
+	switch {
+	case report.Skipped != "":
+		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
+	case report.Read > 0:
+		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), report.Took.Round(time.Second))
+	}
+	return nil
+}
+
+// weights says which model the servers load.
+func (p *plan) weights() weights.Model {
+	m := weights.Model{Name: p.file.Model, Env: func(name string) string { value, _ := p.lookup(name); return value }}
+	flags, err := space.Flags(p.file.Server.Args)
+	if err != nil {
+		return m // said when the file was read
+	}
+	for _, flag := range flags {
+		switch {
+		case len(flag.Values) != 1:
+		case flag.Name == "revision":
+			m.Revision = flag.Values[0]
+		case flag.Name == "download-dir":
+			m.CacheDir = flag.Values[0]
+		}
+	}
+	return m
+}
+
+// isDummy reports whether the servers make their weights up.
+func (p *plan) isDummy() bool {
+	flags, err := space.Flags(p.file.Server.Args)
+	return err == nil && slices.ContainsFunc(flags, func(f space.Flag) bool {
+		return f.Name == "load-format" && slices.Equal(f.Values, []string{"dummy"})
+	})
+}
+
+// tellEvery is how often progress in bytes is told.
+const tellEvery = 10 * time.Second
+
+// byteProgress tells now and then how much of something is done, and how long the rest will take.
+func byteProgress(w io.Writer) func(what string) func(done, total int64) {
+	return func(what string) func(done, total int64) {
+		began := time.Now()
+		last := began
+		return func(done, total int64) {
+			now := time.Now()
+			if now.Sub(last) < tellEvery || done == 0 || total == 0 {
+				return
+			}
+			last = now
+			left := time.Duration(float64(now.Sub(began)) * float64(total-done) / float64(done))
+			fmt.Fprintf(w, "%s: %.1f of %.1f GiB, about %s left\n", what, float64(done)/(1<<30), float64(total)/(1<<30), left.Round(time.Second))
+		}
+	}
+}

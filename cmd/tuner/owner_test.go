@@ -1,0 +1,237 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/proc"
+	"vllmtuner/studies"
+)
+
+// slowLife is a server that takes its time in each stage of its life, so that each can be hit, and has a daemon in a session of
+// its own with no environment.
+const slowLife = `command: [tuner, sim, serve, --sim-profile=small-fast, --sim-fault=slow-start:for=1s, --sim-fault=slow-stop:for=1s, --sim-fault=daemon]`
+
+// A moment is a stage of a study; it is reached when seen reports so.
+type moment struct {
+	name string
+	seen func(dir, log string) bool
+}
+
+func logHas(text string) func(string, string) bool {
+	return func(_, log string) bool { return strings.Contains(log, text) }
+}
+
+var moments = []moment{
+	{"the study is opened", func(dir, _ string) bool { _, err := os.Stat(dir); return err == nil }},
+	{"the server loads", logHas("Starting to load model")},
+	{"the server is warmed up", logHas("Application startup complete")},
+	{"a rate is probed", func(dir, _ string) bool {
+		s, err := studies.ReadSnapshot(dir)
+		return err == nil && len(s.Trials) > 0 && len(s.Trials[0].Probes) > 0
+	}},
+	{"the server ends", logHas("Shutting down")},
+}
+
+// An owner is a tuner that runs a study of one trial.
+type owner struct {
+	cmd    *exec.Cmd
+	stderr fmt.Stringer
+	dir    string
+	study  string
+	root   string
+}
+
+func startOwner(t *testing.T) *owner {
+	t.Helper()
+	o := &owner{study: writeStudy(t, slowLife, 1, 1), root: t.TempDir()}
+	o.dir = filepath.Join(o.root, "small")
+	o.cmd, o.stderr = start(t, "run", o.study, "--root", o.root)
+	return o
+}
+
+// await waits for a moment of the first trial.
+func (o *owner) await(t *testing.T, m moment) {
+	t.Helper()
+	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // there is none before the first server
+		if m.seen(o.dir, string(log)) {
+			return
+		}
+		if time.Now().After(deadline) {
+			o.cmd.Process.Kill()
+			o.cmd.Wait()
+			t.Fatalf("waited 90 s until %s\n%s\n%s", m.name, o.stderr, log)
+		}
+	}
+}
+
+// gone waits until nothing of the owner's server lives, and returns how long that took.
+func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for {
+		pids, err := record.Members()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, o.daemons(t)...)
+		took := time.Since(begin)
+		if len(pids) == 0 {
+			return took
+		}
+		if took > limit {
+			t.Fatalf("processes %v live %v after their owner's death", pids, limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// daemons are the daemons of all servers of the study that live.
+func (o *owner) daemons(t *testing.T) []int {
+	t.Helper()
+	logs, err := filepath.Glob(filepath.Join(o.dir, "logs", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var alive []int
+	for _, name := range logs {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range strings.Split(string(text), "daemon pid ")[1:] {
+			pid := 0
+			if fmt.Sscan(part, &pid); pid > 0 && syscall.Kill(pid, 0) == nil {
+				alive = append(alive, pid)
+			}
+		}
+	}
+	return alive
+}
+
+// A tuner that is killed at any moment leaves nothing behind, and the next run goes on.
+func TestAKilledTunerLeavesNothing(t *testing.T) {
+	for _, m := range moments {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			o := startOwner(t)
+			o.await(t, m)
+			record, _ := serverRecord(o.dir) // none before the first server
+			if err := o.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			o.cmd.Wait() // it was killed
+			if record.PID != 0 {
+				t.Logf("all gone %v after the tuner was killed", o.gone(t, record, 5*time.Second).Round(time.Millisecond))
+			}
+			out := command(t, "run", o.study, "--root", o.root)
+			if !strings.Contains(out, "done: 1 of 1 trials") {
+				t.Errorf("the next run prints\n%s", out)
+			}
+			if left := o.daemons(t); len(left) > 0 {
+				t.Errorf("daemons %v live", left)
+			}
+		})
+	}
+}
+
+// A tuner that is asked to end, once or twice, ends its server first, at any moment.
+func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
+	for _, ask := range []struct {
+		name    string
+		signals []os.Signal
+	}{
+		{"SIGTERM", []os.Signal{syscall.SIGTERM}},
+		{"Ctrl-C once", []os.Signal{os.Interrupt}},
+		{"Ctrl-C twice", []os.Signal{os.Interrupt, os.Interrupt}},
+	} {
+		for _, m := range moments {
+			t.Run(ask.name+" when "+m.name, func(t *testing.T) {
+				t.Parallel()
+				o := startOwner(t)
+				o.await(t, m)
+				record, _ := serverRecord(o.dir)
+				for i, signal := range ask.signals {
+					if i > 0 {
+						time.Sleep(200 * time.Millisecond) // a person's two
+					}
+					if err := o.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+						t.Fatal(err)
+					}
+				}
+				ended := make(chan error, 1)
+				go func() { ended <- o.cmd.Wait() }()
+				select {
+				case <-ended:
+				case <-time.After(60 * time.Second):
+					o.cmd.Process.Kill()
+					t.Fatalf("the tuner lives 60 s after it was asked to end\n%s", o.stderr)
+				}
+				if code := o.cmd.ProcessState.ExitCode(); code != exitInterrupted && code != 0 {
+					t.Errorf("exit code %d\n%s", code, o.stderr)
+				}
+				if record.PID != 0 {
+					o.gone(t, record, 0)
+				}
+			})
+		}
+	}
+}
+
+// Two studies beside each other, and a neighbour who looks like a server: each ends its own.
+func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
+	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
+	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
+	if err := neighbour.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer neighbour.Wait()
+	defer neighbour.Process.Kill()
+	first, second := startOwner(t), startOwner(t)
+	first.await(t, moments[2])
+	second.await(t, moments[2])
+	record, ok := serverRecord(second.dir)
+	if !ok {
+		t.Fatal("the second tuner keeps no record of its server")
+	}
+	if err := first.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	first.cmd.Wait()
+	time.Sleep(3 * time.Second) // the first one's watchdog has done its work
+	if members, err := record.Members(); err != nil || len(members) == 0 {
+		t.Errorf("of the second's server %v live, %v", members, err)
+	}
+	if err := second.cmd.Wait(); err != nil {
+		t.Errorf("the second study ends with %v\n%s", err, second.stderr)
+	}
+	if err := neighbour.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the neighbour is gone: %v", err)
+	}
+}
+
+// In a pod the tuner is the first process: orphans come to it, and nobody else reaps them.
+func TestTheTunerAsTheFirstProcess(t *testing.T) {
+	const unshare = "unshare"
+	own := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if out, err := exec.CommandContext(t.Context(), unshare, append(own, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("no PID namespace may be made here: %v: %s", err, out)
+	}
+	study, root := writeStudy(t, slowLife, 1, 1), t.TempDir()
+	out, err := exec.CommandContext(t.Context(), unshare, append(own, tunerPath(t), "run", study, "--root", root)...).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "done: 1 of 1 trials") {
+		t.Fatalf("the first process ends with %v:\n%s", err, out)
+	}
+	trial := snapshot(t, filepath.Join(root, "small")).Trials[0]
+	if !trial.Met() || trial.Result.Ended.Took <= 0 {
+		t.Errorf("trial 0 is %s, its server's end %+v", trial.Result.Outcome, trial.Result.Ended)
+	}
+}

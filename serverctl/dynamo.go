@@ -1,0 +1,93 @@
+package serverctl
+
+import (
+	"slices"
+	"strings"
+)
+
+// dynamoModule is what a worker of NVIDIA Dynamo runs: `python3 -m dynamo.vllm`, vLLM's engine under Dynamo's own runtime
+// instead of vLLM's HTTP server.
+const dynamoModule = "dynamo.vllm"
+
+// vllmModule is the entry point of vLLM's command line in the same interpreter (vllm/entrypoints/cli/main.py).
+const vllmModule = "vllm.entrypoints.cli.main"
+
+// dynamoFlags are Dynamo's own flags and whether a value follows: components/src/dynamo/vllm/{args,backend_args}.py and
+// components/src/dynamo/common/configuration/groups/runtime_args.py, of 0.9 and later. All else is vLLM's.
+var dynamoFlags = map[string]bool{
+	"--namespace": true, "--endpoint": true, "--kv-state-endpoint": true, "--discovery-backend": true, "--store-kv": true,
+	"--request-plane": true, "--response-plane": true, "--event-plane": true, "--connector": true, "--migration-limit": true,
+	"--dyn-tool-call-parser": true, "--dyn-reasoning-parser": true, "--dyn-default-thinking-mode": true,
+	"--dyn-structural-tag": true, "--dyn-structural-tag-scope": true, "--dyn-structural-tag-schema": true,
+	"--dyn-endpoint-types": true, "--endpoint-types": true, "--custom-jinja-template": true, "--dump-config-to": true,
+	"--sleep-mode-level": true, "--mm-prompt-template": true, "--model-express-url": true, "--engine-config-json": true,
+	"--health-check-payload": true, "--engine-request-limit": true, "--disaggregation-mode": true,
+	"--benchmark-mode": true, "--multimodal-embedding-cache-capacity-gb": true, "--output-modalities": true,
+	"--is-prefill-worker": false, "--is-decode-worker": false, "--use-vllm-tokenizer": false, "--enable-local-indexer": false,
+	"--enable-multimodal": false, "--multimodal-processor": false, "--multimodal-encode-worker": false,
+	"--multimodal-worker": false, "--multimodal-decode-worker": false, "--route-to-encoder": false, "--frontend-decoding": false,
+	"--fpm-trace": false, "--dyn-enable-structural-tag": false, "--gms-shadow-mode": false, "--enable-rl": false, "--omni": false,
+	"--durable-kv-events": false, "--exclude-tools-when-tool-choice-none": false,
+}
+
+// A Worker is the command of a Dynamo worker, taken apart.
+type Worker struct {
+	Command []string // that serves the same model by the same image over HTTP
+	Model   string   // of --model; empty when it is not given
+	Args    []string // vLLM's
+	Dynamo  []string // Dynamo's own, as they were given, to be put back when the winner is applied
+}
+
+// DynamoWorker recognises the command of a Dynamo worker and returns it taken apart.
+func DynamoWorker(command []string) (w Worker, ok bool) {
+	i := slices.Index(command, dynamoModule)
+	if i < 2 || command[i-1] != "-m" {
+		return Worker{}, false
+	}
+	w.Command = slices.Concat(command[:i-1], []string{"-m", vllmModule, "serve"})
+	w.Args, w.Dynamo = SplitDynamo(command[i+1:])
+	w.Args, w.Model = takeFlag(w.Args, "--model")
+	return w, true
+}
+
+// SplitDynamo takes Dynamo's own flags, with their values, out of a worker's args.
+func SplitDynamo(args []string) (vllm, dynamo []string) {
+	for i := 0; i < len(args); i++ {
+		n := 1
+		for i+n < len(args) && flagName(args[i+n]) == "" { // the values that follow
+			n++
+		}
+		name := flagName(args[i])
+		takesValue, own := dynamoFlags[name]
+		if positive, found := strings.CutPrefix(name, "--no-"); found && !own {
+			_, own = dynamoFlags["--"+positive]
+		}
+		if !own {
+			vllm = append(vllm, args[i:i+n]...)
+			i += n - 1
+			continue
+		}
+		if !takesValue || strings.Contains(args[i], "=") {
+			n = 1
+		}
+		dynamo = append(dynamo, args[i:i+n]...)
+		i += n - 1
+	}
+	return vllm, dynamo
+}
+
+// takeFlag takes a flag and its value out of args.
+func takeFlag(args []string, name string) (rest []string, value string) {
+	for i := 0; i < len(args); i++ {
+		switch {
+		case flagName(args[i]) != name:
+			rest = append(rest, args[i])
+		case strings.Contains(args[i], "="):
+			_, value, _ = strings.Cut(args[i], "=")
+		case i+1 < len(args):
+			i++
+			value = args[i]
+		}
+	}
+	return rest, value
+}

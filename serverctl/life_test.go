@@ -1,0 +1,229 @@
+package serverctl
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/gpu"
+)
+
+func TestAHangShowsInCountersThatStandStill(t *testing.T) {
+	t.Parallel()
+	c, _ := config("busy") // 3 requests run for ever, and /health is well
+	c.HangTimeout = 300 * time.Millisecond
+	s := start(t, c)
+	select {
+	case <-s.Exited():
+	case <-time.After(10 * time.Second):
+		t.Fatal("waited 10 s for the hang to be noticed")
+	}
+	exit, ok := errors.AsType[*ExitError](s.Err())
+	if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, "no token for 300ms though 3 requests run") {
+		t.Errorf("Err() = %v", s.Err())
+	}
+}
+
+func TestAHangOfAnIdleServerIsFoundByAsking(t *testing.T) {
+	t.Parallel()
+	c, _ := config("frozen") // its counters say that it is idle
+	c.HangTimeout = 300 * time.Millisecond
+	s := start(t, c)
+	select {
+	case <-s.Exited():
+	case <-time.After(10 * time.Second):
+		t.Fatal("waited 10 s for the hang to be noticed")
+	}
+	exit, ok := errors.AsType[*ExitError](s.Err())
+	if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, "an idle server made no token of a request within 300ms") {
+		t.Errorf("Err() = %v", s.Err())
+	}
+}
+
+func TestAnIdleServerThatAnswersLives(t *testing.T) {
+	t.Parallel()
+	c, _ := config("serve")
+	c.HangTimeout = 100 * time.Millisecond
+	s := start(t, c)
+	select {
+	case <-s.Exited():
+		t.Errorf("Err() = %v of a server that is well", s.Err())
+	case <-time.After(time.Second): // ten of its timeouts
+	}
+}
+
+func TestStillness(t *testing.T) {
+	at := func(s float64) time.Time { return time.Unix(0, int64(s*1e9)) }
+	busy, served := Counters{Running: 2}, Counters{Running: 2, GenerationTokens: 5}
+	for _, row := range []struct {
+		name  string
+		looks []Counters // one a second
+		hangs bool
+	}{
+		{"an idle server may be still", make([]Counters, 9), false},
+		{"a busy one may not", []Counters{busy, busy, busy, busy}, true},
+		{"not even when it only waits", []Counters{{Waiting: 1}, {Waiting: 1}, {Waiting: 1}, {Waiting: 1}}, true},
+		{"a token is progress", []Counters{busy, busy, served, served, served}, false},
+		{"and prefill too", []Counters{busy, busy, {Running: 2, PromptTokens: 9}, {Running: 2, PromptTokens: 9}}, false},
+	} {
+		still := stillness{limit: 3 * time.Second}
+		evidence := ""
+		for i, c := range row.looks {
+			evidence = still.see(at(float64(i)), c)
+		}
+		if (evidence != "") != row.hangs {
+			t.Errorf("%s: %q", row.name, evidence)
+		}
+	}
+}
+
+func TestASeriesCountsFromItsBeginning(t *testing.T) {
+	t.Parallel()
+	c, _ := config("serve")
+	s := start(t, c)
+	end := s.Observe(time.Now())
+	deadline := time.Now().Add(10 * time.Second)
+	for s.series.rows() < 3 {
+		if time.Now().After(deadline) {
+			t.Fatal("waited 10 s for three rows")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	series := end()
+	for i, at := range series.At {
+		if at < 0 || at > 15 || i > 0 && at < series.At[i-1] {
+			t.Errorf("row %d of %v is at %g s", i, series.At, at)
+		}
+	}
+	if len(series.Running) != len(series.At) || len(series.Generation) != len(series.At) || series.Drafted != nil {
+		t.Errorf("columns of different lengths: %+v", series)
+	}
+	before := len(series.At)
+	time.Sleep(3 * c.limits.sampleEvery)
+	if len(series.At) != before {
+		t.Error("the series grows after its end")
+	}
+}
+
+// rows is how many the series at hand has.
+func (r *recorder) rows() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.now == nil {
+		return 0
+	}
+	return len(r.now.At)
+}
+
+func TestTheStartUpIsTheSumOfItsParts(t *testing.T) {
+	t.Parallel()
+	c, _ := config("serve")
+	f := start(t, c).Facts()
+	var sum time.Duration
+	names := map[string]bool{}
+	for _, p := range f.Parts {
+		sum += p.Took
+		names[p.Name] = true
+	}
+	if sum != f.StartUp || !names[firstPhase] || !names["loading the weights"] {
+		t.Errorf("parts %v make %v of %v", f.Parts, sum, f.StartUp)
+	}
+	if f.Args["dtype"] != "bfloat16" || f.Args["block-size"] != "16" {
+		t.Errorf("the flags came to %v", f.Args)
+	}
+}
+
+func TestWhatTheFlagsCameToIsReadFromALogLine(t *testing.T) {
+	args := parseNonDefault(`{'model_tag': '/models/tiny', 'host': '127.0.0.1', 'port': 81, 'model': '/models/tiny', 'max_num_seqs': 8, ` +
+		`'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}, 'api_key': ['abc'], 'enforce_eager': True, 'served_model_name': ['it\'s']}`)
+	for name, want := range map[string]string{
+		"max-num-seqs": "8", "speculative-config": "{'method': 'ngram', 'num_speculative_tokens': 3}", "enforce-eager": "True",
+		"host": "", "port": "", "api-key": "",
+	} {
+		if args[name] != want {
+			t.Errorf("%s is %q, want %q, of %v", name, args[name], want, args)
+		}
+	}
+}
+
+// A scriptedGPU has one memory level a query, the last one for ever.
+type scriptedGPU struct {
+	mu     sync.Mutex
+	levels []float64
+}
+
+func (g *scriptedGPU) Query(context.Context) (gpu.Reading, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	used := g.levels[0]
+	if len(g.levels) > 1 {
+		g.levels = g.levels[1:]
+	}
+	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{gpu.ThrottlePowerCap}}}}, nil
+}
+
+// Watch tells nothing: the levels are for those who ask.
+func (g *scriptedGPU) Watch(ctx context.Context, _ time.Duration, _ func(gpu.Reading)) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestStopWaitsForTheGPUsMemory(t *testing.T) {
+	t.Parallel()
+	c, _ := config("serve")
+	c.GPU = &scriptedGPU{levels: []float64{1000, 70000, 70000, 30000, 1100}}
+	s := start(t, c)
+	ended, err := s.Stop(t.Context())
+	if err != nil || len(ended.GPUs) != 1 || ended.GPUs[0].Before != 1000 || ended.GPUs[0].After != 1100 || ended.GPUWait < gpuEvery {
+		t.Errorf("Stop() = %+v, %v", ended, err)
+	}
+}
+
+func TestMemoryThatDoesNotComeBackIsNobodysFault(t *testing.T) {
+	t.Parallel()
+	c, _ := config("serve")
+	c.GPU, c.GPUMemoryTimeout = &scriptedGPU{levels: []float64{1000, 70000}}, 300*time.Millisecond
+	s := start(t, c)
+	_, err := s.Stop(t.Context())
+	memory, ok := errors.AsType[*MemoryError](err)
+	if !ok || len(memory.GPUs) != 1 || !strings.Contains(err.Error(), "GPU 0 has 70000 MiB in use, before the start 1000 MiB") {
+		t.Errorf("Stop() = %v", err)
+	}
+	if _, ok := errors.AsType[*ExitError](err); ok {
+		t.Error("it is booked as the server's failure")
+	}
+}
+
+func TestAHeldPortIsTheServersAlone(t *testing.T) {
+	t.Parallel()
+	held, err := holdPort(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.release()
+	for range 500 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if port := l.Addr().(*net.TCPAddr).Port; port == held.port {
+			t.Errorf("the kernel gave away port %d, which is held", port)
+		}
+		l.Close()
+	}
+	server, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(held.port)))
+	if err != nil {
+		t.Fatalf("the server cannot have its port: %v", err)
+	}
+	defer server.Close()
+	other, err := holdPort(held.port)
+	if err != nil || other.port == held.port {
+		t.Errorf("holdPort(%d) = %v, %v beside a listener", held.port, other, err)
+	}
+	other.release()
+}

@@ -1,0 +1,184 @@
+package serverctl
+
+import (
+	"context"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"vllmtuner/serverctl/gpu"
+)
+
+// A Series is what the server and its GPUs did over a stretch of time, about once a second. Columns of one group have one
+// value a row; a look that failed leaves no row, so the times say where one is missing. Counters are totals of the server's
+// life.
+type Series struct {
+	At         []float64 `json:"at_s"` // seconds from the beginning of the stretch
+	Running    []float64 `json:"running"`
+	Waiting    []float64 `json:"waiting"`
+	KVUsage    []float64 `json:"kv_usage"`       // 0 to 1
+	Hits       []float64 `json:"prefix_hits"`    // tokens
+	Queries    []float64 `json:"prefix_queries"` // tokens
+	Preempted  []float64 `json:"preemptions"`
+	Prompt     []float64 `json:"prompt_tokens"`
+	Generation []float64 `json:"generation_tokens"`
+	Drafted    []float64 `json:"draft_tokens,omitempty"` // absent without speculation
+	Accepted   []float64 `json:"accepted_tokens,omitempty"`
+
+	GPUs []GPUSeries `json:"gpus,omitempty"`
+}
+
+// A GPUSeries is one GPU's part of a Series.
+type GPUSeries struct {
+	Index int       `json:"index"`
+	At    []float64 `json:"at_s"`
+	// What the GPU does not tell is -1.
+	Utilization []float64 `json:"utilization_percent"`
+	UsedMiB     []float64 `json:"used_mib"`
+	PowerW      []float64 `json:"power_w"`
+	SMClockMHz  []float64 `json:"sm_clock_mhz"`
+	Throttle    []string  `json:"throttle,omitempty"` // each reason that was seen, once
+}
+
+// A recorder keeps a Series while somebody wants one.
+type recorder struct {
+	mu    sync.Mutex
+	begin time.Time
+	now   *Series // nil while nobody does
+}
+
+// Observe begins a series whose time counts from begin, and returns what ends it. A second one ends the first.
+func (s *Server) Observe(begin time.Time) (end func() *Series) {
+	series := &Series{}
+	s.series.mu.Lock()
+	s.series.begin, s.series.now = begin, series
+	s.series.mu.Unlock()
+	return func() *Series {
+		s.series.mu.Lock()
+		defer s.series.mu.Unlock()
+		if s.series.now == series {
+			s.series.now = nil
+		}
+		return series
+	}
+}
+
+// seconds rounds to milliseconds: more digits only make the store larger.
+func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }
+
+func (r *recorder) add(at time.Time, c Counters) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.now
+	if s == nil {
+		return
+	}
+	s.At = append(s.At, seconds(at.Sub(r.begin)))
+	s.Running = append(s.Running, c.Running)
+	s.Waiting = append(s.Waiting, c.Waiting)
+	s.KVUsage = append(s.KVUsage, math.Round(c.KVUsage*1e4)/1e4)
+	s.Hits = append(s.Hits, c.PrefixHits)
+	s.Queries = append(s.Queries, c.PrefixQueries)
+	s.Preempted = append(s.Preempted, c.Preemptions)
+	s.Prompt = append(s.Prompt, c.PromptTokens)
+	s.Generation = append(s.Generation, c.GenerationTokens)
+	if c.AcceptedAt != nil {
+		s.Drafted = append(s.Drafted, c.DraftTokens)
+		s.Accepted = append(s.Accepted, c.AcceptedTokens)
+	}
+}
+
+// addGPUs adds one reading of the GPUs.
+func (r *recorder) addGPUs(reading gpu.Reading) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.now == nil {
+		return
+	}
+	at := seconds(reading.At.Sub(r.begin))
+	for _, g := range reading.GPUs {
+		r.now.gpu(g.Index).add(at, g)
+	}
+}
+
+// add appends a row. Reasons to throttle are kept once each.
+func (s *GPUSeries) add(at float64, g gpu.GPU) {
+	s.At = append(s.At, at)
+	s.Utilization = append(s.Utilization, figure(g.Utilization))
+	s.UsedMiB = append(s.UsedMiB, figure(g.UsedMiB))
+	s.PowerW = append(s.PowerW, figure(g.PowerW))
+	s.SMClockMHz = append(s.SMClockMHz, figure(g.SMClockMHz))
+	for _, reason := range g.Throttle {
+		if !slices.Contains(s.Throttle, reason) {
+			s.Throttle = append(s.Throttle, reason)
+		}
+	}
+}
+
+// figure is what was told, or -1.
+func figure(told *float64) float64 {
+	if told == nil {
+		return -1
+	}
+	return *told
+}
+
+func (s *Series) gpu(index int) *GPUSeries {
+	for i := range s.GPUs {
+		if s.GPUs[i].Index == index {
+			return &s.GPUs[i]
+		}
+	}
+	s.GPUs = append(s.GPUs, GPUSeries{Index: index})
+	return &s.GPUs[len(s.GPUs)-1]
+}
+
+// A looper tells what the GPUs do by itself, which costs less than asking anew each time.
+type looper interface {
+	Watch(ctx context.Context, every time.Duration, tell func(gpu.Reading)) error
+}
+
+// watchGPUs reads the GPUs once a second until ctx ends.
+func (s *Server) watchGPUs(ctx context.Context) {
+	if len(s.before) == 0 {
+		return
+	}
+	tell := func(r gpu.Reading) {
+		r.GPUs = s.config.visible(r)
+		s.series.addGPUs(r)
+	}
+	var err error
+	if source, ok := s.config.GPU.(looper); ok {
+		err = source.Watch(ctx, s.config.limits.sampleEvery, tell)
+	} else {
+		err = poll(ctx, s.config.GPU, s.config.limits.sampleEvery, tell)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.config.progress("the GPUs are no longer watched: %v", err)
+	}
+}
+
+// mostMisses is how many readings in a row may fail before a source is given up.
+const mostMisses = 10
+
+// poll asks a source again and again.
+func poll(ctx context.Context, source gpu.Source, every time.Duration, tell func(gpu.Reading)) error {
+	misses := 0
+	for {
+		switch r, err := source.Query(ctx); {
+		case err == nil:
+			misses = 0
+			tell(r)
+		case misses == mostMisses:
+			return err
+		default:
+			misses++
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(every):
+		}
+	}
+}

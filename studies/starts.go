@@ -1,0 +1,82 @@
+package studies
+
+import (
+	"slices"
+	"time"
+
+	"vllmtuner/serverctl"
+)
+
+// Starts are what the starts of a study's servers cost. A start whose compile key was seen before finds its graphs in the
+// compile cache and is shorter.
+type Starts struct {
+	byKey    map[string][]time.Duration
+	cold     []time.Duration // the first start of each key
+	warm     []time.Duration // the later ones
+	parts    []serverctl.Part
+	version  string
+	measured int
+}
+
+// StartsOf reads the finished trials whose server became ready, in their order.
+func StartsOf(trials []Trial) *Starts {
+	s := &Starts{byKey: map[string][]time.Duration{}}
+	took := map[string][]time.Duration{}
+	var names []string
+	for _, t := range trials {
+		f := t.Result.Facts
+		if t.State != Done || f.StartUp <= 0 {
+			continue
+		}
+		s.measured++
+		s.version = f.Version
+		key := serverctl.CompileKey(f.Version, t.Args)
+		if len(s.byKey[key]) == 0 {
+			s.cold = append(s.cold, f.StartUp)
+		} else {
+			s.warm = append(s.warm, f.StartUp)
+		}
+		s.byKey[key] = append(s.byKey[key], f.StartUp)
+		for _, p := range f.Parts {
+			if took[p.Name] == nil {
+				names = append(names, p.Name)
+			}
+			took[p.Name] = append(took[p.Name], p.Took)
+		}
+	}
+	for _, name := range names {
+		s.parts = append(s.parts, serverctl.Part{Name: name, Took: median(took[name])})
+	}
+	return s
+}
+
+// Count is how many starts there were.
+func (s *Starts) Count() int { return s.measured }
+
+// Cost is how long a start with these args is likely to take: the median of those with the same compile key, else of the
+// first starts of other keys. 0 means that nothing is known.
+func (s *Starts) Cost(args []string) time.Duration {
+	if same := s.byKey[serverctl.CompileKey(s.version, args)]; len(same) > 0 {
+		return median(same)
+	}
+	return median(s.cold)
+}
+
+// Cold and Warm are the medians of starts that were the first with their compile key, and of the later ones; 0 where there
+// was none.
+func (s *Starts) Cold() time.Duration { return median(s.cold) }
+
+// Warm is the median of the starts whose compile key was seen before.
+func (s *Starts) Warm() time.Duration { return median(s.warm) }
+
+// Parts are the median durations of what a start goes through, in the order in which they were first seen.
+func (s *Starts) Parts() []serverctl.Part { return s.parts }
+
+// median is the lower one of an even number; 0 of none.
+func median(of []time.Duration) time.Duration {
+	if len(of) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(of))
+	return sorted[(len(sorted)-1)/2]
+}
