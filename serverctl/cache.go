@@ -53,6 +53,10 @@ func (s *Server) pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// ErrNoReset says that a server has no way to empty its prefix cache.
+var ErrNoReset = errors.New("reset the prefix cache: the server has no /reset_prefix_cache; it must run with VLLM_SERVER_DEV_MODE=1, " +
+	"which the tuner sets (look for it in server.env), or the study must use another cache protocol: steady or primed")
+
 // errNotFreed is a reset that failed because blocks of the cache were in use.
 var errNotFreed = errors.New("blocks of the prefix cache are still in use")
 
@@ -86,8 +90,7 @@ func (s *Server) resetOnce(ctx context.Context) error {
 		return fmt.Errorf("reset the prefix cache: %w", err)
 	}
 	if a.status == http.StatusNotFound {
-		return errors.New("reset the prefix cache: the server has no /reset_prefix_cache; it must run with VLLM_SERVER_DEV_MODE=1, " +
-			"which the tuner sets (look for it in server.env), or the study must use another cache protocol: steady or primed")
+		return ErrNoReset
 	}
 	if err := a.failed("reset the prefix cache"); err != nil {
 		return err

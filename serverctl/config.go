@@ -136,23 +136,40 @@ var secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDE
 // SecretName reports whether the value of an environment variable or flag of that name must not be seen.
 func SecretName(name string) bool { return secretName.MatchString(name) }
 
-// secrets returns a replacer for everything that the server could print but nobody should read: vLLM logs its arguments,
-// keys included.
-func (c Config) secrets(environ []string) *strings.Replacer {
+// secrets are texts that nobody should read. The zero value hides nothing.
+type secrets struct {
+	replacer *strings.Replacer
+	longest  int // bytes
+}
+
+func (s secrets) hide(text string) string {
+	if s.replacer == nil {
+		return text
+	}
+	return s.replacer.Replace(text)
+}
+
+// newSecrets hides the longest first: one secret may begin like another.
+func newSecrets(values []string) secrets {
 	const shortest = 6 // a shorter value is no secret, and is found in too many innocent words
+	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(v) < shortest })
+	if len(values) == 0 {
+		return secrets{}
+	}
+	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
 	var pairs []string
-	hide := func(value string) {
-		if len(value) >= shortest {
-			pairs = append(pairs, value, "[secret]")
-		}
+	for _, value := range values {
+		pairs = append(pairs, value, "[secret]")
 	}
-	hide(c.APIKey)
-	for _, value := range c.Secrets {
-		hide(value)
-	}
+	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), longestLine)}
+}
+
+// secrets are what the server could print but nobody should read: vLLM logs its arguments, keys included.
+func (c Config) secrets(environ []string) secrets {
+	values := append([]string{c.APIKey}, c.Secrets...)
 	for _, variable := range environ {
 		if name, value, _ := strings.Cut(variable, "="); SecretName(name) {
-			hide(value)
+			values = append(values, value)
 		}
 	}
 	for i, arg := range c.Args {
@@ -160,17 +177,17 @@ func (c Config) secrets(environ []string) *strings.Replacer {
 		switch {
 		case !strings.HasPrefix(name, "--") || !SecretName(name):
 		case inline:
-			hide(value)
+			values = append(values, value)
 		default:
 			for _, value := range c.Args[i+1:] { // --api-key takes several
 				if strings.HasPrefix(value, "-") {
 					break
 				}
-				hide(value)
+				values = append(values, value)
 			}
 		}
 	}
-	return strings.NewReplacer(pairs...)
+	return newSecrets(values)
 }
 
 // Check says why no server could be started with the config, as far as that can be known without starting one: a missing

@@ -134,7 +134,7 @@ func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
 		switch {
-		case f.dead.Load() && f.role == "dead-engine":
+		case f.dead.Load() && (f.role == "dead-engine" || f.role == "dead-at-first"):
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case f.dead.Load() && f.role == "deaf":
 			time.Sleep(lifetime)
@@ -166,6 +166,11 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n := f.requests.Add(1)
+	if f.role == "dead-at-first" {
+		f.dead.Store(true)
+		http.Error(w, "EngineDeadError", http.StatusInternalServerError)
+		return
+	}
 	if n > 1 && f.role == "frozen" {
 		<-r.Context().Done()
 		return

@@ -227,3 +227,71 @@ func TestAHeldPortIsTheServersAlone(t *testing.T) {
 	}
 	other.release()
 }
+
+// The same port of another loopback address is a neighbour's, and no reason to throw a server away.
+func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	neighbour, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer neighbour.Close()
+	c, _ := config("serve")
+	c.Port = neighbour.Addr().(*net.TCPAddr).Port
+	if got := start(t, c).Facts().Port; got != c.Port {
+		t.Errorf("the server was started on port %d and ended on %d", c.Port, got)
+	}
+}
+
+// A pairOfGPUs tells the level of both; after the first query the second one's is another's.
+type pairOfGPUs struct {
+	mu    sync.Mutex
+	asked int
+	later *float64 // of the second GPU
+}
+
+func (g *pairOfGPUs) Query(context.Context) (gpu.Reading, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	level := new(float64(10))
+	second := level
+	if g.asked++; g.asked > 1 {
+		second = g.later
+	}
+	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-a", UsedMiB: level}, {Index: 1, UUID: "GPU-b", UsedMiB: second}}}, nil
+}
+
+func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		args  string
+		later *float64
+		want  string // in the error; empty is none
+	}{
+		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
+		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
+		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 does not tell its memory any more"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			c, _ := config("serve")
+			c.Args, c.GPU, c.GPUMemoryTimeout = strings.Fields(row.args), &pairOfGPUs{later: row.later}, 300*time.Millisecond
+			_, err := start(t, c).Stop(t.Context())
+			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("Stop() = %v, want %q", err, row.want)
+			}
+		})
+	}
+}
+
+// An engine that dies of the first token leaves an API server that says so: that is no slow start.
+func TestAnEngineThatDiesOfTheFirstTokenIsNoticedAtOnce(t *testing.T) {
+	t.Parallel()
+	c, _ := config("dead-at-first")
+	begin := time.Now()
+	_, err := Start(t.Context(), c)
+	exit, ok := errors.AsType[*ExitError](err)
+	if !ok || exit.Class != StartCrash || time.Since(begin) > 10*time.Second {
+		t.Errorf("Start() = %v after %v, want start-crash", err, time.Since(begin))
+	}
+}

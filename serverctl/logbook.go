@@ -18,11 +18,14 @@ const (
 	longestInErr = 1000     // bytes of a line that an error or a tail keeps
 )
 
+// staleSign is how long after a sign under load its death may come. What a server survives for longer was not deadly.
+const staleSign = 30 * time.Second
+
 // A logbook reads a server's log line by line: it keeps the facts, the first sign of every kind of death and the last
 // lines, and passes everything on without secrets. It is an io.Writer that never fails.
 type logbook struct {
-	to      io.Writer         // the full log; may be nil
-	secrets *strings.Replacer // may be nil
+	to      io.Writer // the full log; may be nil
+	secrets secrets   // none unless given
 
 	mu         sync.Mutex
 	writeErr   error // the first of to's
@@ -43,6 +46,7 @@ type logbook struct {
 // signs are the first lines of the present stage (start or load) that tell of a death.
 type signs struct {
 	known     *ExitError // matched a death
+	at        time.Time  // when known came
 	exception string     // an exception that is not known
 	wrapper   string     // says that something failed, not what
 }
@@ -97,10 +101,11 @@ func (l *logbook) close() error {
 func (l *logbook) endLine() {
 	line := strings.TrimRight(string(l.partial), "\r")
 	l.partial = l.partial[:0]
-	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
-	if l.secrets != nil {
-		line = l.secrets.Replace(line)
+	if len(line) == longestLine { // it may have been cut in the middle of a secret
+		line = line[:len(line)-l.secrets.longest]
 	}
+	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
+	line = l.secrets.hide(line)
 	if l.to != nil && l.writeErr == nil {
 		_, l.writeErr = io.WriteString(l.to, line+"\n")
 	}
@@ -182,8 +187,10 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 
 // learn keeps the first line of each kind.
 func (s *signs) learn(text string, loaded bool) {
-	if s.known == nil {
-		s.known = recognise(text, loaded)
+	if s.known == nil || loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign) {
+		if e := recognise(text, loaded); e != nil {
+			s.known, s.at = e, time.Now()
+		}
 	}
 	switch {
 	case wrapper.MatchString(text):
@@ -300,7 +307,7 @@ func (l *logbook) death(code int, ending string) *ExitError {
 		}
 	}
 	switch s := l.signs; {
-	case s.known != nil:
+	case s.known != nil && !(l.loaded && time.Since(s.at) > staleSign):
 		*e = *s.known
 	case s.wrapper != "" && l.loaded:
 		e.Cause, e.Evidence = EngineDead, cmp.Or(s.exception, s.wrapper)

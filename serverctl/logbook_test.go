@@ -219,3 +219,40 @@ func FuzzLogbook(f *testing.F) {
 		}
 	})
 }
+
+func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
+	const files = "(APIServer pid=1) OSError: [Errno 24] Too many open files\n"
+	const memory = "(EngineCore_DP0 pid=2) ERROR 11-20 20:50:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
+	for _, row := range []struct {
+		name  string
+		age   time.Duration // of the first sign when the rest comes
+		rest  string
+		class Class
+	}{
+		{"what the machine lacked does not hide what the point needs", 0, memory, OOMLoad},
+		{"an old sign says nothing", 2 * staleSign, "", CrashLoad},
+		{"a fresh one does", 0, "", Infrastructure},
+	} {
+		l := &logbook{loaded: true}
+		l.Write([]byte(files))
+		l.signs.at = l.signs.at.Add(-row.age)
+		l.Write([]byte(row.rest))
+		if e := l.death(1, "exit status 1"); e.Class != row.class {
+			t.Errorf("%s: %v, want %s", row.name, e, row.class)
+		}
+	}
+}
+
+func TestNoPartOfASecretIsSeen(t *testing.T) {
+	for _, row := range []struct{ name, line string }{
+		{"one secret begins like another", "token abcdefTOPSECRET"},
+		{"a line that is cut in the middle of one", strings.Repeat("x", longestLine-10) + "abcdefTOPSECRET"},
+	} {
+		var out strings.Builder
+		l := &logbook{to: &out, secrets: newSecrets([]string{"abcdef", "abcdefTOPSECRET"})}
+		fmt.Fprintln(l, row.line)
+		if strings.Contains(out.String(), "TOP") || strings.Contains(out.String(), "abcd") {
+			t.Errorf("%s: …%s", row.name, out.String()[max(0, out.Len()-40):])
+		}
+	}
+}

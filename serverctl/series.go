@@ -155,7 +155,7 @@ func (s *Server) watchGPUs(ctx context.Context) {
 		err = poll(ctx, s.config.GPU, s.config.limits.sampleEvery, tell)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.config.progress("the GPUs are no longer watched: %v", err)
+		s.gpuError = err.Error()
 	}
 }
 

@@ -19,12 +19,14 @@ type Server struct {
 	port      int
 	url       string
 	owned     bool // the port was seen to be ours
+	healthy   bool // /health was well
 	strangers int  // looks in a row at which somebody else answered on the port
 	modelID   string
 	facts     Facts
 	before    []gpu.GPU // those the server uses, as they were before its start; none when there is none to ask
 	shm       *host.ShmWatch
 	series    recorder
+	gpuError  string // why the GPUs are no longer watched; to be read when the watchers have ended
 
 	stopWatch context.CancelFunc // ends the watchers
 	watched   sync.WaitGroup     // the watchers

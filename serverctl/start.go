@@ -121,7 +121,6 @@ func (s *Server) settle(ctx context.Context, begin time.Time) {
 		s.facts.Version = s.version(ctx)
 	}
 	s.facts.Args = s.resolvedArgs(ctx)
-	s.seeShm()
 	s.config.progress("ready after %v", s.facts.StartUp.Round(100*time.Millisecond))
 	s.beginWatch(ctx)
 }
@@ -145,7 +144,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 			}
 			return s.startTimeout(waiting)
 		case <-shm.C:
-			s.seeShm()
+			_ = s.seeShm() // of processes that come and go; Stop says what it cannot see
 			continue
 		case <-time.After(s.config.limits.readyEvery):
 		}
@@ -194,7 +193,11 @@ func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 			Evidence: fmt.Sprintf("port %d is answered by a process that we did not start", s.port)}
 	}
 	s.owned, s.strangers = true, 0
-	if health.status != http.StatusOK {
+	if s.healthy && health.status == http.StatusServiceUnavailable { // of the first token
+		return "", s.engineDeath()
+	}
+	s.healthy = health.status == http.StatusOK
+	if !s.healthy {
 		return fmt.Sprintf("/health (HTTP %d)", health.status), nil
 	}
 	if waiting, err := s.readModel(ctx); waiting != "" || err != nil {

@@ -32,13 +32,14 @@ type Ended struct {
 	GPUWait  time.Duration `json:"gpu_wait_ns"`         // until the GPUs' memory was back
 	GPUs     []GPUMemory   `json:"gpus,omitempty"`      // nil where there is no GPU to ask
 	LogError string        `json:"log_error,omitempty"` // why the log is incomplete
+	GPUError string        `json:"gpu_error,omitempty"` // why the GPUs were not watched to the end
 }
 
 // A GPUMemory is the memory that is in use on one GPU, MiB.
 type GPUMemory struct {
 	Index  int     `json:"index"`
 	Before float64 `json:"before_mib"` // before the server's start
-	After  float64 `json:"after_mib"`  // after its end
+	After  float64 `json:"after_mib"`  // after its end; -1 when the GPU does not tell any more
 }
 
 // A MemoryError says that a server's GPU memory did not come back: the next one must not be started, for it would die of
@@ -54,6 +55,10 @@ func (e *MemoryError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "wait for the GPU's memory to come back: after %v", e.Waited.Round(100*time.Millisecond))
 	for _, g := range e.GPUs {
+		if g.After == untold {
+			fmt.Fprintf(&b, " GPU %d does not tell its memory any more;", g.Index)
+			continue
+		}
 		fmt.Fprintf(&b, " GPU %d has %.0f MiB in use, before the start %.0f MiB;", g.Index, g.After, g.Before)
 	}
 	for _, p := range e.Holders {
@@ -88,12 +93,13 @@ func (s *Server) takeStock(ctx context.Context) (err error) {
 
 // visible are the GPUs that the server uses.
 func (c Config) visible(reading gpu.Reading) []gpu.GPU {
-	return gpu.Visible(reading, func(name string) (string, bool) {
+	visible := gpu.Visible(reading, func(name string) (string, bool) {
 		if value, ok := c.Env[name]; ok {
 			return value, true
 		}
 		return os.LookupEnv(name)
 	})
+	return visible[:min(len(visible), WorldSize(c.Args))] // vLLM takes the first ones
 }
 
 // Stop ends the server: SIGTERM, StopTimeout for it to end, SIGKILL to everything that came of it; it returns when no
@@ -116,9 +122,12 @@ func (s *Server) stop(ctx context.Context) error {
 	if s.stopWatch != nil {
 		s.stopWatch()
 		s.watched.Wait()
+		s.ended.GPUError = s.gpuError
 	}
 	s.http.CloseIdleConnections()
-	s.seeShm()
+	if err := s.seeShm(); err != nil {
+		s.config.progress("not all of the server's shared memory could be seen: %v", err)
+	}
 	err := s.process.Stop(ctx, s.config.StopTimeout)
 	if logErr := s.log.close(); logErr != nil {
 		s.ended.LogError = logErr.Error()
@@ -144,14 +153,12 @@ func (s *Server) stop(ctx context.Context) error {
 
 // seeShm learns what shared memory the server's processes hold. What it could not see stays when the server is gone: a file
 // too many is better than a neighbour's too few.
-func (s *Server) seeShm() {
+func (s *Server) seeShm() error {
 	pids, err := s.process.Members()
-	if err == nil {
-		err = s.shm.Observe(pids)
-	}
 	if err != nil {
-		s.config.progress("not all of the server's shared memory could be seen: %v", err)
+		return err
 	}
+	return s.shm.Observe(pids)
 }
 
 // awaitMemory waits until the GPUs hold no more than before the start.
@@ -195,15 +202,23 @@ func (s *Server) holders(ctx context.Context) []gpu.Process {
 	return processes
 }
 
-// compare puts the memory in use before and after side by side. A GPU that does not tell is left out.
+// untold is the memory of a GPU that told it before, and does not any more.
+const untold = -1
+
+// compare puts the memory in use before and after side by side. A GPU that did not tell before is left out.
 func compare(before, after []gpu.GPU) []GPUMemory {
 	var list []GPUMemory
 	for _, b := range before {
+		if b.UsedMiB == nil {
+			continue
+		}
+		now := GPUMemory{Index: b.Index, Before: *b.UsedMiB, After: untold}
 		for _, a := range after {
-			if a.UUID == b.UUID && a.Index == b.Index && a.MIG == b.MIG && b.UsedMiB != nil && a.UsedMiB != nil {
-				list = append(list, GPUMemory{Index: b.Index, Before: *b.UsedMiB, After: *a.UsedMiB})
+			if a.UUID == b.UUID && a.Index == b.Index && a.MIG == b.MIG && a.UsedMiB != nil {
+				now.After = *a.UsedMiB
 			}
 		}
+		list = append(list, now)
 	}
 	return list
 }
@@ -211,7 +226,7 @@ func compare(before, after []gpu.GPU) []GPUMemory {
 func aboveLevel(gpus []GPUMemory) []GPUMemory {
 	var above []GPUMemory
 	for _, g := range gpus {
-		if g.After > g.Before+gpuSlackMiB {
+		if g.After == untold || g.After > g.Before+gpuSlackMiB {
 			above = append(above, g)
 		}
 	}

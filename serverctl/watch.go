@@ -64,6 +64,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
 			next = now.Add(s.config.limits.sampleEvery)
+			_ = s.seeShm() // of processes that come and go; Stop says what it cannot see
 			if evidence := s.look(ctx, &still); evidence != "" {
 				return s.hang(NoToken, evidence)
 			}

@@ -68,8 +68,10 @@ func (m *measuring) fillCache(ctx context.Context) error {
 // pass sends n requests of a stream, uncounted, and waits until the server is idle again.
 func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n int) error {
 	p := workload.Pass{Source: m.Source, Seed: m.Seed, Stream: stream, Rate: m.primeRate(), First: first, N: n}
+	began := time.Now()
 	run, err := m.load.Run(ctx, p.Schedule(), nil)
 	if err != nil {
+		m.result.GPUTime += time.Since(began) // spent all the same
 		return err
 	}
 	m.result.GPUTime += run.Elapsed
@@ -81,7 +83,10 @@ func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n i
 	}
 	drained, err := m.server.Drain(ctx)
 	m.result.GPUTime += drained
-	return err
+	if err != nil {
+		return serverError{err}
+	}
+	return nil
 }
 
 // deathNotice is how long a server that answers nothing well has to die, so that its own last words are the evidence.
@@ -89,14 +94,7 @@ const deathNotice = 10 * time.Second
 
 // useless is the error of a server that is up and fails every request.
 func (m *measuring) useless(ctx context.Context, evidence string) error {
-	select {
-	case <-m.server.Exited():
-		return m.server.Err()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(deathNotice):
-		return &serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: evidence, Code: -1}
-	}
+	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: evidence, Code: -1})
 }
 
 func (m *measuring) primeRate() float64 {
@@ -108,9 +106,9 @@ func (m *measuring) primeRate() float64 {
 
 // primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.
 func (m *measuring) primeUntilSteady(ctx context.Context) error {
-	start, err := m.server.Counters(ctx)
+	start, err := m.counters(ctx)
 	if err != nil {
-		return fmt.Errorf("read the server's counters: %w", err)
+		return err
 	}
 	if m.result.Facts.KVCacheTokens == 0 {
 		m.result.Notes = append(m.result.Notes, "the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
@@ -121,9 +119,9 @@ func (m *measuring) primeUntilSteady(ctx context.Context) error {
 		if err := m.pass(ctx, workload.PrimeStream, piece*n, n); err != nil {
 			return fmt.Errorf("prime the cache: %w", err)
 		}
-		now, err := m.server.Counters(ctx)
+		now, err := m.counters(ctx)
 		if err != nil {
-			return fmt.Errorf("read the server's counters: %w", err)
+			return err
 		}
 		rate := hitRate(before, now)
 		written := now.PromptTokens - now.PrefixHits + now.GenerationTokens - (start.PromptTokens - start.PrefixHits + start.GenerationTokens)
@@ -141,8 +139,9 @@ func (m *measuring) prepareCache(ctx context.Context) error {
 	if m.Cache != Reset {
 		return nil
 	}
-	if err := m.server.ResetCache(ctx); err != nil {
-		return fmt.Errorf("reset the prefix cache: %w", err)
+	err := m.server.ResetCache(ctx)
+	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // which is the user's to mend
+		err = serverError{err}
 	}
-	return nil
+	return err
 }

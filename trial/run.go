@@ -66,7 +66,7 @@ func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) 
 	m := &measuring{Runner: r, Task: task, server: server, load: load, result: result, firstRate: r.firstRate(server.Facts())}
 	m.result.Facts, m.result.GPUTime = server.Facts(), server.Facts().StartUp
 	capacity, runErr := m.measure(ctx)
-	ended, stopErr := server.Stop(context.WithoutCancel(ctx))
+	ended, stopErr := server.Stop(ctx) // whose end cuts the server's grace short, and nothing else
 	m.result.Ended = ended
 	m.result.GPUTime += ended.Took
 	if ended.LogError != "" {
@@ -193,6 +193,11 @@ func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
 	return found, m.cause(ctx, err)
 }
 
+// A serverError is a question that the server did not answer. Mostly that is the first sign of its death.
+type serverError struct{ error }
+
+func (e serverError) Unwrap() error { return e.error }
+
 // cause prefers the server's death to the errors that follow from it.
 func (m *measuring) cause(ctx context.Context, err error) error {
 	if err == nil {
@@ -201,7 +206,25 @@ func (m *measuring) cause(ctx context.Context, err error) error {
 	if exit, ok := errors.AsType[*serverctl.ExitError](context.Cause(ctx)); ok {
 		return exit
 	}
+	if _, ok := errors.AsType[*serverctl.ExitError](err); ok {
+		return err
+	}
+	if _, ok := errors.AsType[serverError](err); ok && ctx.Err() == nil {
+		return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: err.Error(), Code: -1})
+	}
 	return err
+}
+
+// AwaitDeath gives a server that behaves as if it were dying some time to do so, and returns its own last words, or otherwise.
+func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitError) error {
+	select {
+	case <-server.Exited():
+		return server.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(deathNotice):
+		return otherwise
+	}
 }
 
 // probe measures one rate, unless it was measured before an interruption.
@@ -219,8 +242,10 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 		return capacity.Outcome{}, ErrInterrupted
 	default:
 	}
+	began := time.Now()
 	p, err := m.measureRate(ctx, seq, rate)
 	if err != nil {
+		m.result.GPUTime += time.Since(began) // spent all the same
 		return capacity.Outcome{}, err
 	}
 	if err := m.Record(p); err != nil {
@@ -241,9 +266,9 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	if err := m.prepareCache(ctx); err != nil {
 		return Probe{}, err
 	}
-	before, err := m.server.Counters(ctx)
+	before, err := m.counters(ctx)
 	if err != nil {
-		return Probe{}, fmt.Errorf("read the server's counters: %w", err)
+		return Probe{}, err
 	}
 	plan := workload.Plan{
 		Source: m.Source, Seed: m.Seed, Rate: rate,
@@ -261,11 +286,11 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	}
 	drained, err := m.server.Drain(ctx)
 	if err != nil {
-		return Probe{}, err
+		return Probe{}, serverError{err}
 	}
-	after, err := m.server.Counters(ctx)
+	after, err := m.counters(ctx)
 	if err != nil {
-		return Probe{}, fmt.Errorf("read the server's counters: %w", err)
+		return Probe{}, err
 	}
 	measurement := bench.Measure(run, bench.Scope{Rate: rate, Start: plan.LeadIn, Length: window, Natural: m.Natural})
 	if measurement.Void != "" {
@@ -283,6 +308,14 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	}
 	p.Note = m.note(p, run)
 	return p, nil
+}
+
+func (m *measuring) counters(ctx context.Context) (serverctl.Counters, error) {
+	c, err := m.server.Counters(ctx)
+	if err != nil {
+		return c, serverError{fmt.Errorf("read the server's counters: %w", err)}
+	}
+	return c, nil
 }
 
 // note says what a reader must know before believing the probe.

@@ -271,6 +271,27 @@ func (d deaf) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, er
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
 }
 
+// A resetKiller dies of a reset: the question fails first, and the death is known a moment later.
+type resetKiller struct{ *stub }
+
+func (s resetKiller) ResetCache(context.Context) error {
+	time.AfterFunc(50*time.Millisecond, func() { close(s.exited) })
+	return errors.New("reset the prefix cache: EOF")
+}
+
+func TestAServerThatDiesBetweenLoadsIsAResult(t *testing.T) {
+	s := &stub{capacity: 4.8}
+	r := runner(t, s, Reset)
+	r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {
+		server, load, err := s.start(ctx, l)
+		return resetKiller{server.(*stub)}, load, err
+	}
+	result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
+	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
+		t.Errorf("Run = %+v, %v; want the server's own last words", result, err)
+	}
+}
+
 func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	before := serverctl.Counters{Drafts: 10, DraftTokens: 30, AcceptedTokens: 12, AcceptedAt: []float64{8, 4}}
 	after := serverctl.Counters{Drafts: 30, DraftTokens: 90, AcceptedTokens: 42, AcceptedAt: []float64{23, 14, 5}}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"vllmtuner/serverctl"
@@ -44,7 +45,8 @@ type Study struct {
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
 	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
 
-	unknown int // trials in a row that failed by nobody's fault, of this Run
+	observing sync.Mutex
+	unknown   int // trials in a row that failed by nobody's fault, of this Run
 }
 
 // An Event is something that a watcher of a study wants to know.
@@ -189,15 +191,24 @@ func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) 
 	result, err := s.runOnce(ctx, t, study)
 	if err == nil && result.Class.Retryable() {
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
-		spent := result.GPUTime
+		first, recorded := result, measured(t.Probes)
 		result, err = s.runOnce(ctx, t, study)
-		result.GPUTime += spent
+		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
+		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
 	s.unknown++
 	if err != nil || result.Outcome != trial.Unknown {
 		s.unknown = 0
 	}
 	return result, err
+}
+
+// measured is the GPU time of probes.
+func measured(probes []trial.Probe) (sum time.Duration) {
+	for _, p := range probes {
+		sum += p.GPUTime
+	}
+	return sum
 }
 
 func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
@@ -246,6 +257,8 @@ func hint(study studies.Study) float64 {
 
 func (s *Study) observe(e Event) {
 	if s.Observe != nil {
+		s.observing.Lock() // a server's watchers have something to say, too
+		defer s.observing.Unlock()
 		s.Observe(e)
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
@@ -291,6 +293,56 @@ func TestAHangGetsASecondChance(t *testing.T) {
 			t.Errorf("%s: %s with %s of GPU time, want %s", row.name, r.Outcome, r.GPUTime, row.want)
 		}
 		store.Close()
+	}
+}
+
+// A hanging server hangs in one of its loads.
+type hanging struct {
+	trial.Server
+	trial.Load
+	exited chan struct{}
+	runs   int
+}
+
+func (h *hanging) Exited() <-chan struct{} { return h.exited }
+func (h *hanging) Err() error {
+	return &serverctl.ExitError{Class: serverctl.Hang, Evidence: "no token"}
+}
+
+func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	const last = 4 // after the warm-up and two probes
+	if h.runs++; h.runs == last {
+		close(h.exited)
+		<-ctx.Done()
+		return bench.Run{}, context.Cause(ctx)
+	}
+	return h.Load.Run(ctx, s, stop)
+}
+
+// Both servers of a trial cost GPU time; a probe is measured, and counted, once.
+func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	s := study(t, store, trial.Reset, 1)
+	good, starts := s.Runner.Start, 0
+	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
+		server, load, err := good(ctx, l)
+		if starts++; starts > 1 || err != nil {
+			return server, load, err
+		}
+		h := &hanging{Server: server, Load: load, exited: make(chan struct{})}
+		return h, h, nil
+	}
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := answers(t, store)[0]
+	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + measured(got.Probes)
+	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > measured(got.Probes[:1]) {
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, measured(got.Probes[:1]))
+	}
+	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
+		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)
 	}
 }
 

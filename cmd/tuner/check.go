@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -127,14 +128,22 @@ func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any),
 	return nil
 }
 
-// samplePoints returns points that between them use every flag of the space.
+// samplePoints returns points that between them use every flag of the space, with both ends of each range and every choice.
 func (p *plan) samplePoints() []space.Point {
 	n := len(p.file.Parameters)
 	low, high := make([]float64, n), make([]float64, n)
 	for i := range high {
 		high[i] = 0.999
 	}
-	return []space.Point{p.space.Sample(low), p.space.Sample(high)}
+	points := []space.Point{p.space.Sample(low), p.space.Sample(high)}
+	for _, parameter := range p.file.Parameters {
+		for _, level := range p.space.Parameter(parameter.Name).Levels(2) {
+			point := maps.Clone(points[0])
+			point[parameter.Name] = level
+			points = append(points, point)
+		}
+	}
+	return points
 }
 
 func countFlags(args []string) int {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/tuner/studyfile"
@@ -74,6 +75,7 @@ func (p *plan) checkGPUs(ctx context.Context, say func(what, format string, args
 		return 0, usageError{fmt.Errorf("%s: server.gpu: %w", p.file.Path, err)}
 	}
 	visible := gpu.Visible(reading, p.lookup)
+	visible = visible[:min(len(visible), serverctl.WorldSize(p.file.Server.Args))]
 	for _, g := range visible {
 		used := ""
 		if g.UsedMiB != nil && g.TotalMiB != nil {

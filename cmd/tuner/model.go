@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -36,7 +38,10 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, report.Took.Round(time.Second))
 		}
 		p.model = path
-		if files, _, err = weights.Files(weights.Model{Name: path}); err != nil {
+		if info, err := os.Stat(p.file.Model); err == nil && !info.IsDir() { // a GGUF file: its folder was copied
+			p.model = filepath.Join(path, filepath.Base(p.file.Model))
+		}
+		if files, _, err = weights.Files(weights.Model{Name: p.model}); err != nil {
 			return err
 		}
 	}

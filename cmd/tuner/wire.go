@@ -285,6 +285,9 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	}
 	logged := &loggedServer{Server: server, log: log, dir: dir}
 	if err := p.checkTexts(ctx, client, server.Facts().MaxModelLen); err != nil {
+		if _, isUsers := errors.AsType[usageError](err); !isUsers && ctx.Err() == nil {
+			err = trial.AwaitDeath(ctx, server, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: err.Error(), Code: -1})
+		}
 		_, stopErr := logged.Stop(context.WithoutCancel(ctx))
 		return nil, nil, errors.Join(err, stopErr)
 	}
@@ -333,14 +336,16 @@ type loggedServer struct {
 // Stop ends the server and what was kept of it. A log that is incomplete is said, and ends no study.
 func (s *loggedServer) Stop(ctx context.Context) (serverctl.Ended, error) {
 	ended, err := s.Server.Stop(ctx)
-	if err != nil {
-		return ended, err // the record stays: the next run must end what is left
-	}
-	s.once.Do(func() { s.logErr, s.err = s.log.Close(), forgetRecord(s.dir) })
+	s.once.Do(func() {
+		s.logErr = s.log.Close()
+		if err == nil { // else the record stays: the next run must end what is left
+			s.err = forgetRecord(s.dir)
+		}
+	})
 	if s.logErr != nil {
 		ended.LogError = s.logErr.Error()
 	}
-	return ended, s.err
+	return ended, errors.Join(err, s.err)
 }
 
 // recordFile says which server process runs, so that the next run can end it when this one is killed.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -90,8 +91,8 @@ func parseStat(line string) (stat, error) {
 	return s, errors.Join(err1, err2, err3, err4, err5)
 }
 
-// Listens reports whether a TCP port of this machine is served by members alone: at least one socket listens on it, and
-// every one that does is held by a member. A stranger who shares the port (SO_REUSEPORT) would answer part of the
+// Listens reports whether a TCP port of the loopback address is served by members alone: at least one socket listens on
+// it, or on the port of any address, and every one that does is held by a member. A stranger who shares the port (SO_REUSEPORT) would answer part of the
 // requests.
 func (p *Process) Listens(port int) (bool, error) {
 	wanted := map[string]bool{}
@@ -129,11 +130,22 @@ func listeners(table string, port int) []string {
 	var inodes []string
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
-		if len(fields) > 9 && fields[3] == "0A" && strings.HasSuffix(fields[1], suffix) {
+		if len(fields) <= 9 || fields[3] != "0A" {
+			continue
+		}
+		address, ok := strings.CutSuffix(fields[1], suffix)
+		if ok && slices.Contains(reachable, address) {
 			inodes = append(inodes, fields[9])
 		}
 	}
 	return inodes
+}
+
+// reachable are the local addresses that answer who connects to 127.0.0.1, in the kernel's hex: words in the byte order of
+// the machine, which is little-endian wherever vLLM runs.
+var reachable = []string{
+	"0100007F", "00000000", // 127.0.0.1 and any
+	"00000000000000000000000000000000", "0000000000000000FFFF00000100007F", // :: and ::ffff:127.0.0.1
 }
 
 // dropHeld removes from sockets those that a process holds open.

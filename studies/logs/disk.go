@@ -110,8 +110,13 @@ func (d *disk) open() error {
 	if len(parts) > 0 {
 		newest = parts[len(parts)-1]
 	}
+	part, size := d.part, d.size
 	if err := d.openPart(newest); err != nil {
 		return err
+	}
+	if lost := size - d.size; lost > 0 && newest == part { // NFS says only later that it could not keep what it had taken
+		d.missing += lost
+		d.lost += lost
 	}
 	if !d.known {
 		d.known, d.again = true, d.size > 0 || d.part > 0

@@ -18,7 +18,7 @@ import (
 // small are limits that a test fills quickly.
 var small = limits{
 	head: 4000, part: 1000, parts: 4,
-	patience: time.Second, closing: 10 * time.Second, follow: 10 * time.Millisecond,
+	patience: time.Second, closing: time.Minute, follow: 10 * time.Millisecond,
 }
 
 func try(t testing.TB, errs ...error) {

@@ -157,6 +157,21 @@ func TestAFullDisk(t *testing.T) {
 	})
 }
 
+// What a file server took and could not keep is missing too.
+func TestADiskThatForgets(t *testing.T) {
+	dir := t.TempDir()
+	d := disk{limits: small, dir: dir}
+	lines := line(0) + line(1) + line(2)
+	d.write([]byte(lines), false)
+	try(t, os.Truncate(filepath.Join(dir, folder, "trial-0000.log"), int64(len(line(0)))))
+	d.fail(syscall.EIO) // as the next write would
+	d.write([]byte(line(3)), true)
+	d.close()
+	if got := runs(t, read(t, dir, 0, small)); !slices.Equal(got, []string{"0-0", "… 29 bytes left out here: input/output error …", "3-3"}) || d.lost != 29 {
+		t.Errorf("read %q, and %d bytes are counted; want that lines 1 and 2 are missing", got, d.lost)
+	}
+}
+
 // A pipe that nobody reads stands for a disk that hangs. A Write waits for it once, for as long as its patience lasts.
 func TestADiskThatHangs(t *testing.T) {
 	dir := t.TempDir()
