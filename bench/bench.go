@@ -97,6 +97,7 @@ type Run struct {
 	Tally        *Tally        // sums of all counted requests, when they were more than Client.MaxSamples; then Samples is empty
 	Series       Series        // what happened in each second, uncounted requests included
 	Lateness     Lateness      // of the client itself
+	Stalled      time.Duration // longest time for which this process stood still, as when it was stopped; 0 below half a second
 	Elapsed      time.Duration // from the start of the schedule until the last request had ended
 }
 

@@ -6,18 +6,32 @@ import (
 	"time"
 )
 
+// stallLimit is by how much a look may be late before this process itself is taken to have stood still: stopped, swapped out,
+// or without its share of the CPU.
+const stallLimit = 500 * time.Millisecond
+
 // watch tells once a second how far the run is, and asks whether it may end early. Either may be nil.
 func (f *flight) watch(tell func(Progress), stop Stop) {
-	tick := time.NewTicker(time.Second)
+	const every = time.Second
+	tick := time.NewTicker(every)
 	defer tick.Stop()
+	last := f.now()
 	for {
 		select {
 		case <-f.ctx.Done():
 			return
 		case <-tick.C:
 		}
+		gap := f.now() - last
+		last += gap
 		if tell != nil {
 			tell(f.progress())
+		}
+		if gap > every+stallLimit { // what came meanwhile is still to be read
+			f.mu.Lock()
+			f.run.Stalled = max(f.run.Stalled, gap-every)
+			f.mu.Unlock()
+			continue
 		}
 		if stop == nil {
 			continue

@@ -306,6 +306,9 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 		Server:      series,
 		Speculation: speculation(before, after),
 	}
+	if run.Stalled > 0 && !p.Verdict.Pass && p.Verdict.ClientLimited == "" {
+		p.Verdict.ClientLimited = fmt.Sprintf("the tuner itself stood still for %.1f s", run.Stalled.Seconds())
+	}
 	p.Note = m.note(p, run)
 	return p, nil
 }

@@ -157,6 +157,9 @@ func (b *benching) notes(r benchResult, run bench.Run) []string {
 	if run.Broken > 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
 	}
+	if run.Stalled > 0 {
+		notes = append(notes, fmt.Sprintf("the load generator itself stood still for %.1f s", run.Stalled.Seconds()))
+	}
 	if b.client.Natural {
 		notes = append(notes, "natural answers: another run has other work, and its figures do not compare")
 	}

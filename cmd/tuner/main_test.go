@@ -18,6 +18,7 @@ import (
 // The test binary is the command too: scripts and tests run it as tuner.
 func TestMain(m *testing.M) {
 	proc.Main()
+	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
 	testscript.Main(m, map[string]func(){"tuner": main, "fake-vllm": fakeVLLM})
 }
 

@@ -22,8 +22,11 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 		return nil
 	}
 	files, where, err := weights.Files(p.weights())
-	if errors.Is(err, weights.ErrUnknown) {
-		return nil // the server downloads it
+	if errors.Is(err, weights.ErrUnknown) { // the server downloads it
+		if p.file.Server.ModelCopy != "" {
+			fmt.Fprintf(w, "warning: the model is not on this machine yet, so it is not copied: the server downloads it\n")
+		}
+		return nil
 	}
 	if err != nil {
 		return usageError{fmt.Errorf("%s: model: %w", p.file.Path, err)}
@@ -50,7 +53,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 		return fmt.Errorf("read the weights into the page cache: %w", err)
 	}
 	switch {
-	case report.Skipped != "":
+	case report.Skipped != "" && report.NowResident < report.Bytes:
 		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
 	case report.Read > 0:
 		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), report.Took.Round(time.Second))

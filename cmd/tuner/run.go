@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/urfave/cli/v2"
@@ -78,6 +80,11 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return err
 	}
 	dir := filepath.Join(o.root, file.Name)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) { // a study that would be refused is not begun
+		if err := o.checkFlags(ctx, plan); err != nil {
+			return err
+		}
+	}
 	store, _, err := studies.Open(dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: world},
 		studies.Options{AcceptDrift: o.acceptDrift})
 	if err != nil {
@@ -95,7 +102,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	if err := o.prepare(ctx, plan, before); err != nil {
+	if err := o.prepare(ctx, plan); err != nil {
 		return err
 	}
 	watch, stop, err := o.watchers(plan, before)
@@ -111,23 +118,28 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// prepare does what costs time and no GPU: it asks the server for its flags before the first trial, and brings the model near. An
-// end that the user asks for meanwhile is an interruption.
-func (o runOptions) prepare(ctx context.Context, p *plan, before studies.Study) error {
+// checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.
+func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
-	var err error
-	if len(before.Trials) == 0 {
-		err = p.checkFlags(ctx, func(string, string, ...any) {}, true)
-		if _, isUsers := errors.AsType[usageError](err); err != nil && !isUsers && ctx.Err() == nil {
-			// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
-			fmt.Fprintf(o.stderr, "warning: the flags are not checked: %v\n", err)
-			err = nil
-		}
+	err := p.checkFlags(ctx, func(string, string, ...any) {}, true)
+	_, isUsers := errors.AsType[usageError](err)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return trial.ErrInterrupted
+	case err != nil && !isUsers:
+		// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
+		fmt.Fprintf(o.stderr, "warning: the flags are not checked: %v\n", err)
+		return nil
 	}
-	if err == nil {
-		err = p.nearModel(ctx, o.stderr)
-	}
+	return err
+}
+
+// prepare brings the model near. An end that the user asks for meanwhile is an interruption.
+func (o runOptions) prepare(ctx context.Context, p *plan) error {
+	ctx, cancel := orderly(ctx, o.finish)
+	defer cancel()
+	err := p.nearModel(ctx, o.stderr)
 	if err != nil && ctx.Err() != nil {
 		return trial.ErrInterrupted
 	}

@@ -121,7 +121,7 @@ func fakeResult(data, how string) string {
 // fakeLoad is the driver with the fake command.
 func fakeLoad(t *testing.T, how string) *vllmBench {
 	return &vllmBench{
-		command: []string{"fake-vllm", "bench", "serve"}, env: []string{"FAKE_VLLM=" + how, "GORACE=" + quickExit}, dir: t.TempDir(), tokenizer: "some/model",
+		command: []string{"fake-vllm", "bench", "serve"}, env: []string{"FAKE_VLLM=" + how}, dir: t.TempDir(), tokenizer: "some/model",
 		client: &bench.Client{URL: "http://127.0.0.1:1", Model: "served", APIKey: "sk-secret"},
 	}
 }

@@ -79,6 +79,11 @@ func (p *plan) open() (err error) {
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
 	}
+	for key, dir := range map[string]string{"cache_dir": file.Server.CacheDir, "model_copy": file.Server.ModelCopy} {
+		if err := writable(dir); err != nil {
+			return fmt.Errorf("%s: server.%s: %w; give a folder that can be written", file.Path, key, err)
+		}
+	}
 	if dir := file.Server.CacheDir; dir != "" {
 		// Everything that vLLM compiles and downloads of its own lies below it (vllm/envs.py); the user's word stands.
 		if _, given := p.env[cacheVariable]; !given {
@@ -86,6 +91,21 @@ func (p *plan) open() (err error) {
 		}
 	}
 	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer(), p.checkLoad())
+}
+
+// writable reports why a folder cannot be made and written; "" is no folder, and well.
+func writable(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	probe, err := os.CreateTemp(dir, ".tuner-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
 // cacheVariable is vLLM's own; compiled graphs lie in its torch_compile_cache.

@@ -48,11 +48,11 @@ func Copy(ctx context.Context, model, to string, progress func(done, total int64
 }
 
 func (c copier) copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
-	began := time.Now()
+	began, wanted := time.Now(), to
 	defer func() {
 		report.Took = time.Since(began)
 		if err != nil {
-			path, err = "", fmt.Errorf("copy the model %s to %s: %w", model, to, err)
+			path, err = "", fmt.Errorf("copy the model %s to %s: %w", model, wanted, err)
 		}
 	}()
 	report = Report{WasResident: -1, NowResident: -1}
@@ -98,6 +98,14 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 
 // target makes the folder for copies, and refuses one within the model's.
 func target(to, model string) (string, error) {
+	errWithin := errors.New("the copy would lie within the model's own folder; choose another one")
+	within := func(dir string) bool {
+		rest, err := filepath.Rel(model, dir)
+		return err == nil && filepath.IsLocal(rest)
+	}
+	if plain, err := filepath.Abs(to); err == nil && within(plain) { // before anything is made there
+		return "", errWithin
+	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return "", err
 	}
@@ -105,8 +113,8 @@ func target(to, model string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if rest, err := filepath.Rel(model, to); err == nil && filepath.IsLocal(rest) {
-		return "", errors.New("the copy would lie within the model's own folder; choose another one")
+	if within(to) { // by a link
+		return "", errWithin
 	}
 	return to, nil
 }
