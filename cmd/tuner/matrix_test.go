@@ -225,6 +225,9 @@ func TestFaultMatrix(t *testing.T) {
 		for _, f := range faults {
 			t.Run(f.name, func(t *testing.T) {
 				t.Parallel()
+				if f.within == deafLimit && os.Getenv(cyclesVariable) == "" {
+					t.Skip("a server that does not answer is noticed after 27 s: make soak-server")
+				}
 				r := newFaulty(t, f)
 				r.row = table.row(f)
 				r.run(t, r.simulated(t))

@@ -40,12 +40,12 @@ var moments = []moment{
 	{"the server ends", logHas("Shutting down")},
 }
 
-// someMoments are all of them in make soak-server, and else the two at which there is most to lose: each costs a study.
+// someMoments are all of them in make soak-server, and else the one at which there is most to lose: each costs a study.
 func someMoments() []moment {
 	if os.Getenv(cyclesVariable) != "" {
 		return moments
 	}
-	return []moment{moments[1], moments[3]}
+	return moments[3:4]
 }
 
 // An owner is a tuner that runs a study of one trial.

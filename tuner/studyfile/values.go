@@ -186,7 +186,7 @@ func duration(text, unit string) (time.Duration, error) {
 	switch known := cmp.Or(units[name], name); {
 	case name == "":
 		return 0, fmt.Errorf("%q has no unit; write %s%s", text, written, unit)
-	case slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known) && known == parts[2]:
+	case slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known) && written+known == text:
 		return 0, fmt.Errorf("%q is too long; write a duration of at most a year", text)
 	case slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known):
 		return 0, fmt.Errorf("%q has its unit in another form; write %s%s", text, written, known)
