@@ -224,7 +224,7 @@ func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
 			opened.Add(1)
 			serving.Go(func() {
 				defer conn.Close()
-				if conn.SetReadDeadline(time.Now().Add(2*time.Millisecond)) != nil { // it asks at once, or it goes
+				if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // it asks at once, or it goes
 					return
 				}
 				if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
