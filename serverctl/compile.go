@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"vllmtuner/tuner/space"
 )
 
 // mostGraphSeqs is the number of sequences from which on the list of CUDA-graph sizes does not change any more: its largest
@@ -22,24 +24,20 @@ var neverCompiled = []string{
 // graphs, as far as their flags tell: a start whose key was seen before loads them from the cache. version is the
 // server's, such as 0.14.1. From 0.15 on, and for unknown versions, max-num-seqs is always part of it.
 func CompileKey(version string, args []string) string {
+	flags, err := space.Flags(args)
+	if err != nil {
+		return ""
+	}
 	var parts []string
-	for i := 0; i < len(args); i++ {
-		name := strings.TrimLeft(flagName(args[i]), "-")
-		if name == "" {
-			continue
-		}
-		part := strings.TrimLeft(args[i], "-")
-		for i+1 < len(args) && flagName(args[i+1]) == "" {
-			i++
-			part += " " + args[i]
-		}
+	for _, flag := range flags {
+		name, _, _ := strings.Cut(flag.Name, ".")
 		switch {
 		case slices.Contains(neverCompiled, name):
 		case name == "max-num-seqs" && strings.HasPrefix(version, "0.14."):
-			parts = append(parts, "graphs "+strconv.Itoa(graphSeqs(part)))
+			parts = append(parts, "graphs "+strconv.Itoa(graphSeqs(flag)))
 		case name == "kv-cache-memory-bytes" && !strings.HasPrefix(version, "0.14."):
 		default:
-			parts = append(parts, part)
+			parts = append(parts, strings.Join(append([]string{flag.Name}, flag.Values...), " "))
 		}
 	}
 	slices.Sort(parts)
@@ -47,9 +45,8 @@ func CompileKey(version string, args []string) string {
 }
 
 // graphSeqs is the largest graph that a max-num-seqs asks for, without speculation.
-func graphSeqs(flag string) int {
-	_, value, _ := strings.Cut(strings.ReplaceAll(flag, "=", " "), " ")
-	n, err := strconv.Atoi(value)
+func graphSeqs(flag space.Flag) int {
+	n, err := strconv.Atoi(strings.Join(flag.Values, " "))
 	if err != nil {
 		return 0
 	}

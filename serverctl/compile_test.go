@@ -15,6 +15,7 @@ func TestCompileKeySharesGraphsAsVLLMDoes(t *testing.T) {
 		{"nor the load format", "0.14.1", "--load-format dummy", "", true},
 		{"the batch does", "0.14.1", "--max-num-batched-tokens 4096", "--max-num-batched-tokens 8192", false},
 		{"sequences beyond the largest graph do not, in 0.14.1", "0.14.1", "--max-num-seqs 256", "--max-num-seqs 1024", true},
+		{"two ways to write a flag are one", "0.14.1", "--block-size=16", "--block-size 16", true},
 		{"fewer sequences do", "0.14.1", "--max-num-seqs 128", "--max-num-seqs 256", false},
 		{"later versions hash the sequences themselves", "0.33.0", "--max-num-seqs 256", "--max-num-seqs 1024", false},
 		{"bytes for the cache count in 0.14.1", "0.14.1", "--kv-cache-memory-bytes 1G", "--kv-cache-memory-bytes 2G", false},

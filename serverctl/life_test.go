@@ -13,35 +13,27 @@ import (
 	"vllmtuner/serverctl/gpu"
 )
 
-func TestAHangShowsInCountersThatStandStill(t *testing.T) {
+func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
-	c, _ := config("busy") // 3 requests run for ever, and /health is well
-	c.HangTimeout = 300 * time.Millisecond
-	s := start(t, c)
-	select {
-	case <-s.Exited():
-	case <-time.After(10 * time.Second):
-		t.Fatal("waited 10 s for the hang to be noticed")
-	}
-	exit, ok := errors.AsType[*ExitError](s.Err())
-	if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, "no token for 300ms though 3 requests run") {
-		t.Errorf("Err() = %v", s.Err())
-	}
-}
-
-func TestAHangOfAnIdleServerIsFoundByAsking(t *testing.T) {
-	t.Parallel()
-	c, _ := config("frozen") // its counters say that it is idle
-	c.HangTimeout = 300 * time.Millisecond
-	s := start(t, c)
-	select {
-	case <-s.Exited():
-	case <-time.After(10 * time.Second):
-		t.Fatal("waited 10 s for the hang to be noticed")
-	}
-	exit, ok := errors.AsType[*ExitError](s.Err())
-	if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, "an idle server made no token of a request within 300ms") {
-		t.Errorf("Err() = %v", s.Err())
+	for mode, evidence := range map[string]string{
+		"busy":   "no token for 300ms though 3 requests run",               // for ever, and /health is well
+		"frozen": "an idle server made no token of a request within 300ms", // its counters say that it is idle
+	} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c, _ := config(mode)
+			c.HangTimeout = 300 * time.Millisecond
+			s := start(t, c)
+			select {
+			case <-s.Exited():
+			case <-time.After(10 * time.Second):
+				t.Fatal("waited 10 s for the hang to be noticed")
+			}
+			exit, ok := errors.AsType[*ExitError](s.Err())
+			if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, evidence) {
+				t.Errorf("Err() = %v", s.Err())
+			}
+		})
 	}
 }
 

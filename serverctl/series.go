@@ -145,7 +145,7 @@ func (s *Server) watchGPUs(ctx context.Context) {
 		return
 	}
 	tell := func(r gpu.Reading) {
-		r.GPUs = s.config.visible(r)
+		r.GPUs = OwnGPUs(r, s.config.Env, s.config.Args)
 		s.series.addGPUs(r)
 	}
 	var err error

@@ -27,7 +27,6 @@ const (
 // An Ended is what the end of a server took, and what it left.
 type Ended struct {
 	Took     time.Duration `json:"took_ns"`             // all of it
-	Killed   bool          `json:"killed,omitempty"`    // SIGKILL was needed for at least one process
 	Shm      []string      `json:"shm,omitempty"`       // left in /dev/shm by this server, and removed
 	GPUWait  time.Duration `json:"gpu_wait_ns"`         // until the GPUs' memory was back
 	GPUs     []GPUMemory   `json:"gpus,omitempty"`      // nil where there is no GPU to ask
@@ -87,19 +86,19 @@ func (s *Server) takeStock(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("read the GPUs' memory before the start: %w", err)
 	}
-	s.before = s.config.visible(reading)
+	s.before = OwnGPUs(reading, s.config.Env, s.config.Args)
 	return nil
 }
 
-// visible are the GPUs that the server uses.
-func (c Config) visible(reading gpu.Reading) []gpu.GPU {
+// OwnGPUs returns the GPUs of a reading that a server with these args uses. env is on top of the tuner's own environment.
+func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GPU {
 	visible := gpu.Visible(reading, func(name string) (string, bool) {
-		if value, ok := c.Env[name]; ok {
+		if value, ok := env[name]; ok {
 			return value, true
 		}
 		return os.LookupEnv(name)
 	})
-	return visible[:min(len(visible), WorldSize(c.Args))] // vLLM takes the first ones
+	return visible[:min(len(visible), WorldSize(args))] // vLLM takes the first ones
 }
 
 // Stop ends the server: SIGTERM, StopTimeout for it to end, SIGKILL to everything that came of it; it returns when no

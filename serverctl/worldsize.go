@@ -1,40 +1,39 @@
 package serverctl
 
 import (
-	"slices"
 	"strconv"
-	"strings"
+
+	"vllmtuner/tuner/space"
 )
 
-// sizes are the flags whose product is the number of GPUs of one server (vllm/config/parallel.py: world_size times data
-// parallel ranks).
-var sizes = [][]string{
-	{"--tensor-parallel-size", "-tp"}, {"--pipeline-parallel-size", "-pp"}, {"--data-parallel-size", "-dp"},
-}
-
-// WorldSize is how many GPUs a server with these args uses. Sizes that are no numbers count as 1: the server will say so.
+// WorldSize is how many GPUs a server with these args uses: the product of the sizes of its parallelism
+// (vllm/config/parallel.py: world_size times data parallel ranks). Sizes that are no numbers count as 1: the server will
+// say so.
 func WorldSize(args []string) int {
-	size := 1
-	for _, names := range sizes {
-		size *= sizeOf(args, names)
+	flags, err := space.Flags(args)
+	if err != nil {
+		return 1
 	}
-	return size
+	tensor, pipeline, data := 1, 1, 1
+	for _, flag := range flags {
+		switch flag.Name {
+		case "tensor-parallel-size", "tp":
+			setSize(&tensor, flag)
+		case "pipeline-parallel-size", "pp":
+			setSize(&pipeline, flag)
+		case "data-parallel-size", "dp":
+			setSize(&data, flag)
+		}
+	}
+	return tensor * pipeline * data
 }
 
-// sizeOf returns the last value of a flag.
-func sizeOf(args, names []string) int {
-	size := 1
-	for i, arg := range args {
-		if !slices.Contains(names, flagName(arg)) {
-			continue
-		}
-		_, value, inline := strings.Cut(arg, "=")
-		if !inline && i+1 < len(args) {
-			value = args[i+1]
-		}
-		if n, err := strconv.Atoi(value); err == nil && n > 0 {
-			size = n
-		}
+// setSize reads the size of a flag; of one that is given twice the last counts.
+func setSize(size *int, flag space.Flag) {
+	if len(flag.Values) != 1 {
+		return
 	}
-	return size
+	if n, err := strconv.Atoi(flag.Values[0]); err == nil && n > 0 {
+		*size = n
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"vllmtuner/serverctl"
@@ -45,8 +44,7 @@ type Study struct {
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
 	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
 
-	observing sync.Mutex
-	unknown   int // trials in a row that failed by nobody's fault, of this Run
+	unknown int // trials in a row that failed by nobody's fault, of this Run
 }
 
 // An Event is something that a watcher of a study wants to know.
@@ -257,8 +255,6 @@ func hint(study studies.Study) float64 {
 
 func (s *Study) observe(e Event) {
 	if s.Observe != nil {
-		s.observing.Lock() // a server's watchers have something to say, too
-		defer s.observing.Unlock()
 		s.Observe(e)
 	}
 }

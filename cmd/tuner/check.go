@@ -129,13 +129,14 @@ func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any),
 }
 
 // samplePoints returns points that between them use every flag of the space, with both ends of each range and every choice.
+// The last one has every parameter at its highest, for where the last flag counts the values must fit together.
 func (p *plan) samplePoints() []space.Point {
 	n := len(p.file.Parameters)
 	low, high := make([]float64, n), make([]float64, n)
 	for i := range high {
 		high[i] = 0.999
 	}
-	points := []space.Point{p.space.Sample(low), p.space.Sample(high)}
+	points := []space.Point{p.space.Sample(low)}
 	for _, parameter := range p.file.Parameters {
 		for _, level := range p.space.Parameter(parameter.Name).Levels(2) {
 			point := maps.Clone(points[0])
@@ -143,7 +144,7 @@ func (p *plan) samplePoints() []space.Point {
 			points = append(points, point)
 		}
 	}
-	return points
+	return append(points, p.space.Sample(high))
 }
 
 func countFlags(args []string) int {

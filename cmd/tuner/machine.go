@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +21,7 @@ func gpuSource(s studyfile.Server) gpu.Source {
 	case strings.HasPrefix(s.GPU, "http://") || strings.HasPrefix(s.GPU, "https://"):
 		return &gpu.DCGM{URL: s.GPU}
 	}
-	return &gpu.NvidiaSMI{Path: cmp.Or(s.GPU, "nvidia-smi")}
+	return &gpu.NvidiaSMI{Path: s.GPU}
 }
 
 // warning is what is said of something that works, with less than is wanted.
@@ -74,9 +73,8 @@ func (p *plan) checkGPUs(ctx context.Context, say func(what, format string, args
 	if err != nil {
 		return 0, usageError{fmt.Errorf("%s: server.gpu: %w", p.file.Path, err)}
 	}
-	visible := gpu.Visible(reading, p.lookup)
-	visible = visible[:min(len(visible), serverctl.WorldSize(p.file.Server.Args))]
-	for _, g := range visible {
+	own := serverctl.OwnGPUs(reading, p.env, p.file.Server.Args)
+	for _, g := range own {
 		used := ""
 		if g.UsedMiB != nil && g.TotalMiB != nil {
 			used = fmt.Sprintf(", %.1f of %.1f GiB in use", *g.UsedMiB/1024, *g.TotalMiB/1024)
@@ -86,7 +84,7 @@ func (p *plan) checkGPUs(ctx context.Context, say func(what, format string, args
 			say(warning, "GPU %d is not free%s: the server would die of that, or have a smaller cache; see `tuner doctor` for who holds it", g.Index, used)
 		}
 	}
-	return len(visible), nil
+	return len(own), nil
 }
 
 func isHeld(g gpu.GPU) bool { return g.UsedMiB != nil && *g.UsedMiB > foreignMiB }

@@ -7,12 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/weights"
-	"vllmtuner/tuner/space"
 )
 
 // nearModel brings the model's weights near before the first server starts: into a copy on a local disk where the study wants one,
@@ -64,29 +62,13 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 // weights says which model the servers load.
 func (p *plan) weights() weights.Model {
 	m := weights.Model{Name: p.file.Model, Env: func(name string) string { value, _ := p.lookup(name); return value }}
-	flags, err := space.Flags(p.file.Server.Args)
-	if err != nil {
-		return m // said when the file was read
-	}
-	for _, flag := range flags {
-		switch {
-		case len(flag.Values) != 1:
-		case flag.Name == "revision":
-			m.Revision = flag.Values[0]
-		case flag.Name == "download-dir":
-			m.CacheDir = flag.Values[0]
-		}
-	}
+	m.Revision = p.file.FixedArg("revision")
+	m.CacheDir = p.file.FixedArg("download-dir")
 	return m
 }
 
 // isDummy reports whether the servers make their weights up.
-func (p *plan) isDummy() bool {
-	flags, err := space.Flags(p.file.Server.Args)
-	return err == nil && slices.ContainsFunc(flags, func(f space.Flag) bool {
-		return f.Name == "load-format" && slices.Equal(f.Values, []string{"dummy"})
-	})
-}
+func (p *plan) isDummy() bool { return p.file.FixedArg("load-format") == "dummy" }
 
 // tellEvery is how often progress in bytes is told.
 const tellEvery = 10 * time.Second

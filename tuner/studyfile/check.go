@@ -102,28 +102,28 @@ var ours = map[string]string{
 
 // checkArgs holds the args of the server against what is searched.
 func (d *decoder) checkArgs(f *File) {
-	searched := map[string]bool{}
-	for _, p := range f.Parameters {
-		searched[p.Name] = true
-		searched["speculative-config"] = searched["speculative-config"] || p.Name == space.SpeculativeTokens
+	at := func(path string) func(int) string { return func(i int) string { return item(path, i) } }
+	d.checkFlags(f, "server.args", at("server.args"), f.Server.Args, true)
+	d.checkFlags(f, "server.current", at("server.current"), f.Server.Current, false)
+}
+
+// checkFlags holds the flags of one list against our own and, where the list is fixed, against what is searched. at is the
+// place in the file of the list's i-th word.
+func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, fixed bool) {
+	flags, err := space.Flags(args)
+	if err != nil {
+		d.failAt(at(0), "%s: %v", path, err)
+		return
 	}
-	for _, list := range []struct {
-		path string
-		args []string
-	}{{"server.args", f.Server.Args}, {"server.current", f.Server.Current}} {
-		flags, err := space.Flags(list.args)
-		if err != nil {
-			d.failAt(item(list.path, 0), "%s: %v", list.path, err)
-			continue
-		}
-		for _, flag := range flags {
-			at := item(list.path, flag.Index)
-			name := searchedName(flag.Name)
-			if remedy := ours[name]; remedy != "" {
-				d.failAt(at, "%s has --%s; %s", list.path, name, remedy)
-			} else if list.path == "server.args" && searched[name] {
-				d.failAt(at, "--%s is in server.args and searched; remove one of them", name)
-			}
+	for _, flag := range flags {
+		name := searchedName(flag.Name)
+		searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool {
+			return p.Name == name || p.Name == space.SpeculativeTokens && name == "speculative-config"
+		})
+		if remedy := ours[name]; remedy != "" {
+			d.failAt(at(flag.Index), "%s has --%s; %s", path, name, remedy)
+		} else if fixed && searched {
+			d.failAt(at(flag.Index), "--%s is in %s and searched; remove one of them", name, path)
 		}
 	}
 }

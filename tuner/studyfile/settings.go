@@ -44,6 +44,9 @@ func fixed(args []string) map[string]string {
 	return values
 }
 
+// FixedArg returns the value of a flag that every server of the study gets, "" when it is not set. name is without dashes.
+func (f *File) FixedArg(name string) string { return fixed(f.Server.Args)[name] }
+
 // SLO returns the promises.
 func (f *File) SLO() slo.SLO {
 	return slo.SLO{Limits: slices.Clone(f.Limits), MaxErrorRate: f.MaxErrorRate}
@@ -201,7 +204,7 @@ func describeSpeculation(config map[string]any) string {
 
 // MaxModelLen returns the --max-model-len of the server's fixed args, or 0 when they have none that is a plain number.
 func (f *File) MaxModelLen() int {
-	n, err := strconv.Atoi(fixed(f.Server.Args)["max-model-len"])
+	n, err := strconv.Atoi(f.FixedArg("max-model-len"))
 	if err != nil {
 		return 0
 	}

@@ -183,15 +183,16 @@ func duration(text, unit string) (time.Duration, error) {
 	if days, err := strconv.ParseFloat(written, 64); err == nil && (name == "d" || name == "day" || name == "days") {
 		return 0, fmt.Errorf("%q is in days; write %gh", text, 24*days)
 	}
-	switch known := cmp.Or(units[name], name); {
+	known := cmp.Or(units[name], name)
+	switch {
 	case name == "":
 		return 0, fmt.Errorf("%q has no unit; write %s%s", text, written, unit)
-	case slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known) && written+known == text:
+	case !slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known):
+		return 0, fmt.Errorf("%q has the unknown unit %q; write ms, s, m or h", text, parts[2])
+	case written+known == text:
 		return 0, fmt.Errorf("%q is too long; write a duration of at most a year", text)
-	case slices.Contains([]string{"ns", "us", "µs", "ms", "s", "m", "h"}, known):
-		return 0, fmt.Errorf("%q has its unit in another form; write %s%s", text, written, known)
 	}
-	return 0, fmt.Errorf("%q has the unknown unit %q; write ms, s, m or h", text, parts[2])
+	return 0, fmt.Errorf("%q has its unit in another form; write %s%s", text, written, known)
 }
 
 // share reads a part of 1, as 0.01 or as 1%.
