@@ -223,10 +223,10 @@ func (e *Engine) findCached(r *Request) {
 	if !e.hits {
 		return
 	}
+	block := int32(-1)
 	for i := 0; (i+1)*blockSize < r.length(); i++ {
-		hash := e.blockHash(r, i)
-		block, ok := e.pool.share(hash)
-		if !ok {
+		hash, ok := e.blockHash(r, i), false
+		if block, ok = e.pool.share(hash, block); !ok {
 			return
 		}
 		r.blocks = append(r.blocks, block)
