@@ -68,6 +68,14 @@ test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once 
 test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
 	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
+.PHONY: clients test-clients
+
+clients: ## Install the OpenAI client and GuideLLM from the Python registry (6 GB).
+	serverctl/vllmlab/clients.sh
+
+test-clients: clients ## Run clients that others wrote against the simulated server; vllm bench serve where make vllm has put it.
+	go test -tags vllm -run '^(TestOutsideClients|TestRealVLLMBenchAsDriver)$$' -timeout 5m -count 1 -v ./cmd/tuner
+
 CYCLES ?= 500
 
 soak-server: ## Start and stop the simulated server 500 times, and run the fault matrix without the race detector (CYCLES=n).
