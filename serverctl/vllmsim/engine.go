@@ -31,6 +31,9 @@ type Totals struct {
 	PromptTokens, GenerationTokens int
 	Preemptions, Finished          int
 	Steps                          int
+
+	Drafts, DraftTokens, AcceptedTokens int   // proposals of a drafter, their tokens, and those that the model took
+	AcceptedPerPos                      []int // accepted tokens by their place in the proposal; nil without speculation
 }
 
 // An Engine is vLLM V1's scheduler and KV cache in virtual time: first come first served, chunked prefill, prefix caching,
