@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,12 +76,9 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 		}
 	}
 	client := *b.client
-	if s.concurrency > 0 {
-		client.MaxInFlight = s.concurrency
-	}
 	progress := newBenchProgress(b.stderr, s)
 	client.Progress = progress.show
-	run, err := client.Run(ctx, s.schedule, b.byRules(stop))
+	run, err := client.RunClosed(ctx, s.schedule, cmp.Or(s.concurrency, client.MaxInFlight), b.byRules(stop))
 	if doneErr := progress.done(); err == nil {
 		err = doneErr
 	}
@@ -125,7 +123,7 @@ func (b *benching) byRules(stop bench.Stop) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool { return stop(now, b.rules().Apply(counted)) }
 }
 
-// scope is what of a run is measured. A window that ends by number lasts from the first due time to the last end.
+// scope is what of a run is measured.
 func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	scope := bench.Scope{
 		Rate: s.rate, Start: s.leadIn, Length: s.window,
@@ -134,15 +132,7 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	if s.window > 0 {
 		return scope
 	}
-	if len(run.Samples) == 0 {
-		scope.Length = max(run.Elapsed-scope.Start, 0)
-		return scope
-	}
-	scope.Start = run.Samples[0].Due
-	for i := range run.Samples {
-		scope.Length = max(scope.Length, run.Samples[i].End-scope.Start)
-	}
-	return scope
+	return scope.ByNumber(run)
 }
 
 // notes are what a reader must know before believing the figures.

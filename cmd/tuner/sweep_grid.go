@@ -1,0 +1,104 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A gridTable is a table of loads by configs that fits a terminal: columns that do not fit follow below, with the loads again.
+type gridTable struct {
+	title   string
+	corner  string   // above the loads
+	rows    []string // the loads, or other names of rows
+	columns []gridColumn
+}
+
+// A gridColumn is one config's.
+type gridColumn struct {
+	head  string
+	cells []string // by row
+}
+
+// tableWidth is that of a terminal.
+const tableWidth = 80
+
+func (g gridTable) writeTo(t *textLines) {
+	t.WriteString("\n" + g.title + "\n")
+	first := len(g.corner)
+	for _, row := range g.rows {
+		first = max(first, len(row))
+	}
+	for rest := g.columns; len(rest) > 0; {
+		n, width := 0, first
+		for n < len(rest) && (n == 0 || width+1+rest[n].width() <= tableWidth) {
+			width += 1 + rest[n].width()
+			n++
+		}
+		g.writeBlock(t, first, rest[:n])
+		rest = rest[n:]
+		if len(rest) > 0 {
+			t.WriteString("\n")
+		}
+	}
+}
+
+func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
+	heads, tallest := make([][]string, len(columns)), 0
+	for i, c := range columns {
+		heads[i] = c.headLines()
+		tallest = max(tallest, len(heads[i]))
+	}
+	for line := range tallest {
+		corner := ""
+		if line == tallest-1 {
+			corner = g.corner
+		}
+		fmt.Fprintf(t, "%*s", first, corner)
+		for i, c := range columns {
+			word := ""
+			if from := tallest - len(heads[i]); line >= from {
+				word = heads[i][line-from]
+			}
+			fmt.Fprintf(t, " %*s", c.width(), word)
+		}
+		t.WriteString("\n")
+	}
+	for r, row := range g.rows {
+		fmt.Fprintf(t, "%*s", first, row)
+		for _, c := range columns {
+			fmt.Fprintf(t, " %*s", c.width(), c.cells[r])
+		}
+		t.WriteString("\n")
+	}
+}
+
+// width is that of the widest cell, or of the longest piece of the head that is not broken.
+func (c gridColumn) width() int {
+	width := 0
+	for _, cell := range c.cells {
+		width = max(width, len(cell))
+	}
+	for _, piece := range headPieces(c.head) {
+		width = max(width, len(piece))
+	}
+	return width
+}
+
+// headLines breaks a head so that it fits its column.
+func (c gridColumn) headLines() []string {
+	width, lines := c.width(), []string{""}
+	for _, piece := range headPieces(c.head) {
+		last := &lines[len(lines)-1]
+		if *last != "" && len(*last)+len(piece) > width {
+			lines = append(lines, piece)
+			continue
+		}
+		*last += piece
+	}
+	return lines
+}
+
+// headPieces are the parts of a name that stay whole: phase1-, baseline-, rerun.
+func headPieces(name string) []string {
+	return strings.FieldsFunc(strings.NewReplacer("-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
+}
