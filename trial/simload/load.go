@@ -89,10 +89,10 @@ func (f *flight) due() float64 {
 	return f.places[0]
 }
 
-// leave gives the place of a request in a closed loop back.
-func (f *flight) leave(at float64) {
+// leave gives the place of a request in a closed loop back, as soon as its client has the end of the answer.
+func (f *flight) leave() {
 	if f.closed {
-		f.places = append(f.places, at)
+		f.places = append(f.places, f.now+f.engine.Profile.Latency.AfterStep/1000)
 	}
 }
 
@@ -150,7 +150,7 @@ func (f *flight) submitDue() {
 
 // refuse answers as vLLM does to a request that is longer than max-model-len: with status 400.
 func (f *flight) refuse(r *vllmsim.Request, limit int) {
-	f.leave(f.now + f.engine.Profile.Latency.AfterStep/1000)
+	f.leave()
 	f.run.Series.Ended(seconds(f.now), true)
 	if r.Tag < 0 {
 		f.run.Broken++
@@ -163,13 +163,12 @@ func (f *flight) refuse(r *vllmsim.Request, limit int) {
 
 // collect notes the tokens of the last step.
 func (f *flight) collect() {
-	seen := f.now + f.engine.Profile.Latency.AfterStep/1000
-	at := seconds(seen)
+	at := seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
 	f.run.Series.Chunks(int(at/time.Second), len(f.engine.Emitted))
 	for _, r := range f.engine.Emitted {
 		if r.Finished() {
 			f.run.Series.Ended(at, false)
-			f.leave(seen)
+			f.leave()
 		}
 		if r.Tag < 0 {
 			continue
