@@ -306,10 +306,10 @@ func (s *sweeping) writePlan(w io.Writer) error {
 	all := each * time.Duration(len(s.configs))
 	switch {
 	case s.closed():
-		fmt.Fprintf(&t, "\nplan: %d configs, a start of about %s each, then %d requests at each of %d\nconcurrencies: how long these take, the server decides\n",
-			len(s.configs), s.startsIn().Round(time.Second), s.sweep.Requests, len(s.sweep.Levels))
+		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
+			counted(len(s.configs), "config"), s.startsIn().Round(time.Second), counted(s.sweep.Requests, "request"), counted(len(s.sweep.Levels), "concurrency"))
 	default:
-		fmt.Fprintf(&t, "\nplan: %d configs, about %s each and %s in all\n", len(s.configs), each.Round(time.Minute), all.Round(time.Minute))
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", counted(len(s.configs), "config"), each.Round(time.Minute), all.Round(time.Minute))
 	}
 	if s.file.Server.Simulate != "" {
 		t.WriteString("simulated: all of it in seconds\n")

@@ -143,14 +143,23 @@ func (c *sweptConfig) found(closed bool) string {
 	if trouble := c.trouble(); trouble != "" {
 		return trouble
 	}
-	switch h := c.highest(); h.Bound {
-	case capacity.Exact, capacity.AtLeast:
-		return fmt.Sprintf("%s is the highest within the SLO; %s", loadText(h.Rate, closed), h.Why)
-	case capacity.AtMost:
-		return h.Why + " by " + h.Binding
-	default:
+	return highestText(trial.Steps(c.probes), closed)
+}
+
+// highestText says what the highest load of a grid within the SLO is, and where the verdicts do not fall in line.
+func highestText(steps []capacity.Step, closed bool) string {
+	h, below := capacity.Highest(steps)
+	switch {
+	case h.Bound == "":
 		return h.Why
+	case !h.Met():
+		return fmt.Sprintf("no load within the SLO: %s by %s", h.Why, h.Binding)
 	}
+	text := fmt.Sprintf("%s is the highest within the SLO; %s", loadText(h.Rate, closed), h.Why)
+	for _, load := range below {
+		text += fmt.Sprintf("; but %s failed", loadText(load, closed))
+	}
+	return text
 }
 
 // loadText names a load of the grid.

@@ -53,23 +53,33 @@ func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
 		if line == tallest-1 {
 			corner = g.corner
 		}
-		fmt.Fprintf(t, "%*s", first, corner)
-		for i, c := range columns {
-			word := ""
+		words := make([]string, len(columns))
+		for i := range columns {
 			if from := tallest - len(heads[i]); line >= from {
-				word = heads[i][line-from]
+				words[i] = heads[i][line-from]
 			}
-			fmt.Fprintf(t, " %*s", c.width(), word)
 		}
-		t.WriteString("\n")
+		g.writeLine(t, first, corner, columns, words)
 	}
 	for r, row := range g.rows {
-		fmt.Fprintf(t, "%*s", first, row)
-		for _, c := range columns {
-			fmt.Fprintf(t, " %*s", c.width(), c.cells[r])
+		words := make([]string, len(columns))
+		for i, c := range columns {
+			words[i] = c.cells[r]
 		}
-		t.WriteString("\n")
+		g.writeLine(t, first, row, columns, words)
 	}
+}
+
+// writeLine writes one line. Numbers stand on the right, and the names of rows that have no corner on the left.
+func (g gridTable) writeLine(t *textLines, first int, row string, columns []gridColumn, words []string) {
+	line := fmt.Sprintf("%*s", first, row)
+	if g.corner == "" {
+		line = fmt.Sprintf("%-*s", first, row)
+	}
+	for i, c := range columns {
+		line += fmt.Sprintf(" %*s", c.width(), words[i])
+	}
+	t.WriteString(strings.TrimRight(line, " ") + "\n")
 }
 
 // width is that of the widest cell, or of the longest piece of the head that is not broken.
@@ -79,7 +89,7 @@ func (c gridColumn) width() int {
 		width = max(width, len(cell))
 	}
 	for _, piece := range headPieces(c.head) {
-		width = max(width, len(piece))
+		width = max(width, len(strings.TrimSpace(piece)))
 	}
 	return width
 }
@@ -90,7 +100,7 @@ func (c gridColumn) headLines() []string {
 	for _, piece := range headPieces(c.head) {
 		last := &lines[len(lines)-1]
 		if *last != "" && len(*last)+len(piece) > width {
-			lines = append(lines, piece)
+			lines = append(lines, strings.TrimSpace(piece))
 			continue
 		}
 		*last += piece
@@ -100,5 +110,5 @@ func (c gridColumn) headLines() []string {
 
 // headPieces are the parts of a name that stay whole: phase1-, baseline-, rerun.
 func headPieces(name string) []string {
-	return strings.FieldsFunc(strings.NewReplacer("-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
+	return strings.FieldsFunc(strings.NewReplacer(" ", "\x00 ", "-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
 }

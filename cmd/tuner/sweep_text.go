@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -50,22 +52,40 @@ func (s *sweeping) writeText(w io.Writer) error {
 
 // writeHead says what is swept.
 func (s *sweeping) writeHead(t *textLines) {
-	loads := "rates"
+	load := "rate"
 	if s.closed() {
-		loads = "concurrencies"
+		load = "concurrency"
 	}
 	by := strings.Join(s.file.Server.Command, " ")
 	if name := s.file.Server.Simulate; name != "" {
 		by = "simulated " + name
 	}
-	t.item("sweep", "%s: %d configs x %d %s x %d requests, %s", s.file.Name, len(s.configs), len(s.sweep.Levels), loads, s.sweep.Requests, by)
+	t.item("sweep", "%s: %s x %s x %s, %s", s.file.Name, counted(len(s.configs), "config"), counted(len(s.sweep.Levels), load), counted(s.sweep.Requests, "request"), by)
+	if args := s.file.Server.Args; len(args) > 0 {
+		t.item("args", "%s for every config", strings.Join(args, " "))
+	}
 	t.item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.source.Name(), s.seed)
 	warm := "no warm-up"
 	if s.sweep.WarmUp > 0 {
 		warm = fmt.Sprintf("warm-up %d requests at %g req/s and %s", s.sweep.WarmUp, s.sweep.WarmUpRate, s.sweep.WarmUpCooldown)
 	}
-	t.item("cache", "%s from load to load; %s, then %s between loads", s.setup.Cache, warm, s.sweep.Cooldown)
+	cache := "carried from load to load"
+	if s.setup.Cache == trial.Reset {
+		cache = "emptied before each load"
+	}
+	t.item("cache", "%s; %s, then %s between loads", cache, warm, s.sweep.Cooldown)
 	t.item("SLO", "%s", s.file.SLO())
+}
+
+// counted is a number of things.
+func counted(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "y"):
+		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(what, "y"))
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // writeConfigs says which flags each config has, and why one could not be measured.
@@ -152,7 +172,7 @@ func (s *sweeping) writeLoops(t *textLines) {
 			g.rows = append(g.rows, levelText(level))
 		}
 		for _, f := range loopFigures {
-			g.columns = append(g.columns, s.column(c, strings.ReplaceAll(f.title, " ", "_"), f.cell))
+			g.columns = append(g.columns, s.column(c, f.title, f.cell))
 		}
 		g.columns = append(g.columns, s.column(c, "SLO", func(_ *sweptConfig, p trial.Probe) string { return verdictCell(p) }))
 		g.writeTo(t)
@@ -227,7 +247,9 @@ func (s *sweeping) writeStandings(t *textLines) {
 			t.WriteString(wrapped(fmt.Sprintf("    not monotone: it failed at %s, below its highest", strings.Join(words, ", ")), "      "))
 		}
 	}
-	t.WriteString(wrapped(s.conclusion(), ""))
+	if text := s.conclusion(); text != "" {
+		t.WriteString(wrapped(text, ""))
+	}
 }
 
 func (s *sweeping) loadWord(load float64) string {
@@ -352,11 +374,9 @@ func (s *sweeping) limits() []string {
 		}
 	}
 	if tied > 1 {
-		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and nothing here orders them. What the latencies below it promise, a finer grid may not keep.", tied, len(all)))
+		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and the grid does not order them.", tied, len(all)))
 	}
-	if n := s.sweep.Requests; n > 0 {
-		texts = append(texts, fmt.Sprintf("One draw: a p99 of %d requests hangs on its %d slowest. Another seed asks other requests at other times, and its verdicts near a limit are others.", n, max(1, n/100)))
-	}
+	texts = append(texts, s.drawLimit())
 	if s.setup.Cache == trial.Carried {
 		texts = append(texts, "The cache: each load finds the prompts of those before it in the prefix cache. Another order, or another first load, gives other figures.")
 	} else {
@@ -366,6 +386,14 @@ func (s *sweeping) limits() []string {
 		texts = append(texts, "The end: nothing is sent after the last request, so that the last ones see an emptying server and the figures are too good where answers are long.")
 	}
 	return append(texts, "`tuner run` searches the flags and the rate between the grid's, in windows that last long enough for a p99, with load before and after them.")
+}
+
+// drawLimit says how few requests the highest percentile of the SLO hangs on.
+func (s *sweeping) drawLimit() string {
+	highest := slices.MaxFunc(s.file.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
+	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.sweep.Requests))))
+	return fmt.Sprintf("One draw: the p%g of %d requests hangs on the %d slowest. Another seed asks other requests at other times, and near a limit its verdicts are others.",
+		highest.Percentile, s.sweep.Requests, slow)
 }
 
 // gridLimit says between which loads nothing is known of the best.

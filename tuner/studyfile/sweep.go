@@ -74,6 +74,10 @@ func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
 			d.fail(e.at, "config name %q must be 1 to 40 of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
 		}
 		c := Config{Name: e.key}
+		if _, empty := e.value.(*ast.NullNode); empty {
+			d.fail(e.at, "%s is empty; write %s: {} for a server without flags of its own", below(path, e.key), e.key)
+			continue
+		}
 		d.mapping(below(path, e.key), e.value, map[string]reader{
 			"args":        d.words(&c.Args),
 			"description": d.text(&c.Description),
