@@ -235,8 +235,11 @@ func (s *sweeping) writeStandings(t *textLines) {
 	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
 	for i, st := range s.standings() {
 		rate := "none"
-		if st.highest.Met() {
+		switch {
+		case st.highest.Met():
 			rate = s.loadWord(st.highest.Rate)
+		case st.highest.Bound == "":
+			rate = "-"
 		}
 		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus, strings.ToUpper(st.word), s.next(&s.configs[i], st.highest))
 		if len(st.below) > 0 {
@@ -265,6 +268,8 @@ func (s *sweeping) next(c *sweptConfig, h capacity.Capacity) string {
 	switch {
 	case h.Bound == "":
 		return "not measured"
+	case i < 0 && len(c.probes) < len(s.sweep.Levels):
+		return "not measured"
 	case i < 0:
 		return "none: the grid ends here"
 	}
@@ -292,7 +297,7 @@ func (s *sweeping) conclusion() string {
 		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", tied, len(all), best)
 	case tied > 0:
 		return fmt.Sprintf("%d of %d configs tie at %s: this grid names no winner.", tied, len(all), best)
-	case all[0].highest.Met() && len(all) > 1:
+	case all[0].highest.Met() && slices.ContainsFunc(all[1:], func(st standing) bool { return st.highest.Bound != "" }):
 		return "No config reaches the baseline."
 	case all[0].highest.Met():
 		return ""
@@ -392,21 +397,25 @@ func (s *sweeping) limits() []string {
 func (s *sweeping) drawLimit() string {
 	highest := slices.MaxFunc(s.file.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
 	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.sweep.Requests))))
-	return fmt.Sprintf("One draw: the p%g of %d requests hangs on the %d slowest. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, s.sweep.Requests, slow)
+	slowest := fmt.Sprintf("the %d slowest", slow)
+	if slow == 1 {
+		slowest = "a single one"
+	}
+	return fmt.Sprintf("One draw: the p%g of %d requests hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
+		highest.Percentile, s.sweep.Requests, slowest)
 }
 
 // gridLimit says between which loads nothing is known of the best.
 func (s *sweeping) gridLimit(all []standing) string {
-	widest, of := 0.0, capacity.Capacity{}
+	var of capacity.Capacity
 	for _, st := range all {
-		if h := st.highest; h.Bound == capacity.Exact && h.High/h.Low > widest {
-			widest, of = h.High/h.Low, h
+		if h := st.highest; h.Bound == capacity.Exact && h.Rate > of.Rate {
+			of = h
 		}
 	}
-	if widest == 0 {
+	if of.Rate == 0 {
 		return ""
 	}
 	return fmt.Sprintf("The grid: between %s and %s nothing was measured. A highest load of %s may be anything up to %.0f %% more, and so may the difference of two configs.",
-		s.loadWord(of.Low), s.loadWord(of.High), s.loadWord(of.Low), 100*(widest-1))
+		s.loadWord(of.Low), s.loadWord(of.High), s.loadWord(of.Low), 100*(of.High/of.Low-1))
 }
