@@ -88,3 +88,8 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 
 bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
 	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
+
+.PHONY: sim-fit
+
+sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
+	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim

@@ -8,13 +8,14 @@ type blockPool struct {
 	refs       []int32 // how many sequences hold the block
 	hash       []uint64
 	byHash     map[uint64]int32
+	after      []int32 // the block that was found after it last: most often it is again
 	free       int
 }
 
 func newBlockPool(n int) *blockPool {
 	p := &blockPool{
 		next: make([]int32, n+1), prev: make([]int32, n+1),
-		refs: make([]int32, n), hash: make([]uint64, n), byHash: make(map[uint64]int32, n), free: n,
+		refs: make([]int32, n), hash: make([]uint64, n), byHash: make(map[uint64]int32, n), after: make([]int32, n), free: n,
 	}
 	for i := range int32(n + 1) {
 		p.next[i], p.prev[i] = (i+1)%int32(n+1), (i+int32(n))%int32(n+1)
@@ -46,11 +47,20 @@ func (p *blockPool) forget(b int32) {
 	}
 }
 
-// share takes a hold on the block with that content, if it is cached.
-func (p *blockPool) share(hash uint64) (int32, bool) {
-	b, ok := p.byHash[hash]
+// share takes a hold on the block with that content, if it is cached. last is the block before it in the sequence, or -1.
+func (p *blockPool) share(hash uint64, last int32) (int32, bool) {
+	b, ok := int32(0), false
+	if last >= 0 {
+		b = p.after[last]
+		ok = p.hash[b] == hash
+	}
 	if !ok {
-		return 0, false
+		if b, ok = p.byHash[hash]; !ok {
+			return 0, false
+		}
+		if last >= 0 {
+			p.after[last] = b
+		}
 	}
 	if p.refs[b] == 0 {
 		p.unlink(b)

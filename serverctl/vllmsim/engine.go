@@ -13,14 +13,19 @@ type Request struct {
 	First    float64 // end of the step that gave the first token; 0 before
 	Last     float64 // end of the step that gave the last token so far
 	Tokens   int     // generated so far
+	Chunks   int     // steps that gave tokens: as many as tokens but for speculation
 	Cached   int     // prompt tokens found in the cache when first admitted; -1 before
 	computed int     // tokens whose KV is in blocks
+	drafted  int     // tokens that a drafter proposed for the step at hand
 	blocks   []int32
 	chain    uint64 // hash of the last full block
 }
 
 // Finished reports whether the request has all its tokens.
 func (r *Request) Finished() bool { return r.Tokens >= r.Output }
+
+// decodes reports whether the request's next step is a decode: all of it but the last token is computed.
+func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
 
 // length is how many tokens have to be computed before the next one can be generated.
 func (r *Request) length() int { return r.Prompt + r.Tokens }
@@ -31,19 +36,30 @@ type Totals struct {
 	PromptTokens, GenerationTokens int
 	Preemptions, Finished          int
 	Steps                          int
+
+	Drafts, DraftTokens, AcceptedTokens int   // proposals of a drafter, their tokens, and those that the model took
+	AcceptedPerPos                      []int // accepted tokens by their place in the proposal; nil without speculation
 }
 
 // An Engine is vLLM V1's scheduler and KV cache in virtual time: first come first served, chunked prefill, prefix caching,
-// preemption by recomputing. It is deterministic and not safe for concurrent use.
+// preemption by recomputing, speculative decoding. It is deterministic and not safe for concurrent use.
 type Engine struct {
 	Profile *Profile
 	Options Options
+	Seed    uint64 // of the noise in its steps, and of what is accepted of a draft
 	Totals  Totals
-	Emitted []*Request // those that got a token in the last step; valid until the next
+	Served  int        // requests that got tokens in the last step
+	Emitted []*Request // those of them that got their first or their last token; with Each all. Valid until the next step
+
+	// Each names every request in Emitted and brings its figures up to date after every step, which costs time in
+	// proportion to the running requests.
+	Each bool
 
 	pool    *blockPool
 	waiting []*Request
 	running []*Request
+	span    span
+	steps   *stepTimer
 	hits    bool // prefix caching is on
 }
 
@@ -53,7 +69,11 @@ func NewEngine(p *Profile, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / blockSize), hits: !o.NoPrefixCaching}, nil
+	e := &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / blockSize), steps: newStepTimer(p, o), hits: !o.NoPrefixCaching}
+	if o.SpeculativeTokens > 0 {
+		e.Totals.AcceptedPerPos = make([]int, o.SpeculativeTokens)
+	}
+	return e, nil
 }
 
 // Submit queues a request.
@@ -67,6 +87,12 @@ func (e *Engine) Running() int { return len(e.running) }
 
 // Waiting returns the number of waiting requests.
 func (e *Engine) Waiting() int { return len(e.waiting) }
+
+// InFlight returns the running requests, their figures up to date.
+func (e *Engine) InFlight() []*Request {
+	e.settle()
+	return e.running
+}
 
 // Idle reports whether nothing runs or waits.
 func (e *Engine) Idle() bool { return len(e.running)+len(e.waiting) == 0 }
@@ -88,6 +114,7 @@ func (e *Engine) ResetCache() bool {
 
 // Abort drops a request, wherever it is.
 func (e *Engine) Abort(r *Request) {
+	e.settle()
 	if i := slices.Index(e.waiting, r); i >= 0 {
 		e.waiting = slices.Delete(e.waiting, i, i+1)
 	}
@@ -99,6 +126,7 @@ func (e *Engine) Abort(r *Request) {
 
 // AbortAll drops every request.
 func (e *Engine) AbortAll() {
+	e.settle()
 	for _, r := range e.running {
 		e.release(r)
 	}
@@ -109,7 +137,16 @@ func (e *Engine) AbortAll() {
 
 // Step schedules and computes one step that begins at now, and returns when it ends. Nothing to do returns now.
 func (e *Engine) Step(now float64) float64 {
-	e.Emitted = e.Emitted[:0]
+	e.Served, e.Emitted = 0, e.Emitted[:0]
+	if e.spans() && e.stepSpan(&now) {
+		return now
+	}
+	e.settle()
+	return e.step(now)
+}
+
+// step looks at every running request and at those that wait.
+func (e *Engine) step(now float64) float64 {
 	budget := e.Options.MaxNumBatchedTokens
 	var b batch
 	preempted := e.scheduleRunning(&b, &budget)
@@ -119,18 +156,27 @@ func (e *Engine) Step(now float64) float64 {
 	if b.decodes+b.prefillTokens == 0 {
 		return now
 	}
-	end := now + e.Profile.Step.Milliseconds(b)/1000
-	e.Totals.Steps++
+	end := now + e.duration(b)
 	e.emit(end)
 	return end
 }
 
-// scheduleRunning gives every running request its tokens of this step: one for a decode, the rest of the budget for a
-// prefill that is not through. It reports whether one had to be preempted.
+// duration returns how long the next step takes, in seconds, and counts it.
+func (e *Engine) duration(b batch) float64 {
+	ms := e.steps.milliseconds(b)
+	e.Totals.Steps++
+	return e.Profile.Noise.disturb(ms, e.Seed, e.Totals.Steps) / 1000
+}
+
+// scheduleRunning gives every running request its tokens of this step: for a decode one and those of the draft, for a
+// prefill that is not through the rest of the budget. It reports whether one had to be preempted.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
 		n := min(r.length()-r.computed, *budget)
+		if r.decodes() {
+			n = min(1+e.Options.SpeculativeTokens, *budget, e.Options.MaxModelLen-r.computed)
+		}
 		for !e.reserve(r, n) {
 			last := e.running[len(e.running)-1]
 			e.preempt(last)
@@ -177,10 +223,10 @@ func (e *Engine) findCached(r *Request) {
 	if !e.hits {
 		return
 	}
+	block := int32(-1)
 	for i := 0; (i+1)*blockSize < r.length(); i++ {
-		hash := e.blockHash(r, i)
-		block, ok := e.pool.share(hash)
-		if !ok {
+		hash, ok := e.blockHash(r, i), false
+		if block, ok = e.pool.share(hash, block); !ok {
 			return
 		}
 		r.blocks = append(r.blocks, block)
@@ -209,15 +255,23 @@ func (e *Engine) reserve(r *Request, n int) bool {
 	return true
 }
 
-// compute puts n tokens of the request into the batch and registers the blocks they fill.
+// compute puts n tokens of the request into the batch. Those of a draft are not in the cache before they are accepted.
 func (e *Engine) compute(r *Request, n int, b *batch) {
-	if n == 1 && r.Tokens > 0 && r.computed == r.length()-1 {
+	if r.decodes() {
 		b.decodes++
 		b.kvTokens += r.computed
+		b.draftTokens += n - 1
+		r.drafted = n - 1
+		n = 1
 	} else {
 		b.prefillTokens += n
 		b.attentionPairs += float64(n) * (float64(r.computed) + float64(n)/2)
 	}
+	e.advance(r, n)
+}
+
+// advance counts n tokens as computed and registers the blocks they fill.
+func (e *Engine) advance(r *Request, n int) {
 	first := r.computed / blockSize
 	r.computed += n
 	if !e.hits {
@@ -240,21 +294,15 @@ func (e *Engine) preempt(r *Request) {
 
 func (e *Engine) release(r *Request) {
 	e.pool.release(r.blocks)
-	r.blocks, r.computed, r.chain = r.blocks[:0], 0, 0
+	r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0
 }
 
-// emit gives a token to every running request that is computed up to its end, and lets the finished ones go.
+// emit gives its tokens to every running request that is computed up to its end, and lets the finished ones go.
 func (e *Engine) emit(end float64) {
 	kept := e.running[:0]
 	for _, r := range e.running {
 		if r.computed == r.length() {
-			if r.Tokens == 0 {
-				r.First = end
-			}
-			r.Tokens++
-			r.Last = end
-			e.Totals.GenerationTokens++
-			e.Emitted = append(e.Emitted, r)
+			e.give(r, end)
 		}
 		if r.Finished() {
 			e.Totals.Finished++
@@ -265,4 +313,22 @@ func (e *Engine) emit(end float64) {
 	}
 	clear(e.running[len(kept):])
 	e.running = kept
+}
+
+// give gives a request its tokens of a step: one, and what was accepted of the draft.
+func (e *Engine) give(r *Request, end float64) {
+	first := r.Tokens == 0
+	if first {
+		r.First = end
+	}
+	n := min(1+e.accept(r), r.Output-r.Tokens)
+	e.advance(r, n-1)
+	r.Tokens += n
+	r.Chunks++
+	r.Last = end
+	e.Totals.GenerationTokens += n
+	e.Served++
+	if first || r.Finished() || e.Each {
+		e.Emitted = append(e.Emitted, r)
+	}
 }

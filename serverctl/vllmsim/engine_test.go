@@ -186,34 +186,3 @@ func TestResetCacheIsRefusedWhileBlocksAreHeld(t *testing.T) {
 		t.Error("an aborted request still holds blocks")
 	}
 }
-
-func BenchmarkEngine(b *testing.B) {
-	p, err := LoadProfile("h200-llama70b-fp8")
-	if err != nil {
-		b.Fatal(err)
-	}
-	o := p.Defaults
-	o.MaxModelLen = 16384
-	e, err := NewEngine(p, o)
-	if err != nil {
-		b.Fatal(err)
-	}
-	rng := rand.New(rand.NewPCG(1, 2))
-	requests := 0
-	for b.Loop() {
-		now, due := 0.0, 0.0
-		for range 300 {
-			due += rng.ExpFloat64() / 2
-			for now < due && !e.Idle() {
-				now = e.Step(now)
-			}
-			now = max(now, due)
-			e.Submit(&Request{Prompt: 5800, Output: 515, Salt: uint64(requests)})
-			requests++
-		}
-		for !e.Idle() {
-			now = e.Step(now)
-		}
-	}
-	b.ReportMetric(float64(requests)/b.Elapsed().Seconds(), "requests/s")
-}

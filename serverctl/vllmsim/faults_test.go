@@ -126,7 +126,7 @@ func parsed(t *testing.T, texts ...string) Faults {
 // The chance of a fault is that of its seed: the same requests are hit in every run.
 func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
 	hits := func(text string) (numbers []int) {
-		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(nil), nil, time.Now())
+		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(&Engine{}), nil, time.Now())
 		for range 1000 {
 			number, fault, _ := g.enter(func() {})
 			if fault != nil {

@@ -28,6 +28,7 @@ type live struct {
 const frozenLook = 10 * time.Millisecond
 
 func newLive(e *Engine) *live {
+	e.Each = true
 	return &live{engine: e, began: time.Now(), wake: make(chan struct{}, 1), news: make(map[*Request]chan token)}
 }
 

@@ -21,7 +21,7 @@ func (e *StartError) Error() string { return e.Text }
 
 // KVGiB returns the size of the KV cache in GiB for the options; it may be negative:
 //
-//	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)
+//	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
 //
 // The peaks of prefill and of the sampler's dummy run do not add, because they are not held at the same time. The equation
 // gives the seven KV sizes of the H200 start-up logs to 0.01 GiB.
@@ -30,7 +30,11 @@ func (p *Profile) KVGiB(o Options) float64 {
 	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
 	activation := m.ActivationGiB * math.Pow(batched/8192, m.ActivationExponent)
 	sampler := m.SamplerBytesPerSeq * seqs / gib
-	return o.GPUMemoryUtilization*m.GPUGiB - m.FixedGiB - m.BatchBytesPerToken*batched/gib - max(activation, sampler)
+	kv := o.GPUMemoryUtilization*m.GPUGiB - m.FixedGiB - m.BatchBytesPerToken*batched/gib - max(activation, sampler)
+	if o.drafts() {
+		kv -= p.Speculation.DrafterGiB
+	}
+	return kv
 }
 
 // KVTokens returns how many tokens the KV cache holds, in whole blocks, or a *StartError when the server would not start.

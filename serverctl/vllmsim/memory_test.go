@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func profile(t *testing.T, name string) *Profile {
+func profile(t testing.TB, name string) *Profile {
 	t.Helper()
 	p, err := LoadProfile(name)
 	if err != nil {
@@ -89,7 +89,7 @@ func TestParseArgs(t *testing.T) {
 
 func TestProfileUnknown(t *testing.T) {
 	_, err := LoadProfile("h100")
-	if err == nil || !strings.Contains(err.Error(), "there are: h200-llama70b-fp8, small-fast") {
+	if err == nil || !strings.Contains(err.Error(), "known are h200-llama70b-fp8, h200-llama70b-fp8-reset, l4-qwen0.5b, small-fast") {
 		t.Errorf("LoadProfile(h100) = %v, want the list of profiles", err)
 	}
 }

@@ -8,18 +8,21 @@ import (
 	"strings"
 )
 
-// Options are the server's flags that the simulation knows. The yaml names are those of a profile's defaults.
+// Options are the server's flags that the simulation knows.
 type Options struct {
-	GPUMemoryUtilization float64 `yaml:"gpu_memory_utilization"`
-	MaxNumSeqs           int     `yaml:"max_num_seqs"`
-	MaxNumBatchedTokens  int     `yaml:"max_num_batched_tokens"`
-	MaxModelLen          int     `yaml:"max_model_len"`
-	NoPrefixCaching      bool    `yaml:"no_prefix_caching"`
+	GPUMemoryUtilization float64
+	MaxNumSeqs           int
+	MaxNumBatchedTokens  int
+	MaxModelLen          int
+	NoPrefixCaching      bool
+	EnforceEager         bool   // no CUDA graphs
+	SpeculativeTokens    int    // of a draft; 0 means no speculative decoding
+	SpeculativeMethod    string // such as eagle3 or ngram
 
-	Model  string `yaml:"-"` // served model name
-	Host   string `yaml:"-"`
-	Port   int    `yaml:"-"`
-	Leader string `yaml:"-"` // positional model argument
+	Model  string // served model name
+	Host   string
+	Port   int
+	Leader string // positional model argument
 }
 
 // source is where the model comes from: the name of a repository, or a folder.
@@ -67,7 +70,9 @@ var flags = []flag{
 	{"download-dir", false, "Directory to download and load the weights.", nil},
 	{"dtype", false, "Data type for model weights and activations.", nil},
 	{"enable-chunked-prefill", true, "Whether prefill requests can be chunked.", nil},
-	{"enforce-eager", true, "Whether to always use eager-mode PyTorch.", nil},
+	{"enforce-eager", true, "Whether to always use eager-mode PyTorch.",
+		func(o *Options, v string) error { o.EnforceEager = v == "true"; return nil }},
+	{"speculative-config", false, "Speculative decoding configuration.", setSpeculation},
 	{"load-format", false, "The format of the model weights to load.", nil},
 	{"seed", false, "Random seed for reproducibility.", nil},
 	{"tensor-parallel-size", false, "Number of tensor parallel groups.", nil},

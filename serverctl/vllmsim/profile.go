@@ -6,65 +6,86 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
+	"vllmtuner/tuner/space"
 )
 
 //go:embed profiles/*.yaml
 var profiles embed.FS
 
 // A Profile is one model on one GPU, as data: the constants of the memory and step-time equations.
-// The files under profiles/ give the source of each constant.
 type Profile struct {
-	Name       string   `yaml:"name"`
-	Model      string   `yaml:"model"`
-	Memory     Memory   `yaml:"memory"`
-	Step       StepCost `yaml:"step"`
-	Latency    Latency  `yaml:"latency"`
-	StartUp    StartUp  `yaml:"start_up_seconds"`
-	Stop       float64  `yaml:"stop_seconds"`
-	Defaults   Options  `yaml:"defaults"`
-	Vocabulary int      `yaml:"vocabulary"`
+	Name  string // a word; of a file of the user's its path
+	Model string
+	About string // what it is made of
+
+	Memory      Memory
+	Step        StepCost
+	Latency     Latency
+	Speculation Speculation
+	Noise       Noise
+	StartUp     StartUp
+	Stop        float64 // seconds from SIGTERM to the end
+	Vocabulary  float64 // tokens
+	Defaults    Options
+
+	Constants []Constant // where each constant comes from, in the order of the file's keys
 }
 
-// Memory holds the constants of the KV-cache size; see Profile.KVTokens.
+// A Constant is one figure of a profile with its origin.
+type Constant struct {
+	Path       string    // such as step.weights
+	Unit       string    // "1" for a plain number
+	Values     []float64 // one but for acceptance
+	Source     string
+	Confidence string // one of Confidences
+}
+
+// Confidences are how sure a constant can be, best first.
+var Confidences = []string{"given", "solved", "measured", "fit", "assumed", "made up"}
+
+// Memory holds the constants of the KV-cache size; see Profile.KVGiB.
 type Memory struct {
-	GPUGiB             float64 `yaml:"gpu_gib"`
-	FixedGiB           float64 `yaml:"fixed_gib"`
-	KVBytesPerToken    float64 `yaml:"kv_bytes_per_token"`
-	BatchBytesPerToken float64 `yaml:"batch_bytes_per_token"`
-	SamplerBytesPerSeq float64 `yaml:"sampler_bytes_per_seq"`
-	ActivationGiB      float64 `yaml:"activation_gib"` // at 8192 batched tokens
-	ActivationExponent float64 `yaml:"activation_exponent"`
-	GraphReserveGiB    float64 `yaml:"graph_reserve_gib"`
+	GPUGiB             float64
+	FixedGiB           float64
+	KVBytesPerToken    float64
+	BatchBytesPerToken float64
+	SamplerBytesPerSeq float64
+	ActivationGiB      float64 // at 8192 batched tokens
+	ActivationExponent float64
+	GraphReserveGiB    float64 // taken outside of gpu-memory-utilization
 }
 
-// StepCost holds the constants of one engine step in milliseconds; see StepCost.Milliseconds.
+// StepCost holds the constants of one engine step in milliseconds; see stepTimer.milliseconds.
 type StepCost struct {
-	Fixed            float64 `yaml:"fixed"`
-	Weights          float64 `yaml:"weights"`
-	PerToken         float64 `yaml:"per_token"`
-	RooflineExponent float64 `yaml:"roofline_exponent"`
-	PerSequence      float64 `yaml:"per_sequence"`
-	PerKVToken       float64 `yaml:"per_kv_token"`
-	PerAttentionPair float64 `yaml:"per_attention_pair"`
-	PrefillExtra     float64 `yaml:"prefill_extra"`
+	Fixed            float64
+	Weights          float64
+	PerToken         float64
+	RooflineExponent float64
+	PerSequence      float64
+	PerKVToken       float64
+	PerAttentionPair float64
+	PrefillExtra     float64
+	EagerExtra       float64 // of a decode for which there is no CUDA graph
 }
 
 // Latency is what the API server adds around the engine, in milliseconds.
 type Latency struct {
-	BeforeScheduling float64 `yaml:"before_scheduling"`
-	AfterStep        float64 `yaml:"after_step"`
+	BeforeScheduling float64
+	AfterStep        float64
 }
 
 // StartUp is how long the phases of a start take, in seconds.
 type StartUp struct {
-	Weights float64 `yaml:"weights"`
-	Profile float64 `yaml:"profile"`
-	Compile float64 `yaml:"compile"`
-	Graphs  float64 `yaml:"graphs"`
+	Weights float64
+	Profile float64
+	Compile float64
+	Graphs  float64
 }
 
 // Total returns the whole start-up time.
@@ -75,6 +96,13 @@ func (s StartUp) Total() time.Duration {
 // StopTime returns how long the server takes to end.
 func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
 
+// Quiet returns the profile without noise.
+func (p *Profile) Quiet() *Profile {
+	quiet := *p
+	quiet.Noise = Noise{}
+	return &quiet
+}
+
 // ProfileNames returns the names of the built-in profiles in order.
 func ProfileNames() []string {
 	files, err := fs.Glob(profiles, "profiles/*.yaml")
@@ -84,18 +112,27 @@ func ProfileNames() []string {
 	for i, f := range files {
 		files[i] = strings.TrimSuffix(strings.TrimPrefix(f, "profiles/"), ".yaml")
 	}
+	slices.Sort(files)
 	return files
 }
 
-// LoadProfile returns the built-in profile of that name.
+// IsProfileFile reports whether a profile's name is the path of a file of the user's.
+func IsProfileFile(name string) bool {
+	return strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")
+}
+
+// LoadProfile returns the built-in profile of that name, or the one in the file of that path.
 func LoadProfile(name string) (*Profile, error) {
+	if IsProfileFile(name) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return nil, fmt.Errorf("simulator profile: %w", err)
+		}
+		return ParseProfile(name, text)
+	}
 	text, err := profiles.ReadFile("profiles/" + name + ".yaml")
 	if err != nil {
-		return nil, fmt.Errorf("no simulator profile %q; there are: %s", name, strings.Join(ProfileNames(), ", "))
+		return nil, fmt.Errorf("no simulator profile %q; %s, or write the path of a file", name, space.DidYouMean(name, ProfileNames()))
 	}
-	p := new(Profile)
-	if err := yaml.UnmarshalWithOptions(text, p, yaml.Strict()); err != nil {
-		return nil, fmt.Errorf("simulator profile %s: %w", name, err)
-	}
-	return p, nil
+	return ParseProfile("profiles/"+name+".yaml", text)
 }

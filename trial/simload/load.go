@@ -16,7 +16,6 @@ import (
 type load struct {
 	engine  *vllmsim.Engine
 	prompts *prompts
-	itl     bool
 	sent    uint64 // requests so far: each answer is its own
 }
 
@@ -56,6 +55,7 @@ func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int,
 		f.now = then
 		f.collect()
 	}
+	f.follow()
 	f.run.Elapsed = seconds(f.now)
 	f.run.Series.Close()
 	return f.run, nil
@@ -110,6 +110,7 @@ func (f *flight) over() bool {
 		return false
 	}
 	f.nextLook = f.now + 1
+	f.follow()
 	f.run.Stopped = f.stop(seconds(f.now), f.run.Samples)
 	return f.run.Stopped
 }
@@ -164,7 +165,7 @@ func (f *flight) refuse(r *vllmsim.Request, limit int) {
 // collect notes the tokens of the last step.
 func (f *flight) collect() {
 	at := seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
-	f.run.Series.Chunks(int(at/time.Second), len(f.engine.Emitted))
+	f.run.Series.Chunks(int(at/time.Second), f.engine.Served)
 	for _, r := range f.engine.Emitted {
 		if r.Finished() {
 			f.run.Series.Ended(at, false)
@@ -174,17 +175,29 @@ func (f *flight) collect() {
 			continue
 		}
 		s := &f.run.Samples[r.Tag]
-		if r.Tokens == 1 {
+		if r.Chunks == 1 {
 			s.Opened, s.First, s.CachedTokens = at, at, r.Cached
-		} else if f.itl {
+		} else if f.engine.Each {
 			s.Gaps = append(s.Gaps, at-s.Last)
 		}
 		s.Last, s.Closed = at, at
-		s.Chunks++
+		s.Chunks = r.Chunks
 		if r.Finished() {
 			s.End, s.OutputTokens = at, r.Tokens
 			f.counted--
 		}
+	}
+}
+
+// follow notes the tokens that requests in flight have by now.
+func (f *flight) follow() {
+	for _, r := range f.engine.InFlight() {
+		if r.Tag < 0 || r.Chunks == 0 {
+			continue
+		}
+		s := &f.run.Samples[r.Tag]
+		s.Last = seconds(r.Last + f.engine.Profile.Latency.AfterStep/1000)
+		s.Closed, s.Chunks = s.Last, r.Chunks
 	}
 }
 

@@ -34,8 +34,9 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	if err != nil {
 		return nil, nil, refusal(err, r.Profile.StartUp.Total())
 	}
+	engine.Seed, engine.Each = uint64(launch.Number), r.ITL
 	s := &server{engine: engine, exited: make(chan struct{})}
-	return s, &load{engine: engine, prompts: &r.prompts, itl: r.ITL}, nil
+	return s, &load{engine: engine, prompts: &r.prompts}, nil
 }
 
 // refusal gives a failed start the class that the log of a real server would show, and the time that a real one takes.
@@ -83,7 +84,19 @@ func (s *server) Counters(context.Context) (serverctl.Counters, error) {
 		Preemptions:      float64(t.Preemptions),
 		PromptTokens:     float64(t.PromptTokens),
 		GenerationTokens: float64(t.GenerationTokens),
+		Drafts:           float64(t.Drafts),
+		DraftTokens:      float64(t.DraftTokens),
+		AcceptedTokens:   float64(t.AcceptedTokens),
+		AcceptedAt:       floats(t.AcceptedPerPos),
 	}, nil
+}
+
+func floats(counts []int) []float64 {
+	var fs []float64
+	for _, n := range counts {
+		fs = append(fs, float64(n))
+	}
+	return fs
 }
 
 func (s *server) ResetCache(context.Context) error {

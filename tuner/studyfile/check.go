@@ -2,6 +2,7 @@ package studyfile
 
 import (
 	"errors"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -51,8 +52,10 @@ func (d *decoder) checkServer(f *File) {
 		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(vllmsim.ProfileNames(), " or "))
 	case command && (len(s.Command) == 0 || s.Command[0] == ""):
 		d.failAt("server.command", "server.command is empty; write [vllm, serve]")
-	case simulate && s.Simulate != "" && !slices.Contains(vllmsim.ProfileNames(), s.Simulate):
+	case simulate && s.Simulate != "" && !vllmsim.IsProfileFile(s.Simulate) && !slices.Contains(vllmsim.ProfileNames(), s.Simulate):
 		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, vllmsim.ProfileNames()))
+	case simulate && vllmsim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
+		s.Simulate = filepath.Join(filepath.Dir(f.Path), s.Simulate)
 	}
 }
 

@@ -1,0 +1,306 @@
+package vllmsim
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"vllmtuner/tuner/space"
+)
+
+// A field is a constant of a profile as its file has it.
+type field struct {
+	path, unit string
+	to         any     // *float64 or *[]float64
+	least      float64 // that it may be
+	optional   bool    // 0 when it is not there
+}
+
+// fields are the constants of a profile in the order in which a file is written.
+func (p *Profile) fields() []field {
+	m, s, d, n, t := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp
+	return []field{
+		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB},
+		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB},
+		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, least: 1},
+		{path: "memory.batch_per_token", unit: "B/token", to: &m.BatchBytesPerToken},
+		{path: "memory.sampler_per_sequence", unit: "B/sequence", to: &m.SamplerBytesPerSeq},
+		{path: "memory.activation", unit: "GiB", to: &m.ActivationGiB},
+		{path: "memory.activation_exponent", unit: "1", to: &m.ActivationExponent},
+		{path: "memory.graph_reserve", unit: "GiB", to: &m.GraphReserveGiB},
+		{path: "step.fixed", unit: "ms", to: &s.Fixed},
+		{path: "step.weights", unit: "ms", to: &s.Weights},
+		{path: "step.per_token", unit: "ms/token", to: &s.PerToken},
+		{path: "step.roofline_exponent", unit: "1", to: &s.RooflineExponent, least: 1},
+		{path: "step.per_sequence", unit: "ms/sequence", to: &s.PerSequence},
+		{path: "step.per_kv_token", unit: "ms/token", to: &s.PerKVToken},
+		{path: "step.per_attention_pair", unit: "ms/token²", to: &s.PerAttentionPair},
+		{path: "step.prefill_extra", unit: "ms", to: &s.PrefillExtra},
+		{path: "step.eager_extra", unit: "ms", to: &s.EagerExtra, optional: true},
+		{path: "latency.before_scheduling", unit: "ms", to: &p.Latency.BeforeScheduling},
+		{path: "latency.after_step", unit: "ms", to: &p.Latency.AfterStep},
+		{path: "speculation.drafter", unit: "GiB", to: &d.DrafterGiB, optional: true},
+		{path: "speculation.per_draft_token", unit: "ms/token", to: &d.PerDraftToken, optional: true},
+		{path: "speculation.per_draft_token_and_sequence", unit: "ms/token", to: &d.PerDraftTokenAndSequence, optional: true},
+		{path: "speculation.per_verified_token", unit: "ms/token", to: &d.PerVerifiedToken, optional: true},
+		{path: "speculation.acceptance", unit: "1", to: &d.Acceptance, optional: true},
+		{path: "noise.relative", unit: "1", to: &n.Relative, optional: true},
+		{path: "noise.jitter", unit: "ms", to: &n.Jitter, optional: true},
+		{path: "noise.stall", unit: "ms", to: &n.Stall, optional: true},
+		{path: "noise.stall_gap", unit: "s", to: &n.StallGap, optional: true},
+		{path: "start_up.weights", unit: "s", to: &t.Weights},
+		{path: "start_up.profile", unit: "s", to: &t.Profile},
+		{path: "start_up.compile", unit: "s", to: &t.Compile},
+		{path: "start_up.graphs", unit: "s", to: &t.Graphs},
+		{path: "stop.time", unit: "s", to: &p.Stop},
+		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, least: 1},
+	}
+}
+
+// A profileReader collects what is wrong with a profile's file.
+type profileReader struct {
+	file  string
+	nodes map[string]ast.Node // by path
+	errs  []error
+}
+
+// ParseProfile reads a profile. file is its name in errors, which name the line and are told all at once.
+func ParseProfile(file string, text []byte) (*Profile, error) {
+	tree, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s", file, strings.TrimSpace(yaml.FormatError(err, false, false)))
+	}
+	r := &profileReader{file: file, nodes: map[string]ast.Node{}}
+	if len(tree.Docs) == 0 || tree.Docs[0].Body == nil {
+		return nil, fmt.Errorf("%s: the file is empty; copy a built-in profile and change it", file)
+	}
+	root := tree.Docs[0].Body
+	r.collect("", root)
+	p := &Profile{Name: strings.TrimSuffix(strings.TrimPrefix(file, "profiles/"), ".yaml")}
+	if IsProfileFile(file) && !strings.HasPrefix(file, "profiles/") {
+		p.Name = file
+	}
+	p.Model, p.About = r.text("model.name"), r.text("about")
+	for _, f := range p.fields() {
+		r.constant(p, f, root)
+	}
+	r.defaults(&p.Defaults, root)
+	r.unknown(p)
+	if len(r.errs) > 0 {
+		return nil, errors.Join(r.errs...)
+	}
+	return p, nil
+}
+
+func (r *profileReader) fail(at ast.Node, format string, args ...any) {
+	r.errs = append(r.errs, fmt.Errorf("%s:%d: %s", r.file, at.GetToken().Position.Line, fmt.Sprintf(format, args...)))
+}
+
+// collect notes the nodes of a mapping by their paths.
+func (r *profileReader) collect(path string, n ast.Node) {
+	if m, ok := n.(ast.MapNode); ok {
+		for i := m.MapRange(); i.Next(); {
+			key := strings.TrimPrefix(path+"."+i.Key().String(), ".")
+			r.nodes[key] = i.Value()
+			r.collect(key, i.Value())
+		}
+	}
+}
+
+func (r *profileReader) text(path string) string {
+	if s, ok := r.nodes[path].(ast.ScalarNode); ok {
+		return fmt.Sprint(s.GetValue())
+	}
+	return ""
+}
+
+// constant reads one constant with its unit, its source and its confidence.
+func (r *profileReader) constant(p *Profile, f field, root ast.Node) {
+	at, ok := r.nodes[f.path]
+	if !ok {
+		if !f.optional {
+			r.missing(f, root)
+		}
+		return
+	}
+	value, ok := r.nodes[f.path+".value"]
+	if !ok {
+		r.fail(at, "%s has no value; write {value: 1.5, unit: %s, source: \"…\", confidence: measured}", f.path, f.unit)
+		return
+	}
+	c := Constant{Path: f.path, Unit: r.text(f.path + ".unit"), Source: r.text(f.path + ".source"), Confidence: r.text(f.path + ".confidence")}
+	if c.Unit != f.unit {
+		r.fail(at, "%s is in %q, want it in %s", f.path, c.Unit, f.unit)
+	}
+	if !slices.Contains(Confidences, c.Confidence) {
+		r.fail(at, "%s has the confidence %q; write one of %s", f.path, c.Confidence, strings.Join(Confidences, ", "))
+	}
+	if c.Source == "" {
+		r.fail(at, "%s has no source; say where the value comes from", f.path)
+	}
+	c.Values = r.numbers(f, value)
+	p.Constants = append(p.Constants, c)
+	switch to := f.to.(type) {
+	case *[]float64:
+		*to = c.Values
+	case *float64:
+		if len(c.Values) == 1 {
+			*to = c.Values[0]
+		}
+	}
+}
+
+// missing says where a constant should stand: in its section, if that is there.
+func (r *profileReader) missing(f field, root ast.Node) {
+	section, name, _ := strings.Cut(f.path, ".")
+	at, ok := r.nodes[section]
+	if !ok {
+		at = root
+	}
+	r.fail(at, "%s is missing; add %s: {value: …, unit: %s, source: \"…\", confidence: …} under %s", f.path, name, f.unit, section)
+}
+
+// numbers reads the value of a constant, several where it may have several.
+func (r *profileReader) numbers(f field, n ast.Node) []float64 {
+	values := []ast.Node{n}
+	if list, ok := n.(*ast.SequenceNode); ok {
+		if _, several := f.to.(*[]float64); !several {
+			r.fail(n, "%s is a list, want one number", f.path)
+			return nil
+		}
+		values = list.Values
+	}
+	var numbers []float64
+	for _, n := range values {
+		v, err := strconv.ParseFloat(n.String(), 64)
+		_, chance := f.to.(*[]float64)
+		switch {
+		case err != nil || math.IsNaN(v) || math.IsInf(v, 0):
+			r.fail(n, "%s: %q is no number", f.path, n.String())
+		case v < f.least:
+			r.fail(n, "%s is %g, want at least %g", f.path, v, f.least)
+		case chance && v > 1:
+			r.fail(n, "%s is %g, want a probability from 0 to 1", f.path, v)
+		}
+		numbers = append(numbers, v)
+	}
+	return numbers
+}
+
+// defaultFlags are the flags whose defaults a profile has.
+func defaultFlags(o *Options) map[string]any {
+	return map[string]any{
+		"gpu_memory_utilization": &o.GPUMemoryUtilization, "max_num_seqs": &o.MaxNumSeqs,
+		"max_num_batched_tokens": &o.MaxNumBatchedTokens, "max_model_len": &o.MaxModelLen,
+	}
+}
+
+// defaults reads the flags that a server has when nothing is said.
+func (r *profileReader) defaults(o *Options, root ast.Node) {
+	flags := defaultFlags(o)
+	for _, name := range []string{"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len"} {
+		n, ok := r.nodes["defaults."+name]
+		if !ok {
+			r.fail(root, "defaults.%s is missing; add it under defaults", name)
+			continue
+		}
+		var err error
+		switch to := flags[name].(type) {
+		case *float64:
+			*to, err = strconv.ParseFloat(n.String(), 64)
+		case *int:
+			*to, err = strconv.Atoi(n.String())
+		}
+		if err != nil {
+			r.fail(n, "defaults.%s: %q is no such number", name, n.String())
+		}
+	}
+	if len(r.errs) == 0 {
+		if err := o.check(); err != nil {
+			r.fail(r.nodes["defaults"], "defaults: %v", err)
+		}
+	}
+}
+
+// unknown names the keys that mean nothing.
+func (r *profileReader) unknown(p *Profile) {
+	known := []string{"about", "model", "model.name", "defaults"}
+	for name := range defaultFlags(&Options{}) {
+		known = append(known, "defaults."+name)
+	}
+	for _, f := range p.fields() {
+		section, _, _ := strings.Cut(f.path, ".")
+		known = append(known, section, f.path)
+		for _, part := range []string{".value", ".unit", ".source", ".confidence"} {
+			known = append(known, f.path+part)
+		}
+	}
+	for _, path := range sortedKeys(r.nodes) {
+		if !slices.Contains(known, path) {
+			r.fail(r.nodes[path], "unknown key %s; %s", path, space.DidYouMean(path, known))
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// Text returns the profile as a file that ParseProfile reads.
+func (p *Profile) Text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "about: %s\n", strconv.Quote(p.About))
+	origin := map[string]Constant{}
+	for _, c := range p.Constants {
+		origin[c.Path] = c
+	}
+	section := ""
+	for _, f := range p.fields() {
+		c, ok := origin[f.path]
+		if !ok {
+			continue
+		}
+		in, name, _ := strings.Cut(f.path, ".")
+		if in != section {
+			section = in
+			fmt.Fprintf(&b, "%s:\n", section)
+			if section == "model" {
+				fmt.Fprintf(&b, "  name: %s\n", strconv.Quote(p.Model))
+			}
+		}
+		fmt.Fprintf(&b, "  %s: {value: %s, unit: %s, confidence: %s, source: %s}\n",
+			name, f.value(), strconv.Quote(f.unit), c.Confidence, strconv.Quote(c.Source))
+	}
+	o := p.Defaults
+	fmt.Fprintf(&b, "defaults: {gpu_memory_utilization: %g, max_num_seqs: %d, max_num_batched_tokens: %d, max_model_len: %d}\n",
+		o.GPUMemoryUtilization, o.MaxNumSeqs, o.MaxNumBatchedTokens, o.MaxModelLen)
+	return b.String()
+}
+
+// value writes the field's value with all its digits.
+func (f field) value() string {
+	write := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+	switch v := f.to.(type) {
+	case *float64:
+		return write(*v)
+	case *[]float64:
+		texts := make([]string, len(*v))
+		for i, x := range *v {
+			texts[i] = write(x)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	}
+	return ""
+}

@@ -1,0 +1,81 @@
+package vllmsim
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestEveryBuiltInProfileStartsWithItsDefaults(t *testing.T) {
+	for _, name := range ProfileNames() {
+		p := profile(t, name)
+		o := p.Defaults
+		o.MaxModelLen = min(o.MaxModelLen, 8192)
+		if _, err := NewEngine(p, o); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, c := range p.Constants {
+			if c.Source == "" || c.Unit == "" {
+				t.Errorf("%s: %s has no source or no unit", name, c.Path)
+			}
+		}
+	}
+}
+
+func TestAProfileIsReadAsItWasWritten(t *testing.T) {
+	for _, name := range ProfileNames() {
+		p := profile(t, name)
+		again, err := ParseProfile("profiles/"+name+".yaml", []byte(p.Text()))
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, p.Text())
+		}
+		if !reflect.DeepEqual(p, again) {
+			t.Errorf("%s: read as\n%+v\nwant\n%+v", name, again, p)
+		}
+	}
+}
+
+func TestAWrongProfileNamesTheLine(t *testing.T) {
+	good := profile(t, "small-fast").Text()
+	change := func(old, new string) string {
+		if !strings.Contains(good, old) {
+			t.Fatalf("the profile has no %q", old)
+		}
+		return strings.Replace(good, old, new, 1)
+	}
+	for _, row := range []struct{ name, text, want string }{
+		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights is in "s", want it in ms`},
+		{"a missing constant", change("  kv_per_token:", "  kv_per_tokem:"), "p.yaml:3: memory.kv_per_token is missing; add kv_per_token: {value: …, unit: B/token"},
+		{"a misspelt one", change("  kv_per_token:", "  kv_per_tokem:"), `unknown key memory.kv_per_tokem; did you mean "memory.kv_per_token"?`},
+		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is no number`},
+		{"below what it may be", change("value: 16,", "value: -1,"), "p.yaml:3: memory.gpu is -1, want at least 0"},
+		{"no value", change("value: 16, ", ""), "p.yaml:3: memory.gpu has no value; write {value: 1.5, unit: GiB"},
+		{"a list", change("value: 16,", "value: [1, 2],"), "p.yaml:3: memory.gpu is a list, want one number"},
+		{"no probability", change("value: [0.7", "value: [7"), "speculation.acceptance is 7, want a probability from 0 to 1"},
+		{"a new confidence", change("confidence: made up", "confidence: sure"), `has the confidence "sure"; write one of given, solved, measured, fit, assumed, made up`},
+		{"no source", change(`source: "no measurement"`, `source: ""`), "has no source; say where the value comes from"},
+		{"a missing default", change("max_num_seqs: 256, ", ""), "p.yaml:1: defaults.max_num_seqs is missing"},
+		{"defaults that exclude each other", change("max_num_seqs: 256", "max_num_seqs: 4096"), "defaults: max_num_batched_tokens (2048) must be"},
+		{"no YAML", "a: [", "p.yaml: "},
+		{"nothing", "", "p.yaml: the file is empty"},
+	} {
+		_, err := ParseProfile("p.yaml", []byte(row.text))
+		if err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: %v\nwant %s", row.name, err, row.want)
+		}
+	}
+}
+
+func FuzzParseProfile(f *testing.F) {
+	p, err := LoadProfile("small-fast")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(p.Text())
+	f.Add("a: {b: [1, {c: d}]}\n---\nx")
+	f.Fuzz(func(t *testing.T, text string) {
+		if p, err := ParseProfile("p.yaml", []byte(text)); (p == nil) == (err == nil) {
+			t.Errorf("profile %v with error %v", p, err)
+		}
+	})
+}
