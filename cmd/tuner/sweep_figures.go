@@ -62,7 +62,7 @@ var (
 	ttftP99       = latencyFigure("TTFT p99 (ms)", "ttft_p99_ms", ttftOf, p99)
 	tpotP99       = latencyFigure("TPOT p99 (ms)", "tpot_p99_ms", tpotOf, p99)
 	outputTokens  = numberFigure("Output tok/s", "output_tok_s", "%.0f", func(m bench.Measurement) float64 { return m.OutputThroughput })
-	maxConcurrent = numberFigure("Max concurrent", "max_concurrent", "%.0f", func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
+	maxConcurrent = numberFigure("Max Concurrent", "max_concurrent", "%.0f", func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
 )
 
 // gridFigures have a table each over rates and configs, as the reports of manual sweeps have them.

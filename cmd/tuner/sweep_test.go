@@ -21,6 +21,9 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
+// manualTables are those of the sweeps that were run by hand.
+const manualTables = repo + "/serverctl/vllmsim/testdata/seed"
+
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -87,7 +90,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 		{"ttft_p99_ms", 0.16}, {"tpot_p99_ms", 0.08}, {"output_tok_s", 0.02}, {"max_concurrent", 0.08}, {"baseline_detail", 0.15},
 	} {
 		name := "phase1_" + row.table + ".csv"
-		got, want := readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join("testdata", "sweep", name))
+		got, want := readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name))
 		if row.table == "baseline_detail" { // failed requests have no logarithm
 			got, want = got[:len(want)-1], want[:len(want)-1]
 		}
@@ -98,7 +101,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 		}
 		t.Logf("%-16s differs by %.1f %% in the mean", row.table, 100*off)
 	}
-	got, want := readTable(t, filepath.Join(dir, "phase1_slo.csv")), readTable(t, filepath.Join("testdata", "sweep", "phase1_slo.csv"))
+	got, want := readTable(t, filepath.Join(dir, "phase1_slo.csv")), readTable(t, filepath.Join(manualTables, "phase1_slo.csv"))
 	sameLayout(t, "phase1_slo.csv", got, want)
 	same, cells := 0, 0
 	for r := 1; r < len(want); r++ {
@@ -115,11 +118,11 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	if same < 75 || cells != 80 {
 		t.Errorf("%d of %d verdicts are those of the manual sweep, want 75 of 80", same, cells)
 	}
-	for _, name := range []string{"configs", "winners", "slo_targets"} {
+	for _, name := range []string{"configs", "winners"} {
 		name = "phase1_" + name + ".csv"
-		sameLayout(t, name, readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join("testdata", "sweep", name)))
+		sameLayout(t, name, readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name)))
 	}
-	configs, measured := readTable(t, filepath.Join(dir, "phase1_configs.csv")), readTable(t, filepath.Join("testdata", "sweep", "phase1_configs.csv"))
+	configs, measured := readTable(t, filepath.Join(dir, "phase1_configs.csv")), readTable(t, filepath.Join(manualTables, "phase1_configs.csv"))
 	for r := 1; r < len(measured); r++ {
 		x, errX := strconv.ParseFloat(configs[r][5], 64)
 		y, errY := strconv.ParseFloat(measured[r][5], 64)
@@ -133,7 +136,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 // Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	dir, printed := sweepExample(t, "eagle3")
-	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join("testdata", "sweep", "eagle3_slo.csv"))
+	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
 	sameLayout(t, "eagle3_slo.csv", got, want)
 	if got[1][2] != "PASS" || got[8][2] != "FAIL (TTFT+TPOT)" {
 		t.Errorf("EAGLE-3 gives %v and %v, want a pass at 0.5 req/s and none of the limits at 3", got[1], got[8])
@@ -156,7 +159,7 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 // p95 is not simulated.
 func TestL4IsNearTheManualSweep(t *testing.T) {
 	dir, printed := sweepExample(t, "l4")
-	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join("testdata", "sweep", "l4_sweep.csv"))
+	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
 	sameLayout(t, "l4_sweep.csv", got, want)
 	for c, most := range map[int]float64{1: 0.06, 2: 0.06, 3: 0.2, 5: 0.03, 6: 0.2, 7: 0.05, 8: 0.05} {
 		column := func(table [][]string) (of [][]string) {
