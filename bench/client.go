@@ -136,6 +136,13 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	return f.result(context.Cause(ctx))
 }
 
+// RunClosed is Run with streams requests in flight at a time.
+func (c *Client) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop Stop) (Run, error) {
+	closed := *c
+	closed.MaxInFlight = streams
+	return closed.Run(ctx, schedule, stop)
+}
+
 // result returns the run and why it did not end well.
 func (f *flight) result(cause error) (Run, error) {
 	f.run.Series.Close()

@@ -36,6 +36,19 @@ func Measure(run Run, scope Scope) Measurement {
 	return m
 }
 
+// ByNumber is the scope of a window that ends by number: from the first due time to the last end.
+func (s Scope) ByNumber(run Run) Scope {
+	if len(run.Samples) == 0 {
+		s.Length = max(run.Elapsed-s.Start, 0)
+		return s
+	}
+	s.Start = run.Samples[0].Due
+	for i := range run.Samples {
+		s.Length = max(s.Length, run.Samples[i].End-s.Start)
+	}
+	return s
+}
+
 // rates divides what was done by the time that it took.
 func (m *Measurement) rates(took time.Duration) {
 	if took <= 0 {

@@ -128,3 +128,7 @@ func syncPath(path string) error {
 	}
 	return errors.Join(f.Sync(), f.Close())
 }
+
+// Lock makes a directory that one process at a time may use, such as that of a sweep's servers, and takes its lock, which holds
+// until it is closed or the process is gone. It returns ErrOwned when another has it.
+func Lock(dir string) (io.Closer, error) { return prepare(dir) }

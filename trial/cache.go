@@ -25,6 +25,9 @@ const (
 	// Reset empties the cache before each probe: the cold value, and the only protocol under which a resumed study is exact
 	// to the last digit.
 	Reset Protocol = "reset"
+	// Carried begins with what the warm-up has left and carries the cache on, as the manual sweeps did. For sweeps alone: the
+	// lower loads prime the cache of the higher ones.
+	Carried Protocol = "carried"
 )
 
 const (
@@ -37,13 +40,7 @@ const (
 // warmUp sends the first requests, and primes the cache once where the protocol says so. It is worth nothing half done, so an
 // orderly end does not wait for it.
 func (m *measuring) warmUp(ctx context.Context) error {
-	ctx, stop := until(ctx, m.Finish, func() error { return ErrInterrupted })
-	defer stop()
-	err := m.fillCache(ctx)
-	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
-		return ErrInterrupted
-	}
-	return err
+	return m.unlessFinished(ctx, m.fillCache)
 }
 
 // fillCache is warmUp without the orderly end.

@@ -54,7 +54,12 @@ type Task struct {
 
 // Run measures one point. A server that fails is a result; an error is something that no other point would cure, or the
 // end of ctx. The server is gone when Run returns.
-func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) {
+func (r *Runner) Run(ctx context.Context, task Task) (Result, error) {
+	return r.onServer(ctx, task, (*measuring).measure)
+}
+
+// onServer starts the task's server, measures with it, and ends it.
+func (r *Runner) onServer(ctx context.Context, task Task, measure func(*measuring, context.Context) (capacity.Capacity, error)) (result Result, err error) {
 	r.progress("starting the server")
 	result = Result{Notes: slices.Clone(r.Marks)}
 	began := time.Now()
@@ -65,7 +70,7 @@ func (r *Runner) Run(ctx context.Context, task Task) (result Result, err error) 
 	}
 	m := &measuring{Runner: r, Task: task, server: server, load: load, result: result, firstRate: r.firstRate(server.Facts())}
 	m.result.Facts, m.result.GPUTime = server.Facts(), server.Facts().StartUp
-	capacity, runErr := m.measure(ctx)
+	capacity, runErr := measure(m, ctx)
 	ended, stopErr := server.Stop(ctx) // whose end cuts the server's grace short, and nothing else
 	m.result.Ended = ended
 	m.result.GPUTime += ended.Took
@@ -262,7 +267,29 @@ func outcome(p Probe) capacity.Outcome {
 
 // measureRate is one probe: cache state, lead-in, window, run-out, verdict.
 func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Probe, error) {
-	m.progress("probe %d at %g req/s", seq+1, rate)
+	plan := workload.Plan{
+		Source: m.Source, Seed: m.Seed, Rate: rate,
+		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests, Arrivals: m.Arrivals,
+	}
+	n, window := plan.Counted()
+	return m.measureLoad(ctx, seq, offer{
+		Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window, stop: m.SLO.Stop(n),
+	})
+}
+
+// An offer is one load with what of it is counted.
+type offer struct {
+	Level
+	schedule workload.Schedule
+	planned  int           // counted requests
+	leadIn   time.Duration // where the window begins; not of a closed loop
+	window   time.Duration // likewise
+	stop     bench.Stop    // nil means never
+}
+
+// measureLoad brings the cache into its state, sends one load, and judges it.
+func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, error) {
+	m.progress("probe %d at %s", seq+1, o.Level)
 	if err := m.prepareCache(ctx); err != nil {
 		return Probe{}, err
 	}
@@ -270,19 +297,14 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	if err != nil {
 		return Probe{}, err
 	}
-	plan := workload.Plan{
-		Source: m.Source, Seed: m.Seed, Rate: rate,
-		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests, Arrivals: m.Arrivals,
-	}
-	n, window := plan.Counted()
-	if err := workload.Enough(m.Source, n); err != nil {
-		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
+	if err := workload.Enough(m.Source, o.planned); err != nil {
+		return Probe{}, fmt.Errorf("probe at %s: %w", o.Level, err)
 	}
 	endSeries := m.server.Observe(time.Now())
-	run, err := m.load.Run(ctx, plan.Schedule(), m.SLO.Stop(n))
+	run, err := m.send(ctx, o)
 	series := endSeries()
 	if err != nil {
-		return Probe{}, fmt.Errorf("probe at %g req/s: %w", rate, err)
+		return Probe{}, fmt.Errorf("probe at %s: %w", o.Level, err)
 	}
 	drained, err := m.server.Drain(ctx)
 	if err != nil {
@@ -292,14 +314,18 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	if err != nil {
 		return Probe{}, err
 	}
-	measurement := bench.Measure(run, bench.Scope{Rate: rate, Start: plan.LeadIn, Length: window, Natural: m.Natural})
+	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: m.Natural}
+	if o.Streams > 0 {
+		scope = scope.ByNumber(run)
+	}
+	measurement := bench.Measure(run, scope)
 	if measurement.Void != "" {
-		return Probe{}, fmt.Errorf("probe at %g req/s is void: %s: does something between tuner and vLLM change max_tokens or ignore_eos?", rate, measurement.Void)
+		return Probe{}, fmt.Errorf("probe at %s is void: %s: does something between tuner and vLLM change max_tokens or ignore_eos?", o.Level, measurement.Void)
 	}
 	p := Probe{
-		Seq: seq, Rate: rate, Stopped: run.Stopped,
+		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped,
 		Measurement: measurement,
-		Verdict:     m.SLO.Judge(run.Samples, n, run.Elapsed),
+		Verdict:     m.SLO.Judge(run.Samples, o.planned, run.Elapsed),
 		HitRate:     hitRate(before, after),
 		Preemptions: after.Preemptions - before.Preemptions,
 		GPUTime:     run.Elapsed + drained,
@@ -311,6 +337,18 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Pro
 	}
 	p.Note = m.note(p, run)
 	return p, nil
+}
+
+// send sends a load in an open or a closed loop.
+func (m *measuring) send(ctx context.Context, o offer) (bench.Run, error) {
+	if o.Streams == 0 {
+		return m.load.Run(ctx, o.schedule, o.stop)
+	}
+	closed, ok := m.load.(ClosedLoad)
+	if !ok {
+		return bench.Run{}, errors.New("this load generator has no closed loop; give rates")
+	}
+	return closed.RunClosed(ctx, o.schedule, o.Streams, o.stop)
 }
 
 func (m *measuring) counters(ctx context.Context) (serverctl.Counters, error) {

@@ -27,6 +27,7 @@ type stub struct {
 	lateFrom float64
 	runs     int
 	exited   chan struct{}
+	streams  []int // of the closed loops
 }
 
 func (s *stub) note(what string) {

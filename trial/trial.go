@@ -39,6 +39,11 @@ type Load interface {
 	Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error)
 }
 
+// A ClosedLoad can also keep so many requests in flight, as a workload.Loop wants it.
+type ClosedLoad interface {
+	RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error)
+}
+
 // A Start starts one server with the args of a point and returns it when it is ready, with the load that reaches it.
 // A server that dies or is refused gives a *serverctl.ExitError.
 type Start func(ctx context.Context, launch Launch) (Server, Load, error)
@@ -52,8 +57,9 @@ type Launch struct {
 
 // A Probe is one measured rate. It is stored as it is.
 type Probe struct {
-	Seq         int               `json:"seq"` // 0-based within the trial
-	Rate        float64           `json:"rate"`
+	Seq         int               `json:"seq"`               // 0-based within the trial
+	Rate        float64           `json:"rate"`              // requests per second; 0 in a closed loop
+	Streams     int               `json:"streams,omitempty"` // requests in flight in a closed loop
 	Verdict     slo.Verdict       `json:"verdict"`
 	Measurement bench.Measurement `json:"measurement"`
 	HitRate     float64           `json:"hit_rate"`    // prefix-cache hits / queries over the probe; -1 when unknown

@@ -39,7 +39,7 @@ Your server:  tuner init > study.yaml       a commented study file
 func commands(finish <-chan struct{}) []*cli.Command {
 	all := []*cli.Command{
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
-		statusCommand(), bestCommand(), benchCommand(finish), simCommand(finish),
+		statusCommand(), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
 		logsCommand(finish),
 		doctorCommand(),
 	}

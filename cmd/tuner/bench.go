@@ -131,16 +131,7 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if b.search != nil {
 		return b.findCapacity(ctx, out)
 	}
-	for _, s := range b.shots {
-		result, err := b.run(ctx, s, nil)
-		if err != nil {
-			return err
-		}
-		if err := out.add(result); err != nil {
-			return err
-		}
-	}
-	return out.finish()
+	return b.sweep(ctx, out)
 }
 
 // preflight finds out whether the runs make sense before the first of them.

@@ -156,11 +156,5 @@ func (l benchLoad) cut(schedule workload.Schedule) workload.Schedule {
 	if !l.noRunOut {
 		return schedule
 	}
-	return func(yield func(workload.Arrival) bool) {
-		for a := range schedule {
-			if a.Phase == workload.RunOut || !yield(a) {
-				return
-			}
-		}
-	}
+	return workload.WithoutRunOut(schedule)
 }

@@ -104,8 +104,13 @@ func (o *benchReport) add(r benchResult) error {
 	return writeBlock(o.w, r)
 }
 
-// finish says what came of all runs.
-func (o *benchReport) finish() error {
+// finish says what came of all runs: of a table with an SLO, the highest load that kept it.
+func (o *benchReport) finish(steps []capacity.Step) error {
+	if o.table && o.b.slo != nil && o.format == "text" {
+		if _, err := io.WriteString(o.w, wrapped(highestText(steps, o.b.shots[0].concurrency > 0), "  ")); err != nil {
+			return err
+		}
+	}
 	switch {
 	case len(o.failed) > 0:
 		return errors.New(strings.Join(o.failed, "\n"))

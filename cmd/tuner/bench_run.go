@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,12 +76,9 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 		}
 	}
 	client := *b.client
-	if s.concurrency > 0 {
-		client.MaxInFlight = s.concurrency
-	}
 	progress := newBenchProgress(b.stderr, s)
 	client.Progress = progress.show
-	run, err := client.Run(ctx, s.schedule, b.byRules(stop))
+	run, err := client.RunClosed(ctx, s.schedule, cmp.Or(s.concurrency, client.MaxInFlight), b.byRules(stop))
 	if doneErr := progress.done(); err == nil {
 		err = doneErr
 	}
@@ -125,7 +123,7 @@ func (b *benching) byRules(stop bench.Stop) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool { return stop(now, b.rules().Apply(counted)) }
 }
 
-// scope is what of a run is measured. A window that ends by number lasts from the first due time to the last end.
+// scope is what of a run is measured.
 func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	scope := bench.Scope{
 		Rate: s.rate, Start: s.leadIn, Length: s.window,
@@ -134,15 +132,7 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	if s.window > 0 {
 		return scope
 	}
-	if len(run.Samples) == 0 {
-		scope.Length = max(run.Elapsed-scope.Start, 0)
-		return scope
-	}
-	scope.Start = run.Samples[0].Due
-	for i := range run.Samples {
-		scope.Length = max(scope.Length, run.Samples[i].End-scope.Start)
-	}
-	return scope
+	return scope.ByNumber(run)
 }
 
 // notes are what a reader must know before believing the figures.
@@ -189,6 +179,43 @@ func clientLimited(m bench.Measurement) string {
 	return ""
 }
 
+// sweep sends the runs one after the other, whatever came of those before.
+func (b *benching) sweep(ctx context.Context, out *benchReport) error {
+	grid, next := make([]float64, len(b.shots)), 0
+	for i, s := range b.shots {
+		grid[i] = s.load()
+	}
+	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
+		r, err := b.run(ctx, b.shots[next], nil)
+		if err != nil {
+			return capacity.Outcome{}, err
+		}
+		next++
+		return r.outcome(), out.add(r)
+	})
+	if err != nil {
+		return err
+	}
+	return out.finish(steps)
+}
+
+// load is what a sweep varies: the streams of a closed loop, or the rate.
+func (s shot) load() float64 {
+	if s.concurrency > 0 {
+		return float64(s.concurrency)
+	}
+	return s.rate
+}
+
+// outcome is the run as a search or a sweep sees it. Without a verdict it is no pass.
+func (r benchResult) outcome() capacity.Outcome {
+	o := capacity.Outcome{InFlight: r.m.MeanInFlight, Limited: r.limited}
+	if v := r.verdict; v != nil {
+		o.Pass, o.Headroom, o.Binding, o.Limited = v.Pass, v.Headroom, v.Binding, v.ClientLimited
+	}
+	return o
+}
+
 // findCapacity looks for the highest rate that keeps the SLO.
 func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	found, err := b.search.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) {
@@ -203,8 +230,7 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 		if r.verdict == nil {
 			return capacity.Outcome{}, usage("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", s.planned, rate)
 		}
-		v := *r.verdict
-		return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: r.m.MeanInFlight, Limited: v.ClientLimited}, nil
+		return r.outcome(), nil
 	})
 	if err != nil {
 		return err

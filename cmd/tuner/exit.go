@@ -69,6 +69,7 @@ func exitCode(err error) int {
 		{studies.ErrWorldChanged, exitWorld},
 		{errNothingMet, exitNothingMet},
 		{errNoRunKept, exitNothingMet},
+		{errNoConfigKept, exitNothingMet},
 		{errSpent, exitSpent},
 		{trial.ErrInterrupted, exitInterrupted},
 		{errStoppedNow, exitInterrupted},

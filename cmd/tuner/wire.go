@@ -42,11 +42,13 @@ const gallop = 1.35
 type plan struct {
 	file    *studyfile.File
 	source  workload.Source
-	space   *space.Space
-	sampler sampler.Sampler
+	space   *space.Space      // nil of a sweep
+	sampler sampler.Sampler   // likewise
 	current space.Point       // nil when the file has none
 	env     map[string]string // of the server, with references filled in; may hold secrets
 	model   string            // as the server is given it: the file's, or its copy
+	seed    uint64            // of requests and arrivals
+	itl     bool              // record the times between tokens whatever the SLO is
 
 	textsChecked bool // for their length, by a server
 }
@@ -54,30 +56,43 @@ type plan struct {
 // makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
 // Every error of it is for the user to mend.
 func makePlan(file *studyfile.File) (*plan, error) {
-	p := &plan{file: file, model: file.Model}
-	if err := p.open(); err != nil {
+	if file.Sweep != nil && len(file.Parameters) == 0 {
+		return nil, usage("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
+	}
+	p := &plan{file: file, model: file.Model, seed: file.Sampler.Seed}
+	err := p.open()
+	if err == nil {
+		err = p.openSearch()
+	}
+	if err != nil {
 		return nil, usageError{err}
 	}
 	return p, nil
 }
 
-// open fills the plan in.
-func (p *plan) open() (err error) {
+// openSearch fills in what is searched.
+func (p *plan) openSearch() (err error) {
 	file := p.file
-	if p.source, err = workload.Open(file.WorkloadSpec(), file.Sampler.Seed); err != nil {
-		return fmt.Errorf("%s: workload: %w", file.Path, err)
-	}
 	if p.space, err = file.Space(); err != nil {
 		return err
 	}
 	if p.current, _, err = file.CurrentPoint(); err != nil {
 		return err
 	}
-	if p.env, err = file.Environment(os.LookupEnv); err != nil {
-		return err
-	}
 	if p.sampler, err = sampler.New(file.Sampler.Name, p.space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
+	}
+	return errors.Join(p.checkLegal(), p.checkLongest())
+}
+
+// open fills in the server and its load.
+func (p *plan) open() (err error) {
+	file := p.file
+	if p.source, err = workload.Open(file.WorkloadSpec(), p.seed); err != nil {
+		return fmt.Errorf("%s: workload: %w", file.Path, err)
+	}
+	if p.env, err = file.Environment(os.LookupEnv); err != nil {
+		return err
 	}
 	for key, dir := range map[string]string{"cache_dir": file.Server.CacheDir, "model_copy": file.Server.ModelCopy} {
 		if err := writable(dir); err != nil {
@@ -90,7 +105,7 @@ func (p *plan) open() (err error) {
 			p.env[cacheVariable] = dir
 		}
 	}
-	return errors.Join(p.checkLegal(), p.checkLongest(), p.checkServer(), p.checkLoad())
+	return errors.Join(p.checkServer(), p.checkLoad())
 }
 
 // writable reports why a folder cannot be made and written; "" is no folder, and well.
@@ -209,7 +224,7 @@ func (p *plan) runner(dir string) (*trial.Runner, error) {
 		return nil, err
 	}
 	return &trial.Runner{
-		Start: start, Source: p.source, SLO: f.SLO(), Seed: f.Sampler.Seed,
+		Start: start, Source: p.source, SLO: f.SLO(), Seed: p.seed,
 		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
 		Cache:     f.Protocol(p.source.Len() == 0),
 		PrimeRate: f.Cache.PrimeRate,
@@ -254,6 +269,9 @@ func (p *plan) marks() []string {
 	return marks
 }
 
+// needsITL reports whether the times between tokens are recorded.
+func (p *plan) needsITL() bool { return p.itl || p.file.SLO().NeedsITL() }
+
 // start returns what starts the study's servers.
 func (p *plan) start(dir string) (trial.Start, error) {
 	if name := p.file.Server.Simulate; name != "" {
@@ -261,7 +279,7 @@ func (p *plan) start(dir string) (trial.Start, error) {
 		if err != nil {
 			return nil, err
 		}
-		rig := &simload.Rig{Profile: profile, ITL: p.file.SLO().NeedsITL()}
+		rig := &simload.Rig{Profile: profile, ITL: p.needsITL()}
 		return rig.Start, nil
 	}
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
@@ -300,7 +318,7 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 		return nil, nil, errors.Join(err, left)
 	}
 	client := &bench.Client{
-		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.file.SLO().NeedsITL(),
+		URL: server.URL(), Model: server.ModelID(), Endpoint: p.file.Workload.Endpoint, ITL: p.needsITL(),
 		IdleTimeout: longestWait, APIKey: bench.Secret(p.apiKey()), Natural: p.file.Workload.Output == workload.Natural,
 	}
 	logged := &loggedServer{Server: server, log: log, dir: dir}

@@ -18,15 +18,9 @@ type Search struct {
 	MaxProbes int     // stop after so many, with the bracket as it is; at least 1
 }
 
-// A step is one probed rate.
-type step struct {
-	rate float64
-	Outcome
-}
-
 // Find runs the search. It fails when a probe does.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
-	var low, high *step                // highest pass, lowest fail
+	var low, high *Step                // highest pass, lowest fail
 	rate, probes := s.round(s.Hint), 0 // while there is no bracket, every probe is a step of the gallop
 	for {
 		outcome, err := probe(ctx, rate)
@@ -35,14 +29,14 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 		}
 		probes++
 		if outcome.Pass && outcome.Limited == "" {
-			low = &step{rate, outcome}
+			low = &Step{rate, outcome}
 		} else {
-			high = &step{rate, outcome}
+			high = &Step{rate, outcome}
 		}
 		next, why := s.next(low, high, probes)
 		switch {
 		case why != "" && low == nil && high.Limited != "":
-			return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.rate, high.Limited)
+			return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.Rate, high.Limited)
 		case why != "":
 			return answer(low, high, probes, why), nil
 		}
@@ -51,23 +45,23 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 }
 
 // next returns the rate to probe, or why the search is over.
-func (s Search) next(low, high *step, probes int) (rate float64, why string) {
+func (s Search) next(low, high *Step, probes int) (rate float64, why string) {
 	switch {
-	case low != nil && low.rate >= s.Max:
+	case low != nil && low.Rate >= s.Max:
 		return 0, fmt.Sprintf("passed at the highest rate, %.4g req/s", s.Max)
-	case high != nil && high.rate <= s.Min:
+	case high != nil && high.Rate <= s.Min:
 		return 0, fmt.Sprintf("failed at the lowest rate, %.4g req/s", s.Min)
-	case low != nil && high != nil && high.rate/low.rate-1 <= s.Tolerance+1e-9:
-		return 0, fmt.Sprintf("bracketed to %.0f %%", 100*(high.rate/low.rate-1))
+	case low != nil && high != nil && high.Rate/low.Rate-1 <= s.Tolerance+1e-9:
+		return 0, fmt.Sprintf("bracketed to %.0f %%", 100*(high.Rate/low.Rate-1))
 	case probes >= s.MaxProbes:
 		return 0, fmt.Sprintf("%d probes are spent", probes)
 	case high == nil:
-		return s.round(low.rate * math.Pow(s.Factor, float64(probes))), ""
+		return s.round(low.Rate * math.Pow(s.Factor, float64(probes))), ""
 	case low == nil:
-		return s.round(high.rate / math.Pow(s.Factor, float64(probes))), ""
+		return s.round(high.Rate / math.Pow(s.Factor, float64(probes))), ""
 	}
-	rate = s.round(math.Sqrt(low.rate * high.rate))
-	if rate <= low.rate || rate >= high.rate {
+	rate = s.round(math.Sqrt(low.Rate * high.Rate))
+	if rate <= low.Rate || rate >= high.Rate {
 		return 0, "the bracket is as narrow as three digits allow"
 	}
 	return rate, ""
@@ -83,35 +77,35 @@ func (s Search) round(rate float64) float64 {
 }
 
 // answer makes the capacity of what is known.
-func answer(low, high *step, probes int, why string) Capacity {
+func answer(low, high *Step, probes int, why string) Capacity {
 	c := Capacity{Probes: probes, Why: why}
 	if low != nil {
-		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.rate, low.rate, low.Binding, low.InFlight, AtLeast
+		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.Rate, low.Rate, low.Binding, low.InFlight, AtLeast
 	}
 	if high != nil && high.Limited != "" {
-		c.Why = fmt.Sprintf("at %.4g req/s %s", high.rate, high.Limited)
+		c.Why = fmt.Sprintf("at %.4g req/s %s", high.Rate, high.Limited)
 		return c
 	}
 	if high != nil {
-		c.High, c.Binding = high.rate, high.Binding
+		c.High, c.Binding = high.Rate, high.Binding
 	}
 	switch {
 	case low == nil:
-		c.Rate, c.Bound, c.InFlight = high.rate, AtMost, high.InFlight
+		c.Rate, c.Bound, c.InFlight = high.Rate, AtMost, high.InFlight
 	case high != nil:
 		c.Bound = Exact
 		c.Rate = interpolate(low, high)
 		// Little's law: between neighbouring rates the time in the system hardly changes.
-		c.InFlight = low.InFlight * c.Rate / low.rate
+		c.InFlight = low.InFlight * c.Rate / low.Rate
 	}
 	return c
 }
 
 // interpolate returns the rate at which the headroom crosses zero, linear in log rate.
-func interpolate(low, high *step) float64 {
+func interpolate(low, high *Step) float64 {
 	part := low.Headroom / (low.Headroom - high.Headroom)
 	if !(part >= 0 && part <= 1) { // headrooms of the wrong sign say nothing of where
 		part = 0.5
 	}
-	return low.rate * math.Pow(high.rate/low.rate, part)
+	return low.Rate * math.Pow(high.Rate/low.Rate, part)
 }

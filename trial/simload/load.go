@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"time"
 
 	"vllmtuner/bench"
@@ -21,9 +22,18 @@ type load struct {
 // Run sends the schedule and computes the engine's steps until every counted request has ended; a schedule that ends by
 // itself is waited for. It leaves the engine idle.
 func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	return l.run(ctx, schedule, 0, stop)
+}
+
+// RunClosed is Run with streams requests in flight at a time: the next one leaves when the client has the last token of another.
+func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
+	return l.run(ctx, schedule, streams, stop)
+}
+
+func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	next, end := iter.Pull(schedule)
 	defer end()
-	f := &flight{load: l, next: next, stop: stop, nextLook: 1}
+	f := &flight{load: l, next: next, stop: stop, nextLook: 1, closed: streams > 0, places: make([]float64, streams)}
 	defer l.engine.AbortAll() // as a client does by closing its connections
 	f.pull()
 	for steps := 0; !f.over(); steps++ {
@@ -61,14 +71,34 @@ type flight struct {
 	now      float64 // seconds
 	nextLook float64
 	counted  int // counted requests that have not ended
+	closed   bool
+	places   []float64 // of a closed loop that are free: since when, ascending
 	run      bench.Run
 }
 
 func (f *flight) pull() { f.arrival, f.more = f.next() }
 
+// due is when the next request is sent; never while a closed loop has no free place.
+func (f *flight) due() float64 {
+	switch {
+	case !f.closed:
+		return f.arrival.Due.Seconds()
+	case len(f.places) == 0:
+		return math.Inf(1)
+	}
+	return f.places[0]
+}
+
+// leave gives the place of a request in a closed loop back, as soon as its client has the end of the answer.
+func (f *flight) leave() {
+	if f.closed {
+		f.places = append(f.places, f.now+f.engine.Profile.Latency.AfterStep/1000)
+	}
+}
+
 // visible is when the scheduler sees the next arrival.
 func (f *flight) visible() float64 {
-	return f.arrival.Due.Seconds() + f.engine.Profile.Latency.BeforeScheduling/1000
+	return f.due() + f.engine.Profile.Latency.BeforeScheduling/1000
 }
 
 // over reports whether all that is counted has ended, or Stop says that no more is needed.
@@ -89,6 +119,9 @@ func (f *flight) over() bool {
 func (f *flight) submitDue() {
 	for f.more && f.visible() <= f.now {
 		a := f.arrival
+		if f.closed { // a user of a closed loop begins to wait when the request is sent
+			a.Due, f.places = seconds(f.places[0]), f.places[1:]
+		}
 		f.pull()
 		p := f.prompts.of(a.Request)
 		f.sent++
@@ -118,6 +151,7 @@ func (f *flight) submitDue() {
 
 // refuse answers as vLLM does to a request that is longer than max-model-len: with status 400.
 func (f *flight) refuse(r *vllmsim.Request, limit int) {
+	f.leave()
 	f.run.Series.Ended(seconds(f.now), true)
 	if r.Tag < 0 {
 		f.run.Broken++
@@ -135,6 +169,7 @@ func (f *flight) collect() {
 	for _, r := range f.engine.Emitted {
 		if r.Finished() {
 			f.run.Series.Ended(at, false)
+			f.leave()
 		}
 		if r.Tag < 0 {
 			continue

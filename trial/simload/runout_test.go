@@ -13,17 +13,6 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// withoutRunOut ends a schedule with its window, as vllm bench serve does.
-func withoutRunOut(schedule workload.Schedule) workload.Schedule {
-	return func(yield func(workload.Arrival) bool) {
-		for a := range schedule {
-			if a.Phase == workload.RunOut || !yield(a) {
-				return
-			}
-		}
-	}
-}
-
 // capacityOf bisects the capacity of a simulated H200 under the long answers of production, to 1 %.
 func capacityOf(tb testing.TB, p *vllmsim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
 	tb.Helper()
@@ -67,7 +56,7 @@ func runOutBias(tb testing.TB, seeds uint64) []float64 {
 	var bias []float64
 	for seed := range seeds {
 		with := capacityOf(tb, p, seed, func(s workload.Schedule) workload.Schedule { return s })
-		bias = append(bias, 100*(capacityOf(tb, p, seed, withoutRunOut)/with-1))
+		bias = append(bias, 100*(capacityOf(tb, p, seed, workload.WithoutRunOut)/with-1))
 	}
 	slices.Sort(bias)
 	return bias

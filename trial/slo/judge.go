@@ -96,7 +96,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
-		v.Pass, v.Binding, v.Headroom = false, "error rate", min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
+		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
 		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)
 	case v.Pass && (pending > 0 || len(samples) < planned):
 		v.Pass, v.Headroom = false, -leastMiss

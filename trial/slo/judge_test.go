@@ -156,3 +156,27 @@ func TestAVerdictSaysThatTheClientWasLate(t *testing.T) {
 		}
 	}
 }
+
+func TestAVerdictNamesWhatItFailedBy(t *testing.T) {
+	failed := bench.Sample{Failure: bench.Reset, End: ms, WantTokens: 11}
+	both := SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TTFT, 50, 100 * ms}, {TPOT, 99, 60 * ms}}, MaxErrorRate: 0.5}
+	for _, row := range []struct {
+		name    string
+		slo     SLO
+		samples []bench.Sample
+		planned int
+		want    string
+	}{
+		{"nothing", chatSLO, samples(300), 300, ""},
+		{"a slow first token", chatSLO, samples(0, good(1200*ms, 40*ms)), 1, "TTFT"},
+		{"slow tokens", chatSLO, samples(0, good(100*ms, 70*ms)), 1, "TPOT"},
+		{"both, and a metric with two limits once", both, samples(0, good(1200*ms, 70*ms)), 1, "TTFT TPOT"},
+		{"a failed request among many", chatSLO, samples(299, failed), 300, "errors"},
+		{"failed requests alone", chatSLO, samples(0, failed), 1, "TTFT TPOT"},
+		{"an early end", chatSLO, samples(100), 300, ""},
+	} {
+		if got := strings.Join(row.slo.Judge(row.samples, row.planned, time.Minute).Broken(), " "); got != row.want {
+			t.Errorf("%s: broken are %q, want %q", row.name, got, row.want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package slo
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,4 +69,27 @@ type Check struct {
 	Failed   int     `json:"failed,omitempty"` // of these
 	Allowed  int     `json:"allowed"`          // how many may: floor((1 - percentile/100) * n)
 	Headroom float64 `json:"headroom"`         // ln(max/value)
+}
+
+// errorRate is the word for requests that failed where they must not; see Verdict.Binding.
+const errorRate = "error rate"
+
+// Broken names what a failed verdict failed by, as reports of sweeps write it: the latencies in the order of the limits, such as
+// TTFT and TPOT, and "errors" where too many requests failed. A verdict that passed has none; one that failed for another
+// reason, such as a probe that ended early, has none either, and its Reason.
+func (v Verdict) Broken() []string {
+	if v.Pass {
+		return nil
+	}
+	var names []string
+	for _, c := range v.Checks {
+		_, metric, _ := strings.Cut(c.Limit, " ")
+		if c.fails() && !slices.Contains(names, metric) {
+			names = append(names, metric)
+		}
+	}
+	if v.Binding == errorRate {
+		names = append(names, "errors")
+	}
+	return names
 }

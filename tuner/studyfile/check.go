@@ -9,7 +9,6 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/tuner/space"
 )
@@ -25,6 +24,8 @@ func (d *decoder) check(f *File) {
 	d.checkArgs(f)
 	d.checkQuality(f)
 	d.checkSpeculation(f)
+	d.checkSweepSpeculation(f)
+	d.checkSweep(f)
 	d.checkSpace(f)
 	d.readDynamo(f)
 }
@@ -167,13 +168,8 @@ func (d *decoder) checkSpeculation(f *File) {
 	if f.AllowMeaninglessSpeculation {
 		return
 	}
-	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
-	if format, _ := argOf(f, "load-format"); format == "dummy" {
-		d.failAtKey(at, "speculation on dummy weights (--load-format dummy) accepts nothing and says nothing; %s", remedy)
-	}
-	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "speculation on workload %s, whose prompts are random tokens, accepts nothing and says nothing; take real prompts, %s", f.Workload.Kind, remedy)
-	}
+	format, _ := argOf(f, "load-format")
+	d.meaninglessSpeculation(at, format == "dummy", f.Workload.Kind)
 }
 
 // argOf returns the value of a flag in the fixed or the current args.

@@ -54,6 +54,7 @@ func (d *decoder) file(f *File, root ast.Node) {
 		"probe":                         func(path string, n ast.Node) { d.probe(&f.Probe, path, n) },
 		"cache":                         func(path string, n ast.Node) { d.cache(&f.Cache, path, n) },
 		"confirm":                       func(path string, n ast.Node) { d.confirm(&f.Confirm, path, n) },
+		"sweep":                         func(path string, n ast.Node) { d.sweep(f, path, n) },
 	}
 	d.mapping("", root, readers)
 	d.missing(root, sortedKeys(readers))
@@ -76,7 +77,8 @@ func (d *decoder) missing(root ast.Node, known []string) {
 		misspelt := slices.ContainsFunc(sortedKeys(d.keys), func(k string) bool {
 			return !slices.Contains(known, k) && space.Nearest(k, known) == key.name
 		})
-		if d.nodes[key.name] == nil && !misspelt {
+		unneeded := key.name == "parameters" && d.nodes["sweep"] != nil
+		if d.nodes[key.name] == nil && !misspelt && !unneeded {
 			d.failAt("", "key %q is missing; add %s", key.name, key.example)
 		}
 	}
@@ -205,14 +207,7 @@ func (d *decoder) speculative(f *File, path string, n ast.Node) {
 func (d *decoder) sampler(s *Sampler, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
 		"name": oneOf(d, &s.Name, Samplers...),
-		"seed": func(path string, n ast.Node) {
-			text, ok := d.scalar(path, n)
-			seed, err := strconv.ParseUint(text, 10, 64)
-			if ok && err != nil {
-				d.fail(n, "%s is %q; write a whole number from 0 on", path, text)
-			}
-			s.Seed = seed
-		},
+		"seed": d.seed(&s.Seed),
 	})
 }
 

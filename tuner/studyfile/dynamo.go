@@ -20,4 +20,10 @@ func (d *decoder) readDynamo(f *File) {
 	s.Args = append(worker.Args, own...)
 	s.Dynamo = append(worker.Dynamo, dynamo...)
 	s.Current, _ = serverctl.SplitDynamo(s.Current)
+	if f.Sweep != nil {
+		for i := range f.Sweep.Configs {
+			c := &f.Sweep.Configs[i]
+			c.Args, _ = serverctl.SplitDynamo(c.Args)
+		}
+	}
 }

@@ -46,6 +46,7 @@ type File struct {
 	Probe   Probe
 	Cache   Cache
 	Confirm Confirm
+	Sweep   *Sweep // of `tuner sweep`; nil when there is none
 }
 
 // Server says what to start.

@@ -76,12 +76,13 @@ func TestTemplateWithEveryOption(t *testing.T) {
 		"kind: production ", "kind: jsonl ", "  # path:", "  path:", "  # output_tokens:", "  output_tokens:", "  # requests:", "  requests:",
 		"  # vocab_size", "  vocab_size", "  # long-prefill", "  long-prefill", "  # kv-cache", "  kv-cache", "  # num-spec", "  num-spec",
 		"# speculative_config", "speculative_config", "allow_quality_change: false", "allow_quality_change: true", "  # protocol", "  protocol",
+		"# sweep:", "sweep:", "#   configs", "  configs", "#   rates", "  rates",
 	).Replace(Template())
 	f, err := Parse("study.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(f.Parameters) != 6 || f.Cache.Protocol != trial.Steady || f.Workload.Path != "data.jsonl" || f.Server.Env["HF_TOKEN"] != "${HF_TOKEN}" {
+	if len(f.Parameters) != 6 || f.Cache.Protocol != trial.Steady || f.Workload.Path != "data.jsonl" || f.Server.Env["HF_TOKEN"] != "${HF_TOKEN}" || f.Sweep == nil || len(f.Sweep.Configs) != 2 {
 		t.Errorf("read %+v", f)
 	}
 }

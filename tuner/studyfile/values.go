@@ -253,3 +253,15 @@ func (d *decoder) anything(path string, n ast.Node) any {
 	text, _ := d.scalar(path, n)
 	return text
 }
+
+// seed reads the seed of something drawn.
+func (d *decoder) seed(to *uint64) reader {
+	return func(path string, n ast.Node) {
+		text, ok := d.scalar(path, n)
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if ok && err != nil {
+			d.fail(n, "%s is %q; write a whole number from 0 on", path, text)
+		}
+		*to = seed
+	}
+}

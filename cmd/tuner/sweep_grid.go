@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A gridTable is a table of loads by configs that fits a terminal: columns that do not fit follow below, with the loads again.
+type gridTable struct {
+	title   string
+	corner  string   // above the loads
+	rows    []string // the loads, or other names of rows
+	columns []gridColumn
+}
+
+// A gridColumn is one config's.
+type gridColumn struct {
+	head  string
+	cells []string // by row
+}
+
+// tableWidth is that of a terminal.
+const tableWidth = 80
+
+func (g gridTable) writeTo(t *textLines) {
+	t.WriteString("\n" + g.title + "\n")
+	first := len(g.corner)
+	for _, row := range g.rows {
+		first = max(first, len(row))
+	}
+	for rest := g.columns; len(rest) > 0; {
+		n, width := 0, first
+		for n < len(rest) && (n == 0 || width+1+rest[n].width() <= tableWidth) {
+			width += 1 + rest[n].width()
+			n++
+		}
+		g.writeBlock(t, first, rest[:n])
+		rest = rest[n:]
+		if len(rest) > 0 {
+			t.WriteString("\n")
+		}
+	}
+}
+
+func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
+	heads, tallest := make([][]string, len(columns)), 0
+	for i, c := range columns {
+		heads[i] = c.headLines()
+		tallest = max(tallest, len(heads[i]))
+	}
+	for line := range tallest {
+		corner := ""
+		if line == tallest-1 {
+			corner = g.corner
+		}
+		words := make([]string, len(columns))
+		for i := range columns {
+			if from := tallest - len(heads[i]); line >= from {
+				words[i] = heads[i][line-from]
+			}
+		}
+		g.writeLine(t, first, corner, columns, words)
+	}
+	for r, row := range g.rows {
+		words := make([]string, len(columns))
+		for i, c := range columns {
+			words[i] = c.cells[r]
+		}
+		g.writeLine(t, first, row, columns, words)
+	}
+}
+
+// writeLine writes one line. Numbers stand on the right, and the names of rows that have no corner on the left.
+func (g gridTable) writeLine(t *textLines, first int, row string, columns []gridColumn, words []string) {
+	line := fmt.Sprintf("%*s", first, row)
+	if g.corner == "" {
+		line = fmt.Sprintf("%-*s", first, row)
+	}
+	for i, c := range columns {
+		line += fmt.Sprintf(" %*s", c.width(), words[i])
+	}
+	t.WriteString(strings.TrimRight(line, " ") + "\n")
+}
+
+// width is that of the widest cell, or of the longest piece of the head that is not broken.
+func (c gridColumn) width() int {
+	width := 0
+	for _, cell := range c.cells {
+		width = max(width, len(cell))
+	}
+	for _, piece := range headPieces(c.head) {
+		width = max(width, len(strings.TrimSpace(piece)))
+	}
+	return width
+}
+
+// headLines breaks a head so that it fits its column.
+func (c gridColumn) headLines() []string {
+	width, lines := c.width(), []string{""}
+	for _, piece := range headPieces(c.head) {
+		last := &lines[len(lines)-1]
+		if *last != "" && len(*last)+len(piece) > width {
+			lines = append(lines, strings.TrimSpace(piece))
+			continue
+		}
+		*last += piece
+	}
+	return lines
+}
+
+// headPieces are the parts of a name that stay whole: phase1-, baseline-, rerun.
+func headPieces(name string) []string {
+	return strings.FieldsFunc(strings.NewReplacer(" ", "\x00 ", "-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
+}

@@ -1,0 +1,413 @@
+package main
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/trial"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/studyfile"
+)
+
+// manualTables are those of the sweeps that were run by hand.
+const manualTables = repo + "/serverctl/vllmsim/testdata/seed"
+
+func readTable(t *testing.T, path string) [][]string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	records, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+// sweepExample sweeps a shipped example and returns the folder with its tables, and what it printed.
+func sweepExample(t *testing.T, name string, flags ...string) (dir, printed string) {
+	t.Helper()
+	dir = t.TempDir()
+	args := append([]string{"sweep", filepath.Join(repo, "docs", "examples", name+".yaml"), "--quiet", "--out", dir}, flags...)
+	return dir, command(t, args...)
+}
+
+// sameLayout holds a table against one that was kept by hand: the same head, and the same first column.
+func sameLayout(t *testing.T, name string, got, want [][]string) {
+	t.Helper()
+	if strings.Join(got[0], ",") != strings.Join(want[0], ",") || len(got) < len(want) {
+		t.Fatalf("%s has %d rows below %v, want %d below %v", name, len(got)-1, got[0], len(want)-1, want[0])
+	}
+	for r := range want {
+		if got[r][0] != want[r][0] {
+			t.Errorf("%s: row %d is %q, want %q", name, r, got[r][0], want[r][0])
+		}
+	}
+}
+
+// deviation is the mean of |ln(got/want)| over the cells that were measured.
+func deviation(t *testing.T, name string, got, want [][]string) float64 {
+	t.Helper()
+	sum, n := 0.0, 0
+	for r := 1; r < len(want); r++ {
+		for c := 1; c < len(want[r]); c++ {
+			if want[r][c] == "" {
+				continue
+			}
+			x, errX := strconv.ParseFloat(got[r][c], 64)
+			y, errY := strconv.ParseFloat(want[r][c], 64)
+			if errX != nil || errY != nil || x <= 0 {
+				t.Fatalf("%s: %q against %q", name, got[r][c], want[r][c])
+			}
+			sum += math.Abs(math.Log(x / y))
+			n++
+		}
+	}
+	return sum / float64(n)
+}
+
+// The shipped sweep gives the tables of the manual one, in their layout and near their figures.
+func TestPhase1IsNearTheManualSweep(t *testing.T) {
+	dir, printed := sweepExample(t, "phase1")
+	for _, row := range []struct {
+		table string
+		most  float64 // of the mean deviation, in natural logarithms
+	}{
+		{"ttft_p99_ms", 0.16}, {"tpot_p99_ms", 0.08}, {"output_tok_s", 0.02}, {"max_concurrent", 0.08}, {"baseline_detail", 0.15},
+	} {
+		name := "phase1_" + row.table + ".csv"
+		got, want := readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name))
+		if row.table == "baseline_detail" { // failed requests have no logarithm
+			got, want = got[:len(want)-1], want[:len(want)-1]
+		}
+		sameLayout(t, name, got, want)
+		off := deviation(t, name, got, want)
+		if off > row.most {
+			t.Errorf("%s differs by %.1f %% in the mean, want at most %.0f", name, 100*off, 100*row.most)
+		}
+		t.Logf("%-16s differs by %.1f %% in the mean", row.table, 100*off)
+	}
+	got, want := readTable(t, filepath.Join(dir, "phase1_slo.csv")), readTable(t, filepath.Join(manualTables, "phase1_slo.csv"))
+	sameLayout(t, "phase1_slo.csv", got, want)
+	same, cells := 0, 0
+	for r := 1; r < len(want); r++ {
+		for c := 1; c < len(want[r]); c++ {
+			if want[r][c] != "" {
+				cells++
+				if got[r][c][:4] == want[r][c][:4] {
+					same++
+				}
+			}
+		}
+	}
+	t.Logf("%d of %d verdicts are the same", same, cells)
+	if same < 75 || cells != 80 {
+		t.Errorf("%d of %d verdicts are those of the manual sweep, want 75 of 80", same, cells)
+	}
+	for _, name := range []string{"configs", "winners"} {
+		name = "phase1_" + name + ".csv"
+		sameLayout(t, name, readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name)))
+	}
+	configs, measured := readTable(t, filepath.Join(dir, "phase1_configs.csv")), readTable(t, filepath.Join(manualTables, "phase1_configs.csv"))
+	for r := 1; r < len(measured); r++ {
+		x, errX := strconv.ParseFloat(configs[r][5], 64)
+		y, errY := strconv.ParseFloat(measured[r][5], 64)
+		if errX != nil || errY != nil || math.Abs(x-y) > 0.015 || strings.Join(configs[r][:5], ",") != strings.Join(measured[r][:5], ",") || configs[r][6] != measured[r][6] {
+			t.Errorf("config %v, want %v", configs[r], measured[r])
+		}
+	}
+	fits(t, printed)
+}
+
+// Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
+func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
+	dir, printed := sweepExample(t, "eagle3")
+	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
+	sameLayout(t, "eagle3_slo.csv", got, want)
+	if got[1][2] != "PASS" || got[8][2] != "FAIL (TTFT+TPOT)" {
+		t.Errorf("EAGLE-3 gives %v and %v, want a pass at 0.5 req/s and none of the limits at 3", got[1], got[8])
+	}
+	winners := readTable(t, filepath.Join(dir, "eagle3_winners.csv"))
+	if percent, err := strconv.Atoi(winners[2][3]); err != nil || percent > -25 || winners[2][1] != "no" {
+		t.Errorf("EAGLE-3 is %v, want that it loses a quarter at least", winners[2])
+	}
+	configs := readTable(t, filepath.Join(dir, "eagle3_configs.csv"))
+	if kv, err := strconv.ParseFloat(configs[2][len(configs[2])-2], 64); err != nil || math.Abs(kv-50.09) > 0.02 {
+		t.Errorf("beside the drafter the KV cache has %v, want 50.09 GiB", configs[2])
+	}
+	if !strings.Contains(printed, "note: speculation was measured where what is accepted means nothing") {
+		t.Error("the figures are not marked as meaningless for real prompts")
+	}
+	fits(t, printed)
+}
+
+// The closed loop on the L4 has the columns and nearly the figures of the measured one. What one slow first request did to a
+// p95 is not simulated.
+func TestL4IsNearTheManualSweep(t *testing.T) {
+	dir, printed := sweepExample(t, "l4")
+	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
+	sameLayout(t, "l4_sweep.csv", got, want)
+	for c, most := range map[int]float64{1: 0.06, 2: 0.06, 3: 0.2, 5: 0.03, 6: 0.2, 7: 0.05, 8: 0.05} {
+		column := func(table [][]string) (of [][]string) {
+			for _, row := range table {
+				of = append(of, []string{row[0], row[c]})
+			}
+			return of
+		}
+		if off := deviation(t, want[0][c], column(got), column(want)); off > most {
+			t.Errorf("%s differs by %.1f %% in the mean, want at most %.0f", want[0][c], 100*off, 100*most)
+		}
+	}
+	fits(t, printed)
+}
+
+// fits holds every line against the width of a terminal.
+func fits(t *testing.T, printed string) {
+	t.Helper()
+	for line := range strings.Lines(printed) {
+		line = strings.TrimSuffix(line, "\n")
+		if utf8.RuneCountInString(line) > 80 || strings.HasSuffix(line, " ") {
+			t.Errorf("a line is longer than 80 columns, or ends with blanks: %q", line)
+		}
+	}
+}
+
+// Ctrl-C lets the rate at hand end, ends the server, and prints what there is.
+func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "slow.yaml")
+	text := `version: 1
+name: slow
+model: example/small-fast
+server: {command: [tuner, sim, serve, --sim-profile=small-fast], args: [--max-model-len, "2048"], gpu: none}
+slo: {ttft_p99: 10s}
+workload: {kind: random, input_tokens: 64, output_tokens: 8}
+sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {requests: 0}, cooldown: 10m}
+`
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), tunerPath(t), "sweep", path, "--root", dir)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said, found := "", false
+	for chunk := make([]byte, 4096); !found; {
+		n, err := stderr.Read(chunk)
+		said += string(chunk[:n])
+		if found = strings.Contains(said, "a at 10 req/s: PASS"); err != nil {
+			t.Fatalf("no rate was measured: %v\n%s", err, said)
+		}
+	}
+	record, ok := serverRecord(filepath.Join(dir, "slow_sweep"))
+	if !ok {
+		t.Error("a server runs, but no record of it is kept")
+	}
+	other := exec.CommandContext(t.Context(), tunerPath(t), "sweep", path, "--root", dir, "--quiet")
+	if out, err := other.CombinedOutput(); other.ProcessState.ExitCode() != exitOwned {
+		t.Errorf("a second sweep of the same file ends with %v: %s", err, out)
+	}
+	began := time.Now()
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	rest := new(bytes.Buffer)
+	if _, err := rest.ReadFrom(stderr); err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitInterrupted {
+		t.Errorf("interrupted, the sweep ends with %v\n%s", err, rest)
+	}
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("the end took %s: it waited for the pause", took)
+	}
+	for _, want := range []string{"\n10.00 PASS -\n", "\n20.00    - -\n", "a (baseline)       10.00        -          not measured\nb                      -        -          not measured\n\nAt 10"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("what there is has no %q:\n%s", want, &stdout)
+		}
+	}
+	if !strings.Contains(rest.String(), "the sweep was interrupted; the tables hold what was measured") {
+		t.Errorf("it says\n%s", rest)
+	}
+	if err := syscall.Kill(record.PID, 0); err == nil {
+		t.Errorf("server process %d is left", record.PID)
+	}
+}
+
+// swept is a sweep of which letters say what came of each config at 1, 2 and 4 req/s: p passed, f failed, . not measured.
+func swept(t *testing.T, letters ...string) *sweeping {
+	t.Helper()
+	text := "version: 1\nname: s\nmodel: m\nserver: {simulate: small-fast}\nslo: {ttft_p99: 1000ms, tpot_p95: 60ms}\nworkload: {kind: random}\nsweep: {rates: [1, 2, 4], configs: {a: {}"
+	for i := range letters[1:] {
+		text += ", " + string(rune('b'+i)) + ": {}"
+	}
+	file, err := studyfile.Parse("s.yaml", []byte(text+"}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := newSweeping(file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, word := range letters {
+		c := &s.configs[i]
+		c.begun, c.done, c.result.Outcome = true, true, trial.Measured
+		for j, letter := range word {
+			if letter == '.' {
+				continue
+			}
+			p := trial.Probe{Seq: j, Rate: s.sweep.Levels[j].Rate, Verdict: slo.Verdict{Pass: letter == 'p', Binding: "p99 TTFT"}}
+			p.Measurement.Completed = 1
+			if letter == 'f' {
+				p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", Broken: 9}, {Limit: "p95 TPOT", MaxMS: 60}}
+			}
+			c.probes = append(c.probes, p)
+		}
+	}
+	return s
+}
+
+func TestASweepNamesItsWinner(t *testing.T) {
+	for _, row := range []struct {
+		name       string
+		letters    []string
+		words      string // of each config: winner, tie or -
+		versus     string
+		conclusion string
+		limits     string // something that is said of what the tables cannot tell
+	}{
+		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % +0 %", "b is 100 % above the baseline on this grid.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
+		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the p99 of 300 requests hangs on the 3 slowest."},
+		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- +0 % +0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
+		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
+		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO nowhere.", ""},
+		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},
+		{"the others were not measured", []string{"ppf", "..."}, "- -", "- -", "", ""},
+		{"alone", []string{"ppf"}, "-", "-", "", ""},
+		{"a pass above a fail counts, and is said", []string{"pff", "pfp"}, "- winner", "- +300 %", "b is 300 % above the baseline on this grid.", ""},
+	} {
+		s := swept(t, row.letters...)
+		var words, versus []string
+		for _, st := range s.standings() {
+			if st.word == "" {
+				st.word = "-"
+			}
+			words, versus = append(words, st.word), append(versus, st.versus)
+		}
+		if got := strings.Join(words, " "); got != row.words || strings.Join(versus, " ") != row.versus {
+			t.Errorf("%s: %s and %s, want %s and %s", row.name, got, strings.Join(versus, " "), row.words, row.versus)
+		}
+		if got := s.conclusion(); got != row.conclusion {
+			t.Errorf("%s: %q, want %q", row.name, got, row.conclusion)
+		}
+		if got := strings.Join(s.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.words, "tie") {
+			t.Errorf("%s: cannot tell\n%s\nwant %q", row.name, got, row.limits)
+		}
+	}
+	var t2 textLines
+	swept(t, "pff", "pfp").writeStandings(&t2)
+	if !strings.Contains(t2.String(), "    not monotone: it failed at 2.00, below its highest\n") {
+		t.Errorf("the verdicts fall and rise, and nobody says so:\n%s", &t2)
+	}
+}
+
+func TestVerdictsAsSweepsWriteThem(t *testing.T) {
+	broken := func(limits ...string) slo.Verdict {
+		v := slo.Verdict{}
+		for _, l := range limits {
+			v.Checks = append(v.Checks, slo.Check{Limit: l, Broken: 1})
+		}
+		return v
+	}
+	late := broken("p99 TTFT")
+	late.ClientLimited = "late"
+	for _, row := range []struct {
+		verdict   slo.Verdict
+		completed int
+		want      string
+	}{
+		{slo.Verdict{Pass: true}, 300, "PASS"},
+		{broken("p99 TTFT", "p99 TPOT"), 300, "FAIL (TTFT+TPOT)"},
+		{broken("p95 ITL"), 300, "FAIL (ITL)"},
+		{slo.Verdict{Binding: "error rate"}, 299, "FAIL (errors)"},
+		{broken("p99 TTFT"), 0, "FAIL (none done)"},
+		{late, 300, "client-limited"},
+	} {
+		p := trial.Probe{Verdict: row.verdict}
+		p.Measurement.Completed = row.completed
+		if got := verdictCell(p); got != row.want {
+			t.Errorf("%+v: %q, want %q", row.verdict, got, row.want)
+		}
+	}
+}
+
+func TestTroubleSaysWhenAServerFailed(t *testing.T) {
+	for _, row := range []struct {
+		result trial.Result
+		want   string
+	}{
+		{trial.Result{Outcome: trial.Measured}, ""},
+		{trial.Result{}, ""},
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Evidence: "CUDA out of memory"}, "cannot start: oom-start: CUDA out of memory"},
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.CrashLoad, Cause: serverctl.NCCL, Evidence: "peer is gone", Facts: serverctl.Facts{StartUp: time.Second}}, "failed under load: crash-load (nccl): peer is gone"},
+	} {
+		if got := (&sweptConfig{result: row.result}).trouble(); got != row.want {
+			t.Errorf("%+v: %q, want %q", row.result, got, row.want)
+		}
+	}
+}
+
+func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
+	g := gridTable{title: "T", corner: "rate", rows: []string{"1.00", "10.00"}}
+	for _, name := range []string{"phase1-baseline-rerun", "a", "averyveryverylongnamethatnobodybreaks", "b.c_d", "another-averyveryverylongname"} {
+		g.columns = append(g.columns, gridColumn{head: name, cells: []string{"1", "FAIL (x)"}})
+	}
+	var text textLines
+	g.writeTo(&text)
+	want := `
+T
+        phase1-
+      baseline-
+ rate     rerun        a averyveryverylongnamethatnobodybreaks    b.c_d
+ 1.00         1        1                                     1        1
+10.00  FAIL (x) FAIL (x)                              FAIL (x) FAIL (x)
+
+                   another-
+ rate averyveryverylongname
+ 1.00                     1
+10.00              FAIL (x)
+`
+	if got := text.String(); got != want {
+		t.Errorf("the table is\n%s\nwant\n%s", got, want)
+	}
+	fits(t, text.String())
+}
+
+func TestRatesAsSweepsWriteThem(t *testing.T) {
+	for rate, want := range map[float64]string{0.5: "0.50", 2: "2.00", 0.75: "0.75", 0.125: "0.125", 12: "12.00"} {
+		if got := rateText(rate); got != want {
+			t.Errorf("rateText(%g) = %s, want %s", rate, got, want)
+		}
+	}
+}

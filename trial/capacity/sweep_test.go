@@ -1,0 +1,99 @@
+package capacity
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// steps writes outcomes as letters: p passed, f failed, l failed for the load generator, L passed in spite of it.
+func steps(t *testing.T, loads []float64, letters string) []Step {
+	t.Helper()
+	var all []Step
+	for i, load := range loads {
+		s := Step{Rate: load, Outcome: Outcome{Pass: letters[i] == 'p' || letters[i] == 'L', Binding: "p99 TPOT", InFlight: 10 * load}}
+		if letters[i] == 'f' {
+			s.Binding = "p99 TTFT"
+		}
+		if letters[i] == 'l' || letters[i] == 'L' {
+			s.Limited = "the load generator was late"
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func TestHighestReadsAGrid(t *testing.T) {
+	loads := []float64{0.5, 1, 2, 4}
+	for _, row := range []struct {
+		name, letters   string
+		rate, low, high float64
+		bound           Bound
+		binding         string
+		below           []float64
+	}{
+		{"the last pass before the fails", "ppff", 1, 1, 2, Exact, "p99 TTFT", nil},
+		{"all pass", "pppp", 4, 4, 0, AtLeast, "p99 TPOT", nil},
+		{"none passes", "ffff", 0.5, 0, 0.5, AtMost, "p99 TTFT", nil},
+		{"a fail below a pass", "pfpf", 2, 2, 4, Exact, "p99 TTFT", []float64{1}},
+		{"fails below the last pass", "ffpp", 4, 4, 0, AtLeast, "p99 TPOT", []float64{0.5, 1}},
+		{"a late client is no fail", "ppll", 1, 1, 0, AtLeast, "p99 TPOT", nil},
+		{"a late client is no pass", "ppLf", 1, 1, 4, Exact, "p99 TTFT", nil},
+		{"a late client alone says nothing", "llll", 0, 0, 0, "", "", nil},
+	} {
+		all := steps(t, loads, row.letters)
+		slices.Reverse(all) // the order does not matter
+		c, below := Highest(all)
+		if c.Rate != row.rate || c.Low != row.low || c.High != row.high || c.Bound != row.bound || c.Binding != row.binding || !slices.Equal(below, row.below) {
+			t.Errorf("%s: Highest(%s) = %+v, below %v; want rate %g, low %g, high %g, %q by %q, below %v", row.name, row.letters, c, below, row.rate, row.low, row.high, row.bound, row.binding, row.below)
+		}
+		if c.Probes != 4 || c.Why == "" || strings.ContainsAny(row.letters, "lL") != strings.Contains(c.Why, "generator was late") {
+			t.Errorf("%s: %d probes, because %q", row.name, c.Probes, c.Why)
+		}
+		if row.bound != "" && c.InFlight != 10*row.rate {
+			t.Errorf("%s: %g in flight, want those of %g", row.name, c.InFlight, row.rate)
+		}
+	}
+	if c, below := Highest(nil); c.Met() || c.Bound != "" || below != nil {
+		t.Errorf("Highest of nothing = %+v, %v", c, below)
+	}
+}
+
+func TestSweepGoesThroughTheWholeGrid(t *testing.T) {
+	var seen []float64
+	stop := errors.New("stop")
+	probe := func(_ context.Context, rate float64) (Outcome, error) {
+		seen = append(seen, rate)
+		if rate == 8 {
+			return Outcome{}, stop
+		}
+		return Outcome{Pass: rate != 2}, nil
+	}
+	got, err := Sweep(t.Context(), []float64{1, 2, 4}, probe)
+	if err != nil || len(got) != 3 || got[1].Pass || !got[2].Pass || got[2].Rate != 4 {
+		t.Errorf("Sweep = %+v, %v; want three steps, the second failed", got, err)
+	}
+	if got, err = Sweep(t.Context(), []float64{1, 8, 4}, probe); !errors.Is(err, stop) || len(got) != 1 || !slices.Equal(seen, []float64{1, 2, 4, 1, 8}) {
+		t.Errorf("Sweep = %+v, %v after %v; want one step and the error", got, err, seen)
+	}
+}
+
+func TestBestNamesTies(t *testing.T) {
+	met := func(rate float64) Capacity { return Capacity{Rate: rate, Bound: Exact} }
+	for _, row := range []struct {
+		name string
+		all  []Capacity
+		want []int
+	}{
+		{"one", []Capacity{met(1), met(3), met(2)}, []int{1}},
+		{"a tie", []Capacity{met(2), met(1), met(2)}, []int{0, 2}},
+		{"the lowest failed rate is no capacity", []Capacity{{Rate: 9, Bound: AtMost}, met(2)}, []int{1}},
+		{"none", []Capacity{{Rate: 9, Bound: AtMost}, {}}, nil},
+	} {
+		if got := Best(row.all); !slices.Equal(got, row.want) {
+			t.Errorf("%s: Best = %v, want %v", row.name, got, row.want)
+		}
+	}
+}
