@@ -4,6 +4,7 @@ package main
 
 import (
 	"net"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -68,7 +69,8 @@ func startSim(t *testing.T, flags ...string) string {
 	child := startChild(t, filepath.Join(t.TempDir(), "sim.log"), nil, tunerPath(t), args...)
 	url := "http://127.0.0.1:" + port
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if _, err := (&bench.Client{URL: url}).Preflight(t.Context()); err == nil {
+		if answer, err := http.Get(url + "/health"); err == nil {
+			answer.Body.Close()
 			return url
 		}
 	}
