@@ -87,6 +87,7 @@ var shardsLoaded = regexp.MustCompile(`Loading \S+ checkpoint shards: +(\d{1,3})
 
 var phases = []phase{
 	{regexp.MustCompile(`Starting to load model`), loadingPhase},                      // vllm/v1/worker/gpu_model_runner.py
+	{regexp.MustCompile(`Loading model from scratch`), loadingPhase},                  // vllm/v1/worker/gpu/model_runner.py, which 0.32 and 0.33 use on a GPU
 	{regexp.MustCompile(`Model loading took `), "profiling memory"},                   // the same file
 	{regexp.MustCompile(`Using cache directory: .* torch\.compile`), "compiling"},     // vllm/compilation/backends.py
 	{regexp.MustCompile(`torch\.compile (?:takes|took) `), "profiling memory"},        // vllm/compilation/monitor.py

@@ -45,6 +45,9 @@ func playSim(words []string) int {
 		return told(err)
 	}
 	s.Profile.StartUp = StartUp{}
+	if ms, err := strconv.ParseFloat(os.Getenv(steadyVariable), 64); err == nil {
+		steady(s.Profile, ms)
+	}
 	s.Reexec, s.Out, s.Err = []string{os.Args[0], "sim"}, os.Stdout, os.Stderr
 	switch words[0] {
 	case "nvidia-smi":

@@ -1,0 +1,129 @@
+package serverctl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/vllmsim"
+)
+
+// A sharedLog is written by the simulated server and read by the test.
+type sharedLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *sharedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *sharedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// What the simulated server says of its start in each version is read whole: facts, phases, and the args that it was given.
+func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
+	for _, version := range vllmsim.Versions {
+		p, err := vllmsim.LoadProfile("small-fast")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.StartUp = vllmsim.StartUp{Weights: 0.01, Profile: 0.01, Compile: 0.01, Graphs: 0.01}
+		free, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, _ := net.SplitHostPort(free.Addr().String())
+		free.Close()
+		log := new(sharedLog)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			s := &vllmsim.Server{Profile: p, Version: version, Out: log}
+			done <- s.Serve(ctx, []string{"/m", "--max-num-seqs", "8", "--port", port, "--api-key", "sk-secret-secret"})
+		}()
+		for range 500 {
+			if strings.Contains(log.String(), "Application startup complete") {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		var l logbook
+		l.begin(time.Now())
+		fmt.Fprint(&l, log.String())
+		f, _ := l.learnt()
+		tokens, concurrency := f.KVCacheTokens, f.MaxConcurrency
+		if f.Version != version || !f.Simulated || tokens == 0 || concurrency == 0 || f.KVCacheGiB == 0 || f.ModelGiB != 8 || f.GraphGiB == 0 {
+			t.Errorf("%s: the facts are %+v", version, f)
+		}
+		if args := l.nonDefault(); args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
+			t.Errorf("%s: the args are %v", version, args)
+		}
+		var phases []string
+		for _, part := range l.ready(time.Now()) {
+			phases = append(phases, part.Name)
+		}
+		if want := []string{firstPhase, loadingPhase, "profiling memory", "compiling", "capturing graphs and warming up", "starting the HTTP server"}; !slices.Equal(phases, want) {
+			t.Errorf("%s: the phases are %q, want %q", version, phases, want)
+		}
+	}
+}
+
+// The help of each version is read whole.
+func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
+	for _, version := range vllmsim.Versions {
+		help, ok := (&vllmsim.Server{Version: version}).Help([]string{"--help=all"})
+		if !ok {
+			t.Fatal("no help")
+		}
+		text, err := os.ReadFile(filepath.Join("vllmsim", "versions", version, "flags.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var flags []struct{ Names, Choices []string }
+		if err := json.Unmarshal(text, &flags); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]bool{}
+		for _, f := range flags {
+			for _, name := range f.Names {
+				want[name] = true
+			}
+		}
+		read := parseHelp(help)
+		for name := range want {
+			if !read.has(name) {
+				t.Errorf("%s: %s was not read", version, name)
+			}
+		}
+		for name := range maps.Keys(read) {
+			if !want[name] {
+				t.Errorf("%s: %s was read, and is no flag", version, name)
+			}
+		}
+		// 0.33.0 shows a list in the place of the value, which its argparse does not hold values against.
+		if choices := read["--kv-cache-dtype"]; slices.Contains(choices, "fp8") == (version == "0.33.0") {
+			t.Errorf("%s: the choices of --kv-cache-dtype are %v", version, choices)
+		}
+	}
+}

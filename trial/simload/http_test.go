@@ -1,0 +1,98 @@
+package simload
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/trial"
+)
+
+// httpURL starts the profile's server in real time and returns where it is, once it answers.
+func httpURL(t *testing.T, p *vllmsim.Profile) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	_, port, _ := net.SplitHostPort(address)
+	free.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Serve(ctx, []string{"m", "--port", port}, io.Discard) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve = %v", err)
+		}
+	})
+	url := "http://" + address
+	for range 200 {
+		if resp, err := http.Get(url + "/health"); err == nil {
+			resp.Body.Close()
+			return url
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatal("the server is not ready after 4 s")
+	return ""
+}
+
+// The two faces of the simulator tell the same: under a light load p99 of TTFT and of TPOT over HTTP in real time are those in
+// virtual time, for the same requests at the same moments. A busy machine makes single runs late, so the middle one of three
+// counts.
+func TestHTTPTellsWhatVirtualTimeTells(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("real time on a machine that is short of it, or under the race detector, is late")
+	}
+	const most = 0.02
+	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.StartUp = vllmsim.StartUp{}
+	client := &bench.Client{URL: httpURL(t, p), Model: "m"}
+	var ttft, tpot []float64
+	for seed := range uint64(3) {
+		source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 3000, OutputTokens: 20}, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := workload.Plan{Source: source, Seed: seed, Rate: 1.2, LeadIn: time.Second, Window: 9 * time.Second, MinRequests: 6}
+		_, virtual, err := (&Rig{Profile: p}).Start(t.Context(), trial.Launch{Progress: func(string) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said [2]bench.Measurement
+		for i, load := range []trial.Load{virtual, client} {
+			run, err := load.Run(t.Context(), plan.Schedule(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			said[i] = bench.Measure(run, bench.Scope{})
+			if said[i].Completed != len(run.Samples) || said[i].Completed < 6 {
+				t.Fatalf("%d of %d requests ended well", said[i].Completed, len(run.Samples))
+			}
+		}
+		off := func(of func(bench.Measurement) float64) float64 { return math.Abs(of(said[1])/of(said[0]) - 1) }
+		ttft = append(ttft, off(func(m bench.Measurement) float64 { return m.TTFT.P99 }))
+		tpot = append(tpot, off(func(m bench.Measurement) float64 { return m.TPOT.P99 }))
+		t.Log(fmt.Sprintf("%d requests: p99 TTFT %.1f ms in virtual time, %.1f over HTTP; p99 TPOT %.2f and %.2f",
+			said[0].Completed, said[0].TTFT.P99, said[1].TTFT.P99, said[0].TPOT.P99, said[1].TPOT.P99))
+	}
+	slices.Sort(ttft)
+	slices.Sort(tpot)
+	if ttft[1] > most || tpot[1] > most {
+		t.Errorf("over HTTP p99 TTFT is off by %.1f %%, p99 TPOT by %.1f %%, want at most %.0f %%", 100*ttft[1], 100*tpot[1], 100*most)
+	}
+}
