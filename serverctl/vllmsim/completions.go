@@ -3,183 +3,436 @@ package vllmsim
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"math"
 	"net/http"
 	"strings"
 	"time"
 )
 
-// A question is the body of both endpoints, as far as the simulation reads it.
+// A question is what a request asks for, as far as the simulation reads it.
 type question struct {
-	Model    string          `json:"model"`
-	Prompt   json.RawMessage `json:"prompt"`
-	Messages []struct {
-		Role    string          `json:"role"`
-		Content json.RawMessage `json:"content"`
-	} `json:"messages"`
-	MaxTokens           *int `json:"max_tokens"`
-	MaxCompletionTokens *int `json:"max_completion_tokens"`
-	Stream              bool `json:"stream"`
-	StreamOptions       struct {
-		IncludeUsage bool `json:"include_usage"`
-	} `json:"stream_options"`
+	chat      bool
+	prompts   [][]int32
+	texts     bool // the prompts came as text
+	output    int  // tokens of each answer
+	n         int  // answers to each prompt
+	stream    bool
+	usage     bool // a stream ends with its usage
+	allUsage  bool // and every chunk has it
+	arrivedAt float64
 }
 
-// Lengths without max_tokens, as in vLLM: 16 for completions.
+// defaultMaxTokens is the length of a completion without max_tokens.
 const defaultMaxTokens = 16
 
-func (a *api) completions(w http.ResponseWriter, r *http.Request) {
-	q, ok := a.read(w, r)
-	if !ok {
+func (a *api) completions(w http.ResponseWriter, r *http.Request) { a.answer(w, r, false) }
+
+func (a *api) chat(w http.ResponseWriter, r *http.Request) { a.answer(w, r, true) }
+
+// answer reads a request, puts it into the engine, and answers as its tokens come.
+func (a *api) answer(w http.ResponseWriter, r *http.Request, chat bool) {
+	arrived := a.live.clock()
+	q, refusal := a.question(r, chat)
+	if refusal != nil {
+		refused(w, refusal)
 		return
 	}
-	tokens, err := promptTokens(q.Prompt)
+	q.arrivedAt = arrived
+	a.generate(w, r, q)
+}
+
+// question reads a request. What vLLM checks first is checked first.
+func (a *api) question(r *http.Request, chat bool) (q question, refusal *refusal) {
+	text, err := io.ReadAll(r.Body)
 	if err != nil {
-		refuse(w, http.StatusBadRequest, "BadRequestError", "%v", err)
-		return
+		return q, &refused400
 	}
-	a.generate(w, r, q, tokens, false)
-}
-
-func (a *api) chat(w http.ResponseWriter, r *http.Request) {
-	q, ok := a.read(w, r)
-	if !ok {
-		return
-	}
-	var text strings.Builder
-	for _, m := range q.Messages {
-		content, err := messageText(m.Content)
-		if err != nil {
-			refuse(w, http.StatusBadRequest, "BadRequestError", "%v", err)
-			return
-		}
-		text.WriteString(m.Role + "\n" + content + "\n")
-	}
-	a.generate(w, r, q, Tokenize(text.String()), true)
-}
-
-// read decodes the body and checks the model.
-func (a *api) read(w http.ResponseWriter, r *http.Request) (question, bool) {
-	var q question
-	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
-		refuse(w, http.StatusBadRequest, "BadRequestError", "invalid JSON: %v", err)
-		return q, false
-	}
-	if served := a.live.engine.Options.Model; q.Model != "" && q.Model != served {
-		refuse(w, http.StatusNotFound, "NotFoundError", "The model `%s` does not exist.", q.Model)
-		return q, false
-	}
-	return q, true
-}
-
-// promptTokens reads a prompt that is a text or a list of token ids.
-func promptTokens(raw json.RawMessage) ([]int32, error) {
-	var ids []int32
-	if err := json.Unmarshal(raw, &ids); err == nil {
-		return ids, nil
-	}
-	var text string
-	if err := json.Unmarshal(raw, &text); err != nil {
-		return nil, fmt.Errorf("prompt must be a string or a list of token ids")
-	}
-	return Tokenize(text), nil
-}
-
-// messageText reads a content that is a text or a list of text parts.
-func messageText(raw json.RawMessage) (string, error) {
-	var text string
-	if err := json.Unmarshal(raw, &text); err == nil {
-		return text, nil
-	}
-	var parts []struct {
-		Text string `json:"text"`
-	}
-	if err := json.Unmarshal(raw, &parts); err != nil {
-		return "", fmt.Errorf("message content must be a string or a list of text parts")
-	}
-	for _, p := range parts {
-		text += p.Text
-	}
-	return text, nil
-}
-
-// generate puts the request into the engine and answers as its tokens come.
-func (a *api) generate(w http.ResponseWriter, r *http.Request, q question, tokens []int32, chat bool) {
-	limit := a.live.engine.Options.MaxModelLen
-	output := defaultMaxTokens
+	at, fields := completionPlace, completionFields
 	if chat {
-		output = limit - len(tokens)
+		at, fields = chatPlace, chatFields
 	}
-	for _, n := range []*int{q.MaxTokens, q.MaxCompletionTokens} {
-		if n != nil {
-			output = *n
+	body, refusal := a.face.body(at, r.Header.Get("Content-Type"), text)
+	if refusal == nil {
+		refusal = a.checkBody(at, body, fields, chat)
+	}
+	if refusal == nil {
+		refusal = a.checkModel(body)
+	}
+	if refusal != nil {
+		return q, refusal
+	}
+	q = question{chat: chat, n: 1}
+	if chat {
+		refusal = q.readMessages(a.face, body)
+	} else {
+		refusal = q.readPrompts(a.face, body)
+	}
+	if refusal == nil {
+		refusal = q.readLength(a, body)
+	}
+	if refusal == nil {
+		refusal = q.readSampling(body)
+	}
+	return q, refusal
+}
+
+// refused400 is the answer to a client that stopped in the middle of its request.
+var refused400 = refusal{status: http.StatusBadRequest, kind: "BadRequestError", message: "There was an error parsing the body"}
+
+// checkBody refuses a body that is not of the request's type: first what vLLM's own validators look for, then the fields.
+func (a *api) checkBody(at place, body object, fields []field, chat bool) *refusal {
+	options, _ := body.get("stream_options")
+	stream, _ := body.get("stream")
+	if options != nil && !truth(stream) {
+		const text = "Stream options can only be defined when `stream=True`."
+		if a.face.modern {
+			return bad("stream_options", "%s (parameter=stream_options)", text)
+		}
+		r := a.face.invalid(at, finding{kind: "value_error", text: "Value error, " + text + " (parameter=stream_options)", input: body,
+			ctx: "VLLMValidationError('" + text + "')"})
+		r.param = "stream_options"
+		return r
+	}
+	if prompt, _ := body.get("prompt"); !chat && (prompt == nil || prompt == "") {
+		const text = "Either prompt or prompt_embeds must be provided and non-empty."
+		if a.face.modern {
+			return bad("prompt", "%s (parameter=prompt)", text)
+		}
+		return a.face.invalid(at, finding{kind: "value_error", text: "Value error, " + text, input: body, ctx: "ValueError('" + text + "')"})
+	}
+	var findings []finding
+	if chat {
+		findings = checkMessages(body)
+	} else {
+		findings = checkPrompt(body)
+	}
+	for _, x := range fields {
+		v, _ := body.get(x.name)
+		if f := x.check(v); f != nil {
+			findings = append(findings, *f)
 		}
 	}
-	switch {
-	case len(tokens) == 0:
-		refuse(w, http.StatusBadRequest, "BadRequestError", "The decoder prompt cannot be empty")
-		return
-	case output < 1:
-		refuse(w, http.StatusBadRequest, "BadRequestError", "max_tokens must be at least 1, got %d.", output)
-		return
-	case len(tokens)+output > limit:
-		refuse(w, http.StatusBadRequest, "BadRequestError",
-			"This model's maximum context length is %d tokens. However, you requested %d tokens (%d in the messages, %d in the completion). "+
-				"Please reduce the length of the messages or completion.", limit, len(tokens)+output, len(tokens), output)
-		return
+	if len(findings) > 0 {
+		return a.face.invalid(at, findings...)
 	}
-	if q.Stream { // set before anything can go wrong with the engine: from now on an error is a chunk of the stream
+	return nil
+}
+
+// checkPrompt finds a prompt of another type than those that pydantic tries in turn.
+func checkPrompt(body object) []finding {
+	prompt, _ := body.get("prompt")
+	switch prompt.(type) {
+	case string, []any:
+		return nil
+	}
+	wrong := func(kind, as, text string) finding {
+		return finding{kind: kind, loc: []any{"prompt", as}, text: "Input should be a valid " + text, input: prompt}
+	}
+	return []finding{wrong("list_type", "list[int]", "list"), wrong("list_type", "list[list[int]]", "list"),
+		wrong("string_type", "str", "string"), wrong("list_type", "list[str]", "list")}
+}
+
+// checkMessages finds messages that are no list.
+func checkMessages(body object) []finding {
+	messages, ok := body.get("messages")
+	if !ok {
+		return []finding{{kind: "missing", loc: []any{"messages"}, text: "Field required", input: body}}
+	}
+	if _, ok := messages.([]any); !ok {
+		return []finding{{kind: "list_type", loc: []any{"messages"}, text: "Input should be a valid list", input: messages}}
+	}
+	return nil
+}
+
+// checkModel refuses a model that is not served.
+func (a *api) checkModel(body object) *refusal {
+	o := a.live.engine.Options
+	model, _ := body.get("model")
+	name, ok := model.(string)
+	if !ok || name == "" || o.serves(name) {
+		return nil
+	}
+	r := &refusal{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
+	if a.face.modern {
+		r.message += fmt.Sprintf(" Valid aliases: %s.", strings.Join(append([]string{o.Model}, o.Aliases...), ", "))
+	}
+	return r
+}
+
+// readPrompts reads a prompt that is a text, a list of token ids, or a list of either.
+func (q *question) readPrompts(f *face, body object) *refusal {
+	if suffix, _ := body.get("suffix"); suffix != nil {
+		if f.modern {
+			return bad("suffix", "suffix requires text prompt input for FIM completion rendering")
+		}
+		return bad("", "suffix is not currently supported")
+	}
+	prompt, _ := body.get("prompt")
+	if text, ok := prompt.(string); ok {
+		q.prompts, q.texts = [][]int32{Tokenize(text)}, true
+		return q.notEmpty()
+	}
+	list, _ := prompt.([]any)
+	if len(list) == 0 {
+		return f.noPrompts()
+	}
+	if ids, ok := tokenIDs(list); ok {
+		q.prompts = [][]int32{ids}
+		return nil
+	}
+	for _, one := range list {
+		switch one := one.(type) {
+		case string:
+			q.prompts, q.texts = append(q.prompts, Tokenize(one)), true
+		case []any:
+			ids, ok := tokenIDs(one)
+			if !ok {
+				return bad("", "prompt must be a string or a list of token ids")
+			}
+			q.prompts = append(q.prompts, ids)
+		default:
+			return bad("", "prompt must be a string or a list of token ids")
+		}
+	}
+	return q.notEmpty()
+}
+
+// noPrompts is the refusal of an empty list, which each version words anew.
+func (f *face) noPrompts() *refusal {
+	switch {
+	case !f.modern:
+		return bad("", "please provide at least one prompt")
+	case f.version == "0.32.0":
+		return bad("", "You must pass at least one prompt")
+	}
+	return bad("prompt", "You must pass at least one prompt (parameter=prompt)")
+}
+
+// notEmpty refuses prompts of no token (vllm/v1/engine/input_processor.py).
+func (q *question) notEmpty() *refusal {
+	for _, p := range q.prompts {
+		if len(p) == 0 {
+			return bad("", "The decoder prompt cannot be empty")
+		}
+	}
+	return nil
+}
+
+// tokenIDs reads a list of numbers.
+func tokenIDs(list []any) ([]int32, bool) {
+	ids := make([]int32, len(list))
+	for i, v := range list {
+		n, ok := v.(json.Number)
+		if !ok {
+			return nil, false
+		}
+		id, err := n.Int64()
+		if err != nil || id < 0 || id > math.MaxInt32 {
+			return nil, false
+		}
+		ids[i] = int32(id)
+	}
+	return ids, true
+}
+
+// readMessages turns a chat into its tokens: the role and the text of each message.
+func (q *question) readMessages(f *face, body object) *refusal {
+	v, _ := body.get("messages")
+	messages, _ := v.([]any) // was checked
+	if len(messages) == 0 {
+		if f.modern {
+			return bad("", "Cannot apply chat template to an empty conversation. Provide at least one message.")
+		}
+		return bad("", "list index out of range list index out of range")
+	}
+	text, err := chatText(messages)
+	if err != nil {
+		return bad("", "%v", err)
+	}
+	q.prompts, q.texts = [][]int32{Tokenize(text)}, true
+	return nil
+}
+
+// chatText joins messages whose contents are texts or lists of text parts.
+func chatText(messages []any) (string, error) {
+	var text strings.Builder
+	for _, m := range messages {
+		message, _ := m.(object)
+		role, _ := message.get("role")
+		name, ok := role.(string)
+		if !ok {
+			return "", fmt.Errorf("a message must be an object with a role")
+		}
+		text.WriteString(name + "\n")
+		content, _ := message.get("content")
+		switch content := content.(type) {
+		case nil:
+		case string:
+			text.WriteString(content)
+		case []any:
+			for _, p := range content {
+				part, _ := p.(object)
+				piece, _ := part.get("text")
+				words, ok := piece.(string)
+				if !ok {
+					return "", fmt.Errorf("message content must be a string or a list of text parts")
+				}
+				text.WriteString(words)
+			}
+		default:
+			return "", fmt.Errorf("message content must be a string or a list of text parts")
+		}
+		text.WriteString("\n")
+	}
+	return text.String(), nil
+}
+
+// readLength finds how many tokens each answer has. 0.14.1 refuses a request that would not fit; later versions shorten the
+// answer (get_max_tokens in vllm/entrypoints/serve/utils/api_utils.py, 0.32.0), and refuse the prompt alone.
+func (q *question) readLength(a *api, body object) *refusal {
+	limit := a.live.engine.Options.MaxModelLen
+	wanted, given := defaultMaxTokens, !q.chat
+	for _, name := range []string{"max_tokens", "max_completion_tokens"} {
+		if v, _ := body.get(name); v != nil && (q.chat || name == "max_tokens") {
+			wanted, given = int(numberOf(v)), true
+		}
+	}
+	longest := 0
+	for _, p := range q.prompts {
+		longest = max(longest, len(p))
+	}
+	if !given {
+		wanted = max(limit-longest, 1)
+	}
+	refusal := a.face.tooLong(q, limit, longest, wanted)
+	if refusal != nil {
+		return refusal
+	}
+	q.output = wanted
+	if a.face.modern {
+		q.output = min(wanted, limit-longest)
+	}
+	if q.output < 1 {
+		return badValue("max_tokens", q.output, "max_tokens must be at least 1, got %d.", q.output)
+	}
+	return nil
+}
+
+// tooLong refuses what does not fit into the context.
+func (f *face) tooLong(q *question, limit, prompt, wanted int) *refusal {
+	switch {
+	case f.modern && prompt > limit:
+		least := ""
+		if q.texts { // a text is cut as soon as it is too long
+			prompt, least = limit+1, "at least "
+		}
+		return badValue("input_tokens", prompt, "This model's maximum context length is %d tokens. However, your prompt contains %s%d input tokens, "+
+			"which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.", limit, least, prompt)
+	case f.modern:
+		return nil
+	case q.chat && prompt >= limit:
+		return withoutCause(badValue("input_tokens", prompt, "This model's maximum context length is %d tokens. However, your request has %d input tokens. "+
+			"Please reduce the length of the input messages.", limit, prompt))
+	case q.chat && wanted > limit-prompt:
+		return withoutCause(badValue("max_tokens", wanted, "'max_tokens' or 'max_completion_tokens' is too large: %d. This model's maximum context length is "+
+			"%d tokens and your request has %d input tokens (%d > %d - %d).", wanted, limit, prompt, wanted, limit, prompt))
+	case !q.chat && prompt > limit-max(wanted, 0):
+		return badValue("input_tokens", prompt, "This model's maximum context length is %d tokens. However, your request has %d input tokens. "+
+			"Please reduce the length of the input messages.", limit-max(wanted, 0), prompt)
+	}
+	return nil
+}
+
+// withoutCause is what 0.14.1 makes of an error in a chat: its text and that of its cause, which is None.
+func withoutCause(r *refusal) *refusal {
+	r.message, r.param = r.message+" None", ""
+	return r
+}
+
+// readSampling reads how the answer is made (vllm/sampling_params.py). Most of it changes nothing here, and is checked all the
+// same.
+func (q *question) readSampling(body object) *refusal {
+	number := func(name string, otherwise float64) float64 {
+		if v, _ := body.get(name); v != nil {
+			return numberOf(v)
+		}
+		return otherwise
+	}
+	q.n = int(number("n", 1))
+	least := int(number("min_tokens", 0))
+	temperature, topP := number("temperature", 1), number("top_p", 1)
+	switch {
+	case q.n < 1:
+		return bad("", "n must be at least 1, got %d.", q.n)
+	case temperature < 0:
+		return badValue("temperature", pythonRepr(temperature), "temperature must be non-negative, got %s.", pythonRepr(temperature))
+	case topP <= 0 || topP > 1:
+		return badValue("top_p", pythonRepr(topP), "top_p must be in (0, 1], got %s.", pythonRepr(topP))
+	case least < 0:
+		return bad("", "min_tokens must be greater than or equal to 0, got %d.", least)
+	case least > q.output:
+		return bad("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", q.output, least)
+	}
+	stream, _ := body.get("stream")
+	q.stream = truth(stream)
+	if v, _ := body.get("stream_options"); v != nil {
+		options, _ := v.(object) // was checked
+		usage, _ := options.get("include_usage")
+		all, _ := options.get("continuous_usage_stats")
+		q.usage = truth(usage)
+		q.allUsage = q.usage && truth(all)
+	}
+	return nil
+}
+
+// generate puts the question into the engine and answers.
+func (a *api) generate(w http.ResponseWriter, r *http.Request, q question) {
+	if q.stream { // set before anything can go wrong with the engine: from now on an error is a chunk of the stream
 		w.Header().Set("Content-Type", eventStream)
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
-	number := a.next.Add(1)
-	request := &Request{Prompt: len(tokens), Output: output, Hashes: HashBlocks(tokens), Salt: number}
-	news := a.live.submit(request)
-	defer a.live.abort(request)
-	s := &stream{w: w, id: number, model: a.live.engine.Options.Model, chat: chat, usage: q.StreamOptions.IncludeUsage, prompt: len(tokens), output: output}
-	if !q.Stream {
-		a.whole(r, s, news)
+	o := a.live.engine.Options
+	s := &answer{
+		w: w, face: a.face, model: o.Model, chat: q.chat, usage: q.usage || q.stream && o.AlwaysUsage, always: q.allUsage || q.stream && o.AlwaysUsage, details: o.TokenDetails,
+	}
+	for _, tokens := range q.prompts {
+		s.prompt += len(tokens)
+		hashes, k := HashBlocks(tokens), &kin{n: q.n, left: q.n}
+		for range q.n {
+			s.id = a.next.Add(1)
+			s.asks = append(s.asks, &ask{
+				request: &Request{Prompt: len(tokens), Output: q.output, Hashes: hashes, Salt: s.id}, kin: k, arrived: q.arrivedAt,
+			})
+		}
+	}
+	s.told = make([]int, len(s.asks))
+	replies := a.live.submit(s.asks)
+	defer a.live.abort(s.asks)
+	for left := len(s.asks); ; {
+		select {
+		case <-r.Context().Done():
+			return
+		case n := <-replies:
+			if q.stream && s.chunk == nil {
+				if s.begin() != nil {
+					return
+				}
+			}
+			if q.stream && s.tokens(n.index, n.news) != nil {
+				return
+			}
+			if n.last {
+				left--
+			}
+		}
+		if left == 0 {
+			break
+		}
+	}
+	if !q.stream {
+		s.whole()
 		return
 	}
-	a.stream(r, s, news)
-}
-
-// stream answers with one SSE chunk a token.
-func (a *api) stream(r *http.Request, s *stream, news <-chan token) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for n := 0; ; n++ {
-		select {
-		case <-r.Context().Done():
-			return
-		case t := <-news:
-			timer.Reset(time.Until(t.at))
-			select {
-			case <-r.Context().Done():
-				return
-			case <-timer.C:
-			}
-			if n == 0 {
-				s.begin()
-			}
-			if err := s.token(n, t.last); err != nil || t.last {
-				return
-			}
-		}
-	}
-}
-
-// whole answers with one body when the last token is there.
-func (a *api) whole(r *http.Request, s *stream, news <-chan token) {
-	for {
-		select {
-		case <-r.Context().Done():
-			return
-		case t := <-news:
-			if t.last {
-				time.Sleep(time.Until(t.at))
-				s.body()
-				return
-			}
-		}
-	}
+	_ = s.end() // a client that has gone is told nothing
 }

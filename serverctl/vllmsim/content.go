@@ -1,6 +1,10 @@
 package vllmsim
 
-import "strings"
+import (
+	"iter"
+	"slices"
+	"strings"
+)
 
 // mix joins two 64-bit words into one well-spread word that is never 0 (the finalizer of splitmix64).
 func mix(a, b uint64) uint64 {
@@ -28,16 +32,30 @@ func HashBlocks(tokens []int32) []uint64 {
 // Equal prefixes give equal tokens.
 func Tokenize(text string) []int32 {
 	tokens := make([]int32, 0, len(text)/4+1)
-	for word := range strings.FieldsSeq(text) {
-		for len(word) > 0 {
-			n := min(4, len(word))
-			var id uint64
-			for _, c := range []byte(word[:n]) {
-				id = id<<8 | uint64(c)
-			}
-			tokens = append(tokens, int32(mix(id, 0)%30000)+3)
-			word = word[n:]
+	for piece := range pieces(text) {
+		var id uint64
+		for _, c := range []byte(piece) {
+			id = id<<8 | uint64(c)
 		}
+		tokens = append(tokens, int32(mix(id, 0)%30000)+3)
 	}
 	return tokens
+}
+
+// tokenPieces returns the texts of the tokens.
+func tokenPieces(text string) []string { return slices.Collect(pieces(text)) }
+
+// pieces are the words of a text in pieces of at most four bytes.
+func pieces(text string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for word := range strings.FieldsSeq(text) {
+			for len(word) > 0 {
+				n := min(4, len(word))
+				if !yield(word[:n]) {
+					return
+				}
+				word = word[n:]
+			}
+		}
+	}
 }

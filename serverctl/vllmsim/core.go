@@ -40,13 +40,14 @@ type core struct {
 
 // A coreError is an engine that did not get ready, as the API server says it.
 type coreError struct {
+	face  *face
 	exit  int   // exit code, or minus the signal
 	cause error // nil when another process knows it
 }
 
 // Error returns the cause as far as it is known.
 func (e *coreError) Error() string {
-	text := initFailed(e.exit)
+	text := e.face.initFailed(e.exit)
 	if e.cause != nil {
 		text = e.cause.Error() + "\n" + text
 	}
@@ -71,9 +72,9 @@ func (s *Server) startEngine(ctx context.Context, args []string, o Options, log 
 	case ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, errVanished):
-		return nil, &coreError{exit: -int(syscall.SIGKILL)}
+		return nil, &coreError{face: log.face, exit: -int(syscall.SIGKILL)}
 	}
-	return nil, &coreError{exit: 1, cause: err}
+	return nil, &coreError{face: log.face, exit: 1, cause: err}
 }
 
 // load takes the time of a start and holds the GPU's memory. Why it fails is in the log.
@@ -82,7 +83,7 @@ func (s *Server) load(ctx context.Context, o Options, log *logger) (*memory, err
 	switch start, ok := errors.AsType[*StartError](err); {
 	case err == nil, ctx.Err() != nil, errors.Is(err, errVanished):
 	case ok:
-		log.engineFailed(start.Text)
+		log.engineFailed(log.face.fitted(start.Text))
 	default:
 		log.engineFailed("RuntimeError: the simulated server: " + err.Error())
 	}
@@ -123,7 +124,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 		return context.Cause(ctx)
 	}
 	c.stop()
-	return &coreError{exit: exitOf(c.cmd.ProcessState)}
+	return &coreError{face: c.log.face, exit: exitOf(c.cmd.ProcessState)}
 }
 
 // exitOf is how Python's multiprocessing says it: an exit code, or minus a signal.
@@ -183,7 +184,7 @@ func (c *core) stop() {
 // start, holds the simulated GPU's memory, and lives until SIGTERM, that is until ctx ends; the tokens are computed in the
 // API server. Like vLLM's it lives on when its API server is killed. Its error is in the log.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
-	o, err := s.Profile.ParseArgs(args)
+	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {
 		return err
 	}
@@ -236,7 +237,7 @@ func (s *Server) obey(ctx context.Context, o Options, log *logger) error {
 			if f, ok := s.Faults.find(kind); ok {
 				words := f.kind.last(s.Profile, o)
 				log.engineFatal(words)
-				return &coreError{exit: 1, cause: errors.New(words)}
+				return &coreError{face: log.face, exit: 1, cause: errors.New(words)}
 			}
 		}
 	}

@@ -25,7 +25,7 @@ const (
 // A gate stands before the server's handler: through it the faults of the load reach the server, its clients, and single
 // requests, and clients learn that the engine is dead. Without faults and with a living engine it changes nothing.
 type gate struct {
-	next   http.Handler
+	api    *api
 	server *Server
 	core   *core
 	live   *live
@@ -56,7 +56,7 @@ type armed struct {
 
 func newGate(s *Server, c *core, l *live, log *logger, began time.Time) *gate {
 	g := &gate{
-		next: newAPI(l, log), server: s, core: c, live: l, log: log, began: began,
+		api: newAPI(l, log), server: s, core: c, live: l, log: log, began: began,
 		ended: make(chan struct{}), stopped: make(chan struct{}), flights: make(map[int]context.CancelFunc),
 	}
 	for _, f := range s.Faults {
@@ -66,6 +66,9 @@ func newGate(s *Server, c *core, l *live, log *logger, began time.Time) *gate {
 	}
 	return g
 }
+
+// face is that of the server.
+func (g *gate) face() *face { return g.log.face }
 
 // open begins to watch the engine, and for what is to happen at a time or at so many running requests.
 func (g *gate) open() {
@@ -165,7 +168,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.completion(w, r)
 		return
 	}
-	g.next.ServeHTTP(w, r)
+	g.api.ServeHTTP(w, r)
 }
 
 // hears waits while the server is deaf, and reports false when the request is over.
@@ -197,7 +200,7 @@ func (g *gate) completion(w http.ResponseWriter, r *http.Request) {
 	chat := strings.HasPrefix(r.URL.Path, "/v1/chat")
 	switch {
 	case dead:
-		refuseDead(w, chat)
+		g.face().refuseDead(w, chat)
 		return
 	case fault != nil && fault.kind.answer != nil:
 		fault.kind.answer(w)
@@ -207,7 +210,7 @@ func (g *gate) completion(w http.ResponseWriter, r *http.Request) {
 	if fault != nil {
 		answered.spoil = fault.kind.write
 	}
-	g.next.ServeHTTP(answered, r.WithContext(ctx))
+	g.api.ServeHTTP(answered, r.WithContext(ctx))
 	if g.isDead() && r.Context().Err() == nil {
 		answered.tellDead(chat)
 	}

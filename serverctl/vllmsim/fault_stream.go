@@ -77,15 +77,15 @@ func (w *answerWriter) tellDead(chat bool) {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
-		refuseDead(w.ResponseWriter, chat)
+		w.gate.face().refuseDead(w.ResponseWriter, chat)
 	default:
-		place, kind := "serving_completion.py:512", "completion"
+		place, kind := w.gate.face().log.completionFailed, "completion"
 		if chat {
-			place, kind = "serving_chat.py:1343", "chat completion"
+			place, kind = w.gate.face().log.chatFailed, "chat completion"
 		}
 		w.gate.log.apiError(place, "Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(deadEngine) // a client that has gone is told nothing
+		_ = w.endWith(w.gate.face().toldDead()) // a client that has gone is told nothing
 	}
 }
 
@@ -102,17 +102,17 @@ func (w *answerWriter) endWith(message string) error {
 
 // refuseDead answers a request that comes to a dead engine, or had no answer yet. The two routes of 0.14.1 turn the same
 // exception into slightly different bodies (vllm/entrypoints/openai/api_server.py).
-func refuseDead(w http.ResponseWriter, chat bool) {
+func (f *face) refuseDead(w http.ResponseWriter, chat bool) {
 	kind := "InternalServerError"
-	if chat {
+	if chat && !f.modern {
 		kind = "Internal Server Error"
 	}
-	refuse(w, http.StatusInternalServerError, kind, "%s", deadEngine)
+	(&refusal{status: http.StatusInternalServerError, kind: kind, message: f.toldDead()}).write(w)
 }
 
 // internalError is status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
 func internalError(w http.ResponseWriter) {
-	refuse(w, http.StatusInternalServerError, "InternalServerError", "Internal server error")
+	(&refusal{status: http.StatusInternalServerError, kind: "InternalServerError", message: "Internal server error"}).write(w)
 }
 
 // webPage is wrong-type: what a proxy may answer in the server's stead.

@@ -7,15 +7,23 @@ import (
 	"strings"
 )
 
-// The words with which vLLM dies. They are those of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57,
+// The words with which vLLM dies. But for names and places, which each version has its own of, they are those of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57,
 // read in their sources or, where vLLM on a CPU dies of the same, in its log. What a GPU alone can bring about (out of memory,
 // an illegal access, NCCL) was taken from logs that users have published, and shortened to the frames that say something.
 
 // packages is where the modules of vLLM's own image are.
 const packages = "/usr/local/lib/python3.12/dist-packages"
 
-// deadEngine is what clients and the log are told of a dead engine (vllm/v1/engine/exceptions.py).
+// deadEngine is what the log is told of a dead engine (vllm/v1/engine/exceptions.py).
 const deadEngine = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+// toldDead is what clients are told of a dead engine: 0.33.0 tells them less than its log.
+func (f *face) toldDead() string {
+	if f.version == "0.33.0" {
+		return "The server had an error while processing your request."
+	}
+	return deadEngine
+}
 
 // outOfMemory is torch's (c10/cuda/CUDACachingAllocator.cpp).
 func outOfMemory(p *Profile, _ Options) string {
@@ -117,8 +125,8 @@ const traceback = "Traceback (most recent call last):\n"
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
-	l.engineError("core.py:936", "EngineCore failed to start.\n%s", trace)
-	l.trace(engineCore, "Process EngineCore_DP0:\n"+trace)
+	l.engineError(l.face.log.engineFailed, "EngineCore failed to start.\n%s", trace)
+	l.trace(engineCore, "Process "+l.face.engine+":\n"+trace)
 }
 
 // engineFatal writes how an engine ends that was running.
@@ -127,18 +135,22 @@ func (l *logger) engineFatal(exception string) {
 		frame("vllm/v1/engine/core.py", 929, "run_engine_core", "engine_core.run_busy_loop()") +
 		frame("vllm/v1/engine/core.py", 956, "run_busy_loop", "self._process_engine_step()") +
 		frame("vllm/v1/engine/core.py", 989, "_process_engine_step", "outputs, model_executed = self.step_fn()") + exception
-	l.engineError("dump_input.py:72", "Dumping input data for V1 LLM engine (v%s) with config: simulated, ", Version)
-	l.engineError("core.py:938", "EngineCore encountered a fatal error.\n%s", trace)
-	l.trace(engineCore, "Process EngineCore_DP0:\n"+trace)
+	l.engineError(l.face.log.dumping, "Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.face.version)
+	l.engineError(l.face.log.engineFatal, "EngineCore encountered a fatal error.\n%s", trace)
+	l.trace(engineCore, "Process "+l.face.engine+":\n"+trace)
 }
 
 // engineLost writes what the API server makes of a dead engine: one that died without a word is found by its process
 // (vllm/v1/engine/core_client.py, monitor_engine_cores), one with words has said so itself.
 func (l *logger) engineLost(told bool) {
-	if !told {
-		l.apiError("core_client.py:610", "Engine core proc %s died unexpectedly, shutting down client.", engineCore)
+	switch {
+	case told:
+	case l.face.modern:
+		l.line(apiServer, "WARNING", l.face.log.engineLost, "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
+	default:
+		l.apiError(l.face.log.engineLost, "Engine core proc %s died unexpectedly, shutting down client.", l.face.engine)
 	}
-	l.apiError("async_llm.py:546", "AsyncLLM output_handler failed.\n%s", traceback+
+	l.apiError(l.face.log.outputFailed, "AsyncLLM output_handler failed.\n%s", traceback+
 		frame("vllm/v1/engine/async_llm.py", 502, "output_handler", "outputs = await engine_core.get_output_async()")+
 		frame("vllm/v1/engine/core_client.py", 899, "get_output_async", "raise self._format_exception(outputs) from None")+
 		"vllm.v1.engine.exceptions.EngineDeadError: "+deadEngine)
@@ -151,10 +163,19 @@ func (l *logger) apiFailed(exception string) {
 
 // initFailed is the API server's last word when its engine did not start (vllm/v1/engine/utils.py). exit is how the engine
 // ended: its exit code, or minus its signal.
-func initFailed(exit int) string {
+func (f *face) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",
-			engineCore, exit)
+			f.engine, exit)
+}
+
+// fitted is the text of an engine that cannot start as the version has it: memory.go has those of 0.14.1, whose "models's" was
+// mended later.
+func (f *face) fitted(text string) string {
+	if f.modern {
+		return strings.Replace(text, "models's max seq len", "model's max seq len", 1)
+	}
+	return text
 }
 
 // invalid is pydantic's refusal of a combination of flags (seen of 0.14.1).

@@ -125,8 +125,13 @@ func parsed(t *testing.T, texts ...string) Faults {
 
 // The chance of a fault is that of its seed: the same requests are hit in every run.
 func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
+	small := profile(t, "small-fast")
+	engine, err := NewEngine(small, small.Defaults)
+	if err != nil {
+		t.Fatal(err)
+	}
 	hits := func(text string) (numbers []int) {
-		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(&Engine{}), nil, time.Now())
+		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
 		for range 1000 {
 			number, fault, _ := g.enter(func() {})
 			if fault != nil {

@@ -19,10 +19,11 @@ const (
 //	--sim-fault FAULT     any number of them, besides those in TUNER_SIM_FAULTS
 //	--sim-gpu DIR         or TUNER_SIM_GPU_DIR
 //	--sim-engine-process  a process for the engine
+//	--sim-version VERSION or TUNER_SIM_VERSION; the first of Versions when nothing is said
 //
 // Its error is the user's mistake.
 func FromArgs(args []string, getenv func(string) string) (s *Server, rest []string, err error) {
-	s = &Server{GPU: getenv("TUNER_SIM_GPU_DIR")}
+	s = &Server{GPU: getenv("TUNER_SIM_GPU_DIR"), Version: getenv("TUNER_SIM_VERSION")}
 	profile := getenv("TUNER_SIM_PROFILE")
 	faults := slices.DeleteFunc(strings.Split(getenv(faultsVariable), ";"), func(text string) bool {
 		return strings.TrimSpace(text) == ""
@@ -33,7 +34,7 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 			continue
 		}
 		name, value, inline := strings.Cut(args[i], "=")
-		own := slices.Contains([]string{"--sim-profile", "--sim-fault", "--sim-gpu"}, name)
+		own := slices.Contains([]string{"--sim-profile", "--sim-fault", "--sim-gpu", "--sim-version"}, name)
 		if own && !inline && i+1 < len(args) {
 			i++
 			value, inline = args[i], true
@@ -45,12 +46,17 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 			profile = value
 		case name == "--sim-gpu":
 			s.GPU = value
+		case name == "--sim-version":
+			s.Version = value
 		default:
 			faults = append(faults, value)
 		}
 	}
 	if s.Profile, err = LoadProfile(cmp.Or(profile, defaultProfile)); err != nil {
 		return nil, nil, err
+	}
+	if s.Version = cmp.Or(s.Version, Versions[0]); faces[s.Version] == nil {
+		return nil, nil, &VersionError{s.Version}
 	}
 	for i, text := range faults {
 		faults[i] = strings.TrimSpace(text)
@@ -62,6 +68,9 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 // ownArgs is the way back: the flags that describe the server.
 func (s *Server) ownArgs() []string {
 	args := []string{"--sim-profile=" + s.Profile.Name}
+	if s.version() != Versions[0] {
+		args = append(args, "--sim-version="+s.Version)
+	}
 	if s.GPU != "" {
 		args = append(args, "--sim-gpu="+s.GPU)
 	}

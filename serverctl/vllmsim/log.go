@@ -8,33 +8,75 @@ import (
 	"time"
 )
 
-// The names of the two processes in the log (vLLM 0.14.1; 0.33 calls the second one EngineCore).
+// The two processes of the log. The second one's name depends on the version: EngineCore_DP0 until 0.14.1, EngineCore later.
 const (
 	apiServer  = "APIServer"
-	engineCore = "EngineCore_DP0"
+	engineCore = "EngineCore"
 )
 
-// A logger writes what vLLM 0.14.1 writes: the records of its logger to out, what Python itself says, tracebacks above all,
-// to errors. Both begin with the process's name and number (vllm/utils/system_utils.py), each line of its own.
+// A logger writes what vLLM writes, as it does with NO_COLOR=1: the records of its logger to out, what Python itself says,
+// tracebacks above all, to errors. Both begin with the process's name and number (vllm/utils/system_utils.py), each line of its
+// own.
 type logger struct {
 	out, errors io.Writer
+	face        *face
 	apiPID      int
 	enginePID   int // the same when the engine lives in the API server
 }
 
-func newLogger(out, errors io.Writer) *logger {
-	return &logger{out: out, errors: errors, apiPID: os.Getpid(), enginePID: os.Getpid()}
+func newLogger(out, errors io.Writer, f *face) *logger {
+	return &logger{out: out, errors: errors, face: f, apiPID: os.Getpid(), enginePID: os.Getpid()}
 }
 
 func (l *logger) prefix(process string) string {
-	pid := l.apiPID
 	if process == engineCore {
-		pid = l.enginePID
+		return fmt.Sprintf("(%s pid=%d) ", l.face.engine, l.enginePID)
 	}
-	return fmt.Sprintf("(%s pid=%d) ", process, pid)
+	return fmt.Sprintf("(%s pid=%d) ", process, l.apiPID)
 }
 
-// line writes a record: (Name pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE] message.
+// say writes a record: (Name pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE] message. One that the version does not have is not
+// written.
+func (l *logger) say(r record, args ...any) {
+	if r.format != "" {
+		l.line(r.process, r.level, r.place, r.format, args...)
+	}
+}
+
+// sayOf writes a record of which some versions have only the first of the values, or none.
+func (l *logger) sayOf(r record, args ...any) {
+	verbs := strings.Count(r.format, "%") // no format has a sign of its own
+	l.say(r, args[:min(verbs, len(args))]...)
+}
+
+func (l *logger) sayAll(list []record) {
+	for _, r := range list {
+		l.say(r)
+	}
+}
+
+// introduce is the first that an API server says: its version, as a line, or since 0.32.0 as a logo unless
+// VLLM_DISABLE_LOG_LOGO=1 (log_version_and_model in vllm/entrypoints/serve/utils/api_utils.py).
+func (l *logger) introduce(o Options) {
+	if l.face.log.logo == "" || os.Getenv("VLLM_DISABLE_LOG_LOGO") == "1" {
+		l.sayOf(l.face.log.serving, l.face.version, o.source())
+		return
+	}
+	l.api(l.face.log.logo, "\n       █     █     █▄   ▄█\n ▄▄ ▄█ █     █     █ ▀▄▀ █  version %s\n"+
+		"  █▄█▀ █     █     █     █  model   %s\n   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀\n", l.face.version, o.source())
+}
+
+// started is what vLLM and uvicorn say when all is ready: the routes, but for HEAD as FastAPI's own pages, and that they listen.
+func (l *logger) started(routes []route) {
+	l.say(l.face.log.routes)
+	for _, r := range routes {
+		l.say(l.face.log.route, r.path, r.method)
+	}
+	l.uvicorn("Started server process [%d]", l.apiPID)
+	l.uvicorn("Waiting for application startup.")
+	l.uvicorn("Application startup complete.")
+}
+
 func (l *logger) line(process, level, place, format string, args ...any) {
 	head := fmt.Sprintf("%s%s %s [%s] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"), place)
 	l.write(l.out, head, fmt.Sprintf(format, args...))
@@ -48,10 +90,6 @@ func (l *logger) apiError(place, format string, args ...any) {
 	l.line(apiServer, "ERROR", place, format, args...)
 }
 
-func (l *logger) engine(place, format string, args ...any) {
-	l.line(engineCore, "INFO", place, format, args...)
-}
-
 func (l *logger) engineError(place, format string, args ...any) {
 	l.line(engineCore, "ERROR", place, format, args...)
 }
@@ -59,8 +97,14 @@ func (l *logger) engineError(place, format string, args ...any) {
 // trace writes what a process says outside its logger.
 func (l *logger) trace(process, text string) { l.write(l.errors, l.prefix(process), text) }
 
-// plain writes one line of uvicorn's.
-func (l *logger) plain(line string) { l.write(l.out, "", line) }
+// uvicorn writes one line of uvicorn's.
+func (l *logger) uvicorn(format string, args ...any) {
+	head := "INFO:     "
+	if l.face.log.uvicorn {
+		head = l.prefix(apiServer) + head
+	}
+	l.write(l.out, head, fmt.Sprintf(format, args...))
+}
 
 // write writes lines at once, each behind the head. A log that cannot be written must not end the server, and there is nobody
 // to tell.

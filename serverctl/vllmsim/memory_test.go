@@ -69,7 +69,7 @@ func TestParseArgs(t *testing.T) {
 		{"values may be joined with =", "my/model --max-num-seqs=64 --gpu_memory_utilization=0.8", "", 0},
 		{"a boolean takes no value", "my/model --no-enable-prefix-caching --enforce-eager", "", 0},
 		{"an unknown flag is named", "my/model --max-num-sequences 64", "unrecognized arguments: --max-num-sequences", 2},
-		{"a word is no number", "my/model --max-num-seqs many", "argument --max-num-seqs: invalid value: 'many'", 2},
+		{"a word is no number", "my/model --max-num-seqs many", "argument --max-num-seqs: invalid int value: 'many'", 2},
 		{"a value is missing", "my/model --max-num-seqs", "argument --max-num-seqs: expected one argument", 2},
 		{"fewer batched tokens than sequences", "my/model --max-num-seqs 256 --max-num-batched-tokens 128", "max_num_batched_tokens (128) must be greater than or equal to max_num_seqs (256)", 1},
 		{"more memory than there is", "my/model --gpu-memory-utilization 1.2", "gpu_memory_utilization must be in (0, 1]", 1},

@@ -3,6 +3,7 @@ package vllmsim
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,16 +24,35 @@ type Options struct {
 	Host   string
 	Port   int
 	Leader string // positional model argument
+
+	Version      string   // of vLLM; empty is the first of Versions
+	Aliases      []string // further served names
+	APIKeys      []string // one of them must come with a request; none are wanted when there is none
+	NoStats      bool     // no metrics of vLLM's
+	AlwaysUsage  bool     // streams tell their usage unasked
+	TokenDetails bool     // usage tells the cached tokens
+
+	cacheFlags map[string]string // labels of vllm:cache_config_info that flags have set
+	given      map[string]any    // flags that were given, by destination
 }
 
 // source is where the model comes from: the name of a repository, or a folder.
 func (o Options) source() string { return cmp.Or(o.Leader, o.Model) }
 
+// serves reports whether a request may name the model.
+func (o Options) serves(model string) bool {
+	return model == o.Model || slices.Contains(o.Aliases, model)
+}
+
 // A UsageError is a command line that vLLM would refuse, with its text; vLLM exits with 2 for it.
-type UsageError struct{ Text string }
+type UsageError struct {
+	Text  string
+	usage string // of the parser that refuses
+	prog  string // its name
+}
 
 // Error returns argparse's line.
-func (e *UsageError) Error() string { return "vllm serve: error: " + e.Text }
+func (e *UsageError) Error() string { return cmp.Or(e.prog, "vllm serve") + ": error: " + e.Text }
 
 // A ConfigError is a combination of flags that vLLM refuses after parsing them, with its text; vLLM exits with 1 for it.
 type ConfigError struct{ Text string }
@@ -40,113 +60,89 @@ type ConfigError struct{ Text string }
 // Error returns the text.
 func (e *ConfigError) Error() string { return e.Text }
 
-// A flag is one accepted flag: what it sets, or nil when it is accepted without effect.
-type flag struct {
-	name string
-	bool bool // --name and --no-name, without a value
-	help string
-	set  func(o *Options, value string) error
+// effects are the flags that change what the simulation does, by destination. All others of vLLM are taken without effect.
+// A value that is not of the flag's type has been refused before.
+var effects = map[string]func(o *Options, value any) error{
+	"gpu_memory_utilization": func(o *Options, v any) error { return set(&o.GPUMemoryUtilization, v) },
+	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
+	"max_num_batched_tokens": func(o *Options, v any) error { return set(&o.MaxNumBatchedTokens, v) },
+	"max_model_len": func(o *Options, v any) error {
+		if v == autoLength { // the longest that fits, which is the profile's
+			return nil
+		}
+		return set(&o.MaxModelLen, v)
+	},
+	"enable_prefix_caching": func(o *Options, v any) error { o.NoPrefixCaching = v == false; return nil },
+	"served_model_name": func(o *Options, v any) error {
+		names, _ := v.([]string)
+		o.Model, o.Aliases = names[0], names[1:]
+		return nil
+	},
+	"host":                         func(o *Options, v any) error { return set(&o.Host, v) },
+	"port":                         func(o *Options, v any) error { return set(&o.Port, v) },
+	"api_key":                      func(o *Options, v any) error { return set(&o.APIKeys, v) },
+	"disable_log_stats":            func(o *Options, v any) error { return set(&o.NoStats, v) },
+	"enable_force_include_usage":   func(o *Options, v any) error { return set(&o.AlwaysUsage, v) },
+	"enable_prompt_tokens_details": func(o *Options, v any) error { return set(&o.TokenDetails, v) },
+	"enforce_eager":                func(o *Options, v any) error { return set(&o.EnforceEager, v) },
+	"speculative_config":           setSpeculation,
+	"kv_cache_dtype":               func(o *Options, v any) error { return o.setCache("cache_dtype", v) },
+	"swap_space":                   func(o *Options, v any) error { return o.setCache("swap_space", v) },
 }
 
-// The flags with an effect, and the usual ones of a production command line that change nothing here. Names and texts
-// follow vLLM 0.14.1, vllm/engine/arg_utils.py.
-var flags = []flag{
-	{"gpu-memory-utilization", false, "The fraction of GPU memory to be used for the model executor, which can range from 0 to 1.",
-		func(o *Options, v string) error { return setFloat(&o.GPUMemoryUtilization, v) }},
-	{"max-num-seqs", false, "Maximum number of sequences to be processed in a single iteration.",
-		func(o *Options, v string) error { return setInt(&o.MaxNumSeqs, v) }},
-	{"max-num-batched-tokens", false, "Maximum number of tokens to be processed in a single iteration.",
-		func(o *Options, v string) error { return setInt(&o.MaxNumBatchedTokens, v) }},
-	{"max-model-len", false, "Model context length (prompt and output).",
-		func(o *Options, v string) error { return setInt(&o.MaxModelLen, v) }},
-	{"enable-prefix-caching", true, "Whether to enable prefix caching.",
-		func(o *Options, v string) error { o.NoPrefixCaching = v == "false"; return nil }},
-	{"served-model-name", false, "The model name used in the API.",
-		func(o *Options, v string) error { o.Model = v; return nil }},
-	{"host", false, "Host name.", func(o *Options, v string) error { o.Host = v; return nil }},
-	{"port", false, "Port number.", func(o *Options, v string) error { return setInt(&o.Port, v) }},
-	{"block-size", false, "Size of a contiguous cache block in number of tokens.", nil},
-	{"disable-log-stats", true, "Disable logging statistics.", nil},
-	{"download-dir", false, "Directory to download and load the weights.", nil},
-	{"dtype", false, "Data type for model weights and activations.", nil},
-	{"enable-chunked-prefill", true, "Whether prefill requests can be chunked.", nil},
-	{"enforce-eager", true, "Whether to always use eager-mode PyTorch.",
-		func(o *Options, v string) error { o.EnforceEager = v == "true"; return nil }},
-	{"speculative-config", false, "Speculative decoding configuration.", setSpeculation},
-	{"load-format", false, "The format of the model weights to load.", nil},
-	{"seed", false, "Random seed for reproducibility.", nil},
-	{"tensor-parallel-size", false, "Number of tensor parallel groups.", nil},
-	{"trust-remote-code", true, "Trust remote code.", nil},
-}
+// autoLength is the value of max_model_len that leaves it to vLLM (human_readable_int_or_auto in vllm/engine/arg_utils.py).
+const autoLength = -1
 
-func setFloat(to *float64, v string) (err error) {
-	*to, err = strconv.ParseFloat(v, 64)
-	return err
-}
-
-func setInt(to *int, v string) (err error) {
-	*to, err = strconv.Atoi(v)
-	return err
-}
-
-// ParseArgs reads what follows `vllm serve`: a model and flags in any order, over the profile's defaults. It returns a
-// *UsageError or a *ConfigError where vLLM would.
-func (p *Profile) ParseArgs(args []string) (Options, error) {
-	o := p.Defaults
-	o.Host, o.Port = "127.0.0.1", 8000
-	var unknown []string
-	for i := 0; i < len(args); i++ {
-		word := args[i]
-		if !strings.HasPrefix(word, "--") {
-			if o.Leader != "" {
-				unknown = append(unknown, word)
-			}
-			o.Leader = word
-			continue
-		}
-		name, value, inline := strings.Cut(strings.ReplaceAll(word[2:], "_", "-"), "=")
-		if inline { // the value keeps its underscores
-			_, value, _ = strings.Cut(word, "=")
-		}
-		f, negated, ok := findFlag(name)
-		switch {
-		case !ok:
-			unknown = append(unknown, word)
-			continue
-		case f.bool:
-			value = strconv.FormatBool(!negated)
-		case !inline && i+1 == len(args):
-			return o, &UsageError{Text: fmt.Sprintf("argument --%s: expected one argument", f.name)}
-		case !inline:
-			i++
-			value = args[i]
-		}
-		if f.set == nil {
-			continue
-		}
-		if err := f.set(&o, value); err != nil {
-			return o, &UsageError{Text: fmt.Sprintf("argument --%s: invalid value: '%s'", f.name, value)}
-		}
+// set puts a value where it belongs.
+func set[T any](to *T, v any) error {
+	value, ok := v.(T)
+	if !ok {
+		return fmt.Errorf("a %T is no %T", v, *to)
 	}
-	if len(unknown) > 0 {
-		return o, &UsageError{Text: "unrecognized arguments: " + strings.Join(unknown, " ")}
+	*to = value
+	return nil
+}
+
+func (o *Options) setCache(label string, v any) error {
+	text, ok := v.(string)
+	if !ok {
+		text = pythonValue(v)
+	}
+	if o.cacheFlags == nil {
+		o.cacheFlags = map[string]string{}
+	}
+	o.cacheFlags[label] = text
+	return nil
+}
+
+// ParseArgs reads what follows `vllm serve` in the first of Versions; see ParseArgsOf.
+func (p *Profile) ParseArgs(args []string) (Options, error) { return p.ParseArgsOf(Versions[0], args) }
+
+// ParseArgsOf reads what follows `vllm serve` in a version of vLLM: a model and flags in any order, over the profile's defaults.
+// It returns a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse.
+func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
+	o := p.Defaults
+	o.Version = version
+	o.Host, o.Port = "127.0.0.1", 8000
+	if faces[version] == nil {
+		return o, &VersionError{version}
+	}
+	read, err := parserOf(version).parse(args)
+	if err != nil {
+		return o, err
+	}
+	o.Leader, o.given = read.model, read.values
+	for _, dest := range slices.Sorted(maps.Keys(read.values)) {
+		if effect := effects[dest]; effect != nil {
+			if err := effect(&o, read.values[dest]); err != nil {
+				return o, fmt.Errorf("flag of %s: %w", dest, err)
+			}
+		}
 	}
 	if o.Model == "" {
 		o.Model = cmp.Or(o.Leader, p.Model)
 	}
 	return o, o.check()
-}
-
-func findFlag(name string) (f flag, negated, ok bool) {
-	if i := slices.IndexFunc(flags, func(f flag) bool { return f.name == name }); i >= 0 {
-		return flags[i], false, true
-	}
-	if positive, found := strings.CutPrefix(name, "no-"); found {
-		if i := slices.IndexFunc(flags, func(f flag) bool { return f.name == positive && f.bool }); i >= 0 {
-			return flags[i], true, true
-		}
-	}
-	return flag{}, false, false
 }
 
 // check refuses the combinations that vLLM refuses (vllm/config/scheduler.py and cache.py, 0.14.1 and 0.33).
@@ -163,16 +159,67 @@ func (o Options) check() error {
 	return nil
 }
 
-// Help returns the text of `--help=all` in the layout of argparse.
-func Help() string {
-	var b strings.Builder
-	b.WriteString("usage: vllm serve [model_tag] [options]\n\npositional arguments:\n  model_tag             The model tag to serve (optional if specified in config)\n\noptions:\n")
-	for _, f := range flags {
-		names := "--" + f.name + " " + strings.ToUpper(strings.ReplaceAll(f.name, "-", "_"))
-		if f.bool {
-			names = "--" + f.name + ", --no-" + f.name
+// nonDefault is the dict of vLLM's log line "non-default args", in the order of its parser.
+func (o Options) nonDefault() string {
+	var pairs []string
+	add := func(name string, v any) {
+		if slices.Contains(secretArgs, name) && o.face().modern {
+			v = "***"
 		}
-		fmt.Fprintf(&b, "  %s\n                        %s\n", names, f.help)
+		pairs = append(pairs, pythonValue(name)+": "+pythonValue(v))
 	}
-	return b.String()
+	if o.Leader != "" {
+		add("model_tag", o.Leader)
+	}
+	seen := map[string]bool{}
+	for _, f := range parserOf(o.face().version).flags {
+		v, given := o.given[f.Dest]
+		switch {
+		case seen[f.Dest]:
+		case f.Dest == "model" && o.Leader != "":
+			add("model", o.Leader)
+		case given && (f.Default == nil || pythonValue(v) != *f.Default):
+			add(f.Dest, v)
+		}
+		seen[f.Dest] = true
+	}
+	return "{" + strings.Join(pairs, ", ") + "}"
+}
+
+// secretArgs are not shown in the log since 0.32.0 (redact_sensitive_args in vllm/entrypoints/serve/utils/api_utils.py).
+var secretArgs = []string{"api_key", "hf_token", "watermark_config"}
+
+// pythonValue writes a value of a flag as Python's repr does.
+func pythonValue(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "None"
+	case bool:
+		return pythonBool(v)
+	case int:
+		return strconv.Itoa(v)
+	case float64:
+		return pythonRepr(v)
+	case jsonText:
+		return pythonJSON(string(v))
+	case []string:
+		texts := make([]string, len(v))
+		for i, s := range v {
+			texts[i] = pythonValue(s)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	case string:
+		return pythonQuote(v)
+	}
+	return fmt.Sprint(v)
+}
+
+// pythonQuote writes a text as Python's repr does: in single quotes unless it has such and no double ones.
+func pythonQuote(s string) string {
+	quote := `'`
+	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {
+		quote = `"`
+	}
+	escaped := strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`, quote, `\`+quote).Replace(s)
+	return quote + escaped + quote
 }

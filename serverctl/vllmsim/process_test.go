@@ -242,7 +242,11 @@ type streamed struct {
 func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &streamed{ended: make(chan struct{}), drop: cancel}
-	body := fmt.Sprintf(`{"prompt":"one two three","max_tokens":%d,"stream":%v,"stream_options":{"include_usage":true}}`, tokens, stream)
+	options := ""
+	if stream {
+		options = `,"stream_options":{"include_usage":true}`
+	}
+	body := fmt.Sprintf(`{"prompt":"one two three","max_tokens":%d,"stream":%v%s}`, tokens, stream, options)
 	go func() {
 		defer close(a.ended)
 		a.read(ctx, s, body)
@@ -257,6 +261,7 @@ func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed
 func (a *streamed) read(ctx context.Context, s *simProcess, body string) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/completions", strings.NewReader(body))
 	if err == nil {
+		req.Header.Set("Content-Type", "application/json")
 		var resp *http.Response
 		if resp, err = s.http.Do(req); err == nil {
 			defer resp.Body.Close()

@@ -10,23 +10,23 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
+	yamlparser "github.com/goccy/go-yaml/parser"
 
 	"vllmtuner/tuner/space"
 )
 
-// A field is a constant of a profile as its file has it.
-type field struct {
+// An entry is a constant of a profile as its file has it.
+type entry struct {
 	path, unit string
 	to         any     // *float64 or *[]float64
 	least      float64 // that it may be
 	optional   bool    // 0 when it is not there
 }
 
-// fields are the constants of a profile in the order in which a file is written.
-func (p *Profile) fields() []field {
+// entries are the constants of a profile in the order in which a file is written.
+func (p *Profile) entries() []entry {
 	m, s, d, n, t := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp
-	return []field{
+	return []entry{
 		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB},
 		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB},
 		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, least: 1},
@@ -73,7 +73,7 @@ type profileReader struct {
 
 // ParseProfile reads a profile. file is its name in errors, which name the line and are told all at once.
 func ParseProfile(file string, text []byte) (*Profile, error) {
-	tree, err := parser.ParseBytes(text, 0)
+	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s", file, strings.TrimSpace(yaml.FormatError(err, false, false)))
 	}
@@ -88,7 +88,7 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 		p.Name = file
 	}
 	p.Model, p.About = r.text("model.name"), r.text("about")
-	for _, f := range p.fields() {
+	for _, f := range p.entries() {
 		r.constant(p, f, root)
 	}
 	r.defaults(&p.Defaults, root)
@@ -122,7 +122,7 @@ func (r *profileReader) text(path string) string {
 }
 
 // constant reads one constant with its unit, its source and its confidence.
-func (r *profileReader) constant(p *Profile, f field, root ast.Node) {
+func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	at, ok := r.nodes[f.path]
 	if !ok {
 		if !f.optional {
@@ -158,7 +158,7 @@ func (r *profileReader) constant(p *Profile, f field, root ast.Node) {
 }
 
 // missing says where a constant should stand: in its section, if that is there.
-func (r *profileReader) missing(f field, root ast.Node) {
+func (r *profileReader) missing(f entry, root ast.Node) {
 	section, name, _ := strings.Cut(f.path, ".")
 	at, ok := r.nodes[section]
 	if !ok {
@@ -168,7 +168,7 @@ func (r *profileReader) missing(f field, root ast.Node) {
 }
 
 // numbers reads the value of a constant, several where it may have several.
-func (r *profileReader) numbers(f field, n ast.Node) []float64 {
+func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 	values := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
 		if _, several := f.to.(*[]float64); !several {
@@ -235,7 +235,7 @@ func (r *profileReader) unknown(p *Profile) {
 	for name := range defaultFlags(&Options{}) {
 		known = append(known, "defaults."+name)
 	}
-	for _, f := range p.fields() {
+	for _, f := range p.entries() {
 		section, _, _ := strings.Cut(f.path, ".")
 		known = append(known, section, f.path)
 		for _, part := range []string{".value", ".unit", ".source", ".confidence"} {
@@ -267,7 +267,7 @@ func (p *Profile) Text() string {
 		origin[c.Path] = c
 	}
 	section := ""
-	for _, f := range p.fields() {
+	for _, f := range p.entries() {
 		c, ok := origin[f.path]
 		if !ok {
 			continue
@@ -289,8 +289,8 @@ func (p *Profile) Text() string {
 	return b.String()
 }
 
-// value writes the field's value with all its digits.
-func (f field) value() string {
+// value writes the value with all its digits.
+func (f entry) value() string {
 	write := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	switch v := f.to.(type) {
 	case *float64:

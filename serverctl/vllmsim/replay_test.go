@@ -67,19 +67,19 @@ func (q traceRequest) content() []uint64 {
 	return hs
 }
 
-// A record is what a client of vLLM bench serve notes of one request, in seconds.
-type record struct {
+// served is what a client of vLLM bench serve notes of one request, in seconds.
+type served struct {
 	sent, first, last float64
 	output            int
 }
 
-func (r record) ttft() float64 { return 1000 * (r.first - r.sent) }
+func (r served) ttft() float64 { return 1000 * (r.first - r.sent) }
 
-func (r record) tpot() float64 { return 1000 * (r.last - r.first) / float64(r.output-1) }
+func (r served) tpot() float64 { return 1000 * (r.last - r.first) / float64(r.output-1) }
 
 // replay drives the engine with the trace at a rate, as an open loop, and returns the requests and, with Each, the times
 // between tokens in ms.
-func replay(e *Engine, trace []traceRequest, rate float64) (records []record, gaps []float64) {
+func replay(e *Engine, trace []traceRequest, rate float64) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	reqs := make([]*Request, len(trace))
 	last := make([]float64, len(trace))
@@ -104,13 +104,13 @@ func replay(e *Engine, trace []traceRequest, rate float64) (records []record, ga
 		}
 	}
 	for i, r := range reqs {
-		records = append(records, record{sent: trace[i].due / rate, first: r.First + after, last: r.Last + after, output: r.Output})
+		records = append(records, served{sent: trace[i].due / rate, first: r.First + after, last: r.Last + after, output: r.Output})
 	}
 	return records, gaps
 }
 
 // replayClosed keeps so many requests of the same size in flight until n have ended.
-func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []record, gaps []float64) {
+func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
 	type pending struct{ sent float64 }
@@ -139,7 +139,7 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []reco
 			}
 			seen[r] = now
 			if r.Finished() {
-				records = append(records, record{sent: sent[r], first: r.First + after, last: r.Last + after, output: r.Output})
+				records = append(records, served{sent: sent[r], first: r.First + after, last: r.Last + after, output: r.Output})
 				due = append(due, pending{now + after})
 			}
 		}
@@ -149,7 +149,7 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []reco
 
 // figures are what vllm bench serve reports of a run: latencies in ms, tok/s over the whole run, and the most requests in
 // flight in one whole second.
-func figures(records []record, gaps []float64) map[string]float64 {
+func figures(records []served, gaps []float64) map[string]float64 {
 	var ttft, tpot, e2e []float64
 	tokens, end := 0, 0.0
 	flight := map[int]float64{}

@@ -1,18 +1,17 @@
 package vllmsim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
-
-// Version is the vLLM whose face the HTTP server has.
-const Version = "0.14.1"
 
 // stopGrace is how long a stopping server waits for its handlers.
 const stopGrace = 5 * time.Second
@@ -20,6 +19,7 @@ const stopGrace = 5 * time.Second
 // A Server is `vllm serve` on a simulated GPU. The zero value but for Profile and Out is a healthy one in one process.
 type Server struct {
 	Profile *Profile
+	Version string // of vLLM; empty is the first of Versions
 	Faults  Faults // what goes wrong, and when
 
 	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
@@ -59,8 +59,10 @@ func (s *Server) logger() *logger {
 	if s.Err == nil {
 		s.Err = s.Out
 	}
-	return newLogger(s.Out, s.Err)
+	return newLogger(s.Out, s.Err, Options{Version: s.Version}.face())
 }
+
+func (s *Server) version() string { return cmp.Or(s.Version, Versions[0]) }
 
 // check refuses what needs a setting that is not there.
 func (s *Server) check() error {
@@ -83,12 +85,13 @@ func (s *Server) check() error {
 
 // serve goes through the server's life.
 func (s *Server) serve(ctx context.Context, args []string, began time.Time, log *logger) error {
-	options, err := s.Profile.ParseArgs(args)
+	options, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {
 		return err
 	}
-	log.api("api_server.py:1272", "vLLM API server version %s", Version)
-	log.api("utils.py:263", "non-default args: {'args': %q}", args)
+	says := log.face.log
+	log.introduce(options)
+	log.say(says.arguments, options.nonDefault())
 	if err := s.strike(ctx, atBegin, options, log); err != nil {
 		return err
 	}
@@ -100,13 +103,25 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		}
 		defer port.close()
 	}
+	log.say(says.architecture, "LlamaForCausalLM") // of no model in particular: the profile names one and describes its cost
+	log.say(says.maxModelLen, options.MaxModelLen)
+	log.say(says.chunkedPrefill, options.MaxNumBatchedTokens)
+	log.say(says.asyncScheduling)
 	core, err := s.startEngine(ctx, args, options, log)
 	if err != nil {
 		return err
 	}
 	defer core.stop()
-	log.api("api_server.py:1346", "Starting vLLM API server 0 on http://%s",
-		net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
+	inOrder := []record{says.devMode, says.tasks}
+	if log.face.modern {
+		slices.Reverse(inOrder)
+	}
+	for _, r := range inOrder {
+		if r != says.devMode || devMode() {
+			log.say(r)
+		}
+	}
+	log.say(says.starting, net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
 	if err := s.strike(ctx, beforeListening, options, log); err != nil {
 		return err
 	}
@@ -129,8 +144,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 
 // startUp is the start of an engine. It returns the GPU's memory that it holds.
 func (s *Server) startUp(ctx context.Context, o Options, log *logger) (*memory, error) {
-	log.engine("core.py:97", "Initializing a V1 LLM engine (v%s) with config: model='%s', simulated profile %s",
-		Version, o.Model, s.Profile.Name)
+	log.say(log.face.log.initializing, log.face.version, o.source(), s.Profile.Name)
 	m, err := s.claim(o)
 	if err != nil {
 		return nil, err
@@ -148,40 +162,45 @@ func (s *Server) startUp(ctx context.Context, o Options, log *logger) (*memory, 
 
 // loadWeights takes the time of the phases up to the profile run and writes their lines.
 func (s *Server) loadWeights(ctx context.Context, o Options, m *memory, log *logger) error {
-	p, t := s.Profile, s.Profile.StartUp
-	log.engine("gpu_model_runner.py:3808", "Starting to load model %s...", o.Model)
+	p, t, says := s.Profile, s.Profile.StartUp, log.face.log
+	log.sayOf(says.loading, o.source())
 	if err := s.strike(ctx, whileLoading, o, log); err != nil {
 		return err
 	}
 	if err := errors.Join(m.hold(p.Memory.FixedGiB*1024), wait(ctx, t.Weights)); err != nil {
 		return err
 	}
-	log.engine("default_loader.py:308", "Loading weights took %.2f seconds", t.Weights)
-	log.engine("gpu_model_runner.py:3905", "Model loading took %.2f GiB memory and %.6f seconds", p.Memory.FixedGiB, t.Weights)
+	log.say(says.weights, t.Weights)
+	log.say(says.loaded, rounded(p.Memory.FixedGiB), t.Weights)
+	log.say(says.cacheDirectory, "/tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone")
 	if err := wait(ctx, t.Compile+t.Profile); err != nil {
 		return err
 	}
-	log.engine("monitor.py:34", "torch.compile takes %.2f s in total", t.Compile)
+	log.say(says.compiled, t.Compile)
 	return errors.Join(s.strike(ctx, whileProfiling, o, log), m.disturbed())
 }
 
 // sizeCache is the rest of a start: the KV cache and the graphs. Like vLLM it comes after the weights, so a cache that is too
 // small is found late.
 func (s *Server) sizeCache(ctx context.Context, o Options, m *memory, log *logger) error {
-	p, t := s.Profile, s.Profile.StartUp
-	log.engine("gpu_worker.py:358", "Available KV cache memory: %.2f GiB", p.KVGiB(o))
+	p, t, says := s.Profile, s.Profile.StartUp, log.face.log
+	log.say(says.kvMemory, rounded(p.KVGiB(o)))
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return err
 	}
-	log.engine("kv_cache_utils.py:1305", "GPU KV cache size: %s tokens", thousands(tokens))
-	log.engine("kv_cache_utils.py:1310", "Maximum concurrency for %s tokens per request: %.2fx",
-		thousands(o.MaxModelLen), float64(tokens)/float64(o.MaxModelLen))
+	concurrency := float64(tokens) / float64(o.MaxModelLen)
+	if log.face.modern {
+		log.say(says.kvSize, thousands(tokens), thousands(o.MaxModelLen), concurrency)
+	} else {
+		log.say(says.kvSize, thousands(tokens))
+		log.say(says.concurrency, thousands(o.MaxModelLen), concurrency)
+	}
 	if err := errors.Join(m.hold(o.GPUMemoryUtilization*p.Memory.GPUGiB*1024), wait(ctx, t.Graphs)); err != nil {
 		return err
 	}
-	log.engine("gpu_model_runner.py:4856", "Graph capturing finished in %.0f secs, took %.2f GiB", t.Graphs, p.Memory.GraphReserveGiB)
-	log.engine("core.py:273", "init engine (profile, create kv cache, warmup model) took %.2f seconds", t.Profile+t.Compile+t.Graphs)
+	log.say(says.graphs, t.Graphs, p.Memory.GraphReserveGiB)
+	log.sayOf(says.initialized, t.Profile+t.Compile+t.Graphs, t.Compile)
 	return nil
 }
 
@@ -204,7 +223,7 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 		ReadHeaderTimeout: time.Minute,
 		BaseContext:       func(net.Listener) context.Context { return handlersCtx },
 	}
-	g.log.plain("INFO:     Application startup complete.")
+	g.log.started(g.api.routes)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }() // ends when the server is closed below
 	g.open()
@@ -214,15 +233,18 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 		return err
 	case <-g.ended: // nothing is left to be said, or its engine is dead and the streams have been told
 	case <-ctx.Done():
-		g.log.api("launcher.py:110", "Shutting down FastAPI HTTP server.")
+		g.log.sayAll(g.face().log.stopping)
 		s.lingerAtStop()
 		stopEngine()
 		g.close() // first: an engine that is stopped is none that has died
 		g.core.stop()
+		g.log.sayAll(g.face().log.stopped)
 	}
-	g.log.plain("INFO:     Shutting down")
+	g.log.uvicorn("Shutting down")
 	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, g)
 	<-served
+	g.log.uvicorn("Waiting for application shutdown.")
+	g.log.uvicorn("Application shutdown complete.")
 	return nil
 }
 
@@ -242,7 +264,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 		return
 	}
 	if _, ok := s.Faults.find("hang-on-connections"); ok {
-		g.log.plain("INFO:     Waiting for connections to close. (CTRL+C to force quit)")
+		g.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
 		_ = server.Shutdown(ctx) // without a limit there is none to be exceeded
 		return
 	}
@@ -266,7 +288,9 @@ func ExitCode(err error) int {
 }
 
 // refusal writes what vLLM says of the error with which it ends: argparse, pydantic, or Python itself.
-func (l *logger) refusal(err error) {
+func (l *logger) refusal(err error) { l.refusalTo(l.errors, err) }
+
+func (l *logger) refusalTo(to io.Writer, err error) {
 	usage, isUsage := errors.AsType[*UsageError](err)
 	config, isConfig := errors.AsType[*ConfigError](err)
 	core, isCore := errors.AsType[*coreError](err)
@@ -274,13 +298,13 @@ func (l *logger) refusal(err error) {
 	switch {
 	case err == nil:
 	case isUsage:
-		l.write(l.errors, "", "usage: vllm serve [model_tag] [options]\n"+usage.Error())
+		l.write(to, "", cmp.Or(usage.usage, serveUsage)+"\n"+usage.Error())
 	case isConfig:
 		l.apiFailed(invalid(config.Text))
 	case isCore:
-		l.apiFailed(initFailed(core.exit))
+		l.apiFailed(l.face.initFailed(core.exit))
 	case isStart:
-		l.apiFailed(start.Text)
+		l.apiFailed(l.face.fitted(start.Text))
 	default:
 		l.write(l.errors, "", "the simulated server: "+err.Error())
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,23 +36,24 @@ func (l *logBuffer) String() string {
 // serve starts a small-fast server and returns its URL and log.
 func serve(t *testing.T, args ...string) (string, *logBuffer) {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	return serveWith(t, &Server{Profile: profile(t, "small-fast")}, args...)
+}
+
+// serveWith starts a server.
+func serveWith(t *testing.T, s *Server, args ...string) (string, *logBuffer) {
+	t.Helper()
+	port := freePort(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	log, done := new(logBuffer), make(chan error, 1)
-	p := profile(t, "small-fast")
-	go func() { done <- p.Serve(ctx, append(args, "--port", fmt.Sprint(port)), log) }()
+	s.Out = log
+	go func() { done <- s.Serve(ctx, append(slices.Clone(args), "--port", port)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil && err != context.Canceled {
 			t.Errorf("Serve ends with %v", err)
 		}
 	})
-	url := fmt.Sprintf("http://127.0.0.1:%d", port)
+	url := "http://127.0.0.1:" + port
 	for range 100 {
 		if resp, err := http.Get(url + "/health"); err == nil {
 			resp.Body.Close()
@@ -61,6 +63,17 @@ func serve(t *testing.T, args ...string) (string, *logBuffer) {
 	}
 	t.Fatalf("the server is not ready after 5 s; its log:\n%s", log)
 	return "", nil
+}
+
+// freePort returns a port that is free at this moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	return fmt.Sprint(free.Addr().(*net.TCPAddr).Port)
 }
 
 func post(t *testing.T, url, body string) (int, string) {
@@ -81,7 +94,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	url, log := serve(t, "some/model", "--served-model-name", "m", "--max-num-seqs", "8", "--max-model-len", "4096")
 	for _, line := range []string{
-		"vLLM API server version 0.14.1", "Model loading took 8.00 GiB memory", "Available KV cache memory: ", "GPU KV cache size: ",
+		"vLLM API server version 0.14.1", "Model loading took 8.0 GiB memory", "Available KV cache memory: ", "GPU KV cache size: ",
 		"Maximum concurrency for 4,096 tokens per request: ", "Graph capturing finished in", "Application startup complete.",
 	} {
 		if !strings.Contains(log.String(), line) {
@@ -98,7 +111,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 	status, text = post(t, url+"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hello there"}],"max_completion_tokens":2,"stream":true}`)
 	chunks = strings.Split(strings.TrimSpace(text), "\n\n")
-	if status != 200 || len(chunks) != 4 || !strings.Contains(chunks[0], `"delta":{"role":"assistant","content":""}`) {
+	if status != 200 || len(chunks) != 4 || !strings.Contains(chunks[0], `"delta":{"role":"assistant","content":"","reasoning_content":null}`) {
 		t.Errorf("chat stream: status %d, chunks %q; want the role chunk, two tokens and [DONE]", status, chunks)
 	}
 	for _, chunk := range chunks[:3] {
@@ -113,9 +126,9 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}{
 		{"a whole answer", "/v1/completions", `{"prompt":"hello","max_tokens":2}`, 200, `"completion_tokens":2`},
 		{"an unknown model", "/v1/completions", `{"model":"x","prompt":"hi"}`, 404, "The model `x` does not exist."},
-		{"too long a request", "/v1/completions", `{"prompt":[1],"max_tokens":5000}`, 400, "maximum context length is 4096 tokens"},
-		{"an empty prompt", "/v1/completions", `{"prompt":[],"max_tokens":5}`, 400, "cannot be empty"},
-		{"no JSON", "/v1/completions", `{`, 400, "invalid JSON"},
+		{"too long a request", "/v1/chat/completions", `{"messages":[{"role":"user","content":"a"}],"max_tokens":5000}`, 400, "maximum context length is 4096 tokens"},
+		{"an empty prompt", "/v1/completions", `{"prompt":[],"max_tokens":5}`, 400, "please provide at least one prompt"},
+		{"no JSON", "/v1/completions", `{`, 400, "JSON decode error"},
 		{"another path", "/v1/other", `{}`, 404, "Not Found"},
 		{"token counts", "/tokenize", `{"prompt":"abcdefgh ij"}`, 200, `"count":3`},
 		{"reset", "/reset_prefix_cache", ``, 200, ""},
@@ -136,7 +149,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{`vllm:num_requests_running{engine="0",model_name="m"} 0`, `vllm:generation_tokens_total{engine="0",model_name="m"} 7`, `vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3`} {
+	for _, line := range []string{`vllm:num_requests_running{engine="0",model_name="m"} 0.0`, `vllm:generation_tokens_total{engine="0",model_name="m"} 7.0`, `vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3.0`} {
 		if !strings.Contains(string(text2), line) {
 			t.Errorf("metrics lack %q", line)
 		}
@@ -152,6 +165,7 @@ func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +184,7 @@ func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(text), "vllm:num_requests_running{engine=\"0\",model_name=\"example/small-fast\"} 0\n") {
+		if strings.Contains(string(text), "vllm:num_requests_running{engine=\"0\",model_name=\"example/small-fast\"} 0.0\n") {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)

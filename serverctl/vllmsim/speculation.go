@@ -1,6 +1,9 @@
 package vllmsim
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Speculation holds the constants of speculative decoding: a drafter proposes k tokens a step for each sequence, and the
 // model computes them all to see which it would have chosen itself.
@@ -16,12 +19,12 @@ type Speculation struct {
 const ngram = "ngram"
 
 // setSpeculation reads --speculative-config. What is not simulated of it is not read.
-func setSpeculation(o *Options, value string) error {
+func setSpeculation(o *Options, value any) error {
 	var config struct {
 		Method string `json:"method"`
 		Tokens int    `json:"num_speculative_tokens"`
 	}
-	if err := json.Unmarshal([]byte(value), &config); err != nil {
+	if err := json.Unmarshal([]byte(fmt.Sprint(value)), &config); err != nil {
 		return err
 	}
 	o.SpeculativeMethod, o.SpeculativeTokens = config.Method, config.Tokens

@@ -1,0 +1,396 @@
+package vllmsim
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"mime"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The refusals of vLLM's API server: what FastAPI and pydantic say of a body that is not of the request's type, and how each
+// version hands that on (validation_exception_handler in vllm/entrypoints/openai/api_server.py, 0.14.1, and in
+// vllm/entrypoints/serve/exception_handling/handlers/validation.py, 0.32.0 and 0.33.0).
+
+// A refusal is an answer that is an error.
+type refusal struct {
+	status  int
+	kind    string
+	message string
+	param   string // empty is null
+}
+
+// Error returns the message.
+func (r *refusal) Error() string { return r.message }
+
+// bad is a request that was understood and cannot be served.
+func bad(param, format string, args ...any) *refusal {
+	return &refusal{http.StatusBadRequest, "BadRequestError", fmt.Sprintf(format, args...), param}
+}
+
+// badValue is bad with the parameter and its value behind the message.
+func badValue(param string, value any, format string, args ...any) *refusal {
+	return bad(param, "%s (parameter=%s, value=%v)", fmt.Sprintf(format, args...), param, value)
+}
+
+// write answers with the refusal.
+func (r *refusal) write(w http.ResponseWriter) {
+	param := "null"
+	if r.param != "" {
+		param = quoteJSON(r.param)
+	}
+	writeJSON(w, r.status, fmt.Sprintf(`{"error":{"message":%s,"type":%s,"param":%s,"code":%d}}`,
+		quoteJSON(r.message), quoteJSON(r.kind), param, r.status))
+}
+
+// writeJSON sends a body. A client that has gone is no error of the server's.
+func writeJSON(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(body))
+}
+
+// quoteJSON writes a text as JSON, with the characters that Go escapes for the sake of HTML as they are.
+func quoteJSON(s string) string {
+	var b strings.Builder
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(s) // a text can always be encoded
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// A place is where a request is read: the function of vLLM that does, with its line in the traceback that 0.14.1 shows.
+type place struct {
+	path, function string
+	line           int
+	dir            string // below packages
+}
+
+var (
+	completionPlace = place{"/v1/completions", "create_completion", 519, "vllm/entrypoints/utils.py"}
+	chatPlace       = place{"/v1/chat/completions", "create_chat_completion", 478, "vllm/entrypoints/utils.py"}
+	tokenizePlace   = place{"/tokenize", "tokenize", 36, "vllm/entrypoints/utils.py"}
+	detokenizePlace = place{"/detokenize", "detokenize", 65, "vllm/entrypoints/utils.py"}
+)
+
+// A finding is one thing that pydantic finds wrong.
+type finding struct {
+	kind  string
+	loc   []any // names and indexes below the body
+	text  string
+	input any    // of JSON; see decode
+	ctx   string // Python's repr of the value of 'ctx'; empty without
+}
+
+// invalid is the refusal of a body of another type.
+func (f *face) invalid(at place, findings ...finding) *refusal {
+	label := "error"
+	if len(findings) > 1 {
+		label = "errors"
+	}
+	message := fmt.Sprintf("%d validation %s:\n", len(findings), label)
+	var texts []string
+	for _, x := range findings {
+		texts = append(texts, f.finding(x))
+		message += "  " + texts[len(texts)-1] + "\n"
+	}
+	r := &refusal{status: http.StatusBadRequest, kind: "Bad Request"}
+	if f.modern {
+		r.message, r.param = strings.TrimRight(message, "\n"), location(findings[0].loc)
+		return r
+	}
+	r.message = fmt.Sprintf("%s\n  File \"%s/%s\", line %d, in %s\n    POST %s [%s]", message, packages, at.dir, at.line, at.function, at.path,
+		strings.Join(texts, ", "))
+	return r
+}
+
+// location is a place in the body as later versions write it.
+func location(loc []any) string {
+	parts := []string{"body"}
+	for _, part := range loc {
+		if text := fmt.Sprint(part); !strings.ContainsAny(text, "[(") && text != "str" { // types are left out
+			parts = append(parts, text)
+		}
+	}
+	return strings.Join(parts, ".")
+}
+
+// finding is Python's repr of one of pydantic's errors.
+func (f *face) finding(x finding) string {
+	loc, input := "", pythonOf(x.input)
+	if f.modern {
+		loc, input = pythonQuote(location(x.loc)), pythonQuote(summary(x.input))
+	} else {
+		parts := []string{"'body'"}
+		for _, part := range x.loc {
+			parts = append(parts, pythonValue(part))
+		}
+		loc = "(" + strings.Join(parts, ", ") + ")"
+		if len(parts) == 1 {
+			loc = "('body',)"
+		}
+	}
+	ctx := ""
+	if x.ctx != "" {
+		ctx = ", 'ctx': {'error': " + x.ctx + "}"
+	}
+	return fmt.Sprintf("{'type': %s, 'loc': %s, 'msg': %s, 'input': %s%s}", pythonQuote(x.kind), loc, pythonQuote(x.text), input, ctx)
+}
+
+// summary is how later versions write a value that was wrong: containers by their size alone.
+func summary(v any) string {
+	const most = 200
+	switch v := v.(type) {
+	case string:
+		if len(v) > most {
+			return v[:most] + "...[truncated]"
+		}
+		return v
+	case object:
+		return fmt.Sprintf("<dict of %d items>", len(v))
+	case []any:
+		return fmt.Sprintf("<list of %d items>", len(v))
+	}
+	return pythonOf(v)
+}
+
+// An object is a JSON object with its keys in their order.
+type object []member
+
+type member struct {
+	name  string
+	value any
+}
+
+// get returns a member; a later one of the same name counts.
+func (o object) get(name string) (v any, ok bool) {
+	for _, m := range o {
+		if m.name == name {
+			v, ok = m.value, true
+		}
+	}
+	return v, ok
+}
+
+// decode reads JSON into nil, bool, json.Number, string, []any and object. What it is given is valid.
+func decode(text []byte) any {
+	d := json.NewDecoder(strings.NewReader(string(text)))
+	d.UseNumber()
+	return decodeNext(d)
+}
+
+func decodeNext(d *json.Decoder) any {
+	t, err := d.Token()
+	if err != nil { // only for what is not valid
+		return nil
+	}
+	switch t {
+	case json.Delim('{'):
+		o := object{}
+		for d.More() {
+			name, _ := d.Token() // a string, as the text is valid
+			o = append(o, member{fmt.Sprint(name), decodeNext(d)})
+		}
+		_, _ = d.Token() // the brace
+		return o
+	case json.Delim('['):
+		list := []any{}
+		for d.More() {
+			list = append(list, decodeNext(d))
+		}
+		_, _ = d.Token() // the bracket
+		return list
+	}
+	return t
+}
+
+// pythonJSON writes a JSON text as Python's repr of what it is.
+func pythonJSON(text string) string { return pythonOf(decode([]byte(text))) }
+
+// pythonOf writes a value of JSON as Python's repr does.
+func pythonOf(v any) string {
+	switch v := v.(type) {
+	case object:
+		pairs := make([]string, len(v))
+		for i, m := range v {
+			pairs[i] = pythonQuote(m.name) + ": " + pythonOf(m.value)
+		}
+		return "{" + strings.Join(pairs, ", ") + "}"
+	case []any:
+		texts := make([]string, len(v))
+		for i, x := range v {
+			texts[i] = pythonOf(x)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	case json.Number:
+		if _, err := strconv.ParseInt(v.String(), 10, 64); err == nil {
+			return v.String()
+		}
+		x, err := v.Float64()
+		if err != nil {
+			return v.String()
+		}
+		return pythonRepr(x)
+	}
+	return pythonValue(v)
+}
+
+// A field is one field of a request that the simulation checks.
+type field struct {
+	name string
+	kind string // int, float, bool or object
+}
+
+// The fields in the order of vLLM's classes, which is that of the findings (CompletionRequest and ChatCompletionRequest).
+var (
+	completionFields = []field{{"echo", "bool"}, {"frequency_penalty", "float"}, {"max_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
+		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
+	chatFields = []field{{"frequency_penalty", "float"}, {"max_tokens", "int"}, {"max_completion_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
+		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
+)
+
+// check returns what is wrong with a value of a field, or nil. Null is a field that is not given.
+func (x field) check(v any) *finding {
+	if v == nil {
+		return nil
+	}
+	wrong := func(kind, text string) *finding {
+		return &finding{kind: kind, loc: []any{x.name}, text: text, input: v}
+	}
+	number, isNumber := v.(json.Number)
+	text, isText := v.(string)
+	_, isBool := v.(bool)
+	_, isObject := v.(object)
+	switch {
+	case x.kind == "object" && !isObject:
+		return wrong("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
+	case x.kind == "bool" && isText && !slices.Contains(boolWords, strings.ToLower(text)):
+		return wrong("bool_parsing", "Input should be a valid boolean, unable to interpret input")
+	case x.kind == "bool" && isNumber && number != "0" && number != "1":
+		return wrong("bool_parsing", "Input should be a valid boolean, unable to interpret input")
+	case x.kind == "bool" && !isText && !isNumber && !isBool:
+		return wrong("bool_type", "Input should be a valid boolean")
+	case x.kind == "int" && isText && !parses(strconv.Atoi, text):
+		return wrong("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
+	case x.kind == "int" && isNumber && !whole(number):
+		return wrong("int_from_float", "Input should be a valid integer, got a number with a fractional part")
+	case x.kind == "int" && !isText && !isNumber && !isBool:
+		return wrong("int_type", "Input should be a valid integer")
+	case x.kind == "float" && isText && !parses(parseFloat, text):
+		return wrong("float_parsing", "Input should be a valid number, unable to parse string as a number")
+	case x.kind == "float" && !isText && !isNumber && !isBool:
+		return wrong("float_type", "Input should be a valid number")
+	}
+	return nil
+}
+
+// boolWords are the words that pydantic takes for a bool.
+var boolWords = []string{"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
+
+func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+
+func parses[T any](parse func(string) (T, error), text string) bool {
+	_, err := parse(strings.TrimSpace(text))
+	return err == nil
+}
+
+func whole(n json.Number) bool {
+	x, err := n.Float64()
+	return err == nil && x == math.Trunc(x)
+}
+
+// numberOf returns a checked value of a field as a number.
+func numberOf(v any) float64 {
+	switch v := v.(type) {
+	case json.Number:
+		x, _ := v.Float64() // was checked
+		return x
+	case string:
+		x, _ := parseFloat(strings.TrimSpace(v)) // likewise
+		return x
+	case bool:
+		if v {
+			return 1
+		}
+	}
+	return 0
+}
+
+// truth returns a checked value of a field as a bool.
+func truth(v any) bool {
+	if text, ok := v.(string); ok {
+		return slices.Index(boolWords, strings.ToLower(text)) >= len(boolWords)/2
+	}
+	return numberOf(v) != 0
+}
+
+// isJSON reports whether a body says that it is JSON (validate_json_request in vllm/entrypoints/openai/utils.py).
+func isJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && media == "application/json"
+}
+
+// notJSON is the refusal of a body of another media type.
+func (f *face) notJSON() *refusal {
+	const text = "Unsupported Media Type: Only 'application/json' is allowed"
+	r := &refusal{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + text}
+	if !f.modern {
+		r.message += " [" + strconv.Quote(text) + "]"
+	}
+	return r
+}
+
+// body reads the body of a request as an object.
+func (f *face) body(at place, contentType string, text []byte) (object, *refusal) {
+	if !isJSON(contentType) {
+		return nil, f.notJSON()
+	}
+	if len(text) == 0 {
+		return nil, f.invalid(at, finding{kind: "missing", text: "Field required"})
+	}
+	if !json.Valid(text) {
+		said, pos := pythonSyntax(text)
+		return nil, f.invalid(at, finding{kind: "json_invalid", loc: []any{pos}, text: "JSON decode error", input: object{}, ctx: pythonQuote(said)})
+	}
+	o, ok := decode(text).(object)
+	if ok {
+		return o, nil
+	}
+	if f.modern {
+		return nil, f.invalid(at, finding{kind: "model_attributes_type", text: "Input should be a valid dictionary or object to extract fields from", input: decode(text)})
+	}
+	return nil, &refusal{status: http.StatusInternalServerError, message: internalServerError} // a validator of vLLM's stumbles
+}
+
+// internalServerError is Starlette's whole answer to an exception that nobody has caught.
+const internalServerError = "Internal Server Error"
+
+// refused answers with a refusal.
+func refused(w http.ResponseWriter, r *refusal) {
+	if r.message == internalServerError {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(r.status)
+		_, _ = w.Write([]byte(r.message)) // a client that has gone is no error of the server's
+		return
+	}
+	r.write(w)
+}
+
+// invalidQuery is the refusal of a word that a parameter of the query may not be.
+func (f *face) invalidQuery(name, value, expected string) *refusal {
+	loc, ctx := "('query', "+pythonQuote(name)+")", "{'expected': "+pythonQuote(expected)+"}"
+	if f.modern {
+		loc = "'query." + name + "'"
+	}
+	text := fmt.Sprintf("{'type': 'literal_error', 'loc': %s, 'msg': %s, 'input': %s, 'ctx': %s}", loc, pythonQuote("Input should be "+expected), pythonQuote(value), ctx)
+	r := &refusal{status: http.StatusBadRequest, kind: "Bad Request", message: "1 validation error:\n  " + text}
+	if f.modern {
+		r.param = "query." + name
+		return r
+	}
+	r.message += fmt.Sprintf("\n\n  File \"%s/vllm/entrypoints/serve/instrumentator/server_info.py\", line 35, in show_server_info\n    GET /server_info [%s]", packages, text)
+	return r
+}
