@@ -27,7 +27,6 @@ func TestAClosedLoopKeepsItsPlacesFull(t *testing.T) {
 			inFlight.Add(-1)
 			s.answer(q.MaxTokens, 0, 0)
 		})
-		c.MaxInFlight = 4
 		asap := func(yield func(workload.Arrival) bool) {
 			for i := range 40 {
 				request := ask(1)
@@ -36,8 +35,8 @@ func TestAClosedLoopKeepsItsPlacesFull(t *testing.T) {
 				}
 			}
 		}
-		run, err := c.Run(t.Context(), asap, nil)
-		if err != nil || most.Load() != 4 || run.Elapsed != time.Second {
+		run, err := c.RunClosed(t.Context(), asap, 4, nil)
+		if err != nil || c.MaxInFlight != 0 || most.Load() != 4 || run.Elapsed != time.Second {
 			t.Fatalf("%d at a time in %s, error %v, want 4 at a time in 1 s", most.Load(), run.Elapsed, err)
 		}
 		for i, s := range run.Samples {

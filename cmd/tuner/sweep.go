@@ -272,12 +272,17 @@ func (s *sweeping) outcome(err error) error {
 		return fmt.Errorf("the sweep was interrupted; the tables hold what was measured: %w", err)
 	case err != nil:
 		return err
-	case !slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return len(c.probes) > 0 }):
+	case !s.measuredAny():
 		return errSweptNothing
 	case !slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.highest().Met() }):
 		return errNoConfigKept
 	}
 	return nil
+}
+
+// measuredAny reports whether there is a figure at all.
+func (s *sweeping) measuredAny() bool {
+	return slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return len(c.probes) > 0 })
 }
 
 // profileOf is the simulated server's profile; nil of a real one.

@@ -28,6 +28,10 @@ func (s *sweeping) writeText(w io.Writer) error {
 	var t textLines
 	s.writeHead(&t)
 	s.writeConfigs(&t)
+	if !s.measuredAny() {
+		_, err := io.WriteString(w, t.String())
+		return err
+	}
 	if s.closed() {
 		s.writeLoops(&t)
 	} else {
