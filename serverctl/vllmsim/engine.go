@@ -51,6 +51,9 @@ type Engine struct {
 	Served  int        // requests that got tokens in the last step
 	Emitted []*Request // those of them that got their first or their last token; with Each all. Valid until the next step
 
+	// NoAcceptance makes the model choose other tokens than a drafter proposes, all of them.
+	NoAcceptance bool
+
 	// Each names every request in Emitted and brings its figures up to date after every step, which costs time in
 	// proportion to the running requests.
 	Each bool

@@ -308,6 +308,15 @@ func (g *gate) hang(f Fault) {
 	}
 }
 
+// refuseDrafts is the fault no-acceptance: a drafter that does not go with the model.
+func (g *gate) refuseDrafts(f Fault) {
+	refuse := func(now bool) { g.live.with(func(e *Engine) { e.NoAcceptance = now }) }
+	refuse(true)
+	if f.For > 0 && g.pause(f.For) {
+		refuse(false)
+	}
+}
+
 // deaf is an API server that accepts connections and answers nothing, not to old requests either. At the server's end it
 // stays so.
 func (g *gate) deaf(f Fault) {

@@ -413,3 +413,32 @@ func TestAFaultOfRequestsInATime(t *testing.T) {
 		t.Errorf("while another runs a request is answered with %q", text)
 	}
 }
+
+// Nothing that a drafter proposes is accepted, from a request on and for a while.
+func TestADrafterOfWhichNothingIsAccepted(t *testing.T) {
+	t.Parallel()
+	const flag = `{"method":"eagle3","num_speculative_tokens":3}`
+	s := readySim(t, "--speculative-config", flag, "--sim-fault", "no-acceptance:request=2,for=2s")
+	accepted := func() float64 { return s.metric("vllm:spec_decode_num_accepted_tokens_total") }
+	ask := func() {
+		t.Helper()
+		if status, text, err := s.ask(t.Context(), true, 200).whole(t); status != 200 || err != nil {
+			t.Fatalf("a request is answered with %d %.200q, %v", status, text, err)
+		}
+	}
+	ask()
+	if accepted() < 50 {
+		t.Fatalf("%g draft tokens are accepted of 200, want most", accepted())
+	}
+	before, drafted := accepted(), s.metric("vllm:spec_decode_num_draft_tokens_total")
+	ask()
+	if now := accepted(); now > before+20 || s.metric("vllm:spec_decode_num_draft_tokens_total") < drafted+500 { // some before the fault had struck
+		t.Errorf("%g draft tokens are accepted after the fault, %g before", now, before)
+	}
+	time.Sleep(2 * time.Second)
+	before = accepted()
+	ask()
+	if accepted() < before+50 {
+		t.Errorf("%g draft tokens are accepted when the fault is over, %g before", accepted(), before)
+	}
+}

@@ -99,6 +99,7 @@ var kinds = []kind{
 	{name: "exit-0", trigger: true, usual: usualLoad, act: (*gate).exit},
 	{name: "crash", trigger: true, usual: usualLoad, act: (*gate).crash},
 	{name: "hang", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).hang},
+	{name: "no-acceptance", keys: lasting, trigger: true, usual: Fault{Trigger: "at"}, act: (*gate).refuseDrafts},
 	{name: "deaf", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).deaf},
 	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*gate).flood,
 		usual: Fault{Trigger: "request", Request: usualRequest, Bytes: gib}},

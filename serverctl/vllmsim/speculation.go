@@ -41,7 +41,7 @@ func (e *Engine) accept(r *Request) int {
 		return 0
 	}
 	n := 0
-	for n < r.drafted && uniform(e.Seed, r.Salt, uint64(r.Tokens), uint64(n)) < e.acceptance(n) {
+	for !e.NoAcceptance && n < r.drafted && uniform(e.Seed, r.Salt, uint64(r.Tokens), uint64(n)) < e.acceptance(n) {
 		e.Totals.AcceptedPerPos[n]++
 		n++
 	}
