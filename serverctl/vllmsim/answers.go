@@ -12,7 +12,6 @@ type answers struct {
 	completionChunk, roleChunk, chatChunk, usageChunk string // of a stream
 	chunkUsage, roleUsage, chatUsage                  string // of a chunk, with usage all along
 	noUsage                                           string // of a chunk of a completion otherwise
-	lastUsage                                         string // of the usage chunk
 	end                                               string // what closes the last chunk besides
 }
 

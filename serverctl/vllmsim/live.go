@@ -57,8 +57,8 @@ type addressed struct {
 // A live engine runs in real time: a step's tokens are delivered when the client would see them. A step begins where the last
 // one ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU down.
 //
-// One goroutine computes the steps and hands out all tokens of a step at once: a timer for each stream and token would cost
-// more than the token itself.
+// One goroutine computes the steps and hands out all tokens of a step at once, so that there is one timer whatever the number of
+// streams.
 type live struct {
 	mu     sync.Mutex
 	engine *Engine

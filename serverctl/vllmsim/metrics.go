@@ -19,9 +19,12 @@ func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 			m.write()
 		}
 	})
-	w.Header().Set("Content-Type", a.face.metricsType)
+	w.Header().Set("Content-Type", metricsType)
 	_, _ = w.Write(e.buf.Bytes()) // a client that has gone is no error of the server's
 }
+
+// metricsType is that of prometheus_client 0.26, with which all versions were recorded.
+const metricsType = "text/plain; version=1.0.0; charset=utf-8"
 
 // metrics writes the families in vLLM's order.
 type metrics struct {
@@ -193,9 +196,7 @@ func (m *metrics) cacheConfig() (pairs []string) {
 	fields["enable_prefix_caching"] = pythonBool(!o.NoPrefixCaching)
 	fields["gpu_memory_utilization"] = pythonRepr(o.GPUMemoryUtilization)
 	fields["num_gpu_blocks"] = strconv.Itoa(m.engine.pool.total())
-	for name, value := range o.cacheFlags {
-		fields[name] = value
-	}
+	maps.Copy(fields, o.cacheFlags)
 	if m.face.modern {
 		fields["effective_attention_block_size"] = strconv.Itoa(blockSize)
 		fields["kv_cache_size_tokens"] = strconv.Itoa(m.engine.KVTokens())

@@ -25,7 +25,6 @@ type answer struct {
 
 	chunk, role template
 	buf         []byte
-	created     string
 }
 
 // eventStream is the type of a streamed answer.

@@ -23,7 +23,6 @@ type face struct {
 	version     string
 	modern      bool   // 0.32.0 and later
 	engine      string // the engine's name in the log
-	metricsType string // content type of /metrics
 	log         records
 	answers     answers
 	usage       string            // of the parser of vllm's own words, which refuses what no parser knows
@@ -81,7 +80,7 @@ const (
 
 var faces = map[string]*face{
 	"0.14.1": {
-		version: "0.14.1", engine: "EngineCore_DP0", metricsType: "text/plain; version=0.0.4; charset=utf-8",
+		version: "0.14.1", engine: "EngineCore_DP0",
 		answers: oldAnswers, guarded: []string{"/v1"},
 		usage: "usage: vllm [-h] [-v] {chat,complete,serve,bench,collect-env,run-batch} ...",
 		log: records{
@@ -201,7 +200,7 @@ const (
 
 func modernFace(version string, log records, a answers) *face {
 	f := &face{
-		version: version, modern: true, engine: "EngineCore", metricsType: "text/plain; version=1.0.0; charset=utf-8", log: log,
+		version: version, modern: true, engine: "EngineCore", log: log,
 		answers: a, guarded: []string{"/v1", "/v2", "/inference", "/cohere"},
 		usage: "usage: vllm [-h] [-v]\n            {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}\n            ...",
 		cacheConfig: map[string]string{

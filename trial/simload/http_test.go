@@ -2,7 +2,6 @@ package simload
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"math"
 	"net"
@@ -87,8 +86,8 @@ func TestHTTPTellsWhatVirtualTimeTells(t *testing.T) {
 		off := func(of func(bench.Measurement) float64) float64 { return math.Abs(of(said[1])/of(said[0]) - 1) }
 		ttft = append(ttft, off(func(m bench.Measurement) float64 { return m.TTFT.P99 }))
 		tpot = append(tpot, off(func(m bench.Measurement) float64 { return m.TPOT.P99 }))
-		t.Log(fmt.Sprintf("%d requests: p99 TTFT %.1f ms in virtual time, %.1f over HTTP; p99 TPOT %.2f and %.2f",
-			said[0].Completed, said[0].TTFT.P99, said[1].TTFT.P99, said[0].TPOT.P99, said[1].TPOT.P99))
+		t.Logf("%d requests: p99 TTFT %.1f ms in virtual time, %.1f over HTTP; p99 TPOT %.2f and %.2f",
+			said[0].Completed, said[0].TTFT.P99, said[1].TTFT.P99, said[0].TPOT.P99, said[1].TPOT.P99)
 	}
 	slices.Sort(ttft)
 	slices.Sort(tpot)
