@@ -130,7 +130,7 @@ func (s *sweeping) writeConfigs(t *textLines) {
 // brokenWords breaks a text into lines of a width, and words that are longer too.
 func brokenWords(text string, width int, indent string) string {
 	lines := []string{""}
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		for word != "" {
 			last := &lines[len(lines)-1]
 			switch room := width - len(*last) - 1; {

@@ -24,7 +24,7 @@ func setSpeculation(o *Options, value any) error {
 		Method string `json:"method"`
 		Tokens int    `json:"num_speculative_tokens"`
 	}
-	if err := json.Unmarshal([]byte(fmt.Sprint(value)), &config); err != nil {
+	if err := json.Unmarshal(fmt.Append(nil, value), &config); err != nil {
 		return err
 	}
 	o.SpeculativeMethod, o.SpeculativeTokens = config.Method, config.Tokens
