@@ -115,6 +115,10 @@ func (p *argParser) parse(args []string) (read commandLine, err error) {
 		if err != nil {
 			return read, p.refuse("argument %s: %v", strings.Join(f.Names, "/"), err)
 		}
+		if f.Action == "_AppendAction" { // each time one more
+			before, _ := read.values[f.Dest].([]string)
+			v = append(before, fmt.Sprint(v))
+		}
 		read.values[f.Dest] = v
 		if !hasInline {
 			i += taken
@@ -133,9 +137,10 @@ func (p *argParser) refuse(format string, args ...any) error {
 	return &UsageError{Text: fmt.Sprintf(format, args...), usage: serveUsage}
 }
 
-// isOption reports whether a word is no value: it begins with a dash and is no negative number, nor has a space in it.
+// isOption reports whether a word is no value: it begins with a dash and is no negative number, nor has a space in its name.
 func isOption(word string) bool {
-	if len(word) < 2 || word[0] != '-' || strings.Contains(word, " ") {
+	name, _, _ := strings.Cut(word, "=")
+	if len(word) < 2 || word[0] != '-' || strings.Contains(name, " ") {
 		return false
 	}
 	return !negativeNumber.MatchString(word)
@@ -239,9 +244,6 @@ func (f *flagSpec) take(name string, words []string, inline bool) (v any, taken 
 		return nil, 0, fmt.Errorf("expected one argument")
 	}
 	v, err = f.read(words[0])
-	if f.Action == "_AppendAction" {
-		v = []string{words[0]}
-	}
 	return v, 1, err
 }
 
