@@ -29,15 +29,15 @@ type flagSpec struct {
 	Refusal  *string         `json:"refusal"` // what is said of the value abc; null when it is taken
 }
 
-// A parser reads the command lines of one version.
-type parser struct {
+// An argParser reads the command lines of one version.
+type argParser struct {
 	face  *face
 	flags []*flagSpec
 	named map[string]*flagSpec
 }
 
 // parserOf returns the parser of one of Versions.
-func parserOf(version string) *parser {
+func parserOf(version string) *argParser {
 	parsersOnce.Do(func() {
 		for _, v := range Versions {
 			allParsers[v] = newParser(v)
@@ -48,13 +48,13 @@ func parserOf(version string) *parser {
 
 var (
 	parsersOnce sync.Once
-	allParsers  = map[string]*parser{}
+	allParsers  = map[string]*argParser{}
 )
 
 // newParser reads the data of a version, which is part of the program: tests read it all, so it cannot be malformed.
-func newParser(version string) *parser {
+func newParser(version string) *argParser {
 	text, err := parsers.ReadFile("versions/" + version + "/flags.json")
-	p := &parser{face: faces[version], named: map[string]*flagSpec{}}
+	p := &argParser{face: faces[version], named: map[string]*flagSpec{}}
 	if err == nil {
 		err = json.Unmarshal(text, &p.flags)
 	}
@@ -79,7 +79,7 @@ type commandLine struct {
 type jsonText string
 
 // parse reads a command line. Its error is a *UsageError.
-func (p *parser) parse(args []string) (read commandLine, err error) {
+func (p *argParser) parse(args []string) (read commandLine, err error) {
 	read.values = map[string]any{}
 	var unknown []string
 	words := p.normalise(args)
@@ -115,6 +115,10 @@ func (p *parser) parse(args []string) (read commandLine, err error) {
 		if err != nil {
 			return read, p.refuse("argument %s: %v", strings.Join(f.Names, "/"), err)
 		}
+		if f.Action == "_AppendAction" { // each time one more
+			before, _ := read.values[f.Dest].([]string)
+			v = append(before, fmt.Sprint(v))
+		}
 		read.values[f.Dest] = v
 		if !hasInline {
 			i += taken
@@ -129,13 +133,14 @@ func (p *parser) parse(args []string) (read commandLine, err error) {
 // serveUsage is the usage line of `vllm serve`.
 const serveUsage = "usage: vllm serve [model_tag] [options]"
 
-func (p *parser) refuse(format string, args ...any) error {
+func (p *argParser) refuse(format string, args ...any) error {
 	return &UsageError{Text: fmt.Sprintf(format, args...), usage: serveUsage}
 }
 
-// isOption reports whether a word is no value: it begins with a dash and is no negative number, nor has a space in it.
+// isOption reports whether a word is no value: it begins with a dash and is no negative number, nor has a space in its name.
 func isOption(word string) bool {
-	if len(word) < 2 || word[0] != '-' || strings.Contains(word, " ") {
+	name, _, _ := strings.Cut(word, "=")
+	if len(word) < 2 || word[0] != '-' || strings.Contains(name, " ") {
 		return false
 	}
 	return !negativeNumber.MatchString(word)
@@ -145,7 +150,7 @@ var negativeNumber = regexp.MustCompile(`^-\d+$|^-\d*\.\d+$`)
 
 // normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py): underscores in names
 // become dashes, -O3 becomes --optimization-level 3, and --flag.key value becomes --flag {"key": value}.
-func (p *parser) normalise(args []string) (words []string) {
+func (p *argParser) normalise(args []string) (words []string) {
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
@@ -188,7 +193,7 @@ func nested(keys []string, value string) string {
 }
 
 // find returns the flag of a name: itself, or the only one that begins so; nil when there is none.
-func (p *parser) find(name string) (*flagSpec, error) {
+func (p *argParser) find(name string) (*flagSpec, error) {
 	if f := p.named[name]; f != nil {
 		return f, nil
 	}
@@ -239,9 +244,6 @@ func (f *flagSpec) take(name string, words []string, inline bool) (v any, taken 
 		return nil, 0, fmt.Errorf("expected one argument")
 	}
 	v, err = f.read(words[0])
-	if f.Action == "_AppendAction" {
-		v = []string{words[0]}
-	}
 	return v, 1, err
 }
 

@@ -81,7 +81,7 @@ func (a *api) question(r *http.Request, chat bool) (q question, refusal *refusal
 var refused400 = refusal{status: http.StatusBadRequest, kind: "BadRequestError", message: "There was an error parsing the body"}
 
 // checkBody refuses a body that is not of the request's type: first what vLLM's own validators look for, then the fields.
-func (a *api) checkBody(at place, body object, fields []field, chat bool) *refusal {
+func (a *api) checkBody(at place, body object, fields []bodyField, chat bool) *refusal {
 	options, _ := body.get("stream_options")
 	stream, _ := body.get("stream")
 	if options != nil && !truth(stream) {

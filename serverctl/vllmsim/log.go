@@ -37,19 +37,19 @@ func (l *logger) prefix(process string) string {
 
 // say writes a record: (Name pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE] message. One that the version does not have is not
 // written.
-func (l *logger) say(r record, args ...any) {
+func (l *logger) say(r logRecord, args ...any) {
 	if r.format != "" {
 		l.line(r.process, r.level, r.place, r.format, args...)
 	}
 }
 
 // sayOf writes a record of which some versions have only the first of the values, or none.
-func (l *logger) sayOf(r record, args ...any) {
+func (l *logger) sayOf(r logRecord, args ...any) {
 	verbs := strings.Count(r.format, "%") // no format has a sign of its own
 	l.say(r, args[:min(verbs, len(args))]...)
 }
 
-func (l *logger) sayAll(list []record) {
+func (l *logger) sayAll(list []logRecord) {
 	for _, r := range list {
 		l.say(r)
 	}

@@ -450,3 +450,27 @@ func logForms(text string) (forms []string) {
 	}
 	return forms
 }
+
+// What vLLM logs of a command line shows how it was read.
+func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
+	for _, row := range []struct{ name, version, args, want string }{
+		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},
+		{"flags before the model", "0.14.1", "--max-num-seqs 8 m", `{'model_tag': 'm', 'model': 'm', 'max_num_seqs': 8}`},
+		{"an abbreviation", "0.14.1", "m --gpu-mem 0.5", `{'model_tag': 'm', 'model': 'm', 'gpu_memory_utilization': 0.5}`},
+		{"switches", "0.14.1", "m --no-enable-prefix-caching --enforce-eager", `{'model_tag': 'm', 'model': 'm', 'enforce_eager': True, 'enable_prefix_caching': False}`},
+		{"a switch with its inverse", "0.33.0", "m --disable-prefix-caching", `{'model_tag': 'm', 'model': 'm', 'enable_prefix_caching': False}`},
+		{"defaults are not told", "0.14.1", "m --port 8000 --gpu-memory-utilization 0.9", `{'model_tag': 'm', 'model': 'm'}`},
+		{"several values", "0.14.1", "m --served-model-name a b --max-num-seqs 8", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a', 'b'], 'max_num_seqs': 8}`},
+		{"a flag that may come again", "0.14.1", "m --middleware a --middleware b", `{'model_tag': 'm', 'middleware': ['a', 'b'], 'model': 'm'}`},
+		{"keys of a JSON flag", "0.14.1", "m --compilation-config.mode 3", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'mode': 3}}`},
+		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram"}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram'}}`},
+		{"an optimization level", "0.14.1", "m -O1", `{'model_tag': 'm', 'model': 'm', 'optimization_level': '1'}`},
+		{"keys are shown", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
+		{"and later are not", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},
+	} {
+		o, err := profile(t, "small-fast").ParseArgsOf(row.version, strings.Fields(row.args))
+		if got := o.nonDefault(); err != nil || got != row.want {
+			t.Errorf("%s: %s is read as %s, %v, want %s", row.name, row.args, got, err, row.want)
+		}
+	}
+}

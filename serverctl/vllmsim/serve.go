@@ -112,7 +112,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		return err
 	}
 	defer core.stop()
-	inOrder := []record{says.devMode, says.tasks}
+	inOrder := []logRecord{says.devMode, says.tasks}
 	if log.face.modern {
 		slices.Reverse(inOrder)
 	}

@@ -238,22 +238,22 @@ func pythonOf(v any) string {
 	return pythonValue(v)
 }
 
-// A field is one field of a request that the simulation checks.
-type field struct {
+// A bodyField is one field of a request that the simulation checks.
+type bodyField struct {
 	name string
 	kind string // int, float, bool or object
 }
 
 // The fields in the order of vLLM's classes, which is that of the findings (CompletionRequest and ChatCompletionRequest).
 var (
-	completionFields = []field{{"echo", "bool"}, {"frequency_penalty", "float"}, {"max_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
+	completionFields = []bodyField{{"echo", "bool"}, {"frequency_penalty", "float"}, {"max_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
 		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
-	chatFields = []field{{"frequency_penalty", "float"}, {"max_tokens", "int"}, {"max_completion_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
+	chatFields = []bodyField{{"frequency_penalty", "float"}, {"max_tokens", "int"}, {"max_completion_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
 		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
 )
 
 // check returns what is wrong with a value of a field, or nil. Null is a field that is not given.
-func (x field) check(v any) *finding {
+func (x bodyField) check(v any) *finding {
 	if v == nil {
 		return nil
 	}

@@ -30,24 +30,24 @@ type face struct {
 	cacheConfig map[string]string // labels of vllm:cache_config_info that never change
 }
 
-// A record is one line of the log: who writes it, how loudly, from where, and what.
-type record struct {
+// A logRecord is one line of the log: who writes it, how loudly, from where, and what.
+type logRecord struct {
 	process, level, place, format string
 }
 
-func fromAPI(place, format string) record    { return record{apiServer, "INFO", place, format} }
-func fromEngine(place, format string) record { return record{engineCore, "INFO", place, format} }
+func fromAPI(place, format string) logRecord    { return logRecord{apiServer, "INFO", place, format} }
+func fromEngine(place, format string) logRecord { return logRecord{engineCore, "INFO", place, format} }
 
 // records are all lines that do not tell of a failure, in the order of a server's life. One without a format is not written by
 // the version.
 type records struct {
-	serving, arguments, architecture, maxModelLen, chunkedPrefill, asyncScheduling record
-	initializing, loading, weights, loaded, cacheDirectory, compiled               record
-	kvMemory, kvSize, concurrency, graphs, initialized                             record
-	devMode, tasks, starting, routes, route                                        record
-	stopping                                                                       []record
-	stopped                                                                        []record // after the engine has ended
-	resetting, reset, notReset, wakingUp, askedAsleep                              record
+	serving, arguments, architecture, maxModelLen, chunkedPrefill, asyncScheduling logRecord
+	initializing, loading, weights, loaded, cacheDirectory, compiled               logRecord
+	kvMemory, kvSize, concurrency, graphs, initialized                             logRecord
+	devMode, tasks, starting, routes, route                                        logRecord
+	stopping                                                                       []logRecord
+	stopped                                                                        []logRecord // after the engine has ended
+	resetting, reset, notReset, wakingUp, askedAsleep                              logRecord
 
 	logo    string // place of the logo, which has the version instead of serving
 	uvicorn bool   // uvicorn's lines bear the process's name
@@ -101,16 +101,16 @@ var faces = map[string]*face{
 			concurrency:     fromEngine("kv_cache_utils.py:1310", "Maximum concurrency for %s tokens per request: %.2fx"),
 			graphs:          fromEngine("gpu_model_runner.py:4856", saysGraphs),
 			initialized:     fromEngine("core.py:273", "init engine (profile, create kv cache, warmup model) took %.2f seconds"),
-			devMode: record{apiServer, "WARNING", "__init__.py:14", "SECURITY WARNING: Development endpoints are enabled! " +
+			devMode: logRecord{apiServer, "WARNING", "__init__.py:14", "SECURITY WARNING: Development endpoints are enabled! " +
 				"This should NOT be used in production!"},
 			tasks:     fromAPI("api_server.py:1014", saysTasks),
 			starting:  fromAPI("api_server.py:1346", "Starting vLLM API server 0 on http://%s"),
 			routes:    fromAPI("launcher.py:38", saysRoutes),
 			route:     fromAPI("launcher.py:46", saysRoute),
-			stopping:  []record{fromAPI("launcher.py:110", "Shutting down FastAPI HTTP server.")},
+			stopping:  []logRecord{fromAPI("launcher.py:110", "Shutting down FastAPI HTTP server.")},
 			resetting: fromAPI("api_router.py:39", saysResetting),
 			reset:     fromEngine("block_pool.py:451", saysReset),
-			notReset:  record{engineCore, "WARNING", "block_pool.py:434", saysNotReset},
+			notReset:  logRecord{engineCore, "WARNING", "block_pool.py:434", saysNotReset},
 			wakingUp:  fromAPI("api_router.py:38", saysWakingUp), askedAsleep: fromAPI("api_router.py:47", "check whether the engine is sleeping"),
 			uvicorn:      true,
 			engineFailed: "core.py:936", engineFatal: "core.py:938", dumping: "dump_input.py:72", engineLost: "core_client.py:610",
@@ -140,7 +140,7 @@ var faces = map[string]*face{
 		kvSize:         fromEngine("kv_cache_utils.py:2327", saysKVSize),
 		graphs:         fromEngine("model_runner.py:1127", saysGraphs),
 		initialized:    fromEngine("core.py:395", saysInitialized),
-		devMode:        record{apiServer, "WARNING", "__init__.py:44", saysDevMode},
+		devMode:        logRecord{apiServer, "WARNING", "__init__.py:44", saysDevMode},
 		tasks:          fromAPI("entry.py:136", saysTasks),
 		starting:       fromAPI("entry.py:140", saysStarting),
 		routes:         fromAPI("launcher.py:186", saysRoutes),
@@ -149,7 +149,7 @@ var faces = map[string]*face{
 		stopped:        modernStopped("core_client.py:774", "core_client.py:775", "core_client.py:777", "launcher.py:279", "launcher.py:282", "launcher.py:304"),
 		resetting:      fromAPI("api_router.py:39", saysResetting),
 		reset:          fromEngine("block_pool.py:861", saysReset),
-		notReset:       record{engineCore, "WARNING", "block_pool.py:839", saysNotReset},
+		notReset:       logRecord{engineCore, "WARNING", "block_pool.py:839", saysNotReset},
 		wakingUp:       fromAPI("api_router.py:50", saysWakingUp),
 		engineFailed:   "core.py:1510", engineFatal: "core.py:1512", dumping: "dump_input.py:72", engineLost: "core_client.py:817",
 		outputFailed: "async_llm.py:906", completionFailed: "serving.py:500", chatFailed: "serving.py:929",
@@ -170,7 +170,7 @@ var faces = map[string]*face{
 		kvSize:         fromEngine("kv_cache_utils.py:1147", saysKVSize),
 		graphs:         fromEngine("model_runner.py:1163", saysGraphs),
 		initialized:    fromEngine("core.py:405", saysInitialized),
-		devMode:        record{apiServer, "WARNING", "__init__.py:44", saysDevMode},
+		devMode:        logRecord{apiServer, "WARNING", "__init__.py:44", saysDevMode},
 		tasks:          fromAPI("entry.py:135", saysTasks),
 		starting:       fromAPI("entry.py:139", saysStarting),
 		routes:         fromAPI("launcher.py:188", saysRoutes),
@@ -179,7 +179,7 @@ var faces = map[string]*face{
 		stopped:        modernStopped("core_client.py:796", "core_client.py:797", "core_client.py:799", "launcher.py:281", "launcher.py:284", "launcher.py:306"),
 		resetting:      fromAPI("api_router.py:39", saysResetting),
 		reset:          fromEngine("block_pool.py:905", saysReset),
-		notReset:       record{engineCore, "WARNING", "block_pool.py:883", saysNotReset},
+		notReset:       logRecord{engineCore, "WARNING", "block_pool.py:883", saysNotReset},
 		wakingUp:       fromAPI("api_router.py:50", saysWakingUp),
 		engineFailed:   "core.py:1584", engineFatal: "core.py:1586", dumping: "dump_input.py:72", engineLost: "core_client.py:839",
 		outputFailed: "async_llm.py:943", completionFailed: "serving.py:555", chatFailed: "serving.py:952",
@@ -222,8 +222,8 @@ func modernFace(version string, log records, a answers) *face {
 }
 
 // modernStopping is what is said before the engine ends, by place.
-func modernStopping(triggered, mode, start, stopping string) []record {
-	return []record{
+func modernStopping(triggered, mode, start, stopping string) []logRecord {
+	return []logRecord{
 		fromAPI(triggered, "[shutdown] API server: shutdown triggered"),
 		fromAPI(mode, "[shutdown] API server: stopping engine client mode=abort timeout=0s"),
 		fromAPI(start, "[shutdown] MPClient: start timeout=0s"),
@@ -232,8 +232,8 @@ func modernStopping(triggered, mode, start, stopping string) []record {
 }
 
 // modernStopped is what is said afterwards, by place.
-func modernStopped(stopped, cleaning, complete, client, signalling, shutting string) []record {
-	return []record{
+func modernStopped(stopped, cleaning, complete, client, signalling, shutting string) []logRecord {
+	return []logRecord{
 		fromAPI(stopped, "[shutdown] MPClient: engine manager stopped"),
 		fromAPI(cleaning, "[shutdown] MPClient: cleaning up background resources"),
 		fromAPI(complete, "[shutdown] MPClient: complete"),
