@@ -97,7 +97,10 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
 	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
 
-.PHONY: sim-fit
+.PHONY: sim-fit test-real-time
 
 sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
+
+test-real-time: ## Run what the race detector is too slow for: the simulated server's HTTP face against virtual time, 1,024 streams on one core.
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 
 // The tests of this file hold the simulated server against recordings of real ones (testdata/recordings/README.md).
@@ -472,5 +474,23 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 		if got := o.nonDefault(); err != nil || got != row.want {
 			t.Errorf("%s: %s is read as %s, %v, want %s", row.name, row.args, got, err, row.want)
 		}
+	}
+}
+
+// What the metrics say can be read by Prometheus's own parser, in every version.
+func TestMetricsAreReadByPrometheus(t *testing.T) {
+	for _, version := range Versions {
+		t.Run(version, func(t *testing.T) {
+			url, _ := serveAs(t, version, "--speculative-config", `{"method":"ngram","num_speculative_tokens":2}`)
+			text := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+			problems, err := promlint.New(strings.NewReader(text)).Lint() // reads before it lints
+			if err != nil {
+				t.Errorf("the parser fails: %v", err)
+			}
+			t.Logf("%d remarks on vLLM's choice of names", len(problems))
+			if !strings.Contains(text, "\nvllm:spec_decode_num_drafts_total{") {
+				t.Error("no counter of drafts although speculation is on")
+			}
+		})
 	}
 }
