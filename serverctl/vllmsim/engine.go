@@ -226,6 +226,7 @@ func (e *Engine) findCached(r *Request) {
 	if !e.hits {
 		return
 	}
+	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/blockSize+1) // all that it will need, at once
 	block := int32(-1)
 	for i := 0; (i+1)*blockSize < r.length(); i++ {
 		hash, ok := e.blockHash(r, i), false
