@@ -227,13 +227,13 @@ func (c *calibration) record(p *vllmsim.Profile, f *fit, confidence, source, wha
 			}
 			p.Set(one.path, []float64{after}, confidence, text)
 		case f.reading.shows[k]:
-			change.Standing = Held
+			change.Standing, change.After = Held, before
 			for _, other := range f.reading.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
 			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum shows", orOthers(change.With), what, c.Study.Name)
 		default:
-			change.Standing = Unseen
+			change.Standing, change.After = Unseen, before
 			c.held(p, one.path, "does not show in %s of study %s", what, c.Study.Name)
 		}
 		c.result.Changes = append(c.result.Changes, change)

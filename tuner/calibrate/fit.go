@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// mostReleases is how many constants may turn out to be needed after all.
-	mostReleases = 3
+	// mostReleases is how many more constants may turn out to be needed than the slope says.
+	mostReleases = 2
 	// worse is by how much a fit may be worse for what is held, for each residual, whose cost is 0.5 where it is one standard
 	// deviation.
 	worse = 0.25
@@ -64,38 +64,39 @@ func (f *fit) settle(ctx context.Context, p problem) (err error) {
 	}
 	j = j.weighted(f.residuals)
 	f.reading = separate(j, anchors(f.list))
-	least := cost(f.residuals)
-	for range mostReleases + 1 {
+	bearable := worse * float64(len(f.residuals))
+	most := cost(f.residuals) + bearable
+	for k, left := f.astray(j, best); left*left/2 > bearable; k, left = f.astray(j, best) {
+		f.reading.tell(j, k)
+	}
+	for releases := 0; ; releases++ {
 		copy(f.logs, best)
 		f.hold()
 		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.free()); err != nil {
 			return err
 		}
-		if cost(f.residuals) <= least+worse*float64(len(f.residuals)) {
+		k, left := f.astray(j, best)
+		if cost(f.residuals) <= most || left == 0 || releases == mostReleases {
 			return nil
 		}
-		astray := f.astray(j, best)
-		if astray < 0 {
-			return nil
-		}
-		f.reading.tell(j, astray)
+		f.reading.tell(j, k)
 	}
-	return nil
 }
 
-// astray returns the held constant that the others stand in for worst: what moving it to its first value leaves unexplained is
-// largest. It is -1 when none is held.
-func (f *fit) astray(j slope, best []float64) int {
-	worst, most := -1, 0.0
+// astray returns the held constant that the others stand in for worst, and the length of the residuals that are left when it is
+// moved to its first value; 0 when none is.
+func (f *fit) astray(j slope, best []float64) (worst int, most float64) {
 	for k := range f.list {
 		if f.reading.told[k] || !f.reading.shows[k] {
 			continue
 		}
-		if left := math.Abs(f.first[k]-best[k]) * unexplained(j.Dense, k, f.free()); left > most {
+		left := unexplained(j.Dense, k, f.free())
+		left = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, left*left-j.rough[k]))
+		if left > most {
 			worst, most = k, left
 		}
 	}
-	return worst
+	return worst, most
 }
 
 func (f *fit) all() []int {

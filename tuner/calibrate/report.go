@@ -167,7 +167,7 @@ func (r *Result) writeConstants(b *strings.Builder) {
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			wrapped(b, "together", 10, fmt.Sprintf("%s holds only with %s as in %s: their joint effect is known, not the share of each", c.Path, orHeld(c.With), r.From))
+			wrapped(b, "together", 10, fmt.Sprintf("%s holds only with %s as in %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error)))
 		}
 	}
 	if len(unseen) > 0 {

@@ -11,6 +11,8 @@ import (
 const (
 	// mostError is the standard error of a constant, as a part of it, up to which the data tell it.
 	mostError = 0.20
+	// certain is the standard error up to which a fact of the device or the model is better told by the data.
+	certain = mostError / 4
 	// believed is the standard deviation of a constant's logarithm before there are data: the profile that the fit begins with
 	// is taken to be right within a factor of two or so. What the data do not tell keeps this uncertainty, and passes it on.
 	believed = math.Ln2
@@ -38,7 +40,8 @@ func (r reading) together() map[int][]int {
 }
 
 // separate says which constants the data tell. One after the other the constant with the largest standard error is held where it
-// is, facts about the device and the model (anchors) first, until the rest is told. What an anchor does not move is no matter.
+// is until the rest is told; a fact about the device or the model (an
+// anchor) is held rather than what it stands in for.
 func separate(j slope, anchors []bool) reading {
 	_, n := j.Dims()
 	r := reading{told: make([]bool, n), shows: make([]bool, n), groups: make([][]int, n)}
@@ -48,15 +51,8 @@ func separate(j slope, anchors []bool) reading {
 			free = append(free, k)
 		}
 	}
-	for len(free) > 0 {
-		errs := standardErrors(j, free)
-		worst := -1
-		for i, e := range errs {
-			better := worst < 0 || anchors[free[i]] && !anchors[free[worst]] || anchors[free[i]] == anchors[free[worst]] && e > errs[worst]
-			if e > mostError && better {
-				worst = i
-			}
-		}
+	for {
+		worst := leastTold(j, free, anchors)
 		if worst < 0 {
 			break
 		}
@@ -72,6 +68,28 @@ func separate(j slope, anchors []bool) reading {
 	}
 	r.errors = standardErrors(j, all)
 	return r
+}
+
+// leastTold returns the place of the constant to be held next, -1 when all of free are told: the one with the largest standard
+// error, or an anchor that stands in for it and is not certain itself.
+func leastTold(j slope, free []int, anchors []bool) int {
+	errs := standardErrors(j, free)
+	worst := -1
+	for i, e := range errs {
+		if e > mostError && (worst < 0 || e > errs[worst]) {
+			worst = i
+		}
+	}
+	if worst < 0 || anchors[free[worst]] {
+		return worst
+	}
+	others := slices.Delete(slices.Clone(free), worst, worst+1)
+	for _, k := range standIns(j.Dense, free[worst], others) {
+		if i := slices.Index(free, k); anchors[k] && errs[i] > certain {
+			return i
+		}
+	}
+	return worst
 }
 
 // tell lets a held constant go.

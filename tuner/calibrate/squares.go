@@ -14,7 +14,7 @@ type problem struct {
 	// residuals returns (predicted - measured) / standard deviation of the measurement. It is always of the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)
 	low, high []float64 // bounds of the logs
-	step      float64   // of the numeric derivatives; large where the prediction is not smooth
+	step      float64   // of the numeric derivatives; large where the prediction is not smooth, for a jump counts for less then
 }
 
 const (
@@ -60,13 +60,17 @@ type slope struct {
 }
 
 // jacobian returns the slope by the free constants. at are the residuals at logs. Central differences cost twice as much as forward
-// ones, average over a prediction that is not smooth, and tell how smooth it is.
+// ones, average over a prediction that is not smooth, and tell how smooth it is; they take twice the step.
 func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
 	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
 	for column, k := range free {
-		up, down := min(logs[k]+p.step, p.high[k]), logs[k]
+		step := p.step
+		if central {
+			step *= 2
+		}
+		up, down := min(logs[k]+step, p.high[k]), logs[k]
 		if central || up == down { // at its upper bound a constant goes down alone
-			down = max(logs[k]-p.step, p.low[k])
+			down = max(logs[k]-step, p.low[k])
 		}
 		above, below := at, at
 		var err error
@@ -84,7 +88,8 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			j.Set(i, column, (above[i]-below[i])/(up-down))
 			if up != logs[k] && down != logs[k] {
 				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
-				j.rough[column] += bend * bend / 3 // of jumps that are alike at the three points; a smooth bend is small
+				// Jumps that are alike at the three points give a third of this on average, and more as often as less.
+				j.rough[column] += bend * bend
 			}
 		}
 	}

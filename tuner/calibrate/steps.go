@@ -30,8 +30,9 @@ var metrics = []metric{
 }
 
 const (
-	// difference is the step of the numeric derivatives: the scheduler makes predictions jump a little.
-	difference = 0.02
+	// difference is the step of the numeric derivatives: the scheduler makes predictions jump, by as much for a
+	// small change as for a larger one.
+	difference = 0.04
 	// usualReplays is how many replays a fit mostly takes, for each constant.
 	usualReplays = 12
 	// leastScale is the least part of the known noise that a fit may find: a few probes can agree by luck.
