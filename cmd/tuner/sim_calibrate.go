@@ -35,7 +35,9 @@ simulator to what was measured, so that your own server can be simulated:
 simulate: ./my.yaml in a study file, or tuner sim serve --sim-profile
 ./my.yaml. Constants that the study does not tell apart keep the values of
 --from and are marked as assumed. No GPU is needed. docs/simulator.md says
-what a study must vary. STUDY is ` + studyArgument + `.
+what a study must vary.
+
+STUDY is ` + studyArgument + `.
 
 Examples:
   tuner sim calibrate llama70b -o llama70b.yaml
@@ -43,7 +45,7 @@ Examples:
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE.yaml` to write the profile to"},
-			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with: a name or a file (default: " + usualProfile + ", or the one that the study simulated)"},
+			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file; without: what the study simulated, or " + usualProfile},
 			&cli.BoolFlag{Name: "force", Usage: "replace the file if it is there"},
 			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "take the best that was found after this `time`"},
 		},

@@ -44,11 +44,10 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		return residuals, nil
 	}
 	residuals, converged, err := drawn.minimise(ctx, f.logs, f.all())
-	if err != nil {
-		return err
+	if residuals != nil { // also those of a fit that was ended
+		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
-	f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
-	return nil
+	return err
 }
 
 // settle holds what the measurements do not tell from other constants at its first value, and fits the rest. It is asked where

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"vllmtuner/bench"
 	"vllmtuner/serverctl/vllmsim"
@@ -35,6 +36,10 @@ const (
 	difference = 0.04
 	// usualReplays is how many replays a fit mostly takes, for each constant.
 	usualReplays = 12
+	// leastReplays is how many it takes at least: a step, and a look at what all constants do.
+	leastReplays = 4
+	// roughPart is the part of the time limit that the first go may take.
+	roughPart = 0.5
 	// leastScale is the least part of the known noise that a fit may find: a few probes can agree by luck.
 	leastScale = 0.25
 )
@@ -79,16 +84,21 @@ func quiet(p *vllmsim.Profile) *vllmsim.Profile {
 func (c *calibration) fitSteps(ctx context.Context, p *vllmsim.Profile, chosen []*candidate) error {
 	list := fittable(p, stepConstants)
 	c.most = usualReplays * len(list)
+	began := time.Now()
 	before, beforeErrs, err := c.predict(ctx, quiet(c.From), chosen)
 	if err != nil {
 		return err
 	}
+	replay := time.Since(began)
+	if need := replay * time.Duration(leastReplays*len(list)); c.Limit > 0 && need > c.Limit {
+		return c.tooShort(replay)
+	}
 	f := newFit(list, logs(p, list))
-	if err := c.limited(ctx, func(ctx context.Context) error { return c.move(ctx, f, p, chosen) }); err != nil {
+	if err := c.move(ctx, f, p, chosen); err != nil {
 		return err
 	}
 	if f.reading.told == nil {
-		return refuse("the time limit of %s was over before the first step of the fit; %d replays of %d probes were made: give it longer with --time-limit", c.Limit, c.replays, c.result.Fitted)
+		return c.tooShort(replay)
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
 	fitted, heldOut := rows(chosen, false), rows(chosen, true)
@@ -108,12 +118,19 @@ func (c *calibration) fitSteps(ctx context.Context, p *vllmsim.Profile, chosen [
 	return nil
 }
 
-// limited runs do within the limit. Its end is no error: what was found stands.
-func (c *calibration) limited(ctx context.Context, do func(ctx context.Context) error) error {
+// tooShort refuses a time limit, with one that would do.
+func (c *calibration) tooShort(replay time.Duration) error {
+	wants := max(time.Second, 2*replay*time.Duration(c.most)).Round(time.Second)
+	return refuse("the time limit of %s is too short to see what %d probes tell: a replay of them takes %s; give --time-limit %s",
+		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wants)
+}
+
+// limited runs do until a part of the limit has passed. That end is no error: what was found stands.
+func (c *calibration) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
 		var cancel context.CancelFunc
-		within, cancel = context.WithTimeoutCause(ctx, c.Limit, errTimeUp)
+		within, cancel = context.WithTimeoutCause(ctx, time.Duration(part*float64(c.Limit)), errTimeUp)
 		defer cancel()
 	}
 	err := do(within)
@@ -135,13 +152,13 @@ func (c *calibration) move(ctx context.Context, f *fit, p *vllmsim.Profile, chos
 	problem := problem{low: low, high: high, step: difference, residuals: func(ctx context.Context, logs []float64) ([]float64, error) {
 		return c.residuals(ctx, quiet(with(p, f.list, logs)), chosen, fitted, scales)
 	}}
-	if err := f.rough(ctx, problem); err != nil {
+	if err := c.limited(ctx, roughPart, func(ctx context.Context) error { return f.rough(ctx, problem) }); err != nil {
 		return err
 	}
 	for k := range scales {
 		var sizes []float64
 		for i, r := range fitted {
-			if r.metric == k {
+			if r.metric == k && f.residuals != nil {
 				sizes = append(sizes, math.Abs(f.residuals[i]))
 			}
 		}
@@ -149,7 +166,7 @@ func (c *calibration) move(ctx context.Context, f *fit, p *vllmsim.Profile, chos
 			scales[k] = max(leastScale, median(sizes)/0.6745)
 		}
 	}
-	return f.settle(ctx, problem)
+	return c.limited(ctx, 1-roughPart, func(ctx context.Context) error { return f.settle(ctx, problem) })
 }
 
 // residuals are the differences of the logs of what is predicted and what was measured, over their noise.
