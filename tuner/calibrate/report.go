@@ -29,7 +29,7 @@ func joined(names []string) string { return strings.Join(names, ", ") }
 func wrapped(b *strings.Builder, name string, indent int, text string) {
 	line := fmt.Sprintf("%-*s", indent, name)
 	empty := true
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
 			line, empty = strings.Repeat(" ", indent), true

@@ -173,7 +173,7 @@ type descent struct {
 // step goes one step, and returns by how much the cost is less; 0 when no step of any length makes it less.
 func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	before := cost(d.residuals)
-	for tries := 0; tries < mostTries; tries++ {
+	for range mostTries {
 		if d.age == 0 {
 			if d.slope, err = d.jacobian(ctx, d.logs, d.free, d.residuals, d.central); err != nil {
 				return 0, err
