@@ -40,6 +40,7 @@ var rooms = map[string]int{
 	"tuner/studyfile":       6,
 	"studies/report":        6,
 	"tuner":                 7,
+	"tuner/calibrate":       7,
 	"deploy":                7,
 	"cmd/tuner":             8,
 }

@@ -256,3 +256,19 @@ func TestNoPartOfASecretIsSeen(t *testing.T) {
 		}
 	}
 }
+
+func TestAvailableKVGiB(t *testing.T) {
+	for evidence, want := range map[string]float64{
+		"(1.91 GiB KV cache is needed, which is larger than the available KV cache memory (-0.2 GiB).": -0.2,
+		"which is larger than the available KV cache memory (12.53 GiB). Based on":                     12.53,
+	} {
+		if got, ok := AvailableKVGiB(evidence); !ok || got != want {
+			t.Errorf("AvailableKVGiB(%q) = %g, %v; want %g", evidence, got, ok, want)
+		}
+	}
+	for _, evidence := range []string{"", "No available memory for the cache blocks", "available KV cache memory (1.2.3 GiB)"} {
+		if got, ok := AvailableKVGiB(evidence); ok {
+			t.Errorf("AvailableKVGiB(%q) = %g, want none", evidence, got)
+		}
+	}
+}

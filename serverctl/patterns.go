@@ -70,6 +70,20 @@ func least[N int | float64](to *N, v N) {
 	}
 }
 
+// kvAvailable is the size of the KV cache in the text with which a server refuses to start; see deaths.
+var kvAvailable = regexp.MustCompile(`available KV cache memory \((-?[\d.]+) GiB\)`)
+
+// AvailableKVGiB returns the size of the KV cache that the evidence of a start with the class KVTooSmall tells, in GiB, and
+// whether it tells one.
+func AvailableKVGiB(evidence string) (gib float64, ok bool) {
+	m := kvAvailable.FindStringSubmatch(evidence)
+	if m == nil {
+		return 0, false
+	}
+	gib, err := strconv.ParseFloat(m[1], 64)
+	return gib, err == nil
+}
+
 // A phase is what a starting server is at, to be shown to those who wait for minutes.
 type phase struct {
 	text *regexp.Regexp

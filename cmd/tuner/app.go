@@ -104,18 +104,32 @@ func oneArg(c *cli.Context, what string) (string, error) {
 }
 
 // flagsFirst moves the flags of a subcommand before its arguments, because the library reads none after the first
-// argument, and everybody writes `tuner run study.yaml --root /studies`. `sim serve` reads its own.
+// argument, and everybody writes `tuner run study.yaml --root /studies`. Those whose flags are vLLM's read their own.
 func flagsFirst(args []string) []string {
 	if len(args) < 2 {
 		return args
 	}
 	list := commands(nil)
 	i := slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[1] })
-	if i < 0 || list[i].Name == "sim" {
+	if i < 0 {
+		return args
+	}
+	command, depth := list[i], 2
+	if len(command.Subcommands) > 0 {
+		if len(args) < 3 {
+			return args
+		}
+		list = command.Subcommands
+		if i = slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[2] }); i < 0 {
+			return args
+		}
+		command, depth = list[i], 3
+	}
+	if command.SkipFlagParsing {
 		return args
 	}
 	var flags, rest []string
-	for words := args[2:]; len(words) > 0; words = words[1:] {
+	for words := args[depth:]; len(words) > 0; words = words[1:] {
 		word := words[0]
 		switch {
 		case word == "--":
@@ -123,14 +137,14 @@ func flagsFirst(args []string) []string {
 			words = words[:1]
 		case len(word) < 2 || word[0] != '-':
 			rest = append(rest, word)
-		case takesValue(list[i], word) && len(words) > 1:
+		case takesValue(command, word) && len(words) > 1:
 			flags = append(flags, word, words[1])
 			words = words[1:]
 		default:
 			flags = append(flags, word)
 		}
 	}
-	return slices.Concat(args[:2], flags, []string{"--"}, rest)
+	return slices.Concat(args[:depth], flags, []string{"--"}, rest)
 }
 
 // takesValue reports whether the next word belongs to a flag.

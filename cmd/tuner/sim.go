@@ -34,6 +34,7 @@ Example:
   tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64`,
 				Action: func(c *cli.Context) error { return simServe(c, finish) },
 			},
+			simCalibrateCommand(finish),
 			{
 				Name:            "engine", // the process of the engine, which serve starts
 				Hidden:          true,

@@ -218,13 +218,20 @@ func (p *plan) checkLongest() error {
 
 // runner returns what measures the plan's points. dir is the study's directory.
 func (p *plan) runner(dir string) (*trial.Runner, error) {
-	f := p.file
 	start, err := p.start(dir)
 	if err != nil {
 		return nil, err
 	}
+	runner := p.measuring()
+	runner.Start = start
+	return runner, nil
+}
+
+// measuring is the runner without what starts its servers: how the plan's points are measured.
+func (p *plan) measuring() *trial.Runner {
+	f := p.file
 	return &trial.Runner{
-		Start: start, Source: p.source, SLO: f.SLO(), Seed: p.seed,
+		Source: p.source, SLO: f.SLO(), Seed: p.seed,
 		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
 		Cache:     f.Protocol(p.source.Len() == 0),
 		PrimeRate: f.Cache.PrimeRate,
@@ -235,7 +242,7 @@ func (p *plan) runner(dir string) (*trial.Runner, error) {
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
 			Factor: gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes,
 		},
-	}, nil
+	}
 }
 
 // requests is how many a probe counts at the rate where the search begins, as far as that is known before the server is.

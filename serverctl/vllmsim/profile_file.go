@@ -64,6 +64,43 @@ func (p *Profile) entries() []entry {
 	}
 }
 
+// Value returns where the profile keeps a constant of one number, or nil when it has no such constant.
+func (p *Profile) Value(path string) *float64 {
+	for _, f := range p.fields() {
+		if v, ok := f.to.(*float64); ok && f.path == path {
+			return v
+		}
+	}
+	return nil
+}
+
+// Set gives a constant its numbers, one but for acceptance, and their origin. It reports whether there is such a constant. A
+// copy of the profile is not changed with it.
+func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
+	i := slices.IndexFunc(p.fields(), func(f field) bool { return f.path == path })
+	if i < 0 {
+		return false
+	}
+	f := p.fields()[i]
+	switch to := f.to.(type) {
+	case *[]float64:
+		*to = slices.Clone(values)
+	case *float64:
+		if len(values) != 1 {
+			return false
+		}
+		*to = values[0]
+	}
+	c := Constant{Path: path, Unit: f.unit, Values: slices.Clone(values), Source: source, Confidence: confidence}
+	p.Constants = slices.Clone(p.Constants)
+	if at := slices.IndexFunc(p.Constants, func(c Constant) bool { return c.Path == path }); at >= 0 {
+		p.Constants[at] = c
+	} else {
+		p.Constants = append(p.Constants, c)
+	}
+	return true
+}
+
 // A profileReader collects what is wrong with a profile's file.
 type profileReader struct {
 	file  string

@@ -35,6 +35,24 @@ func TestAProfileIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
+func TestSetChangesOneProfile(t *testing.T) {
+	p := profile(t, "l4-qwen0.5b")
+	copied := *p
+	if !copied.Set("step.weights", []float64{7}, "fit", "a study") || !copied.Set("speculation.acceptance", []float64{0.5, 0.25}, "measured", "a study") {
+		t.Fatal("Set knows no step.weights or speculation.acceptance")
+	}
+	if copied.Set("step.weight", []float64{7}, "fit", "") || copied.Set("step.fixed", []float64{1, 2}, "fit", "") || copied.Value("speculation.acceptance") != nil {
+		t.Error("Set or Value takes a constant that is none, or two numbers for one")
+	}
+	if *copied.Value("step.weights") != 7 || reflect.DeepEqual(p, &copied) || !reflect.DeepEqual(p, profile(t, "l4-qwen0.5b")) {
+		t.Errorf("the copy has %g, and the first one is %+v", *copied.Value("step.weights"), p)
+	}
+	read, err := ParseProfile("profiles/l4-qwen0.5b.yaml", []byte(copied.Text()))
+	if err != nil || read.Step.Weights != 7 || !reflect.DeepEqual(read.Speculation.Acceptance, []float64{0.5, 0.25}) {
+		t.Errorf("written and read it is %+v, %v", read, err)
+	}
+}
+
 func TestAWrongProfileNamesTheLine(t *testing.T) {
 	good := profile(t, "small-fast").Text()
 	change := func(old, new string) string {

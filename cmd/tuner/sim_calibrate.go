@@ -1,0 +1,231 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+	"vllmtuner/tuner/calibrate"
+	"vllmtuner/tuner/studyfile"
+)
+
+// usualProfile is where a calibration begins whose study was not simulated.
+const usualProfile = "h200-llama70b-fp8"
+
+func simCalibrateCommand(finish <-chan struct{}) *cli.Command {
+	return &cli.Command{
+		Name:      "calibrate",
+		Usage:     "fit a profile of the simulator to the trials of a study",
+		ArgsUsage: "STUDY",
+		Description: `Replays the study's probes in virtual time and fits the constants of the
+simulator to what was measured, so that your own server can be simulated:
+simulate: ./my.yaml in a study file, or tuner sim serve --sim-profile
+./my.yaml. Constants that the study does not tell apart keep the values of
+--from and are marked as assumed. No GPU is needed. docs/simulator.md says
+what a study must vary.
+
+STUDY is ` + studyArgument + `.
+
+Examples:
+  tuner sim calibrate llama70b -o llama70b.yaml
+  tuner sim calibrate qwen -o qwen.yaml --from l4-qwen0.5b --force`,
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE.yaml` to write the profile to"},
+			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file; without: what the study simulated, or " + usualProfile},
+			&cli.BoolFlag{Name: "force", Usage: "replace the file if it is there"},
+			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "take the best that was found after this `time`"},
+		},
+		OnUsageError: wrongFlag,
+		Action: func(c *cli.Context) error {
+			ctx, cancel := orderly(c.Context, finish)
+			defer cancel()
+			err := simCalibrate(ctx, c)
+			if err != nil && ctx.Err() != nil {
+				return interruptedError("interrupted; nothing was written")
+			}
+			return err
+		},
+	}
+}
+
+func simCalibrate(ctx context.Context, c *cli.Context) error {
+	path, force := c.String("output"), c.Bool("force")
+	if err := checkOutput(path, force); err != nil {
+		return err
+	}
+	if c.Duration("time-limit") <= 0 {
+		return usage("--time-limit %s: give a time above 0, such as 10m", c.Duration("time-limit"))
+	}
+	study, err := readStudy(c)
+	if err != nil {
+		return err
+	}
+	in, err := calibrationInput(study, c.Args().First(), c.String("from"))
+	if err != nil {
+		return err
+	}
+	progress := newReplayProgress(c.App.ErrWriter)
+	in.Limit, in.Progress = c.Duration("time-limit"), progress.tell
+	result, err := calibrate.Fit(ctx, in)
+	if err := errors.Join(err, progress.done()); err != nil {
+		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
+			return usageError{err}
+		}
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	text := result.Profile.Text()
+	if _, err := vllmsim.ParseProfile(path, []byte(text)); err != nil {
+		return fmt.Errorf("the calibrated profile is no profile: %w", err)
+	}
+	if err := writeNew(path, text, force); err != nil {
+		return err
+	}
+	if err := result.WriteText(c.App.Writer); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.App.Writer, "\nThe profile is in %s\nIn a study file: server: {simulate: %s}\nOver HTTP:       tuner sim serve --sim-profile %[2]s\n", path, asPath(path))
+	return err
+}
+
+// asPath is a file's name as it is known to be one wherever a profile is named.
+func asPath(path string) string {
+	if strings.ContainsRune(path, filepath.Separator) {
+		return path
+	}
+	return "./" + path
+}
+
+// checkOutput refuses a file that cannot be written, before there is anything to write.
+func checkOutput(path string, force bool) error {
+	switch {
+	case path == "":
+		return usage("sim calibrate: say where the profile goes: -o my-server.yaml")
+	case filepath.Ext(path) != ".yaml" && filepath.Ext(path) != ".yml":
+		return usage("-o %s: a profile's file ends in .yaml, such as %s.yaml", path, path)
+	}
+	if info, err := os.Stat(path); err == nil && (!force || info.IsDir()) {
+		return alreadyThere(path)
+	}
+	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
+		return usage("-o %s: there is no directory %s; make it first", path, filepath.Dir(path))
+	}
+	return nil
+}
+
+func alreadyThere(path string) error {
+	return usage("-o %s: it is there already; write elsewhere, or give --force to replace it", path)
+}
+
+// calibrationInput opens what the study measured: its workload, and how its probes were made.
+func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input, err error) {
+	name := study.Name
+	if strings.HasSuffix(arg, ".yaml") || strings.HasSuffix(arg, ".yml") {
+		name = arg // datasets are beside the file
+	}
+	file, err := studyfile.Parse(name, []byte(study.File))
+	if err != nil {
+		return in, err
+	}
+	switch {
+	case file.Load.Driver == studyfile.VLLMBench:
+		return in, usage("study %s was measured by vllm bench serve, whose lead-in and end are others than a replay's; calibrate to a study with load: {driver: tuner}", study.Name)
+	case file.Workload.Output == workload.Natural:
+		return in, usage("study %s let answers end where the model ends them (output: natural), so that no replay knows how long they were; calibrate to a study with output: pinned", study.Name)
+	}
+	p := &plan{file: file, model: file.Model}
+	if p.source, err = workload.Open(file.WorkloadSpec(), file.Sampler.Seed); err != nil {
+		return in, usage("study %s: workload: %w; give the study's file as the argument, beside which its dataset lies", study.Name, err)
+	}
+	world, err := p.world()
+	if err != nil {
+		return in, usageError{err}
+	}
+	const dataset = "dataset sha256"
+	if was := study.World[dataset]; was != "" && world[dataset] != was {
+		return in, usage("%s is not what study %s was measured with: its contents changed; bring the old file back", file.WorkloadSpec().Path, study.Name)
+	}
+	profile, err := vllmsim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
+	if err != nil {
+		return in, usage("--from: %w", err)
+	}
+	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.measuring(), From: profile}, nil
+}
+
+// writeNew writes a file as a whole or not at all, over another one only if that is wanted.
+func writeNew(path, text string, force bool) (err error) {
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return fmt.Errorf("write the profile: %w", err)
+	}
+	defer func() {
+		if removed := os.Remove(temp.Name()); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+	}()
+	_, err = io.WriteString(temp, text)
+	if err := errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close()); err != nil {
+		return fmt.Errorf("write the profile: %w", err)
+	}
+	if force {
+		return os.Rename(temp.Name(), path)
+	}
+	err = os.Link(temp.Name(), path) // unlike a rename it replaces nothing
+	if errors.Is(err, fs.ErrExist) {
+		return alreadyThere(path)
+	}
+	return err
+}
+
+// A replayProgress tells how far a calibration is: a bar on a terminal, else a line now and then.
+type replayProgress struct {
+	w     io.Writer
+	bar   *progressbar.ProgressBar // nil when w is no terminal
+	began time.Time
+	last  time.Time
+}
+
+func newReplayProgress(w io.Writer) *replayProgress {
+	now := time.Now()
+	return &replayProgress{w: w, bar: terminalBar(w, 1), began: now, last: now}
+}
+
+// tell is told after each replay; most is how many there may be in all.
+func (p *replayProgress) tell(done, most int) {
+	if p.bar != nil {
+		p.bar.ChangeMax(most)
+		p.bar.Describe("replaying the probes")
+		_ = p.bar.Set(done) // a bar that cannot be drawn is no reason to stop
+		return
+	}
+	if time.Since(p.last) < 10*time.Second {
+		return
+	}
+	p.last = time.Now()
+	left := time.Since(p.began) / time.Duration(done) * time.Duration(most-done)
+	fmt.Fprintf(p.w, "replay %d of about %d, about %s left\n", done, most, left.Round(time.Second))
+}
+
+// done removes the bar.
+func (p *replayProgress) done() error {
+	if p.bar == nil {
+		return nil
+	}
+	return p.bar.Clear()
+}

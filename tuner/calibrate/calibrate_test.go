@@ -1,0 +1,345 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/simload"
+	"vllmtuner/trial/slo"
+)
+
+func profile(t *testing.T) *vllmsim.Profile {
+	t.Helper()
+	p, err := vllmsim.LoadProfile("small-fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// changed is another server than small-fast.
+func changed(t *testing.T) *vllmsim.Profile {
+	p := *profile(t)
+	p.Name = "changed"
+	p.Step.Weights, p.Step.PerKVToken, p.Step.PerSequence = 5.5, 5e-5, 0.1
+	p.Memory.FixedGiB, p.Latency.AfterStep = 7.2, 3
+	p.StartUp.Compile = 0.6
+	return &p
+}
+
+func runner(t *testing.T, requests int) trial.Runner {
+	t.Helper()
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 500, OutputTokens: 48, RangeRatio: 0.8, Requests: 200}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trial.Runner{
+		Source: source, Cache: trial.Reset, PrimeRate: 20, Seed: 1,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Minute}}},
+		Lengths: trial.Lengths{LeadIn: time.Second, Window: 2 * time.Second, MinRequests: requests},
+	}
+}
+
+// study measures configurations of a server at rates, all in virtual time.
+func study(t *testing.T, server *vllmsim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
+	t.Helper()
+	rig := simload.Rig{Profile: server}
+	r.Start = rig.Start
+	s := studies.Study{Name: "test"}
+	for number, config := range configs {
+		one := studies.Trial{Number: number, Args: strings.Fields("--max-model-len 2048 " + config), State: studies.Done}
+		live, _, err := r.Start(t.Context(), trial.Launch{Number: number, Args: one.Args})
+		var exit *serverctl.ExitError
+		switch {
+		case errors.As(err, &exit):
+			one.Result.Class, one.Result.Evidence = exit.Class, exit.Evidence
+		case err != nil:
+			t.Fatal(err)
+		default:
+			one.Result.Facts = live.Facts()
+			one.Result.Ended, _ = live.Stop(t.Context()) // in virtual time a stop never fails
+			var asked []trial.Probe
+			for seq, rate := range rates {
+				asked = append(asked, trial.Probe{Seq: seq, Rate: rate})
+			}
+			if one.Probes, err = r.Replay(t.Context(), trial.Task{Number: number, Args: one.Args, Done: asked}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.Trials = append(s.Trials, one)
+	}
+	return s
+}
+
+var configs = []string{
+	"", "--max-num-seqs 16 --gpu-memory-utilization 0.7", "--max-num-seqs 64 --max-num-batched-tokens 512",
+	"--max-num-batched-tokens 4096 --gpu-memory-utilization 0.8", "--max-num-seqs 128 --max-num-batched-tokens 1024 --gpu-memory-utilization 0.95",
+	"--gpu-memory-utilization 0.6 --max-num-batched-tokens 8192",
+}
+
+func calibrated(t *testing.T, server *vllmsim.Profile, r trial.Runner, configs []string, rates ...float64) *Result {
+	t.Helper()
+	result, err := Fit(t.Context(), Input{Study: study(t, server, r, configs, rates...), Model: "my/model", Runner: r, From: profile(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := result.WriteText(&b); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + b.String()) // the evidence of a failure
+	for line := range strings.Lines(b.String()) {
+		if n := len([]rune(strings.TrimRight(line, "\n"))); n > width {
+			t.Errorf("a line of the report has %d columns: %s", n, line)
+		}
+	}
+	return result
+}
+
+func change(t *testing.T, r *Result, path string) Change {
+	t.Helper()
+	i := slices.IndexFunc(r.Changes, func(c Change) bool { return c.Path == path })
+	if i < 0 {
+		t.Fatalf("nothing is said of %s", path)
+	}
+	return r.Changes[i]
+}
+
+// What the fit says that it tells is so, and the new profile tells rates and flags that it was not fitted to.
+func TestFitFindsAChangedServer(t *testing.T) {
+	truth, r := changed(t), runner(t, 150)
+	got := calibrated(t, truth, r, configs, 3, 12, 30, 50)
+	told := 0
+	for _, c := range got.Changes {
+		want := truth.Value(c.Path)
+		if c.Standing != Told || c.Error == 0 {
+			continue
+		}
+		told++
+		if off := math.Abs(math.Log(c.After / *want)); off > 2*c.Error+0.001 {
+			t.Errorf("%s is %g ± %.1f %%, want %g", c.Path, c.After, 100*c.Error, *want)
+		}
+	}
+	if told < 5 {
+		t.Errorf("%d constants are told, want five at least", told)
+	}
+	if fixed := change(t, got, "memory.fixed"); fixed.Standing != Told || math.Abs(fixed.After-7.2) > 0.02 {
+		t.Errorf("memory.fixed is %+v, want it told as 7.2", fixed)
+	}
+	if weights := change(t, got, "step.weights"); math.Abs(weights.After/5.5-1) > 0.1 {
+		t.Errorf("step.weights is %+v, want about 5.5", weights)
+	}
+	if got.Profile.StartUp.Total() != truth.StartUp.Total() || !got.Simulated {
+		t.Errorf("start-up %s, simulated %v", got.Profile.StartUp.Total(), got.Simulated)
+	}
+	for _, m := range got.Metrics {
+		if m.HeldOut.N == 0 || m.HeldOut.Median > 0.03 || m.Before.Median < m.HeldOut.Median {
+			t.Errorf("%s: %+v, want held-out probes within 3 %% in the median, and better than before", m.Metric, m)
+		}
+	}
+	elsewhere := []string{"--max-num-seqs 32 --gpu-memory-utilization 0.85", "--max-num-batched-tokens 700 --max-num-seqs 100"}
+	want, have := study(t, truth, r, elsewhere, 5, 20, 40), study(t, got.Profile, r, elsewhere, 5, 20, 40)
+	var tails []float64
+	for i := range want.Trials {
+		for j, p := range want.Trials[i].Probes {
+			for _, m := range metrics {
+				off := math.Abs(m.of(have.Trials[i].Probes[j].Measurement)/m.of(p.Measurement) - 1)
+				if m.name == "p99 TTFT" { // of 150 requests one or two decide
+					tails = append(tails, off)
+				} else if off > 0.05 {
+					t.Errorf("%s at %g req/s: %s is %.1f %% off, want within 5 %%", elsewhere[i], p.Rate, m.name, 100*off)
+				}
+			}
+		}
+	}
+	if off := median(tails); off > 0.07 {
+		t.Errorf("p99 TTFT of other rates and flags is %.1f %% off in the median, want within 7 %%", 100*off)
+	}
+}
+
+// The profile that a fit writes is a profile, with where each constant comes from.
+func TestFitWritesWhatItKnows(t *testing.T) {
+	got := calibrated(t, changed(t), runner(t, 60), configs[:4], 2, 4, 8, 12)
+	read, err := vllmsim.ParseProfile("my.yaml", []byte(got.Profile.Text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read.Model != "my/model" || read.Step != got.Profile.Step || read.Memory != got.Profile.Memory || read.Latency != got.Profile.Latency {
+		t.Errorf("written and read it is %+v, want %+v", read, got.Profile)
+	}
+	origin := map[string]vllmsim.Constant{}
+	for _, c := range read.Constants {
+		origin[c.Path] = c
+	}
+	for _, c := range got.Changes {
+		o := origin[c.Path]
+		switch c.Standing {
+		case Told, Together:
+			if !slices.Contains([]string{"fit", "solved", "measured"}, o.Confidence) || !strings.Contains(o.Source, "study test (of a simulated server)") {
+				t.Errorf("%s is %s and its origin %+v", c.Path, c.Standing, o)
+			}
+		default:
+			if o.Confidence != "assumed" || o.Values[0] != c.Before || c.After != c.Before || !strings.Contains(o.Source, "value of small-fast") {
+				t.Errorf("%s is %s: %+v, and its origin %+v; want the old value, assumed", c.Path, c.Standing, c, o)
+			}
+		}
+	}
+	if eager := change(t, got, "step.eager_extra"); eager.Standing != Unseen {
+		t.Errorf("step.eager_extra is %+v though no server was eager", eager)
+	}
+}
+
+// At low rates every step reads the weights and little else: the fixed time of a step and theirs show as one.
+func TestFitSaysWhatItCannotTellApart(t *testing.T) {
+	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
+	fixed, weights := change(t, got, "step.fixed"), change(t, got, "step.weights")
+	if fixed.Standing == Told || fixed.Standing == Held && !slices.Contains(fixed.With, "step.weights") {
+		t.Errorf("step.fixed is %+v, want it not separable from step.weights", fixed)
+	}
+	if sum := fixed.After + weights.After; math.Abs(sum/6.5-1) > 0.05 {
+		t.Errorf("step.fixed and step.weights come to %g, want their sum of 6.5 though not their shares", sum)
+	}
+	before, after := change(t, got, "latency.before_scheduling"), change(t, got, "latency.after_step")
+	if before.Standing == Told || after.Standing == Told || before.Standing == after.Standing {
+		t.Errorf("the latencies are %+v and %+v, want one held and one with it", before, after)
+	}
+	if sum := before.After + after.After; sum < 3 || sum > 4.5 { // it stands in for the cost of a prefill as well
+		t.Errorf("the latencies come to %g, want about 4", sum)
+	}
+}
+
+func TestFitRefusesTooLittle(t *testing.T) {
+	r := runner(t, 40)
+	in := Input{Study: study(t, profile(t), r, configs[:2], 1, 2, 3), Runner: r, From: profile(t)}
+	in.Study.Trials[0].Probes[0].Stopped = true
+	in.Study.Trials[0].Probes[1].Verdict.ClientLimited = "late"
+	_, err := Fit(t.Context(), in)
+	var refused *InputError
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "has 4 probes to fit, and 10 are needed") ||
+		!strings.Contains(err.Error(), "1 stopped early, 1 client-limited") || !strings.Contains(err.Error(), "budget.trials") {
+		t.Errorf("Fit = %v, want a refusal that counts", err)
+	}
+}
+
+func TestFitEndsWhenItIsTold(t *testing.T) {
+	r := runner(t, 40)
+	in := Input{Study: study(t, changed(t), r, configs[:4], 2, 4, 8, 12), Runner: r, From: profile(t)}
+	ctx, cancel := context.WithCancel(t.Context())
+	in.Progress = func(done, _ int) {
+		if done == 3 {
+			cancel()
+		}
+	}
+	if result, err := Fit(ctx, in); !errors.Is(err, context.Canceled) || result != nil {
+		t.Errorf("Fit of an ended context = %v, %v", result, err)
+	}
+	limited := in
+	limited.Progress = func(done, _ int) {
+		if done > 1 && limited.Limit > 0 { // the first replay is quick, and the others are not
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	limited.Limit = 3 * time.Second
+	result, err := Fit(t.Context(), limited)
+	if err != nil || !result.TimeUp || result.Converged || result.Profile == nil {
+		t.Errorf("Fit with little time = %+v, %v; want what was found by then", result, err)
+	}
+	in.Limit, in.Progress = time.Nanosecond, nil
+	var refused *InputError
+	if _, err := Fit(t.Context(), in); !errors.As(err, &refused) || !strings.Contains(err.Error(), "--time-limit") {
+		t.Errorf("Fit with no time = %v, want a refusal that names --time-limit", err)
+	}
+}
+
+// Left out is what no prediction can be held against.
+func TestWhyNot(t *testing.T) {
+	r := runner(t, 60)
+	good := study(t, profile(t), r, configs[:1], 5).Trials[0].Probes[0]
+	for _, row := range []struct {
+		want   string
+		change func(p *trial.Probe)
+	}{
+		{"", func(*trial.Probe) {}},
+		{"void", func(p *trial.Probe) { p.Measurement.Void = "why" }},
+		{"client-limited", func(p *trial.Probe) { p.Verdict.ClientLimited = "why" }},
+		{"stopped early", func(p *trial.Probe) { p.Stopped = true }},
+		{"with failed requests", func(p *trial.Probe) { p.Measurement.Failed = 1 }},
+		{"over-saturated", func(p *trial.Probe) { p.Measurement.WindowRequestThroughput /= 2 }},
+	} {
+		p := good
+		row.change(&p)
+		if got := whyNot(p); got != row.want {
+			t.Errorf("whyNot = %q, want %q", got, row.want)
+		}
+	}
+}
+
+// Starts tell the memory, also those that were refused for it, and what they tell together only is said.
+func TestMemoryFromStarts(t *testing.T) {
+	truth := *profile(t)
+	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
+	r := runner(t, 20)
+	var list []string
+	for _, util := range []string{"0.45", "0.6", "0.8", "0.9"} {
+		for _, seqs := range []string{"8", "256", "1024"} {
+			list = append(list, fmt.Sprintf("--max-num-batched-tokens 2048 --gpu-memory-utilization %s --max-num-seqs %s", util, seqs))
+		}
+	}
+	list = append(list, "--gpu-memory-utilization 0.97", "--gpu-memory-utilization 0.9 --max-num-batched-tokens 8192 --max-num-seqs 8")
+	fitted := func(list []string) *calibration {
+		c := &calibration{Input: Input{Study: study(t, &truth, r, list), From: profile(t)}}
+		p := c.begin()
+		if err := c.solveMemory(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		c.boundReserve(p)
+		c.result.Profile = p
+		return c
+	}
+	c := fitted(list)
+	m := c.result.Profile.Memory
+	if math.Abs(m.FixedGiB-10) > 0.05 || math.Abs(m.GPUGiB-24) > 0.05 || c.result.Memory.After > 0.01 || c.result.Memory.Refused == 0 {
+		t.Errorf("memory is %+v, %+v; want 10 of 24 GiB, from refused starts too", m, c.result.Memory)
+	}
+	if m.GraphReserveGiB <= 0.72 || m.GraphReserveGiB > 2.4 {
+		t.Errorf("graph reserve is %g, want it between the start that failed with 0.72 GiB and those with 2.4", m.GraphReserveGiB)
+	}
+	same := fitted([]string{"", "--max-num-seqs 1024", "--max-num-seqs 512", "--max-num-batched-tokens 8192"})
+	gpu, fixed := change(t, &same.result, "memory.gpu"), change(t, &same.result, "memory.fixed")
+	if gpu.Standing != Held || gpu.After != 16 || !slices.Contains(gpu.With, "memory.fixed") || fixed.Standing == Held {
+		t.Errorf("at one utilization the GPU is %+v and what is taken of it %+v, want the GPU held", gpu, fixed)
+	}
+}
+
+// The parts of a start go where the simulator has them.
+func TestTimesFromLogs(t *testing.T) {
+	part := func(name string, seconds float64) serverctl.Part {
+		return serverctl.Part{Name: name, Took: time.Duration(seconds * float64(time.Second))}
+	}
+	var s studies.Study
+	for _, compile := range []float64{50, 4, 5} {
+		var one studies.Trial
+		one.Result.Facts.StartUp = time.Minute
+		one.Result.Facts.Parts = []serverctl.Part{part("importing and configuring", 10), part("loading the weights", 20), part("compiling", compile),
+			part("profiling memory", 3), part("capturing graphs and warming up", 7), part("something new", 1)}
+		one.Result.Ended.Took = 6 * time.Second
+		s.Trials = append(s.Trials, one)
+	}
+	c := &calibration{Input: Input{Study: s, From: profile(t)}}
+	p := c.begin()
+	c.times(p)
+	if want := (vllmsim.StartUp{Weights: 30, Profile: 3, Compile: 5, Graphs: 8}); p.StartUp != want || p.Stop != 6 {
+		t.Errorf("start-up %+v and stop %g, want %+v and 6", p.StartUp, p.Stop, want)
+	}
+}

@@ -1,0 +1,81 @@
+package calibrate
+
+import (
+	"math"
+
+	"vllmtuner/serverctl/vllmsim"
+)
+
+// A constant is one that can be fitted.
+type constant struct {
+	path   string
+	anchor bool    // a fact about the device or the model, to be believed before others
+	low    float64 // least value; 0 means a thousandth of the first one
+	high   float64 // largest value; 0 means a thousand times the first one
+}
+
+// memoryConstants are those of Profile.KVGiB, but for the bytes of a token, which show by themselves.
+var memoryConstants = []constant{
+	{path: "memory.gpu", anchor: true}, {path: "memory.fixed"}, {path: "memory.batch_per_token", anchor: true},
+	{path: "memory.sampler_per_sequence", anchor: true}, {path: "memory.activation"},
+	{path: "memory.activation_exponent", low: 0.1, high: 4}, {path: "speculation.drafter"},
+}
+
+// stepConstants are those of the time of a step and of the API server.
+var stepConstants = []constant{
+	{path: "step.fixed"}, {path: "step.weights"}, {path: "step.per_token"}, {path: "step.roofline_exponent", low: 1, high: 8},
+	{path: "step.per_sequence"}, {path: "step.per_kv_token"}, {path: "step.per_attention_pair"}, {path: "step.prefill_extra"},
+	{path: "step.eager_extra"}, {path: "latency.before_scheduling"}, {path: "latency.after_step"},
+	{path: "speculation.per_draft_token"}, {path: "speculation.per_draft_token_and_sequence"}, {path: "speculation.per_verified_token"},
+}
+
+// fittable returns the constants that a profile has above zero: a logarithm begins nowhere else.
+func fittable(p *vllmsim.Profile, list []constant) (fit []constant) {
+	for _, c := range list {
+		if v := p.Value(c.path); v != nil && *v > 0 {
+			fit = append(fit, c)
+		}
+	}
+	return fit
+}
+
+// logs returns the logarithms of constants.
+func logs(p *vllmsim.Profile, list []constant) []float64 {
+	values := make([]float64, len(list))
+	for i, c := range list {
+		values[i] = math.Log(*p.Value(c.path))
+	}
+	return values
+}
+
+// with returns the profile with other values of constants.
+func with(p *vllmsim.Profile, list []constant, logs []float64) *vllmsim.Profile {
+	changed := *p
+	for i, c := range list {
+		*changed.Value(c.path) = math.Exp(logs[i])
+	}
+	return &changed
+}
+
+// bounds returns within which logs the constants may be.
+func bounds(first []float64, list []constant) (low, high []float64) {
+	for i, c := range list {
+		l, h := first[i]-math.Log(1000), first[i]+math.Log(1000)
+		if c.low > 0 {
+			l = math.Log(c.low)
+		}
+		if c.high > 0 {
+			h = math.Log(c.high)
+		}
+		low, high = append(low, min(l, first[i])), append(high, max(h, first[i]))
+	}
+	return low, high
+}
+
+func anchors(list []constant) []bool {
+	are := make([]bool, len(list))
+	for i, c := range list {
+		are[i] = c.anchor
+	}
+	return are
+}

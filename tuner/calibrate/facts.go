@@ -1,0 +1,202 @@
+package calibrate
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
+)
+
+// phases are the parts of a start-up as serverctl names them (the phases of patterns.go), by the constant that they go into.
+var phases = map[string]string{
+	"importing and configuring":       "start_up.weights",
+	"loading the weights":             "start_up.weights",
+	"profiling memory":                "start_up.profile",
+	"compiling":                       "start_up.compile",
+	"capturing graphs and warming up": "start_up.graphs",
+	"starting the HTTP server":        "start_up.graphs",
+}
+
+// startUps are the constants of a start in their order.
+var startUps = []string{"start_up.weights", "start_up.profile", "start_up.compile", "start_up.graphs"}
+
+// times sets how long the server takes to start and to end, by the medians of the trials.
+func (c *calibration) times(p *vllmsim.Profile) {
+	parts, totals, stops := map[string][]float64{}, []float64{}, []float64{}
+	for _, t := range c.Study.Trials {
+		if took := t.Result.Ended.Took; took > 0 {
+			stops = append(stops, took.Seconds())
+		}
+		facts := t.Result.Facts
+		if facts.StartUp <= 0 {
+			continue
+		}
+		totals = append(totals, facts.StartUp.Seconds())
+		if len(facts.Parts) == 0 {
+			continue
+		}
+		for path, seconds := range sumParts(facts.Parts) {
+			parts[path] = append(parts[path], seconds)
+		}
+	}
+	switch {
+	case len(parts) > 0:
+		for _, path := range startUps {
+			c.set(p, path, median(parts[path]), "measured", "median of %d starts, by their logs", len(parts[path]))
+		}
+	case len(totals) > 0:
+		scale := median(totals) / c.From.StartUp.Total().Seconds()
+		for _, path := range startUps {
+			c.set(p, path, scale**c.From.Value(path), "measured", "the %d starts took %.3g s in the median; how that falls into parts was not told, and is as in %s",
+				len(totals), median(totals), c.From.Name)
+		}
+	default:
+		c.note("no start was timed: start_up stays that of %s", c.From.Name)
+	}
+	if len(stops) > 0 {
+		c.set(p, "stop.time", median(stops), "measured", "median of %d stops", len(stops))
+	}
+}
+
+// sumParts joins the parts of a start by their constants, in seconds; each constant is there. A part that is not known is the
+// engine's own work, after all others.
+func sumParts(parts []serverctl.Part) map[string]float64 {
+	sums := map[string]float64{}
+	for _, path := range startUps {
+		sums[path] = 0
+	}
+	for _, part := range parts {
+		path := phases[part.Name]
+		if path == "" {
+			path = "start_up.graphs"
+		}
+		sums[path] += part.Took.Seconds()
+	}
+	return sums
+}
+
+// acceptance sets how likely the tokens of a draft are accepted, by the counters of all probes.
+func (c *calibration) acceptance(p *vllmsim.Profile) {
+	var accepted []float64
+	drafts, probes := 0.0, 0
+	for _, t := range c.Study.Trials {
+		for _, probe := range t.Probes {
+			s := probe.Speculation
+			if s == nil || len(s.At) == 0 {
+				continue
+			}
+			probes++
+			drafts += s.Drafts
+			for i, n := range s.At {
+				if i == len(accepted) {
+					accepted = append(accepted, 0)
+				}
+				accepted[i] += n
+			}
+		}
+	}
+	if probes == 0 {
+		return
+	}
+	var chances []float64
+	before := drafts
+	for _, n := range accepted {
+		if before <= 0 {
+			break
+		}
+		chances = append(chances, min(1, n/before))
+		before = n
+	}
+	const path = "speculation.acceptance"
+	p.Set(path, chances, "measured", fmt.Sprintf("study %s%s: %.0f drafts of %d probes", c.Study.Name, c.madeUp(), drafts, probes))
+	c.note("%s is %.2g, by the counters of %d probes", path, chances, probes)
+}
+
+// defaults takes over what the server's flags came to where nobody gave them.
+func (c *calibration) defaults(p *vllmsim.Profile) {
+	d := &p.Defaults
+	told := map[string]bool{}
+	for _, t := range c.Study.Trials {
+		facts := t.Result.Facts
+		for flag, to := range map[string]*int{"max-num-seqs": &d.MaxNumSeqs, "max-num-batched-tokens": &d.MaxNumBatchedTokens} {
+			if n, err := strconv.Atoi(facts.Args[flag]); err == nil && n > 0 && !gives(t, flag) {
+				*to, told[flag] = n, true
+			}
+		}
+		if v, err := strconv.ParseFloat(facts.Args["gpu-memory-utilization"], 64); err == nil && v > 0 && v <= 1 && !gives(t, "gpu-memory-utilization") {
+			d.GPUMemoryUtilization, told["gpu-memory-utilization"] = v, true
+		}
+		if facts.MaxModelLen > 0 && !gives(t, "max-model-len") {
+			d.MaxModelLen, told["max-model-len"] = facts.MaxModelLen, true
+		}
+	}
+	for _, flag := range []struct {
+		name  string
+		value any
+	}{
+		{"gpu-memory-utilization", d.GPUMemoryUtilization}, {"max-num-seqs", d.MaxNumSeqs},
+		{"max-num-batched-tokens", d.MaxNumBatchedTokens}, {"max-model-len", d.MaxModelLen},
+	} {
+		n := 0
+		for _, t := range c.Study.Trials {
+			if !gives(t, flag.name) {
+				n++
+			}
+		}
+		if n > 0 && !told[flag.name] && !c.result.Simulated {
+			c.note("--%s was not given in %d trials, and the server did not say what it came to: taken as %v, the default of %s; edit defaults in the file of --from if that is wrong",
+				flag.name, n, flag.value, c.From.Name)
+		}
+	}
+}
+
+// gives reports whether a trial's args have a flag.
+func gives(t studies.Trial, name string) bool {
+	args, _, err := simulatedArgs(t.Args)
+	return err == nil && slices.Contains(args, "--"+name)
+}
+
+// sayConstantFlags names the flags that were the same in all trials, with what they leave untold, and those that the simulator
+// does not know.
+func (c *calibration) sayConstantFlags(chosen []*candidate) {
+	o := chosen[0].options
+	util, seqs, batched := true, true, true
+	for _, one := range chosen {
+		util = util && one.options.GPUMemoryUtilization == o.GPUMemoryUtilization
+		seqs = seqs && one.options.MaxNumSeqs == o.MaxNumSeqs
+		batched = batched && one.options.MaxNumBatchedTokens == o.MaxNumBatchedTokens
+	}
+	for _, flag := range []struct {
+		same  bool
+		name  string
+		value any
+		what  string
+	}{
+		{util, "gpu-memory-utilization", o.GPUMemoryUtilization, "the GPU's memory from what is always taken of it"},
+		{seqs, "max-num-seqs", o.MaxNumSeqs, "what a sequence takes of the memory"},
+		{batched, "max-num-batched-tokens", o.MaxNumBatchedTokens, "what a batched token takes of the memory, and the cost of a large prefill"},
+	} {
+		if flag.same {
+			c.note("--%s was %v in every trial that was used: only a study that varies it tells %s", flag.name, flag.value, flag.what)
+		}
+	}
+	others := map[string]bool{}
+	var names []string
+	for _, one := range chosen {
+		_, unknown, err := simulatedArgs(one.trial.Args)
+		if err != nil {
+			continue // it would not have been chosen
+		}
+		for _, name := range unknown {
+			if !others[name] {
+				others[name], names = true, append(names, name)
+			}
+		}
+	}
+	if len(names) > 0 {
+		c.note("flags that the simulator does not model, so that the constants contain them: %s", joined(names))
+	}
+}

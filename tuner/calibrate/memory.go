@@ -1,0 +1,184 @@
+package calibrate
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/vllmsim"
+)
+
+const (
+	gib = 1 << 30
+	// kvError is the standard deviation of a KV size in GiB: logs write it to 0.01.
+	kvError = 0.005
+	// halfBlock is what a size in whole blocks of 16 tokens lacks in the mean.
+	halfBlock = 8
+)
+
+// A kvSize is the size of the KV cache that one start told.
+type kvSize struct {
+	options vllmsim.Options
+	gib     float64
+	refused bool // the start was refused for it
+}
+
+// kvSizes returns what the trials' starts told of the KV cache, also those that were refused, each with the flags that p reads.
+func (c *calibration) kvSizes(p *vllmsim.Profile) (sizes []kvSize) {
+	for _, t := range c.Study.Trials {
+		args, _, err := simulatedArgs(t.Args)
+		if err != nil {
+			continue // choose says so
+		}
+		options, err := p.ParseArgs(args)
+		if err != nil {
+			continue // likewise
+		}
+		facts := t.Result.Facts
+		refusal, refused := serverctl.AvailableKVGiB(t.Result.Evidence)
+		switch {
+		case facts.KVCacheGiB > 0:
+			sizes = append(sizes, kvSize{options, facts.KVCacheGiB, false})
+		case facts.KVCacheTokens > 0:
+			sizes = append(sizes, kvSize{options, float64(facts.KVCacheTokens) * p.Memory.KVBytesPerToken / gib, false})
+		case t.Result.Class == serverctl.KVTooSmall && refused:
+			sizes = append(sizes, kvSize{options, refusal, true})
+		}
+	}
+	return sizes
+}
+
+// bytesPerToken returns how many bytes of KV cache a token takes by the starts that told both sizes, and how many those were.
+func (c *calibration) bytesPerToken() (bytes float64, n int) {
+	var all []float64
+	for _, t := range c.Study.Trials {
+		if f := t.Result.Facts; f.KVCacheGiB > 0 && f.KVCacheTokens > 0 {
+			all = append(all, f.KVCacheGiB*gib/(float64(f.KVCacheTokens)+halfBlock))
+		}
+	}
+	if len(all) == 0 {
+		return 0, 0
+	}
+	return median(all), len(all)
+}
+
+// solveMemory fits the constants of the KV cache's size.
+func (c *calibration) solveMemory(ctx context.Context, p *vllmsim.Profile) error {
+	if bytes, n := c.bytesPerToken(); n > 0 {
+		c.set(p, "memory.kv_per_token", bytes, "solved", "from the KV sizes in GiB and in tokens of %d starts", n)
+	}
+	sizes := c.kvSizes(p)
+	c.result.Memory.N = len(sizes)
+	for _, s := range sizes {
+		if s.refused {
+			c.result.Memory.Refused++
+		}
+	}
+	if len(sizes) == 0 {
+		c.note("no start told the size of its KV cache: the memory constants stay those of %s", c.From.Name)
+		return nil
+	}
+	list := fittable(p, memoryConstants)
+	f, err := fitMemory(ctx, p, list, sizes)
+	if err != nil {
+		return err
+	}
+	c.result.Memory.Before = rootMeanSquare(p, sizes)
+	c.record(p, f, "solved", fmt.Sprintf("solved from the KV sizes of %d starts", len(sizes)), "these starts")
+	c.result.Memory.After = rootMeanSquare(p, sizes)
+	return nil
+}
+
+// fitMemory fits from several beginnings, because of two peaks only the larger shows, and one that begins too small might never.
+func fitMemory(ctx context.Context, p *vllmsim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
+	first := logs(p, list)
+	low, high := bounds(first, list)
+	problem := problem{low: low, high: high, step: 1e-4, residuals: func(_ context.Context, logs []float64) ([]float64, error) {
+		return kvResiduals(with(p, list, logs), sizes), nil
+	}}
+	for _, activation := range []float64{1, 0.2, 5} {
+		for _, sampler := range []float64{1, 0.2, 5} {
+			f := newFit(list, first)
+			for k, c := range list {
+				switch c.path {
+				case "memory.activation":
+					f.logs[k] += math.Log(activation)
+				case "memory.sampler_per_sequence":
+					f.logs[k] += math.Log(sampler)
+				}
+			}
+			if err := f.rough(ctx, problem); err != nil {
+				return nil, err
+			}
+			if err := f.settle(ctx, problem); err != nil {
+				return nil, err
+			}
+			if best == nil || cost(f.residuals) < cost(best.residuals)*(1-1e-6) {
+				best = f
+			}
+		}
+	}
+	return best, nil
+}
+
+func kvResiduals(p *vllmsim.Profile, sizes []kvSize) []float64 {
+	residuals := make([]float64, len(sizes))
+	for i, s := range sizes {
+		residuals[i] = (p.KVGiB(s.options) - s.gib) / kvError
+	}
+	return residuals
+}
+
+// rootMeanSquare is the error of a profile's KV sizes in GiB.
+func rootMeanSquare(p *vllmsim.Profile, sizes []kvSize) float64 {
+	sum := 0.0
+	for _, r := range kvResiduals(p, sizes) {
+		sum += r * r
+	}
+	return kvError * math.Sqrt(sum/float64(len(sizes)))
+}
+
+// boundReserve sets what must be free outside the utilization between the starts that had enough and those that ran out of memory.
+func (c *calibration) boundReserve(p *vllmsim.Profile) {
+	const path = "memory.graph_reserve"
+	least, most := 0.0, math.Inf(1)
+	for _, t := range c.Study.Trials {
+		args, _, err := simulatedArgs(t.Args)
+		if err != nil {
+			continue
+		}
+		o, err := p.ParseArgs(args)
+		if err != nil {
+			continue
+		}
+		outside := (1 - o.GPUMemoryUtilization) * p.Memory.GPUGiB
+		switch {
+		case t.Result.Class == serverctl.OOMStart:
+			least = max(least, outside)
+		case t.Result.Facts.KVCacheTokens > 0:
+			most = min(most, outside)
+		}
+	}
+	reserve := p.Memory.GraphReserveGiB
+	switch {
+	case least >= most:
+		c.note("starts ran out of memory with %.2f GiB outside the utilization, and others did with %.2f: %s stays %.3g GiB", least, most, path, min(reserve, most))
+		c.set(p, path, min(reserve, most), "assumed", "starts that ran out of memory and starts that did not contradict each other")
+	case least == 0 && math.IsInf(most, 1):
+		c.held(p, path, "no start told it")
+	case reserve > least && reserve <= most:
+		c.held(p, path, "the starts tell no more than that it is between %.3g and %.3g GiB", least, most)
+	case math.IsInf(most, 1):
+		c.set(p, path, 1.05*least, "assumed", "a start ran out of memory with %.3g GiB outside the utilization, and none is known that did not", least)
+	default:
+		c.set(p, path, (least+most)/2, "solved", "starts ran out of memory up to %.3g GiB outside the utilization, and none did from %.3g GiB on", least, most)
+	}
+}
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}

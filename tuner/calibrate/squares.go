@@ -1,0 +1,256 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"gonum.org/v1/gonum/mat"
+)
+
+// A problem is a sum of squares to be made small over the logarithms of constants: all constants are positive, and what is known
+// of them before is a factor.
+type problem struct {
+	// residuals returns (predicted - measured) / standard deviation of the measurement. It is always of the same length.
+	residuals func(ctx context.Context, logs []float64) ([]float64, error)
+	low, high []float64 // bounds of the logs
+	step      float64   // of the numeric derivatives; large where the prediction is not smooth, for a jump counts for less then
+}
+
+const (
+	// huberAt is how many standard deviations a residual counts by its square; beyond, by itself (Huber, 1964). An onset of
+	// queueing that the model has a little early must not decide over everything.
+	huberAt = 3.0
+	// mostSteps is how many steps a fit may take.
+	mostSteps = 20
+	// longestStep is by which factor a constant may change in one step.
+	longestStep = 2.0
+	// enough is the gain of a step below which the fit has arrived: as a part of the cost, or for each residual, whose cost is 0.5
+	// where it is one standard deviation.
+	enough = 2e-3
+	// mostTries is how often a step is shortened before it is given up.
+	mostTries = 5
+	// mostAge is for how many steps a slope is followed before it is taken anew, and goodGain the gain, as a part of the cost, below
+	// which it is taken anew at once.
+	mostAge, goodGain = 3, 0.5
+)
+
+// cost is the sum of Huber's losses.
+func cost(residuals []float64) float64 {
+	sum := 0.0
+	for _, r := range residuals {
+		if r = math.Abs(r); r <= huberAt {
+			sum += r * r / 2
+		} else {
+			sum += huberAt * (r - huberAt/2)
+		}
+	}
+	return sum
+}
+
+// weight is the root of what a residual's square counts.
+func weight(r float64) float64 {
+	return math.Sqrt(min(1, huberAt/max(math.Abs(r), 1e-300)))
+}
+
+// A slope is the Jacobian of the residuals by the logarithms of constants, one column each.
+type slope struct {
+	*mat.Dense
+	rough []float64 // by column: the sum of the squares of its entries' errors, as far as both sides of a point tell it
+}
+
+// jacobian returns the slope by the free constants. at are the residuals at logs. Central differences cost twice as much as forward
+// ones, average over a prediction that is not smooth, and tell how smooth it is; they take twice the step.
+func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
+	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
+	for column, k := range free {
+		step := p.step
+		if central {
+			step *= 2
+		}
+		up, down := min(logs[k]+step, p.high[k]), logs[k]
+		if central || up == down { // at its upper bound a constant goes down alone
+			down = max(logs[k]-step, p.low[k])
+		}
+		above, below := at, at
+		var err error
+		if up != logs[k] {
+			if above, err = p.at(ctx, logs, k, up); err != nil {
+				return j, err
+			}
+		}
+		if down != logs[k] {
+			if below, err = p.at(ctx, logs, k, down); err != nil {
+				return j, err
+			}
+		}
+		for i := range at {
+			j.Set(i, column, (above[i]-below[i])/(up-down))
+			if up != logs[k] && down != logs[k] {
+				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
+				// Jumps that are alike at the three points give a third of this on average, and more as often as less.
+				j.rough[column] += bend * bend
+			}
+		}
+	}
+	return j, nil
+}
+
+// weighted returns the slope with each row as heavy as its residual.
+func (j slope) weighted(residuals []float64) slope {
+	heavy := slope{mat.DenseCopyOf(j), j.rough}
+	_, columns := j.Dims()
+	for i, r := range residuals {
+		for k := range columns {
+			heavy.Set(i, k, weight(r)*j.At(i, k))
+		}
+	}
+	return heavy
+}
+
+// follow corrects the slope by what a step has done (Broyden, 1965), which costs nothing.
+func (j slope) follow(move, before, after []float64) {
+	length := 0.0
+	for _, m := range move {
+		length += m * m
+	}
+	if length == 0 {
+		return
+	}
+	for i := range before {
+		missed := after[i] - before[i]
+		for k, m := range move {
+			missed -= j.At(i, k) * m
+		}
+		for k, m := range move {
+			j.Set(i, k, j.At(i, k)+missed*m/length)
+		}
+	}
+}
+
+// at returns the residuals with one of the logs changed.
+func (p problem) at(ctx context.Context, logs []float64, k int, value float64) ([]float64, error) {
+	changed := append([]float64{}, logs...)
+	changed[k] = value
+	return p.residuals(ctx, changed)
+}
+
+// minimise moves the free logs to where the cost is least, by the method of Levenberg and Marquardt (Marquardt, 1963). It returns
+// where it came to; converged is false when it ran out of steps. An error leaves logs as the best so far.
+func (p problem) minimise(ctx context.Context, logs []float64, free []int) (residuals []float64, converged bool, err error) {
+	if residuals, err = p.residuals(ctx, logs); err != nil || len(free) == 0 {
+		return residuals, true, err
+	}
+	d := &descent{problem: p, logs: logs, free: free, residuals: residuals, damping: 1e-2}
+	for range mostSteps {
+		gain, err := d.step(ctx)
+		if err != nil {
+			return d.residuals, false, err
+		}
+		if gain >= enough*max(cost(d.residuals), float64(len(residuals))) || d.age > 1 {
+			continue
+		}
+		if d.central {
+			return d.residuals, true, nil
+		}
+		d.central, d.age, d.damping = true, 0, 1e-2 // near the end the cheap slope is too rough
+	}
+	return d.residuals, false, nil
+}
+
+// A descent is the state of minimise.
+type descent struct {
+	problem
+	logs      []float64
+	free      []int
+	residuals []float64
+	damping   float64
+	slope     slope
+	central   bool
+	age       int // steps for which the slope was used; 0 means that there is none
+}
+
+// step goes one step, and returns by how much the cost is less; 0 when no step of any length makes it less.
+func (d *descent) step(ctx context.Context) (gain float64, err error) {
+	before := cost(d.residuals)
+	for range mostTries {
+		if d.age == 0 {
+			if d.slope, err = d.jacobian(ctx, d.logs, d.free, d.residuals, d.central); err != nil {
+				return 0, err
+			}
+		}
+		d.age++
+		move, err := dampedStep(d.slope.weighted(d.residuals).Dense, d.residuals, d.damping)
+		if err != nil {
+			d.damping *= 10
+			continue
+		}
+		next, move := d.moved(d.logs, d.free, move)
+		at, err := d.problem.residuals(ctx, next)
+		if err != nil {
+			return 0, err
+		}
+		if gain = before - cost(at); gain > 0 {
+			d.slope.follow(move, d.residuals, at)
+			copy(d.logs, next)
+			d.residuals, d.damping = at, max(d.damping/10, 1e-7)
+			if d.age > mostAge || gain < goodGain*before {
+				d.age = 0
+			}
+			return gain, nil
+		}
+		if d.age > 1 { // an old slope leads astray before the damping does
+			d.age = 0
+			continue
+		}
+		d.age = 1
+		d.damping *= 10
+	}
+	d.age = 1
+	return 0, nil
+}
+
+// moved returns the logs with a step of the free ones, within bounds, and the step that this is.
+func (p problem) moved(logs []float64, free []int, move []float64) (next, moved []float64) {
+	next = append([]float64{}, logs...)
+	shrink := 1.0
+	for _, m := range move {
+		shrink = min(shrink, math.Log(longestStep)/max(math.Abs(m), 1e-300))
+	}
+	for i, k := range free {
+		next[k] = max(p.low[k], min(p.high[k], logs[k]+shrink*move[i]))
+		moved = append(moved, next[k]-logs[k])
+	}
+	return next, moved
+}
+
+// dampedStep solves the normal equations with Marquardt's damping, by a QR decomposition of the Jacobian with the damping below it.
+func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, error) {
+	rows, columns := j.Dims()
+	a := mat.NewDense(rows+columns, columns, nil)
+	b := mat.NewVecDense(rows+columns, nil)
+	for i := range rows {
+		b.SetVec(i, -weight(residuals[i])*residuals[i])
+		for k := range columns {
+			a.Set(i, k, j.At(i, k))
+		}
+	}
+	for k := range columns {
+		a.Set(rows+k, k, math.Sqrt(damping)*max(norm(j, k), 1e-6))
+	}
+	var step mat.VecDense
+	if err := step.SolveVec(a, b); err != nil {
+		if _, isCondition := errors.AsType[mat.Condition](err); !isCondition {
+			return nil, err
+		}
+	}
+	for k := range columns {
+		if math.IsNaN(step.AtVec(k)) || math.IsInf(step.AtVec(k), 0) {
+			return nil, errors.New("no finite step")
+		}
+	}
+	return step.RawVector().Data, nil
+}
+
+// norm is the length of a column.
+func norm(j *mat.Dense, column int) float64 { return mat.Norm(j.ColView(column), 2) }
