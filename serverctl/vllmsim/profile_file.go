@@ -66,7 +66,7 @@ func (p *Profile) entries() []entry {
 
 // Value returns where the profile keeps a constant of one number, or nil when it has no such constant.
 func (p *Profile) Value(path string) *float64 {
-	for _, f := range p.fields() {
+	for _, f := range p.entries() {
 		if v, ok := f.to.(*float64); ok && f.path == path {
 			return v
 		}
@@ -77,11 +77,11 @@ func (p *Profile) Value(path string) *float64 {
 // Set gives a constant its numbers, one but for acceptance, and their origin. It reports whether there is such a constant. A
 // copy of the profile is not changed with it.
 func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
-	i := slices.IndexFunc(p.fields(), func(f field) bool { return f.path == path })
+	i := slices.IndexFunc(p.entries(), func(f entry) bool { return f.path == path })
 	if i < 0 {
 		return false
 	}
-	f := p.fields()[i]
+	f := p.entries()[i]
 	switch to := f.to.(type) {
 	case *[]float64:
 		*to = slices.Clone(values)
