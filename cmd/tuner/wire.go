@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -159,8 +160,7 @@ func (p *plan) names() []string {
 func (p *plan) checkServer() error {
 	server := p.file.Server
 	if server.Simulate != "" {
-		_, err := vllmsim.LoadProfile(server.Simulate)
-		return err
+		return p.checkSimulated()
 	}
 	if err := (serverctl.Config{Command: server.Command, Model: p.file.Model, Args: server.Args, Env: p.env}).Check(); err != nil {
 		return fmt.Errorf("%s: %w", p.file.Path, err)
@@ -172,6 +172,36 @@ func (p *plan) checkServer() error {
 		}
 	}
 	return nil
+}
+
+// checkSimulated finds a profile that is not there or wrong, and a search of what it does not model.
+func (p *plan) checkSimulated() error {
+	if _, err := vllmsim.LoadProfile(p.file.Server.Simulate); err != nil {
+		return err
+	}
+	for _, parameter := range p.file.Parameters {
+		if parameter.Name != space.SpeculativeTokens && !vllmsim.Models(parameter.Name) {
+			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so that all its values measure the same; take it out, or search it on a real server",
+				p.file.Path, parameter.Name, parameter.Name)
+		}
+	}
+	return nil
+}
+
+// ignored are the flags of every server of a simulated study that a real one would heed.
+func (p *plan) ignored() []string {
+	flags, err := space.Flags(slices.Concat(p.file.Server.Args, p.file.Server.Current))
+	if err != nil {
+		return nil // said when the file was read
+	}
+	var names []string
+	for _, flag := range flags {
+		name, _, _ := strings.Cut(strings.TrimPrefix(flag.Name, "no-"), ".")
+		if vllmsim.Ignores(name) && !slices.Contains(names, "--"+name) {
+			names = append(names, "--"+name)
+		}
+	}
+	return names
 }
 
 // checkLoad finds a missing load generator.
@@ -272,6 +302,9 @@ func (p *plan) marks() []string {
 	}
 	if p.file.Load.Driver == studyfile.VLLMBench {
 		marks = append(marks, "load by vllm bench serve: TTFT counts from its POST, not from the due time; the lead-in was a run of its own, and nothing was sent after the window")
+	}
+	if names := p.ignored(); p.file.Server.Simulate != "" && len(names) > 0 {
+		marks = append(marks, "the simulated server takes "+strings.Join(names, ", ")+" without effect")
 	}
 	return marks
 }

@@ -47,8 +47,8 @@ func (p *blockPool) forget(b int32) {
 	}
 }
 
-// share takes a hold on the block with that content, if it is cached. last is the block before it in the sequence, or -1.
-func (p *blockPool) share(hash uint64, last int32) (int32, bool) {
+// find returns the block with that content, if it is cached. last is the block before it in the sequence, or -1.
+func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
 	b, ok := int32(0), false
 	if last >= 0 {
 		b = p.after[last]
@@ -62,11 +62,17 @@ func (p *blockPool) share(hash uint64, last int32) (int32, bool) {
 			p.after[last] = b
 		}
 	}
-	if p.refs[b] == 0 {
-		p.unlink(b)
-	}
-	p.refs[b]++
 	return b, true
+}
+
+// hold takes a hold on blocks that were found.
+func (p *blockPool) hold(blocks []int32) {
+	for _, b := range blocks {
+		if p.refs[b] == 0 {
+			p.unlink(b)
+		}
+		p.refs[b]++
+	}
 }
 
 // register says what a block holds. The first block with a content is the one that is found.

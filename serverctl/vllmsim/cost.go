@@ -19,19 +19,21 @@ type stepTimer struct {
 	draft   Speculation
 	k       int       // tokens of a draft; 0 without a drafter
 	graphs  []int     // by number of tokens: how many the CUDA graph computes that is run for them
-	eager   bool      // nothing is captured
 	compute []float64 // milliseconds of weights and compute by number of tokens; 0 is not known yet
 }
 
+// mostKnown is up to how many tokens the compute time of a batch is kept.
+const mostKnown = 1 << 16
+
 func newStepTimer(p *Profile, o Options) *stepTimer {
-	t := &stepTimer{step: p.Step, draft: p.Speculation, eager: o.EnforceEager}
+	t := &stepTimer{step: p.Step, draft: p.Speculation}
 	if o.drafts() {
 		t.k = o.SpeculativeTokens
 	}
 	if !o.EnforceEager {
 		t.graphs = padding(captureSizes(o))
 	}
-	t.compute = make([]float64, o.MaxNumBatchedTokens+1)
+	t.compute = make([]float64, min(o.MaxNumBatchedTokens, mostKnown)+1)
 	return t
 }
 
@@ -40,16 +42,17 @@ func newStepTimer(p *Profile, o Options) *stepTimer {
 //	S0 + (W^p + (B·T)^p)^(1/p) + C·n + D·(KV tokens read) + E·Σ chunk·(context + chunk/2)  [+ extra with prefill]
 //	[+ k·(Dr0 + Dr1·n) + V·k·n with speculation]  [+ extra without a CUDA graph]
 //
-// where T counts the decoded, drafted and prefilled tokens, filled up to the size of a CUDA graph, and n the decoding
-// sequences. Calibrated as the profiles say.
+// where T counts the decoded, drafted and prefilled tokens, filled up to the size of a CUDA graph as far as the profile says
+// that this costs time, and n the decoding sequences. Calibrated as the profiles say.
 func (t *stepTimer) milliseconds(b batch) float64 {
 	c := &t.step
 	tokens := b.tokens()
 	captured := tokens < len(t.graphs)
-	if captured {
-		tokens = t.graphs[tokens]
+	compute := t.roofline(tokens)
+	if captured && c.GraphPadding > 0 {
+		compute += c.GraphPadding * (t.roofline(t.graphs[tokens]) - compute)
 	}
-	ms := c.Fixed + t.roofline(tokens) + c.PerSequence*float64(b.decodes) + c.PerKVToken*float64(b.kvTokens)
+	ms := c.Fixed + compute + c.PerSequence*float64(b.decodes) + c.PerKVToken*float64(b.kvTokens)
 	if b.prefillTokens > 0 {
 		ms += c.PrefillExtra + c.PerAttentionPair*b.attentionPairs
 	}
@@ -72,11 +75,20 @@ func (t *stepTimer) roofline(tokens int) float64 {
 		return t.compute[tokens]
 	}
 	c := &t.step
-	ms := math.Pow(math.Pow(c.Weights, c.RooflineExponent)+math.Pow(c.PerToken*float64(tokens), c.RooflineExponent), 1/c.RooflineExponent)
+	ms := norm(c.Weights, c.PerToken*float64(tokens), c.RooflineExponent)
 	if tokens < len(t.compute) {
 		t.compute[tokens] = ms
 	}
 	return ms
+}
+
+// norm is (a^p + b^p)^(1/p) for a and b of at least 0, without an overflow on the way.
+func norm(a, b, p float64) float64 {
+	most := max(a, b)
+	if most == 0 {
+		return 0
+	}
+	return most * math.Pow(1+math.Pow(min(a, b)/most, p), 1/p)
 }
 
 // captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up to 256

@@ -10,15 +10,16 @@ type Request struct {
 	Salt   uint64   // makes the content of the output blocks its own
 	Tag    int      // for the caller
 
-	First    float64 // end of the step that gave the first token; 0 before
-	Last     float64 // end of the step that gave the last token so far
-	Tokens   int     // generated so far
-	Chunks   int     // steps that gave tokens: as many as tokens but for speculation
-	Cached   int     // prompt tokens found in the cache when first admitted; -1 before
-	computed int     // tokens whose KV is in blocks
-	drafted  int     // tokens that a drafter proposed for the step at hand
-	blocks   []int32
-	chain    uint64 // hash of the last full block
+	First     float64 // end of the step that gave the first token; 0 before
+	Last      float64 // end of the step that gave the last token so far
+	Tokens    int     // generated so far
+	Chunks    int     // steps that gave tokens: as many as tokens but for speculation
+	Cached    int     // prompt tokens found in the cache when first admitted; -1 before
+	computed  int     // tokens whose KV is in blocks
+	drafted   int     // tokens that a drafter proposed for the step at hand
+	preempted bool    // at least once
+	blocks    []int32
+	chain     uint64 // hash of the last full block
 }
 
 // Finished reports whether the request has all its tokens.
@@ -26,6 +27,9 @@ func (r *Request) Finished() bool { return r.Tokens >= r.Output }
 
 // decodes reports whether the request's next step is a decode: all of it but the last token is computed.
 func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
+
+// lacks returns how many blocks the request needs besides its own to compute n more tokens.
+func (r *Request) lacks(n int) int { return (r.computed+n+blockSize-1)/blockSize - len(r.blocks) }
 
 // length is how many tokens have to be computed before the next one can be generated.
 func (r *Request) length() int { return r.Prompt + r.Tokens }
@@ -68,6 +72,9 @@ type Engine struct {
 
 // NewEngine returns an idle engine with an empty cache, or a *StartError when vLLM would refuse to start.
 func NewEngine(p *Profile, o Options) (*Engine, error) {
+	if err := p.knows(o); err != nil {
+		return nil, err
+	}
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return nil, err
@@ -201,18 +208,18 @@ func (e *Engine) admit(b *batch, budget *int) {
 		if *budget == 0 || len(e.running) >= e.Options.MaxNumSeqs {
 			break
 		}
-		e.findCached(r)
+		idle := e.findCached(r)
 		n := min(r.length()-r.computed, *budget)
-		if !e.reserve(r, n) {
-			e.release(r)
+		if r.lacks(n)+idle > e.pool.free {
+			r.blocks, r.computed, r.chain = r.blocks[:0], 0, 0
 			break
 		}
+		e.pool.hold(r.blocks)
+		e.reserve(r, n)
 		if r.Cached < 0 {
 			r.Cached = r.computed
 			e.Totals.PromptTokens += r.Prompt
 		}
-		e.Totals.PrefixQueries += r.length()
-		e.Totals.PrefixHits += r.computed
 		e.compute(r, n, b)
 		*budget -= n
 		e.running = append(e.running, r)
@@ -221,22 +228,35 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached holds the longest run of the request's full blocks that the cache has, one token less than all of them at most.
-func (e *Engine) findCached(r *Request) {
+// findCached notes the longest run of the request's full blocks that the cache has, one token less than all of them at most,
+// without holding them, and returns how many of them nobody holds. As vLLM does it counts the look itself, also one that comes
+// to nothing because there is no room, but none of a request that was preempted (get_computed_blocks in
+// vllm/v1/core/kv_cache_manager.py, 0.14.1).
+func (e *Engine) findCached(r *Request) (idle int) {
 	if !e.hits {
-		return
+		return 0
 	}
+	defer func() {
+		if !r.preempted {
+			e.Totals.PrefixQueries += r.length()
+			e.Totals.PrefixHits += r.computed
+		}
+	}()
 	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/blockSize+1) // all that it will need, at once
 	block := int32(-1)
 	for i := 0; (i+1)*blockSize < r.length(); i++ {
 		hash, ok := e.blockHash(r, i), false
-		if block, ok = e.pool.share(hash, block); !ok {
-			return
+		if block, ok = e.pool.find(hash, block); !ok {
+			return idle
+		}
+		if e.pool.refs[block] == 0 {
+			idle++
 		}
 		r.blocks = append(r.blocks, block)
 		r.computed += blockSize
 		r.chain = hash
 	}
+	return idle
 }
 
 // blockHash returns the content of the request's i-th block, which must be full. r.chain must be that of block i-1.
@@ -249,7 +269,7 @@ func (e *Engine) blockHash(r *Request, i int) uint64 {
 
 // reserve makes sure that the request has blocks for n more tokens, or leaves everything as it is.
 func (e *Engine) reserve(r *Request, n int) bool {
-	need := (r.computed+n+blockSize-1)/blockSize - len(r.blocks)
+	need := r.lacks(n)
 	if need > e.pool.free {
 		return false
 	}
@@ -292,6 +312,7 @@ func (e *Engine) advance(r *Request, n int) {
 func (e *Engine) preempt(r *Request) {
 	e.running = e.running[:len(e.running)-1]
 	e.release(r)
+	r.preempted = true
 	e.waiting = slices.Insert(e.waiting, 0, r)
 	e.Totals.Preemptions++
 }

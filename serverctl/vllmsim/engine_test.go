@@ -2,6 +2,7 @@ package vllmsim
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -184,5 +185,73 @@ func TestResetCacheIsRefusedWhileBlocksAreHeld(t *testing.T) {
 	e.Abort(r)
 	if !e.ResetCache() || !e.Idle() {
 		t.Error("an aborted request still holds blocks")
+	}
+}
+
+// smallCache returns an engine with so many blocks.
+func smallCache(t *testing.T, blocks int) *Engine {
+	t.Helper()
+	p := *profile(t, "small-fast")
+	o := p.Defaults
+	o.MaxModelLen = blocks * blockSize
+	p.Memory.FixedGiB += p.KVGiB(o) - (float64(blocks)+0.5)*blockSize*p.Memory.KVBytesPerToken/gib
+	e, err := NewEngine(&p, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.pool.total() != blocks {
+		t.Fatalf("%d blocks, want %d", e.pool.total(), blocks)
+	}
+	return e
+}
+
+// prompt returns a request of so many tokens, the first ones common to all of that kind.
+func prompt(kind int32, common, rest, output int) *Request {
+	ids := make([]int32, common+rest)
+	for i := range ids {
+		ids[i] = kind*1000 + int32(i)
+		if i >= common {
+			ids[i] += 500_000
+		}
+	}
+	return &Request{Prompt: len(ids), Output: output, Hashes: HashBlocks(ids), Salt: uint64(kind)}
+}
+
+// A request that does not fit waits without a hold on what the cache has of it: nothing that is cached gets older or younger
+// by its waiting. vLLM counts each of its looks into the cache.
+func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
+	e := smallCache(t, 40)
+	drive(t, e, []*Request{prompt(1, 160, 0, 2)}, []float64{0}, func(float64, float64) {})
+	e.Submit(prompt(2, 400, 0, 100))
+	now := e.Step(0)
+	before := lookAt(e, nil)
+	e.Submit(prompt(1, 160, 300, 10)) // 10 blocks are cached, 19 are not, 15 are free
+	for range 3 {
+		now = e.Step(now)
+		after := lookAt(e, nil)
+		taken := len(before.free) - len(after.free)
+		if e.Waiting() != 1 || taken < 0 || !slices.Equal(before.free[taken:], after.free) {
+			t.Fatalf("%d wait; free blocks were %v and are %v", e.Waiting(), before.free, after.free)
+		}
+	}
+	if got, want := e.Totals.PrefixQueries-before.totals.PrefixQueries, 3*460; got != want {
+		t.Errorf("%d tokens were looked up in three steps, want %d", got, want)
+	}
+	if got, want := e.Totals.PrefixHits-before.totals.PrefixHits, 3*160; got != want {
+		t.Errorf("%d of them were found, want %d", got, want)
+	}
+}
+
+// What a preempted request finds when it comes back is no hit of the prefix cache.
+func TestPreemptedRequestsCountOnce(t *testing.T) {
+	e := smallCache(t, 40)
+	reqs := []*Request{prompt(1, 0, 200, 200), prompt(2, 0, 200, 200)}
+	reqs[1].Hashes = HashBlocks([]int32{7}) // none in common
+	drive(t, e, reqs, []float64{0, 0}, func(float64, float64) {})
+	if e.Totals.Preemptions == 0 {
+		t.Fatal("nobody was preempted")
+	}
+	if e.Totals.PrefixQueries != 400 || e.Totals.PrefixHits != 0 {
+		t.Errorf("%d tokens looked up and %d found, want 400 and 0", e.Totals.PrefixQueries, e.Totals.PrefixHits)
 	}
 }

@@ -105,9 +105,24 @@ func writeTable(b *strings.Builder, cells []cell) {
 
 // writeGains says what the flags did, beside what the simulator says they did.
 func (f fit) writeGains(b *strings.Builder) {
-	b.WriteString("\nWhat the flags changed: the five changed configurations against the baseline's two runs, mean over configurations and the rates 0.75 to 3.\nThe guess, the same for all configurations, says 0.\n\n| metric | measured | simulated |\n|---|---|---|\n")
+	b.WriteString("\nWhat the flags changed: the five changed configurations against the baseline, mean over configurations and the rates 0.75 to 3.\nThe guess, the same for all configurations, says 0.\n\n| metric | against | measured | simulated |\n|---|---|---|---|\n")
 	for _, metric := range []string{"ttft_p99_ms", "tpot_p99_ms"} {
-		fmt.Fprintf(b, "| %s | %+.1f %% | %+.1f %% |\n", metric, 100*f.gain(metric, observed), 100*f.gain(metric, simulated))
+		for _, against := range [][]string{baselines, {baselines[0]}, {baselines[1]}} {
+			fmt.Fprintf(b, "| %s | %s | %+.1f %% | %+.1f %% |\n", metric, strings.Join(against, " and "),
+				100*f.gain(metric, observed, against...), 100*f.gain(metric, simulated, against...))
+		}
+	}
+	b.WriteString("\nThe profile's noise is left out of all of this: it is what two equal sweeps differ by. With it, over eight seeds:\n\n| | least | most |\n|---|---|---|\n")
+	spread := func(name, format string, of func(fit) float64) {
+		var values []float64
+		for _, f := range f.noisy {
+			values = append(values, of(f))
+		}
+		fmt.Fprintf(b, "| %s | "+format+" | "+format+" |\n", name, slices.Min(values), slices.Max(values))
+	}
+	spread("cells with the same limits broken", "%.0f", func(f fit) float64 { return float64(f.same()) })
+	for _, metric := range sweepMetrics[:3] {
+		spread("median error of "+metric, "%.1f %%", func(f fit) float64 { return 100 * percentile(errorsOf(f.phase1, metric, cell.err), 50) })
 	}
 }
 

@@ -58,3 +58,17 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 	}
 	return tokens, nil
 }
+
+// mostKVTokens is how large a cache may be that is simulated block by block.
+const mostKVTokens = 200_000_000
+
+// knows refuses what the profile has no constants for, and what is too large to be simulated, with a *ConfigError.
+func (p *Profile) knows(o Options) error {
+	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
+		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants of speculative decoding", p.Name)}
+	}
+	if tokens := p.KVGiB(o) * gib / p.Memory.KVBytesPerToken; tokens > mostKVTokens {
+		return &ConfigError{Text: fmt.Sprintf("the KV cache would hold %.3g tokens; the simulator keeps %d at most", tokens, mostKVTokens)}
+	}
+	return nil
+}

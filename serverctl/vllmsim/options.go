@@ -34,6 +34,7 @@ type Options struct {
 
 	cacheFlags map[string]string // labels of vllm:cache_config_info that flags have set
 	given      map[string]any    // flags that were given, by destination
+	refused    error             // why the speculative config is refused; nil when it is not
 }
 
 // source is where the model comes from: the name of a repository, or a folder.
@@ -148,6 +149,8 @@ func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
 // check refuses the combinations that vLLM refuses (vllm/config/scheduler.py and cache.py, 0.14.1 and 0.33).
 func (o Options) check() error {
 	switch {
+	case o.refused != nil:
+		return o.refused
 	case o.GPUMemoryUtilization <= 0 || o.GPUMemoryUtilization > 1:
 		return &ConfigError{Text: fmt.Sprintf("gpu_memory_utilization must be in (0, 1], got %g.", o.GPUMemoryUtilization)}
 	case o.MaxNumSeqs < 1 || o.MaxNumBatchedTokens < 1 || o.MaxModelLen < 1:

@@ -72,6 +72,7 @@ type StepCost struct {
 	PerAttentionPair float64
 	PrefillExtra     float64
 	EagerExtra       float64 // of a decode for which there is no CUDA graph
+	GraphPadding     float64 // part of the compute of a graph's empty places that costs time, 0 to 1
 }
 
 // Latency is what the API server adds around the engine, in milliseconds.

@@ -20,47 +20,56 @@ type entry struct {
 	path, unit string
 	to         any     // *float64 or *[]float64
 	least      float64 // that it may be
+	most       float64 // likewise
 	optional   bool    // 0 when it is not there
 }
+
+// Nobody's server is beyond these, but whoever writes MiB for GiB or s for ms is.
+const (
+	mostGiB = 4096
+	mostMS  = 60_000
+)
 
 // entries are the constants of a profile in the order in which a file is written.
 func (p *Profile) entries() []entry {
 	m, s, d, n, t := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp
 	return []entry{
-		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB},
-		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB},
-		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, least: 1},
-		{path: "memory.batch_per_token", unit: "B/token", to: &m.BatchBytesPerToken},
-		{path: "memory.sampler_per_sequence", unit: "B/sequence", to: &m.SamplerBytesPerSeq},
-		{path: "memory.activation", unit: "GiB", to: &m.ActivationGiB},
-		{path: "memory.activation_exponent", unit: "1", to: &m.ActivationExponent},
-		{path: "memory.graph_reserve", unit: "GiB", to: &m.GraphReserveGiB},
-		{path: "step.fixed", unit: "ms", to: &s.Fixed},
-		{path: "step.weights", unit: "ms", to: &s.Weights},
-		{path: "step.per_token", unit: "ms/token", to: &s.PerToken},
-		{path: "step.roofline_exponent", unit: "1", to: &s.RooflineExponent, least: 1},
-		{path: "step.per_sequence", unit: "ms/sequence", to: &s.PerSequence},
-		{path: "step.per_kv_token", unit: "ms/token", to: &s.PerKVToken},
-		{path: "step.per_attention_pair", unit: "ms/token²", to: &s.PerAttentionPair},
-		{path: "step.prefill_extra", unit: "ms", to: &s.PrefillExtra},
-		{path: "step.eager_extra", unit: "ms", to: &s.EagerExtra, optional: true},
-		{path: "latency.before_scheduling", unit: "ms", to: &p.Latency.BeforeScheduling},
-		{path: "latency.after_step", unit: "ms", to: &p.Latency.AfterStep},
-		{path: "speculation.drafter", unit: "GiB", to: &d.DrafterGiB, optional: true},
-		{path: "speculation.per_draft_token", unit: "ms/token", to: &d.PerDraftToken, optional: true},
-		{path: "speculation.per_draft_token_and_sequence", unit: "ms/token", to: &d.PerDraftTokenAndSequence, optional: true},
-		{path: "speculation.per_verified_token", unit: "ms/token", to: &d.PerVerifiedToken, optional: true},
-		{path: "speculation.acceptance", unit: "1", to: &d.Acceptance, optional: true},
-		{path: "noise.relative", unit: "1", to: &n.Relative, optional: true},
-		{path: "noise.jitter", unit: "ms", to: &n.Jitter, optional: true},
-		{path: "noise.stall", unit: "ms", to: &n.Stall, optional: true},
-		{path: "noise.stall_gap", unit: "s", to: &n.StallGap, optional: true},
-		{path: "start_up.weights", unit: "s", to: &t.Weights},
-		{path: "start_up.profile", unit: "s", to: &t.Profile},
-		{path: "start_up.compile", unit: "s", to: &t.Compile},
-		{path: "start_up.graphs", unit: "s", to: &t.Graphs},
-		{path: "stop.time", unit: "s", to: &p.Stop},
-		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, least: 1},
+		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB, most: mostGiB},
+		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB, most: mostGiB},
+		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, least: 1, most: 1e9},
+		{path: "memory.batch_per_token", unit: "B/token", to: &m.BatchBytesPerToken, most: 1e9},
+		{path: "memory.sampler_per_sequence", unit: "B/sequence", to: &m.SamplerBytesPerSeq, most: 1e12},
+		{path: "memory.activation", unit: "GiB", to: &m.ActivationGiB, most: mostGiB},
+		{path: "memory.activation_exponent", unit: "1", to: &m.ActivationExponent, most: 64},
+		{path: "memory.graph_reserve", unit: "GiB", to: &m.GraphReserveGiB, most: mostGiB},
+		{path: "step.fixed", unit: "ms", to: &s.Fixed, most: mostMS},
+		{path: "step.weights", unit: "ms", to: &s.Weights, most: mostMS},
+		{path: "step.per_token", unit: "ms/token", to: &s.PerToken, most: mostMS},
+		{path: "step.roofline_exponent", unit: "1", to: &s.RooflineExponent, least: 1, most: 64},
+		{path: "step.per_sequence", unit: "ms/sequence", to: &s.PerSequence, most: mostMS},
+		{path: "step.per_kv_token", unit: "ms/token", to: &s.PerKVToken, most: mostMS},
+		{path: "step.per_attention_pair", unit: "ms/token²", to: &s.PerAttentionPair, most: 1},
+		{path: "step.prefill_extra", unit: "ms", to: &s.PrefillExtra, most: mostMS},
+		{path: "step.eager_extra", unit: "ms", to: &s.EagerExtra, optional: true, most: mostMS},
+		{path: "step.graph_padding", unit: "1", to: &s.GraphPadding, optional: true, most: 1},
+		{path: "latency.before_scheduling", unit: "ms", to: &p.Latency.BeforeScheduling, most: mostMS},
+		{path: "latency.after_step", unit: "ms", to: &p.Latency.AfterStep, most: mostMS},
+		{path: "speculation.drafter", unit: "GiB", to: &d.DrafterGiB, optional: true, most: mostGiB},
+		{path: "speculation.per_draft_token", unit: "ms/token", to: &d.PerDraftToken, optional: true, most: mostMS},
+		{path: "speculation.per_draft_token_and_sequence", unit: "ms/token", to: &d.PerDraftTokenAndSequence, optional: true, most: mostMS},
+		{path: "speculation.per_verified_token", unit: "ms/token", to: &d.PerVerifiedToken, optional: true, most: mostMS},
+		{path: "speculation.acceptance", unit: "1", to: &d.Acceptance, optional: true, most: 1},
+		{path: "speculation.lookup_acceptance", unit: "1", to: &d.LookupAcceptance, optional: true, most: 1},
+		{path: "noise.relative", unit: "1", to: &n.Relative, optional: true, most: 0.15},
+		{path: "noise.jitter", unit: "ms", to: &n.Jitter, optional: true, most: mostMS},
+		{path: "noise.stall", unit: "ms", to: &n.Stall, optional: true, most: mostMS},
+		{path: "noise.stall_gap", unit: "s", to: &n.StallGap, optional: true, most: 86400},
+		{path: "start_up.weights", unit: "s", to: &t.Weights, most: 86400},
+		{path: "start_up.profile", unit: "s", to: &t.Profile, most: 86400},
+		{path: "start_up.compile", unit: "s", to: &t.Compile, most: 86400},
+		{path: "start_up.graphs", unit: "s", to: &t.Graphs, most: 86400},
+		{path: "stop.time", unit: "s", to: &p.Stop, most: 86400},
+		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, least: 1, most: 1e8},
 	}
 }
 
@@ -118,6 +127,9 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 	if len(tree.Docs) == 0 || tree.Docs[0].Body == nil {
 		return nil, fmt.Errorf("%s: the file is empty; copy a built-in profile and change it", file)
 	}
+	if len(tree.Docs) > 1 {
+		return nil, fmt.Errorf("%s: the file holds %d YAML documents; a profile is one", file, len(tree.Docs))
+	}
 	root := tree.Docs[0].Body
 	r.collect("", root)
 	p := &Profile{Name: strings.TrimSuffix(strings.TrimPrefix(file, "profiles/"), ".yaml")}
@@ -129,6 +141,7 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 		r.constant(p, f, root)
 	}
 	r.defaults(&p.Defaults, root)
+	r.together(p, root)
 	r.unknown(p)
 	if len(r.errs) > 0 {
 		return nil, errors.Join(r.errs...)
@@ -217,19 +230,21 @@ func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 	var numbers []float64
 	for _, n := range values {
 		v, err := strconv.ParseFloat(n.String(), 64)
-		_, chance := f.to.(*[]float64)
 		switch {
 		case err != nil || math.IsNaN(v) || math.IsInf(v, 0):
 			r.fail(n, "%s: %q is no number", f.path, n.String())
 		case v < f.least:
 			r.fail(n, "%s is %g, want at least %g", f.path, v, f.least)
-		case chance && v > 1:
-			r.fail(n, "%s is %g, want a probability from 0 to 1", f.path, v)
+		case v > f.most:
+			r.fail(n, "%s is %g, want at most %g %s", f.path, v, f.most, f.unit)
 		}
 		numbers = append(numbers, v)
 	}
 	return numbers
 }
+
+// mostDefault is beyond every model's context.
+const mostDefault = 100_000_000
 
 // defaultFlags are the flags whose defaults a profile has.
 func defaultFlags(o *Options) map[string]any {
@@ -257,12 +272,36 @@ func (r *profileReader) defaults(o *Options, root ast.Node) {
 		}
 		if err != nil {
 			r.fail(n, "defaults.%s: %q is no such number", name, n.String())
+		} else if to, ok := flags[name].(*int); ok && *to > mostDefault {
+			r.fail(n, "defaults.%s is %d, want at most %d", name, *to, mostDefault)
 		}
 	}
 	if len(r.errs) == 0 {
 		if err := o.check(); err != nil {
 			r.fail(r.nodes["defaults"], "defaults: %v", err)
 		}
+	}
+}
+
+// together finds what makes no sense beside something else.
+func (r *profileReader) together(p *Profile, root ast.Node) {
+	at := func(path string) ast.Node {
+		if n, ok := r.nodes[path]; ok {
+			return n
+		}
+		return root
+	}
+	switch n := p.Noise; {
+	case n.Stall > 0 && n.StallGap == 0:
+		r.fail(at("noise.stall"), "noise.stall says how long a stall is, and nothing how often one comes; add noise.stall_gap")
+	case n.StallGap > 0 && n.Stall == 0:
+		r.fail(at("noise.stall_gap"), "noise.stall_gap says how often a stall comes, and nothing how long it is; add noise.stall")
+	}
+	if p.Model == "" {
+		r.fail(root, "model.name is missing; add name under model")
+	}
+	if r.nodes["step.fixed"] != nil && r.nodes["step.weights"] != nil && p.Step.Fixed+p.Step.Weights == 0 {
+		r.fail(at("step"), "step.fixed and step.weights are both 0: a step would take no time")
 	}
 }
 

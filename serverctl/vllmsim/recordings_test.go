@@ -465,7 +465,7 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 		{"several values", "0.14.1", "m --served-model-name a b --max-num-seqs 8", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a', 'b'], 'max_num_seqs': 8}`},
 		{"a flag that may come again", "0.14.1", "m --middleware a --middleware b", `{'model_tag': 'm', 'middleware': ['a', 'b'], 'model': 'm'}`},
 		{"keys of a JSON flag", "0.14.1", "m --compilation-config.mode 3", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'mode': 3}}`},
-		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram"}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram'}}`},
+		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram","num_speculative_tokens":3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
 		{"an optimization level", "0.14.1", "m -O1", `{'model_tag': 'm', 'model': 'm', 'optimization_level': '1'}`},
 		{"keys are shown", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
 		{"and later are not", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},

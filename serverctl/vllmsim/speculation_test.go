@@ -1,7 +1,9 @@
 package vllmsim
 
 import (
+	"errors"
 	"math"
+	"strings"
 	"testing"
 )
 
@@ -21,10 +23,10 @@ func TestSpeculationCostsAndGainsAsCalibrated(t *testing.T) {
 	t.Parallel()
 	trace := readTrace(t)
 	for _, row := range speculated {
-		p := ofTheLandscape(t)
+		p := profile(t, "h200-llama70b-fp8").Quiet()
 		p.Speculation.Acceptance = []float64{row.acceptance}
 		o := p.Defaults
-		o.GPUMemoryUtilization, o.MaxNumBatchedTokens, o.MaxNumSeqs, o.MaxModelLen, o.EnforceEager = 0.95, 16384, 128, 16384, true
+		o.GPUMemoryUtilization, o.MaxNumBatchedTokens, o.MaxNumSeqs, o.MaxModelLen = 0.95, 16384, 128, 16384
 		o.SpeculativeTokens, o.SpeculativeMethod = row.k, "eagle3"
 		e, err := NewEngine(p, o)
 		if err != nil {
@@ -95,5 +97,46 @@ func TestNgramNeedsNoDrafter(t *testing.T) {
 	}
 	if _, err := p.ParseArgs([]string{"--speculative-config", "{"}); err == nil {
 		t.Error("a broken --speculative-config is taken")
+	}
+}
+
+func TestAWrongSpeculationIsRefused(t *testing.T) {
+	p := profile(t, "small-fast")
+	for config, want := range map[string]string{
+		`{"method":"eagle3"}`:                               "num_speculative_tokens must be provided",
+		`{"method":"eagle3","num_speculative_tokens":-1}`:   "greater than 0",
+		`{"method":"eagle3","num_speculative_tokens":2.5}`:  "valid integer",
+		`{"method":"eagle3","num_speculative_tokens":1e12}`: "at most 1000",
+		`{"method":"foo","num_speculative_tokens":3}`:       "Input should be 'ngram', 'medusa'",
+		`3`: "valid dictionary",
+	} {
+		_, err := p.ParseArgs([]string{"--speculative-config", config})
+		if refusal, ok := errors.AsType[*ConfigError](err); !ok || !strings.Contains(refusal.Text, want) {
+			t.Errorf("%s: %v, want a refusal that says %q", config, err, want)
+		}
+	}
+	l4 := profile(t, "l4-qwen0.5b") // it was never measured with speculation
+	o := l4.Defaults
+	o.SpeculativeTokens, o.SpeculativeMethod = 3, "eagle3"
+	if _, err := NewEngine(l4, o); err == nil || !strings.Contains(err.Error(), "no constants of speculative decoding") {
+		t.Errorf("NewEngine = %v for a profile that knows nothing of speculation", err)
+	}
+}
+
+// A look into the prompt is not as good as a drafter, and a profile says so of both.
+func TestAMethodHasItsOwnAcceptance(t *testing.T) {
+	p := profile(t, "small-fast")
+	share := func(method string) float64 {
+		o := p.Defaults
+		o.SpeculativeTokens, o.SpeculativeMethod = 1, method
+		e, err := NewEngine(p, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		drive(t, e, []*Request{{Prompt: 100, Output: 5000, Salt: 1}}, []float64{0}, func(float64, float64) {})
+		return float64(e.Totals.AcceptedTokens) / float64(e.Totals.DraftTokens)
+	}
+	if eagle, ngram := share("eagle3"), share("ngram"); math.Abs(eagle-0.7) > 0.04 || math.Abs(ngram-0.2) > 0.04 {
+		t.Errorf("of eagle3 %.2f are accepted and of ngram %.2f, want 0.7 and 0.2", eagle, ngram)
 	}
 }
