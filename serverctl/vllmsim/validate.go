@@ -2,6 +2,7 @@ package vllmsim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"mime"
@@ -238,6 +239,29 @@ func pythonOf(v any) string {
 	return pythonValue(v)
 }
 
+// jsonOf writes a value of JSON as Python's json.dumps does, but for characters beyond ASCII, which stay as they are.
+func jsonOf(v any) string {
+	switch v := v.(type) {
+	case object:
+		pairs := make([]string, len(v))
+		for i, m := range v {
+			pairs[i] = quoteJSON(m.name) + ": " + jsonOf(m.value)
+		}
+		return "{" + strings.Join(pairs, ", ") + "}"
+	case []any:
+		texts := make([]string, len(v))
+		for i, x := range v {
+			texts[i] = jsonOf(x)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	case string:
+		return quoteJSON(v)
+	case nil:
+		return "null"
+	}
+	return fmt.Sprint(v) // a bool or a number
+}
+
 // A bodyField is one field of a request that the simulation checks.
 type bodyField struct {
 	name string
@@ -290,7 +314,17 @@ func (x bodyField) check(v any) *finding {
 // boolWords are the words that pydantic takes for a bool.
 var boolWords = []string{"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
 
-func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+// parseFloat reads a number as Python does, which has no hexadecimal ones, and for which one that is too large is infinite.
+func parseFloat(s string) (float64, error) {
+	x, err := strconv.ParseFloat(s, 64)
+	switch {
+	case strings.ContainsAny(s, "xX_"):
+		return 0, strconv.ErrSyntax
+	case errors.Is(err, strconv.ErrRange):
+		return x, nil
+	}
+	return x, err
+}
 
 func parses[T any](parse func(string) (T, error), text string) bool {
 	_, err := parse(strings.TrimSpace(text))
