@@ -193,7 +193,7 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	}
 	v, _ := body.get("tokens")
 	list, ok := v.([]any)
-	ids, areIDs := tokenIDs(list)
+	ids, areIDs := tokenIDs(list, 0)
 	if !ok || !areIDs {
 		refused(w, a.face.invalid(detokenizePlace, finding{kind: "missing", loc: []any{"tokens"}, text: "Field required", input: body}))
 		return

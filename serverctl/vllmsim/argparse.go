@@ -83,12 +83,24 @@ func (p *argParser) parse(args []string) (read commandLine, err error) {
 	read.values = map[string]any{}
 	var unknown []string
 	words := p.normalise(args)
+	afterModel := -1
 	for i := 0; i < len(words); {
 		word := words[i]
 		i++
-		if !isOption(word) {
+		if word == "--" { // no flags any more; it is dropped where the model is before or behind it
+			if read.model != "" && afterModel != i-1 {
+				unknown = append(unknown, word)
+			}
+			rest := words[i:]
+			if read.model == "" && len(rest) > 0 {
+				read.model, rest = rest[0], rest[1:]
+			}
+			unknown = append(unknown, rest...)
+			break
+		}
+		if !p.isOption(word) {
 			if read.model == "" {
-				read.model = word
+				read.model, afterModel = word, i
 			} else {
 				unknown = append(unknown, word)
 			}
@@ -104,7 +116,7 @@ func (p *argParser) parse(args []string) (read commandLine, err error) {
 			continue
 		}
 		end := i
-		for end < len(words) && !isOption(words[end]) {
+		for end < len(words) && !p.isOption(words[end]) {
 			end++
 		}
 		values := words[i:end]
@@ -137,20 +149,36 @@ func (p *argParser) refuse(format string, args ...any) error {
 	return &UsageError{Text: fmt.Sprintf(format, args...), usage: serveUsage}
 }
 
-// isOption reports whether a word is no value: it begins with a dash and is no negative number, nor has a space in its name.
-func isOption(word string) bool {
-	name, _, _ := strings.Cut(word, "=")
-	if len(word) < 2 || word[0] != '-' || strings.Contains(name, " ") {
+// isOption reports whether a word is no value: it begins with a dash, and is a flag of which a value may follow behind an equals
+// sign, or at least no negative number and without a space (_parse_optional in Python's argparse.py, 3.12).
+func (p *argParser) isOption(word string) bool {
+	if len(word) < 2 || word[0] != '-' {
 		return false
 	}
-	return !negativeNumber.MatchString(word)
+	name, _, _ := strings.Cut(word, "=")
+	return p.begins(name) || !negativeNumber.MatchString(word) && !strings.Contains(word, " ")
+}
+
+// begins reports whether a name is that of a flag, or the beginning of a long one's.
+func (p *argParser) begins(name string) bool {
+	if p.named[name] != nil {
+		return true
+	}
+	for full := range p.named {
+		if strings.HasPrefix(name, "--") && strings.HasPrefix(full, name) {
+			return true
+		}
+	}
+	return false
 }
 
 var negativeNumber = regexp.MustCompile(`^-\d+$|^-\d*\.\d+$`)
 
 // normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py): underscores in names
-// become dashes, -O3 becomes --optimization-level 3, and --flag.key value becomes --flag {"key": value}.
+// become dashes, -O3 becomes --optimization-level 3, and all --flag.key value of one flag become one --flag {"key": value} at
+// the end.
 func (p *argParser) normalise(args []string) (words []string) {
+	var nested object // by flag
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
@@ -163,8 +191,9 @@ func (p *argParser) normalise(args []string) (words []string) {
 				i++
 				value, inline = args[i], true
 				fallthrough
-			case dotted:
-				word = base + "=" + nested(strings.Split(strings.TrimSuffix(keys, "+"), "."), value)
+			case dotted && inline:
+				nested = merge(nested, object{{base, p.nested(keys, value)}})
+				continue
 			case inline:
 				word = base + "=" + value
 			default:
@@ -178,18 +207,59 @@ func (p *argParser) normalise(args []string) (words []string) {
 		}
 		words = append(words, word)
 	}
+	for _, m := range nested {
+		words = append(words, m.name, jsonOf(m.value))
+	}
 	return words
 }
 
-// nested is the JSON of one key of a flag.
-func nested(keys []string, value string) string {
-	if !json.Valid([]byte(value)) {
-		value = quoteJSON(value)
+// nested is the value of --flag.keys: an object for each key, and in the innermost one the value as JSON, as a number with a
+// unit since 0.32.0, or as a text. Behind keys that end with a plus sign it is a list.
+func (p *argParser) nested(keys, text string) (v any) {
+	n, err := humanInt(text)
+	switch {
+	case strings.HasSuffix(keys, "+"):
+		keys = strings.TrimSuffix(keys, "+")
+		list := []any{}
+		for one := range strings.SplitSeq(text, ",") {
+			list = append(list, one)
+		}
+		v = list
+	case json.Valid([]byte(text)):
+		v = decode([]byte(text))
+	case p.face.modern && err == nil:
+		v = json.Number(strconv.Itoa(n))
+	default:
+		v = text
 	}
-	for _, key := range slices.Backward(keys) {
-		value = "{" + quoteJSON(key) + ": " + value + "}"
+	for _, key := range slices.Backward(strings.Split(keys, ".")) {
+		v = object{{key, v}}
 	}
-	return value
+	return v
+}
+
+// merge adds the members of an object to another one: objects are merged, lists are joined, and of other values the later
+// one counts.
+func merge(to, more object) object {
+	for _, m := range more {
+		i := slices.IndexFunc(to, func(x member) bool { return x.name == m.name })
+		if i < 0 {
+			to = append(to, m)
+			continue
+		}
+		switch value := m.value.(type) {
+		case object:
+			if before, ok := to[i].value.(object); ok {
+				m.value = merge(before, value)
+			}
+		case []any:
+			if before, ok := to[i].value.([]any); ok {
+				m.value = slices.Concat(before, value)
+			}
+		}
+		to[i] = m
+	}
+	return to
 }
 
 // find returns the flag of a name: itself, or the only one that begins so; nil when there is none.
@@ -273,7 +343,7 @@ func (f *flagSpec) read(word string) (v any, err error) {
 	case strings.Contains(refusal, "invalid int value"), strings.Contains(refusal, "<class 'int'>"):
 		v, err = strconv.Atoi(strings.ReplaceAll(word, "_", ""))
 	case strings.Contains(refusal, "invalid float value"), strings.Contains(refusal, "<class 'float'>"):
-		v, err = strconv.ParseFloat(strings.ReplaceAll(word, "_", ""), 64)
+		v, err = parseFloat(strings.ReplaceAll(word, "_", ""))
 	case refusal == "" || strings.Contains(refusal, "invalid choice"):
 		v = word
 	default: // JSON of one kind or another
@@ -309,7 +379,8 @@ func (e decimalsError) Error() string {
 
 var humanNumber = regexp.MustCompile(`^(\d+(?:\.\d+)?)([kKmMgGtT])$`)
 
-// humanInt reads an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py).
+// humanInt reads an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py). Python's
+// integers have no end; one that does not fit 64 bits is refused here.
 func humanInt(word string) (int, error) {
 	g := humanNumber.FindStringSubmatch(word)
 	if g == nil {
@@ -318,11 +389,17 @@ func humanInt(word string) (int, error) {
 	power := strings.Index("kmgt", strings.ToLower(g[2])) + 1
 	if g[2] == strings.ToLower(g[2]) {
 		x, err := strconv.ParseFloat(g[1], 64)
-		return int(x * math.Pow(1000, float64(power))), err
+		if x *= math.Pow(1000, float64(power)); err == nil && x >= math.MaxInt {
+			err = strconv.ErrRange
+		}
+		return int(x), err
 	}
 	n, err := strconv.Atoi(g[1])
-	if err != nil {
+	switch {
+	case strings.Contains(g[1], "."):
 		return 0, decimalsError{g[1], g[2]}
+	case err != nil || n > math.MaxInt>>(10*power):
+		return 0, strconv.ErrRange
 	}
 	return n << (10 * power), nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -72,13 +73,17 @@ func (a *api) question(r *http.Request, chat bool) (q question, refusal *refusal
 		refusal = q.readLength(a, body)
 	}
 	if refusal == nil {
-		refusal = q.readSampling(body)
+		refusal = q.readSampling(a.face, body)
 	}
 	return q, refusal
 }
 
-// refused400 is the answer to a client that stopped in the middle of its request.
-var refused400 = refusal{status: http.StatusBadRequest, kind: "BadRequestError", message: "There was an error parsing the body"}
+// refused400 is FastAPI's answer to a body that it cannot read for another reason than its syntax: the client stopped in the
+// middle of it, or it is nested too deeply.
+var refused400 = refusal{status: http.StatusBadRequest, kind: "Bad Request", message: "There was an error parsing the body"}
+
+// mostPrompts is how many prompts a request may have since 0.32.0 (VLLM_MAX_COMPLETION_PROMPTS, which is not read here).
+const mostPrompts = 1024
 
 // checkBody refuses a body that is not of the request's type: first what vLLM's own validators look for, then the fields.
 func (a *api) checkBody(at place, body object, fields []bodyField, chat bool) *refusal {
@@ -90,47 +95,36 @@ func (a *api) checkBody(at place, body object, fields []bodyField, chat bool) *r
 			return bad("stream_options", "%s (parameter=stream_options)", text)
 		}
 		r := a.face.invalid(at, finding{kind: "value_error", text: "Value error, " + text + " (parameter=stream_options)", input: body,
-			ctx: "VLLMValidationError('" + text + "')"})
+			ctx: "'error': VLLMValidationError('" + text + "')"})
 		r.param = "stream_options"
 		return r
 	}
-	if prompt, _ := body.get("prompt"); !chat && (prompt == nil || prompt == "") {
+	prompt, _ := body.get("prompt")
+	if list, _ := prompt.([]any); !chat && a.face.modern && len(list) > mostPrompts {
+		if _, ok := tokenIDs(list, math.MinInt32); !ok {
+			return bad("prompt", "prompt list length %d exceeds the maximum allowed count of %d. To increase this limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable. "+
+				"(parameter=prompt)", len(list), mostPrompts)
+		}
+	}
+	if !chat && (prompt == nil || prompt == "") {
 		const text = "Either prompt or prompt_embeds must be provided and non-empty."
 		if a.face.modern {
 			return bad("prompt", "%s (parameter=prompt)", text)
 		}
-		return a.face.invalid(at, finding{kind: "value_error", text: "Value error, " + text, input: body, ctx: "ValueError('" + text + "')"})
+		return a.face.invalid(at, finding{kind: "value_error", text: "Value error, " + text, input: body, ctx: "'error': ValueError('" + text + "')"})
 	}
 	var findings []finding
 	if chat {
 		findings = checkMessages(body)
-	} else {
-		findings = checkPrompt(body)
 	}
 	for _, x := range fields {
 		v, _ := body.get(x.name)
-		if f := x.check(v); f != nil {
-			findings = append(findings, *f)
-		}
+		findings = append(findings, a.face.check(x, v)...)
 	}
 	if len(findings) > 0 {
 		return a.face.invalid(at, findings...)
 	}
 	return nil
-}
-
-// checkPrompt finds a prompt of another type than those that pydantic tries in turn.
-func checkPrompt(body object) []finding {
-	prompt, _ := body.get("prompt")
-	switch prompt.(type) {
-	case string, []any:
-		return nil
-	}
-	wrong := func(kind, as, text string) finding {
-		return finding{kind: kind, loc: []any{"prompt", as}, text: "Input should be a valid " + text, input: prompt}
-	}
-	return []finding{wrong("list_type", "list[int]", "list"), wrong("list_type", "list[list[int]]", "list"),
-		wrong("string_type", "str", "string"), wrong("list_type", "list[str]", "list")}
 }
 
 // checkMessages finds messages that are no list.
@@ -177,7 +171,7 @@ func (q *question) readPrompts(f *face, body object) *refusal {
 	if len(list) == 0 {
 		return f.noPrompts()
 	}
-	if ids, ok := tokenIDs(list); ok {
+	if ids, ok := tokenIDs(list, f.leastToken()); ok {
 		q.prompts = [][]int32{ids}
 		return nil
 	}
@@ -186,7 +180,7 @@ func (q *question) readPrompts(f *face, body object) *refusal {
 		case string:
 			q.prompts, q.texts = append(q.prompts, Tokenize(one)), true
 		case []any:
-			ids, ok := tokenIDs(one)
+			ids, ok := tokenIDs(one, f.leastToken())
 			if !ok {
 				return bad("", "prompt must be a string or a list of token ids")
 			}
@@ -219,8 +213,16 @@ func (q *question) notEmpty() *refusal {
 	return nil
 }
 
-// tokenIDs reads a list of numbers.
-func tokenIDs(list []any) ([]int32, bool) {
+// leastToken is the lowest number of a token: 0.14.1 takes negative ones too.
+func (f *face) leastToken() int64 {
+	if f.modern {
+		return 0
+	}
+	return math.MinInt32
+}
+
+// tokenIDs reads a list of numbers, of which none is below the least.
+func tokenIDs(list []any, least int64) ([]int32, bool) {
 	ids := make([]int32, len(list))
 	for i, v := range list {
 		n, ok := v.(json.Number)
@@ -228,7 +230,7 @@ func tokenIDs(list []any) ([]int32, bool) {
 			return nil, false
 		}
 		id, err := n.Int64()
-		if err != nil || id < 0 || id > math.MaxInt32 {
+		if err != nil || id < least || id > math.MaxInt32 {
 			return nil, false
 		}
 		ids[i] = int32(id)
@@ -295,7 +297,7 @@ func (q *question) readLength(a *api, body object) *refusal {
 	wanted, given := defaultMaxTokens, !q.chat
 	for _, name := range []string{"max_tokens", "max_completion_tokens"} {
 		if v, _ := body.get(name); v != nil && (q.chat || name == "max_tokens") {
-			wanted, given = int(numberOf(v)), true
+			wanted, given = wholeOf(v), true
 		}
 	}
 	longest := 0
@@ -312,9 +314,6 @@ func (q *question) readLength(a *api, body object) *refusal {
 	q.output = wanted
 	if a.face.modern {
 		q.output = min(wanted, limit-longest)
-	}
-	if q.output < 1 {
-		return badValue("max_tokens", q.output, "max_tokens must be at least 1, got %d.", q.output)
 	}
 	return nil
 }
@@ -350,29 +349,79 @@ func withoutCause(r *refusal) *refusal {
 	return r
 }
 
-// readSampling reads how the answer is made (vllm/sampling_params.py). Most of it changes nothing here, and is checked all the
-// same.
-func (q *question) readSampling(body object) *refusal {
+// mostAnswers is the limit of n (VLLM_MAX_N_SEQUENCES, which is not read here). 0.14.1 has none and would be out of memory: it
+// has this one in the simulation.
+const mostAnswers = 16384
+
+// mostAsks is how many answers a request may ask for in all, of all of its prompts. vLLM has no such limit.
+const mostAsks = 16 * mostAnswers
+
+// readSampling reads how the answer is made (_verify_args in vllm/sampling_params.py, in its order). Most of it changes nothing
+// here, and is checked all the same.
+func (q *question) readSampling(f *face, body object) *refusal {
 	number := func(name string, otherwise float64) float64 {
 		if v, _ := body.get(name); v != nil {
 			return numberOf(v)
 		}
 		return otherwise
 	}
-	q.n = int(number("n", 1))
-	least := int(number("min_tokens", 0))
-	temperature, topP := number("temperature", 1), number("top_p", 1)
+	integer := func(name string, otherwise int) int {
+		if v, _ := body.get(name); v != nil {
+			return wholeOf(v)
+		}
+		return otherwise
+	}
+	q.n = integer("n", 1)
+	least, topK := integer("min_tokens", 0), integer("top_k", 0)
+	presence, frequency := number("presence_penalty", 0), number("frequency_penalty", 0)
+	repetition, temperature := number("repetition_penalty", 1), number("temperature", 1)
+	topP, minP := number("top_p", 1), number("min_p", 0)
+	finite := func(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+	refuse := func(name string, x float64, must string) *refusal {
+		return bad("", "%s must be %s, got %s.", name, must, pythonRepr(x))
+	}
+	refuseValue := func(name string, x float64, must string) *refusal {
+		return badValue(name, pythonRepr(x), "%s must be %s, got %s.", name, must, pythonRepr(x))
+	}
 	switch {
 	case q.n < 1:
 		return bad("", "n must be at least 1, got %d.", q.n)
+	case q.n > mostAnswers && f.modern:
+		return bad("", "n must be at most %d, got %d. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable.", mostAnswers, q.n)
+	case q.n > mostAnswers:
+		return bad("", "n must be at most %d, got %d.", mostAnswers, q.n)
+	case q.n*len(q.prompts) > mostAsks:
+		return bad("", "n for each of %d prompts must be at most %d in all, got %d; this limit is the simulation's.", len(q.prompts), mostAsks, q.n*len(q.prompts))
+	case !(presence >= -2 && presence <= 2):
+		return refuse("presence_penalty", presence, "in [-2, 2]")
+	case !(frequency >= -2 && frequency <= 2):
+		return refuse("frequency_penalty", frequency, "in [-2, 2]")
+	case f.modern && !finite(repetition):
+		return refuse("repetition_penalty", repetition, "a finite number")
+	case repetition <= 0:
+		return refuse("repetition_penalty", repetition, "greater than zero")
+	case f.modern && !finite(temperature):
+		return refuseValue("temperature", temperature, "a finite number")
 	case temperature < 0:
-		return badValue("temperature", pythonRepr(temperature), "temperature must be non-negative, got %s.", pythonRepr(temperature))
-	case topP <= 0 || topP > 1:
-		return badValue("top_p", pythonRepr(topP), "top_p must be in (0, 1], got %s.", pythonRepr(topP))
+		return refuseValue("temperature", temperature, "non-negative")
+	case f.modern && temperature > 2:
+		return refuseValue("temperature", temperature, "in [0, 2]")
+	case !(topP > 0 && topP <= 1):
+		return refuseValue("top_p", topP, "in (0, 1]")
+	case topK < -1:
+		return bad("", "top_k must be 0 (disable), or at least 1, got %d.", topK)
+	case !(minP >= 0 && minP <= 1):
+		return refuse("min_p", minP, "in [0, 1]")
+	case q.output < 1:
+		return badValue("max_tokens", q.output, "max_tokens must be at least 1, got %d.", q.output)
 	case least < 0:
 		return bad("", "min_tokens must be greater than or equal to 0, got %d.", least)
 	case least > q.output:
 		return bad("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", q.output, least)
+	case emptyStop(body):
+		return bad("", "stop cannot contain an empty string.")
+	case temperature < leastTemperature && q.n > 1:
+		return bad("", "n must be 1 when using greedy sampling, got %d.", q.n)
 	}
 	stream, _ := body.get("stream")
 	q.stream = truth(stream)
@@ -384,6 +433,16 @@ func (q *question) readSampling(body object) *refusal {
 		q.allUsage = q.usage && truth(all)
 	}
 	return nil
+}
+
+// leastTemperature is the lowest that is no greedy sampling (_SAMPLING_EPS in vllm/sampling_params.py).
+const leastTemperature = 1e-5
+
+// emptyStop reports whether an answer would end with an empty text.
+func emptyStop(body object) bool {
+	v, _ := body.get("stop")
+	list, _ := v.([]any)
+	return v == "" || slices.ContainsFunc(list, func(one any) bool { return one == "" })
 }
 
 // generate puts the question into the engine and answers.
@@ -409,15 +468,17 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, q question) {
 	s.told = make([]int, len(s.asks))
 	replies := a.live.submit(s.asks)
 	defer a.live.abort(s.asks)
-	for left := len(s.asks); ; {
+	var came []reply
+	for left := len(s.asks); left > 0; {
 		select {
 		case <-r.Context().Done():
 			return
-		case n := <-replies:
-			if q.stream && s.chunk == nil {
-				if s.begin() != nil {
-					return
-				}
+		case <-replies.some:
+		}
+		came = replies.take(came)
+		for _, n := range came {
+			if q.stream && s.chunk == nil && s.begin() != nil {
+				return
 			}
 			if q.stream && s.tokens(n.index, n.news) != nil {
 				return
@@ -425,9 +486,6 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, q question) {
 			if n.last {
 				left--
 			}
-		}
-		if left == 0 {
-			break
 		}
 	}
 	if !q.stream {

@@ -114,6 +114,12 @@ func pythonFloat(x float64) string {
 // pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below 1e-4 and
 // from 1e16 on.
 func pythonRepr(x float64) string {
+	switch {
+	case math.IsNaN(x):
+		return "nan"
+	case math.IsInf(x, 0):
+		return strings.TrimPrefix(strings.ToLower(fmt.Sprint(x)), "+")
+	}
 	if size := math.Abs(x); size != 0 && (size < 1e-4 || size >= 1e16) {
 		return strconv.FormatFloat(x, 'e', -1, 64)
 	}

@@ -9,9 +9,9 @@ import (
 // An ask is one sequence that a client waits for: a request of several prompts or answers has several.
 type ask struct {
 	request *Request
-	index   int          // among those that are answered together
-	replies chan<- reply // never blocked on, never closed
-	kin     *kin         // the answers to the same prompt
+	index   int      // among those that are answered together
+	replies *replies // of all of them
+	kin     *kin     // the answers to the same prompt
 
 	// Times are in seconds of the engine's clock.
 	arrived   float64 // at the API server
@@ -33,6 +33,35 @@ type kin struct {
 type reply struct {
 	index int
 	news
+}
+
+// replies are those that the asks' handler has not taken yet. They take no more memory than there are, and the engine never
+// waits for a handler.
+type replies struct {
+	mu   sync.Mutex
+	list []reply
+	some chan struct{} // of one slot, which is full while there are any
+}
+
+// put appends a reply.
+func (r *replies) put(one reply) {
+	r.mu.Lock()
+	r.list = append(r.list, one)
+	r.mu.Unlock()
+	select {
+	case r.some <- struct{}{}:
+	default:
+	}
+}
+
+// take returns all that have come, in their order, and none where a wake-up came late. The list that it returned before is used
+// again.
+func (r *replies) take(before []reply) []reply {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	came := r.list
+	r.list = before[:0]
+	return came
 }
 
 // news is what one step brings to one ask: its tokens of that step, which are one chunk of a stream.
@@ -88,13 +117,9 @@ func newLive(e *Engine) *live {
 // clock is the engine's clock as it would be without a step's end to wait for.
 func (l *live) clock() float64 { return time.Since(l.began).Seconds() }
 
-// submit queues asks that are answered together. Their tokens come through the channel.
-func (l *live) submit(asks []*ask) <-chan reply {
-	most := 0 // a reply for each token
-	for _, a := range asks {
-		most += a.request.Output
-	}
-	replies := make(chan reply, most)
+// submit queues asks that are answered together. Their tokens come as replies.
+func (l *live) submit(asks []*ask) *replies {
+	replies := &replies{some: make(chan struct{}, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock()
@@ -247,7 +272,7 @@ func (l *live) deliver(now time.Time) {
 		l.due = l.due[1:]
 		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
 		for _, to := range d.to {
-			to.ask.replies <- reply{to.ask.index, to.news}
+			to.ask.replies.put(reply{to.ask.index, to.news})
 			if to.news.last {
 				delete(l.open, to.ask.request)
 			}

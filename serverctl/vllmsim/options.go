@@ -151,8 +151,8 @@ func (o Options) check() error {
 	switch {
 	case o.refused != nil:
 		return o.refused
-	case o.GPUMemoryUtilization <= 0 || o.GPUMemoryUtilization > 1:
-		return &ConfigError{Text: fmt.Sprintf("gpu_memory_utilization must be in (0, 1], got %g.", o.GPUMemoryUtilization)}
+	case !(o.GPUMemoryUtilization > 0 && o.GPUMemoryUtilization <= 1): // not a number is none of both
+		return &ConfigError{Text: fmt.Sprintf("gpu_memory_utilization must be in (0, 1], got %s.", pythonRepr(o.GPUMemoryUtilization))}
 	case o.MaxNumSeqs < 1 || o.MaxNumBatchedTokens < 1 || o.MaxModelLen < 1:
 		return &ConfigError{Text: "Input should be greater than or equal to 1"}
 	case o.MaxNumBatchedTokens < o.MaxNumSeqs:

@@ -453,7 +453,7 @@ func logForms(text string) (forms []string) {
 	return forms
 }
 
-// What vLLM logs of a command line shows how it was read.
+// What vLLM logs of a command line shows how it was read. A dot in the middle of a line is a space within a word.
 func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	for _, row := range []struct{ name, version, args, want string }{
 		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},
@@ -465,12 +465,29 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 		{"several values", "0.14.1", "m --served-model-name a b --max-num-seqs 8", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a', 'b'], 'max_num_seqs': 8}`},
 		{"a flag that may come again", "0.14.1", "m --middleware a --middleware b", `{'model_tag': 'm', 'middleware': ['a', 'b'], 'model': 'm'}`},
 		{"keys of a JSON flag", "0.14.1", "m --compilation-config.mode 3", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'mode': 3}}`},
+		{"several keys of one flag", "0.14.1", "m --speculative-config.method=eagle3 --port 1 --speculative_config.num_speculative_tokens 3", `{'model_tag': 'm', 'port': 1, 'model': 'm', 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}}`},
+		{"keys of keys", "0.14.1", "m --compilation-config.a.b 1 --compilation-config.a.c x --compilation-config.l+ p,q --compilation-config.l+ r --compilation-config.a.b 2",
+			`{'model_tag': 'm', 'model': 'm', 'compilation_config': {'a': {'b': 2, 'c': 'x'}, 'l': ['p', 'q', 'r']}}`},
+		{"a key with a unit", "0.32.0", "m --compilation-config.a 2k", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'a': 2000}}`},
+		{"and without", "0.14.1", "m --compilation-config.a 2k", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'a': '2k'}}`},
+		{"JSON with a space", "0.14.1", `m --speculative-config={"method":·"eagle3",·"num_speculative_tokens":·3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}}`},
+		{"JSON with a space behind an abbreviation", "0.14.1", `--speculative-c={"method":·"ngram","num_speculative_tokens":·3} m`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
+		{"a name with a space", "0.14.1", "m --served-model-name=a·b", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a b']}`},
+		{"an unknown flag with a space is none", "0.14.1", "--no-such=a·b", `{'model_tag': '--no-such=a b', 'model': '--no-such=a b'}`},
+		{"a separator", "0.14.1", "--port 1 -- m", `{'model_tag': 'm', 'port': 1, 'model': 'm'}`},
+		{"a separator behind the model", "0.14.1", "m --", `{'model_tag': 'm', 'model': 'm'}`},
+		{"not a number", "0.14.1", "m --swap-space nan", `{'model_tag': 'm', 'model': 'm', 'swap_space': nan}`},
+		{"without end", "0.14.1", "m --swap-space=-inf --cpu-offload-gb 1e400", `{'model_tag': 'm', 'model': 'm', 'swap_space': -inf, 'cpu_offload_gb': inf}`},
 		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram","num_speculative_tokens":3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
 		{"an optimization level", "0.14.1", "m -O1", `{'model_tag': 'm', 'model': 'm', 'optimization_level': '1'}`},
 		{"keys are shown", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
 		{"and later are not", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},
 	} {
-		o, err := profile(t, "small-fast").ParseArgsOf(row.version, strings.Fields(row.args))
+		args := strings.Fields(row.args)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "·", " ")
+		}
+		o, err := profile(t, "small-fast").ParseArgsOf(row.version, args)
 		if got := o.nonDefault(); err != nil || got != row.want {
 			t.Errorf("%s: %s is read as %s, %v, want %s", row.name, row.args, got, err, row.want)
 		}
@@ -492,5 +509,31 @@ func TestMetricsAreReadByPrometheus(t *testing.T) {
 				t.Error("no counter of drafts although speculation is on")
 			}
 		})
+	}
+}
+
+// What vLLM's parser refuses, beside what was recorded of it (0.32.0).
+func TestCommandLinesAreRefused(t *testing.T) {
+	for _, row := range []struct{ name, args, want string }{
+		{"more behind a separator", "m -- x", "vllm: error: unrecognized arguments: x"},
+		{"two separators", "-- m --", "vllm: error: unrecognized arguments: --"},
+		{"a separator away from the model", "m --enforce-eager -- x", "vllm: error: unrecognized arguments: -- x"},
+		{"no flags behind a separator", "--max-num-seqs 8 -- m n --port 1", "vllm: error: unrecognized arguments: n --port 1"},
+		{"a separator is no value", "m --served-model-name -- x", "vllm serve: error: argument --served-model-name: expected at least one argument"},
+		{"keys of an unknown flag", "m --foo.bar 1", `vllm: error: unrecognized arguments: --foo {"bar": 1}`},
+		{"an unknown flag with a space", "m --no-such=a·b", "vllm: error: unrecognized arguments: --no-such=a b"},
+		{"a hexadecimal number", "m --gpu-memory-utilization 0x1p-1", "invalid float value: '0x1p-1'"},
+		{"not a number", "m --gpu-memory-utilization nan", "gpu_memory_utilization must be in (0, 1], got nan."},
+		{"infinite", "m --gpu-memory-utilization infinity", "gpu_memory_utilization must be in (0, 1], got inf."},
+		{"more than 64 bits", "m --max-model-len 99999999999t", "invalid human_readable_int_or_auto value: '99999999999t'"},
+		{"more than 64 bits in binary units", "m --max-num-batched-tokens 8388608T", "invalid human_readable_int value: '8388608T'"},
+	} {
+		args := strings.Fields(row.args)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "·", " ")
+		}
+		if o, err := profile(t, "small-fast").ParseArgsOf("0.32.0", args); err == nil || !strings.HasSuffix(err.Error(), row.want) {
+			t.Errorf("%s: %s is read as %+v, %v, want %s", row.name, row.args, o, err, row.want)
+		}
 	}
 }

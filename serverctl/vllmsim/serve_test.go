@@ -207,6 +207,9 @@ func TestServeRefusesAsVLLMDoes(t *testing.T) {
 	}{
 		{"an unknown flag", []string{"m", "--no-such-flag"}, 2, "unrecognized arguments: --no-such-flag"},
 		{"a KV cache that is too small", []string{"m", "--gpu-memory-utilization", "0.6", "--max-model-len", "100000", "--port", "0"}, 1, "To serve at least one request"},
+		{"a context beyond all memory", []string{"m", "--max-model-len", "9000000000000000000", "--port", "0"}, 1, "To serve at least one request"},
+		{"a port beyond 16 bits", []string{"m", "--port", "99999"}, 1, "OverflowError: bind(): port must be 0-65535."},
+		{"a negative port", []string{"m", "--port", "-1"}, 1, "OverflowError: bind(): port must be 0-65535."},
 		{"a taken port", []string{"m", "--port", fmt.Sprint(taken.Addr().(*net.TCPAddr).Port)}, 1, "Address already in use"},
 	} {
 		err := p.Serve(t.Context(), row.args, io.Discard)

@@ -2,6 +2,7 @@ package vllmsim
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strconv"
@@ -19,6 +20,9 @@ type socket struct{ file *os.File }
 
 // bind takes the port, or says in Python's words why it cannot.
 func bind(host string, port int) (*socket, error) {
+	if port < 0 || port > math.MaxUint16 {
+		return nil, &StartError{Text: "OverflowError: bind(): port must be 0-65535."}
+	}
 	address, err := net.ResolveTCPAddr("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {
 		return nil, &StartError{Text: fmt.Sprintf("socket.gaierror: [Errno -2] Name or service not known: %v", err)}

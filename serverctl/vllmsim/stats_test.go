@@ -96,10 +96,12 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		came := make([]int, len(asks))
 		replies := l.submit(asks)
 		for left := len(asks); left > 0; {
-			r := <-replies
-			came[r.index] += r.tokens
-			if r.last {
-				left--
+			<-replies.some
+			for _, r := range replies.take(nil) {
+				came[r.index] += r.tokens
+				if r.last {
+					left--
+				}
 			}
 		}
 		cancel()

@@ -1,7 +1,9 @@
 package vllmsim
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"mime"
@@ -82,8 +84,11 @@ type finding struct {
 	loc   []any // names and indexes below the body
 	text  string
 	input any    // of JSON; see decode
-	ctx   string // Python's repr of the value of 'ctx'; empty without
+	ctx   string // Python's repr of what is in the dict 'ctx'; empty without
 }
+
+// mostFindings is how many later versions tell.
+const mostFindings = 10
 
 // invalid is the refusal of a body of another type.
 func (f *face) invalid(at place, findings ...finding) *refusal {
@@ -93,7 +98,11 @@ func (f *face) invalid(at place, findings ...finding) *refusal {
 	}
 	message := fmt.Sprintf("%d validation %s:\n", len(findings), label)
 	var texts []string
-	for _, x := range findings {
+	for i, x := range findings {
+		if f.modern && i == mostFindings {
+			message += fmt.Sprintf("  ...and %d more %s\n", len(findings)-i, label)
+			break
+		}
 		texts = append(texts, f.finding(x))
 		message += "  " + texts[len(texts)-1] + "\n"
 	}
@@ -135,7 +144,7 @@ func (f *face) finding(x finding) string {
 	}
 	ctx := ""
 	if x.ctx != "" {
-		ctx = ", 'ctx': {'error': " + x.ctx + "}"
+		ctx = ", 'ctx': {" + x.ctx + "}"
 	}
 	return fmt.Sprintf("{'type': %s, 'loc': %s, 'msg': %s, 'input': %s%s}", pythonQuote(x.kind), loc, pythonQuote(x.text), input, ctx)
 }
@@ -238,59 +247,202 @@ func pythonOf(v any) string {
 	return pythonValue(v)
 }
 
+// jsonOf writes a value of JSON as Python's json.dumps does, but for characters beyond ASCII, which stay as they are.
+func jsonOf(v any) string {
+	switch v := v.(type) {
+	case object:
+		pairs := make([]string, len(v))
+		for i, m := range v {
+			pairs[i] = quoteJSON(m.name) + ": " + jsonOf(m.value)
+		}
+		return "{" + strings.Join(pairs, ", ") + "}"
+	case []any:
+		texts := make([]string, len(v))
+		for i, x := range v {
+			texts[i] = jsonOf(x)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	case string:
+		return quoteJSON(v)
+	case nil:
+		return "null"
+	}
+	return fmt.Sprint(v) // a bool or a number
+}
+
 // A bodyField is one field of a request that the simulation checks.
 type bodyField struct {
 	name string
-	kind string // int, float, bool or object
+	kind string // int, float, bool, str, object, stop, bias or prompt
 }
 
 // The fields in the order of vLLM's classes, which is that of the findings (CompletionRequest and ChatCompletionRequest).
 var (
-	completionFields = []bodyField{{"echo", "bool"}, {"frequency_penalty", "float"}, {"max_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
-		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
-	chatFields = []bodyField{{"frequency_penalty", "float"}, {"max_tokens", "int"}, {"max_completion_tokens", "int"}, {"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"},
-		{"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"}, {"top_p", "float"}, {"top_k", "int"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
+	completionFields = []bodyField{{"model", "str"}, {"prompt", "prompt"}, {"echo", "bool"}, {"frequency_penalty", "float"}, {"logit_bias", "bias"}, {"max_tokens", "int"},
+		{"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"}, {"stop", "stop"}, {"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"},
+		{"top_p", "float"}, {"top_k", "int"}, {"min_p", "float"}, {"repetition_penalty", "float"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
+	chatFields = []bodyField{{"model", "str"}, {"frequency_penalty", "float"}, {"logit_bias", "bias"}, {"max_tokens", "int"}, {"max_completion_tokens", "int"},
+		{"n", "int"}, {"presence_penalty", "float"}, {"seed", "int"}, {"stop", "stop"}, {"stream", "bool"}, {"stream_options", "object"}, {"temperature", "float"},
+		{"top_p", "float"}, {"top_k", "int"}, {"min_p", "float"}, {"repetition_penalty", "float"}, {"ignore_eos", "bool"}, {"min_tokens", "int"}}
 )
 
-// check returns what is wrong with a value of a field, or nil. Null is a field that is not given.
-func (x bodyField) check(v any) *finding {
+// check returns what is wrong with a value of a field. Null is a field that is not given.
+func (f *face) check(x bodyField, v any) []finding {
+	loc := []any{x.name}
 	if v == nil {
 		return nil
 	}
-	wrong := func(kind, text string) *finding {
-		return &finding{kind: kind, loc: []any{x.name}, text: text, input: v}
+	switch x.kind {
+	case "prompt":
+		return f.checkPrompt(v)
+	case "stop":
+		return f.checkStop(v)
+	case "bias":
+		biases, ok := v.(object)
+		if !ok {
+			return []finding{{kind: "dict_type", loc: loc, text: "Input should be a valid dictionary", input: v}}
+		}
+		var found []finding
+		for _, m := range biases {
+			found = append(found, checkScalar("float", []any{x.name, m.name}, m.value)...)
+		}
+		return found
+	case "object":
+		if _, ok := v.(object); !ok {
+			return []finding{{kind: "model_attributes_type", loc: loc, text: "Input should be a valid dictionary or object to extract fields from", input: v}}
+		}
+		return nil
+	}
+	return checkScalar(x.kind, loc, v)
+}
+
+// checkScalar returns what is wrong with a value that is to be an int, a float, a bool or a str: at most one finding.
+func checkScalar(as string, loc []any, v any) []finding {
+	wrong := func(kind, text string) []finding {
+		return []finding{{kind: kind, loc: loc, text: text, input: v}}
 	}
 	number, isNumber := v.(json.Number)
 	text, isText := v.(string)
 	_, isBool := v.(bool)
-	_, isObject := v.(object)
 	switch {
-	case x.kind == "object" && !isObject:
-		return wrong("model_attributes_type", "Input should be a valid dictionary or object to extract fields from")
-	case x.kind == "bool" && isText && !slices.Contains(boolWords, strings.ToLower(text)):
+	case as == "str" && !isText:
+		return wrong("string_type", "Input should be a valid string")
+	case as == "bool" && isText && !slices.Contains(boolWords, strings.ToLower(text)):
 		return wrong("bool_parsing", "Input should be a valid boolean, unable to interpret input")
-	case x.kind == "bool" && isNumber && number != "0" && number != "1":
+	case as == "bool" && isNumber && number != "0" && number != "1":
 		return wrong("bool_parsing", "Input should be a valid boolean, unable to interpret input")
-	case x.kind == "bool" && !isText && !isNumber && !isBool:
+	case as == "bool" && !isText && !isNumber && !isBool:
 		return wrong("bool_type", "Input should be a valid boolean")
-	case x.kind == "int" && isText && !parses(strconv.Atoi, text):
+	case as == "int" && isText && !parses(parseInt, text):
 		return wrong("int_parsing", "Input should be a valid integer, unable to parse string as an integer")
-	case x.kind == "int" && isNumber && !whole(number):
+	case as == "int" && isNumber && !whole(number):
 		return wrong("int_from_float", "Input should be a valid integer, got a number with a fractional part")
-	case x.kind == "int" && !isText && !isNumber && !isBool:
+	case as == "int" && isNumber && strings.ContainsAny(number.String(), ".eE") && math.Abs(numberOf(v)) >= 1<<63:
+		return wrong("int_parsing_size", "Unable to parse input string as an integer, exceeded maximum size")
+	case as == "int" && !isText && !isNumber && !isBool:
 		return wrong("int_type", "Input should be a valid integer")
-	case x.kind == "float" && isText && !parses(parseFloat, text):
+	case as == "float" && isText && !parses(parseFloat, text):
 		return wrong("float_parsing", "Input should be a valid number, unable to parse string as a number")
-	case x.kind == "float" && !isText && !isNumber && !isBool:
+	case as == "float" && !isText && !isNumber && !isBool:
 		return wrong("float_type", "Input should be a valid number")
 	}
 	return nil
 }
 
+// checkPrompt finds a prompt of another type than those that pydantic tries in turn. Since 0.32.0 a token's number is no
+// negative one.
+func (f *face) checkPrompt(prompt any) []finding {
+	list, isList := prompt.([]any)
+	if _, isText := prompt.(string); isText || isList && len(list) == 0 {
+		return nil
+	}
+	const ints, lists, text, texts = "list[int]", "list[list[int]]", "str", "list[str]"
+	noText := finding{kind: "string_type", loc: []any{"prompt", text}, text: "Input should be a valid string", input: prompt}
+	noList := func(input any, loc ...any) finding {
+		return finding{kind: "list_type", loc: append([]any{"prompt"}, loc...), text: "Input should be a valid list", input: input}
+	}
+	if !isList {
+		return []finding{noList(prompt, ints), noList(prompt, lists), noText, noList(prompt, texts)}
+	}
+	var asInts, asLists, asTexts []finding
+	for i, v := range list {
+		asInts = append(asInts, f.checkToken(v, "prompt", ints, i)...)
+		asTexts = append(asTexts, checkScalar("str", []any{"prompt", texts, i}, v)...)
+		inner, ok := v.([]any)
+		if !ok {
+			asLists = append(asLists, noList(v, lists, i))
+		}
+		for j, w := range inner {
+			asLists = append(asLists, f.checkToken(w, "prompt", lists, i, j)...)
+		}
+	}
+	if len(asInts) == 0 || len(asLists) == 0 || len(asTexts) == 0 {
+		return nil
+	}
+	return slices.Concat(asInts, asLists, []finding{noText}, asTexts)
+}
+
+// checkToken finds what is no number of a token.
+func (f *face) checkToken(v any, loc ...any) []finding {
+	found := checkScalar("int", loc, v)
+	if v == nil {
+		return []finding{{kind: "int_type", loc: loc, text: "Input should be a valid integer"}}
+	}
+	if f.modern && len(found) == 0 && numberOf(v) < 0 {
+		return []finding{{kind: "greater_than_equal", loc: loc, text: "Input should be greater than or equal to 0", input: v, ctx: "'ge': 0"}}
+	}
+	return found
+}
+
+// mostStops is how many texts that end an answer later versions take (VLLM_MAX_STOP_STRINGS).
+const mostStops = 4
+
+// checkStop finds what is neither a text nor a list of texts.
+func (f *face) checkStop(v any) []finding {
+	if _, ok := v.(string); ok {
+		return nil
+	}
+	found := checkScalar("str", []any{"stop", "str"}, v)
+	list, ok := v.([]any)
+	switch {
+	case !ok:
+		return append(found, finding{kind: "list_type", loc: []any{"stop", "list[str]"}, text: "Input should be a valid list", input: v})
+	case f.modern && len(list) > mostStops:
+		return append(found, finding{kind: "too_long", loc: []any{"stop", "list[str]"}, text: fmt.Sprintf("List should have at most %d items after validation, not %d", mostStops, len(list)),
+			input: v, ctx: fmt.Sprintf("'field_type': 'List', 'max_length': %d, 'actual_length': %d", mostStops, len(list))})
+	}
+	for i, one := range list {
+		found = append(found, checkScalar("str", []any{"stop", "list[str]", i}, one)...)
+	}
+	if len(found) == 1 { // it is a list, and all of it are texts
+		return nil
+	}
+	return found
+}
+
 // boolWords are the words that pydantic takes for a bool.
 var boolWords = []string{"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"}
 
-func parseFloat(s string) (float64, error) { return strconv.ParseFloat(s, 64) }
+// parseFloat reads a number as Python does, which has no hexadecimal ones, and for which one that is too large is infinite.
+func parseFloat(s string) (float64, error) {
+	x, err := strconv.ParseFloat(s, 64)
+	switch {
+	case strings.ContainsAny(s, "xX_"):
+		return 0, strconv.ErrSyntax
+	case errors.Is(err, strconv.ErrRange):
+		return x, nil
+	}
+	return x, err
+}
+
+// parseInt reads an integer. Python's have no end: one that does not fit 64 bits is the last that does.
+func parseInt(s string) (int, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if errors.Is(err, strconv.ErrRange) {
+		return int(n), nil
+	}
+	return int(n), err
+}
 
 func parses[T any](parse func(string) (T, error), text string) bool {
 	_, err := parse(strings.TrimSpace(text))
@@ -299,7 +451,7 @@ func parses[T any](parse func(string) (T, error), text string) bool {
 
 func whole(n json.Number) bool {
 	x, err := n.Float64()
-	return err == nil && x == math.Trunc(x)
+	return (err == nil || errors.Is(err, strconv.ErrRange)) && x == math.Trunc(x)
 }
 
 // numberOf returns a checked value of a field as a number.
@@ -317,6 +469,18 @@ func numberOf(v any) float64 {
 		}
 	}
 	return 0
+}
+
+// wholeOf returns a checked value of a field as an integer.
+func wholeOf(v any) int {
+	text, isText := v.(string)
+	if number, ok := v.(json.Number); ok {
+		text, isText = number.String(), true
+	}
+	if n, err := parseInt(strings.TrimSpace(text)); isText && err == nil {
+		return n
+	}
+	return int(numberOf(v)) // less than 1<<63: that was checked
 }
 
 // truth returns a checked value of a field as a bool.
@@ -351,9 +515,15 @@ func (f *face) body(at place, contentType string, text []byte) (object, *refusal
 	if len(text) == 0 {
 		return nil, f.invalid(at, finding{kind: "missing", text: "Field required"})
 	}
-	if !json.Valid(text) {
-		said, pos := pythonSyntax(text)
-		return nil, f.invalid(at, finding{kind: "json_invalid", loc: []any{pos}, text: "JSON decode error", input: object{}, ctx: pythonQuote(said)})
+	valid, said, pos := json.Valid(text), "", 0
+	if !valid || bytes.Count(text, []byte("["))+bytes.Count(text, []byte("{")) > deepest {
+		said, pos = pythonSyntax(text)
+	}
+	switch {
+	case said == tooDeep:
+		return nil, &refused400
+	case !valid:
+		return nil, f.invalid(at, finding{kind: "json_invalid", loc: []any{pos}, text: "JSON decode error", input: object{}, ctx: "'error': " + pythonQuote(said)})
 	}
 	o, ok := decode(text).(object)
 	if ok {
