@@ -155,6 +155,9 @@ func (s *sweeping) choose(only []string) error {
 		}
 	}
 	for _, name := range only {
+		if name == "" {
+			return usage("--config is empty; known are %s", strings.Join(names, ", "))
+		}
 		if !slices.Contains(names, name) {
 			return usage("--config %s: %s has no such config; %s", name, s.file.Path, space.DidYouMean(name, names))
 		}

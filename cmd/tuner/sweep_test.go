@@ -118,6 +118,16 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	if same < 75 || cells != 80 {
 		t.Errorf("%d of %d verdicts are those of the manual sweep, want 75 of 80", same, cells)
 	}
+	simulated, gained := readTable(t, filepath.Join(dir, "phase1_winners.csv")), readTable(t, filepath.Join(manualTables, "phase1_winners.csv"))
+	page, err := os.ReadFile(filepath.Join(repo, "docs", "sweep.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := 1; r < len(gained); r++ {
+		if row := "\n| `" + gained[r][0] + "` | " + simulated[r][2] + " | " + gained[r][2] + " |\n"; !strings.Contains(string(page), row) {
+			t.Errorf("docs/sweep.md has no row %q of the simulated and the measured highest rate", row)
+		}
+	}
 	for _, name := range []string{"configs", "winners"} {
 		name = "phase1_" + name + ".csv"
 		sameLayout(t, name, readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name)))
@@ -324,6 +334,11 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		if got := strings.Join(s.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.words, "tie") {
 			t.Errorf("%s: cannot tell\n%s\nwant %q", row.name, got, row.limits)
 		}
+	}
+	single := swept(t, "ppf")
+	single.sweep.Requests = 1
+	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the p99 of 1 request hangs on a single one.") {
+		t.Errorf("of one request it says %q", got)
 	}
 	var t2 textLines
 	swept(t, "pff", "pfp").writeStandings(&t2)

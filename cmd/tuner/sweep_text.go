@@ -64,6 +64,9 @@ func (s *sweeping) writeHead(t *textLines) {
 	if name := s.file.Server.Simulate; name != "" {
 		by = "simulated " + name
 	}
+	if s.file.Server.Simulate == "" && s.simulated() {
+		by += " (simulated)"
+	}
 	t.item("sweep", "%s: %s x %s x %s, %s", s.file.Name, counted(len(s.configs), "config"), counted(len(s.sweep.Levels), load), counted(s.sweep.Requests, "request"), by)
 	if args := s.file.Server.Args; len(args) > 0 {
 		t.item("args", "%s for every config", strings.Join(args, " "))
@@ -79,6 +82,11 @@ func (s *sweeping) writeHead(t *textLines) {
 	}
 	t.item("cache", "%s; %s, then %s between loads", cache, warm, s.sweep.Cooldown)
 	t.item("SLO", "%s", s.file.SLO())
+}
+
+// simulated reports whether a server was a simulated one, by the file or by its own log.
+func (s *sweeping) simulated() bool {
+	return s.file.Server.Simulate != "" || slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.result.Facts.Simulated })
 }
 
 // counted is a number of things.
@@ -345,7 +353,7 @@ func (s *sweeping) writeDetail(t *textLines) {
 // writeNotes says what a reader must know of single figures, and of all.
 func (s *sweeping) writeNotes(t *textLines) {
 	var notes []string
-	if s.file.Server.Simulate != "" {
+	if s.simulated() {
 		notes = append(notes, "simulated: no GPU is behind these figures")
 	}
 	for i := range s.configs {
@@ -405,8 +413,8 @@ func (s *sweeping) drawLimit() string {
 	if slow == 1 {
 		slowest = "a single one"
 	}
-	return fmt.Sprintf("One draw: the p%g of %d requests hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, s.sweep.Requests, slowest)
+	return fmt.Sprintf("One draw: the p%g of %s hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
+		highest.Percentile, counted(s.sweep.Requests, "request"), slowest)
 }
 
 // gridLimit says between which loads nothing is known of the best.

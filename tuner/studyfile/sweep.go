@@ -50,6 +50,10 @@ func defaultSweep() *Sweep {
 // mostGrid is how many rates a sweep may have, and mostConfigs how many configs: more are no manual sweep.
 const mostGrid, mostConfigs = 1000, 200
 
+// mostRequests is how many requests a load of a sweep may have. Each one's prompt and answer are kept until the end: 1.5 million
+// were seen to take 2.9 GB.
+const mostRequests = 200_000
+
 func (d *decoder) sweep(f *File, path string, n ast.Node) {
 	s := defaultSweep()
 	f.Sweep = s
@@ -57,7 +61,7 @@ func (d *decoder) sweep(f *File, path string, n ast.Node) {
 		"configs":       func(path string, n ast.Node) { d.configs(s, path, n) },
 		"rates":         func(path string, n ast.Node) { d.rates(s, path, n) },
 		"concurrencies": func(path string, n ast.Node) { d.concurrencies(s, path, n) },
-		"requests":      d.whole(&s.Requests, 1, mostTokens),
+		"requests":      d.whole(&s.Requests, 1, mostRequests),
 		"warm_up":       func(path string, n ast.Node) { d.warmUp(&s.WarmUp, path, n) },
 		"cooldown":      d.duration(&s.Cooldown, 0, "s"),
 		"cache":         oneOf(d, &s.Cache, trial.Carried, trial.Reset),
@@ -125,7 +129,7 @@ func (d *decoder) ascending(to *float64, path string, n ast.Node, low, high floa
 
 func (d *decoder) warmUp(w *WarmUp, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"requests": d.whole(&w.Requests, 0, mostTokens),
+		"requests": d.whole(&w.Requests, 0, mostRequests),
 		"rate":     d.real(&w.Rate, leastRate, mostRate),
 		"cooldown": d.duration(&w.Cooldown, 0, "s"),
 	})
@@ -158,6 +162,14 @@ func (d *decoder) checkSweep(f *File) {
 	}
 	if streams && f.Load.Driver == VLLMBench {
 		d.failAtKey("sweep.concurrencies", "driver %s is for rates; write driver: %s", VLLMBench, TunerBench)
+	}
+	if n := len(s.Concurrencies); n > 0 && s.Requests < 2*s.Concurrencies[n-1] {
+		at := "sweep.requests"
+		if d.nodes[at] == nil {
+			at = "sweep.concurrencies"
+		}
+		d.failAtKey(at, "%d requests are too few for a concurrency of %d, which would hardly be reached; write requests: %d, or lower concurrencies",
+			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
 	if s.WarmUp.Requests == 0 && (d.nodes["sweep.warm_up.rate"] != nil || d.nodes["sweep.warm_up.cooldown"] != nil) {
 		d.failAtKey("sweep.warm_up.requests", "sweep.warm_up of 0 requests has no rate and no cooldown; remove them, or warm up with some")
