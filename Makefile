@@ -20,7 +20,7 @@ PACKAGES := ./... ./.ci/testsum
 .PHONY: help build demo test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
 
 help: ## Show the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build bin/tuner.
 	CGO_ENABLED=1 go build -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/tuner

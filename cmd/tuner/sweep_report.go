@@ -45,7 +45,8 @@ func (s *sweeping) records() [][]string {
 	for _, c := range columns {
 		head = append(head, c.name)
 	}
-	records := [][]string{append(head, maxConcurrent.key, "kv_cache_gib", "trouble")}
+	records := [][]string{append(head, maxConcurrent.key, "kv_cache_gib", "simulated", "trouble")}
+	simulated := strconv.FormatBool(s.simulated())
 	for i := range s.configs {
 		c := &s.configs[i]
 		kv := ""
@@ -58,11 +59,12 @@ func (s *sweeping) records() [][]string {
 			for _, column := range columns {
 				line = append(line, column.value(r))
 			}
-			records = append(records, append(line, maxConcurrent.word(c, p), kv, ""))
+			records = append(records, append(line, maxConcurrent.word(c, p), kv, simulated, ""))
 		}
 		if trouble := c.trouble(); trouble != "" {
 			line := make([]string, len(records[0]))
-			line[0], line[len(line)-2], line[len(line)-1] = c.Name, kv, trouble
+			line[0] = c.Name
+			copy(line[len(line)-3:], []string{kv, simulated, trouble})
 			records = append(records, line)
 		}
 	}
