@@ -196,7 +196,7 @@ func (p *plan) ignored() []string {
 	}
 	var names []string
 	for _, flag := range flags {
-		name, _, _ := strings.Cut(strings.TrimPrefix(flag.Name, "no-"), ".")
+		name := flag.Base()
 		if vllmsim.Ignores(name) && !slices.Contains(names, "--"+name) {
 			names = append(names, "--"+name)
 		}

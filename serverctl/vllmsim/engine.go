@@ -28,6 +28,9 @@ func (r *Request) Finished() bool { return r.Tokens >= r.Output }
 // decodes reports whether the request's next step is a decode: all of it but the last token is computed.
 func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
 
+// forget lets go of what was computed. Blocks that are held must have been given back.
+func (r *Request) forget() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
+
 // lacks returns how many blocks the request needs besides its own to compute n more tokens.
 func (r *Request) lacks(n int) int { return (r.computed+n+blockSize-1)/blockSize - len(r.blocks) }
 
@@ -211,7 +214,7 @@ func (e *Engine) admit(b *batch, budget *int) {
 		idle := e.findCached(r)
 		n := min(r.length()-r.computed, *budget)
 		if r.lacks(n)+idle > e.pool.free {
-			r.blocks, r.computed, r.chain = r.blocks[:0], 0, 0
+			r.forget()
 			break
 		}
 		e.pool.hold(r.blocks)
@@ -319,7 +322,7 @@ func (e *Engine) preempt(r *Request) {
 
 func (e *Engine) release(r *Request) {
 	e.pool.release(r.blocks)
-	r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0
+	r.forget()
 }
 
 // emit gives its tokens to every running request that is computed up to its end, and lets the finished ones go.

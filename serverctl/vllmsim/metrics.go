@@ -145,31 +145,35 @@ func (m *metrics) tokens() {
 	}
 }
 
+// A namedHistogram is a histogram with what stands above it.
+type namedHistogram struct {
+	name, help string
+	h          *histogram
+}
+
+func (m *metrics) histograms(list []namedHistogram) {
+	for _, h := range list {
+		m.histogram(h.name, h.help, m.labels, h.h)
+	}
+}
+
 // requests are the histograms of sizes.
 func (m *metrics) requests() {
 	s := m.stats
-	for _, h := range []struct {
-		name, help string
-		h          *histogram
-	}{
+	m.histograms([]namedHistogram{
 		{"vllm:request_prompt_tokens", "Number of prefill tokens processed.", s.requestPromptTokens},
 		{"vllm:request_generation_tokens", "Number of generation tokens processed.", s.requestGenerationTokens},
 		{"vllm:iteration_tokens_total", "Histogram of number of tokens per engine_step.", s.iterationTokens},
 		{"vllm:request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", s.longestGeneration},
 		{"vllm:request_params_n", "Histogram of the n request parameter.", s.answers},
 		{"vllm:request_params_max_tokens", "Histogram of the max_tokens request parameter.", s.maxTokens},
-	} {
-		m.histogram(h.name, h.help, m.labels, h.h)
-	}
+	})
 }
 
 // intervals are the histograms of times, and what vLLM counts after them.
 func (m *metrics) intervals() {
 	s := m.stats
-	for _, h := range []struct {
-		name, help string
-		h          *histogram
-	}{
+	m.histograms([]namedHistogram{
 		{"vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", s.firstToken},
 		{"vllm:inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", s.interToken},
 		{"vllm:request_time_per_output_token_seconds", "Histogram of time_per_output_token_seconds per request.", s.perOutputToken},
@@ -178,9 +182,7 @@ func (m *metrics) intervals() {
 		{"vllm:request_inference_time_seconds", "Histogram of time spent in RUNNING phase for request.", s.inference},
 		{"vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", s.prefill},
 		{"vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", s.decode},
-	} {
-		m.histogram(h.name, h.help, m.labels, h.h)
-	}
+	})
 	if m.face.modern {
 		m.histogram("vllm:request_num_preemptions", "Histogram of the number of times a request was preempted.", m.labels, s.preemptions)
 	}

@@ -92,6 +92,9 @@ func (e *Engine) touch(full, filled []int32) {
 // settle ends a span: it brings the fields of the running requests up to date.
 func (e *Engine) settle() {
 	s := &e.span
+	if s.left+s.steps == 0 {
+		return // there is none
+	}
 	if s.steps > 0 {
 		for _, r := range e.running {
 			r.Tokens += s.steps

@@ -67,6 +67,13 @@ type Flag struct {
 	Index  int      // 0-based place of its word in the args
 }
 
+// Base is the flag that a word of a command line is about: --compilation-config.mode sets part of --compilation-config, and --no-x
+// sets x.
+func (f Flag) Base() string {
+	name, _, _ := strings.Cut(f.Name, ".")
+	return strings.TrimPrefix(name, "no-")
+}
+
 // The words after a flag are its values unless they look like flags; -1 does not.
 var flagWord = regexp.MustCompile(`^--?[A-Za-z]`)
 

@@ -120,7 +120,7 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 		return
 	}
 	for _, flag := range flags {
-		name := searchedName(flag.Name)
+		name := flag.Base()
 		searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool {
 			return p.Name == name || p.Name == space.SpeculativeTokens && name == "speculative-config"
 		})
@@ -130,13 +130,6 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 			d.failAt(at(flag.Index), "--%s is in %s and searched; remove one of them", name, path)
 		}
 	}
-}
-
-// searchedName is the flag that a word of a command line is about: --compilation-config.mode sets part of
-// --compilation-config, and --no-x sets x.
-func searchedName(name string) string {
-	name, _, _ = strings.Cut(name, ".")
-	return strings.TrimPrefix(name, "no-")
 }
 
 // qualityFlags change the answers of the model and not only their speed.
@@ -233,7 +226,7 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 		at := item("server.current", flag.Index)
 		if _, twice := given[flag.Name]; twice {
 			d.failAt(at, "--%s is in server.args already, which every trial has; remove it here", flag.Name)
-		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && ours[searchedName(flag.Name)] == "" {
+		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && ours[flag.Base()] == "" {
 			d.failAt(at, "server.current: %v", err)
 		}
 	}

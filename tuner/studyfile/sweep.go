@@ -197,7 +197,7 @@ func (d *decoder) checkConfig(f *File, c Config) {
 	}
 	given := fixed(f.Server.Args)
 	for _, flag := range flags {
-		if _, twice := given[searchedName(flag.Name)]; twice {
+		if _, twice := given[flag.Base()]; twice {
 			d.failAt(at(flag.Index), "--%s is in server.args already, which every config has; remove it in one of them", flag.Name)
 		}
 	}
