@@ -24,6 +24,9 @@ const (
 
 // chance returns the generator of one purpose, stream and number, such as an epoch. Numbers stay far below 2^48.
 func chance(seed uint64, what purpose, stream Stream, n int) *rand.Rand {
+	const golden = 0x9e3779b97f4a7c15 // spreads the numbers of draws over all seeds
+	seed ^= uint64(stream>>drawBits) * golden
+	stream &= 1<<drawBits - 1
 	return rand.New(rand.NewPCG(seed, uint64(what)<<56|uint64(stream)<<48|uint64(n)))
 }
 

@@ -5,7 +5,7 @@ import (
 )
 
 func (p Plan) clock(stream Stream) *clock {
-	return &clock{gap: p.Arrivals.gaps(chance(p.Seed, gapDraws, stream, 0)), rate: p.Rate}
+	return &clock{gap: p.Arrivals.gaps(chance(p.Seed, gapDraws, stream.Draw(p.Draw), 0)), rate: p.Rate}
 }
 
 // rescaled is the window's clock at such a rate that the last arrival is due at MinRequests/Rate.
@@ -62,7 +62,7 @@ func (p Plan) Schedule() Schedule {
 			if due >= p.LeadIn {
 				break
 			}
-			if !yield(Arrival{due, LeadIn, i, p.Source.Request(LeadInStream, i)}) {
+			if !yield(Arrival{due, LeadIn, i, p.Source.Request(LeadInStream.Draw(p.Draw), i)}) {
 				return
 			}
 		}
@@ -78,7 +78,7 @@ const forEver = int(^uint(0) >> 1)
 // send yields n requests of a stream, due from a time on, and reports whether more are wanted.
 func (p Plan) send(yield func(Arrival) bool, c *clock, from time.Duration, n int, phase Phase, stream Stream) bool {
 	for i := range n {
-		if !yield(Arrival{from + c.next(), phase, i, p.Source.Request(stream, i)}) {
+		if !yield(Arrival{from + c.next(), phase, i, p.Source.Request(stream.Draw(p.Draw), i)}) {
 			return false
 		}
 	}

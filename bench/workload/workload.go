@@ -43,6 +43,13 @@ const (
 	RunOutStream
 )
 
+// Draw returns another sequence of the same population and purpose; draw 0 is the stream itself. A measurement that is to be
+// independent of an earlier one takes fresh draws, one that is to be compared with it takes the same.
+func (s Stream) Draw(n int) Stream { return s | Stream(n)<<drawBits }
+
+// drawBits keeps the number of a draw above the streams.
+const drawBits = 8
+
 // A Phase is the part of a probe in which a request is due.
 type Phase uint8
 
@@ -92,6 +99,7 @@ type Plan struct {
 	Window      time.Duration // the window lasts at least this long
 	MinRequests int           // and until at least this many requests are due in it
 	Arrivals    Arrivals      // how the gaps between arrivals are spread
+	Draw        int           // which of the independent draws of requests and arrivals, from 0
 
 	// Rescale makes the arrivals those of vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33): exactly
 	// MinRequests, all counted, their times stretched so that the last one is due at MinRequests/Rate. There is no lead-in and
