@@ -59,7 +59,7 @@ func (t *Trend) count(s *Sample, rules Rules) {
 	}
 	for i := range t.Over {
 		l := t.Over[i].Limit
-		if s.OK() && l.over(s, rules) || s.Failure == "" && s.End == 0 && l.overdue(s, rules, t.Now) {
+		if s.OK() && l.over(s, rules) || s.Failure == "" && s.End == 0 && l.Overdue(s, rules, t.Now) {
 			t.Over[i].Over++
 			broken = true
 		}
@@ -69,9 +69,9 @@ func (t *Trend) count(s *Sample, rules Rules) {
 	}
 }
 
-// overdue reports whether a pending request is bound to end over the limit, unless it fails: its tokens are pinned, so even if
+// Overdue reports whether a pending request is bound to end over the limit, unless it fails: its tokens are pinned, so even if
 // the last of them came now, the answer would be over it. One whose tokens have all come is left to its end.
-func (l Limit) overdue(s *Sample, rules Rules, now time.Duration) bool {
+func (l Limit) Overdue(s *Sample, rules Rules, now time.Duration) bool {
 	first := rules.first(s)
 	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
 	switch l.Metric {

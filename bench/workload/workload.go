@@ -41,6 +41,7 @@ const (
 	LeadInStream
 	WindowStream
 	RunOutStream
+	PopulationStream // never sent: what the workload is like
 )
 
 // Draw returns another sequence of the same population and purpose; draw 0 is the stream itself. A measurement that is to be
