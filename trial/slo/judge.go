@@ -22,7 +22,9 @@ const (
 // With fewer samples, or with pending ones, the probe was ended early and can only fail; now is when it ended.
 //
 // A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
-// numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation.
+// numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation. With fewer requests than
+// LeastRequests nothing passes, and nothing passes while the queue grows through the window: at such a rate the latencies are
+// those of the window's length.
 //
 // A verdict that the load generator's own lateness could have changed says so: without it a failed probe would have passed, or
 // a probe passed under a load whose bursts had been thinned out.
@@ -85,28 +87,36 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 		}
 	}
 	for _, l := range s.Limits {
-		c := l.check(samples, planned, now)
+		c, values := l.check(samples, planned, now)
+		c.HeadroomSE, c.EffectiveN = standardError(values, l.Percentile)
 		v.Checks = append(v.Checks, c)
 		if c.Headroom < v.Headroom || v.Binding == "" {
 			v.Binding, v.Headroom, v.Reason = c.Limit, c.Headroom, c.String()
 		}
 		v.Pass = v.Pass && !c.fails()
 	}
+	grown := growthOf(samples, grownAtEnd)
+	least, limit := s.LeastRequests()
 	switch {
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
 		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
 		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)
+	case v.Pass && grown.perSecond > 0:
+		v.Pass, v.Binding, v.Headroom, v.Reason = false, overSaturated, grown.headroom(), grown.String()
 	case v.Pass && (pending > 0 || len(samples) < planned):
 		v.Pass, v.Headroom = false, -leastMiss
 		v.Reason = fmt.Sprintf("the probe ended after %d of %d requests", len(samples)-pending, planned)
+	case v.Pass && len(samples) < least:
+		v.Pass, v.Binding, v.Headroom = false, tooFew, -leastMiss
+		v.Reason = fmt.Sprintf("no verdict: %d requests are too few for p%g, it takes %d", len(samples), limit.Percentile, least)
 	}
 	return v
 }
 
 // Stop returns a bench.Stop that ends a probe when it has failed clearly: when as many again have broken a limit as it takes to
-// fail, or too many requests have failed. It never ends one to pass: the first minute of a window is always good.
+// fail, or too many requests have failed, or the queue grows so that no latency is stable. It never ends one to pass: the first minute of a window is always good.
 //
 // A probe that is ended at the very request which fails it always has a percentile just over the limit, so that every capacity is
 // placed just below the failed rate. Waiting for as many again costs 4 % more GPU time and took the regret of 30-trial studies
@@ -122,20 +132,24 @@ func (s SLO) Stop(planned int) bench.Stop {
 		if float64(failed) > s.MaxErrorRate*float64(planned) && failed > 0 {
 			return true
 		}
+		if growthOf(counted, grownEarly).perSecond > 0 {
+			return true
+		}
 		return slices.ContainsFunc(s.Limits, func(l Limit) bool {
-			c := l.check(counted, planned, now)
+			c, _ := l.check(counted, planned, now)
 			return l.Metric != ITL && c.Broken > 2*(c.Allowed+1)
 		})
 	}
 }
 
-// check holds one limit against the samples.
-func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) Check {
+// check holds one limit against the samples, and returns the latencies that it knows in the order of their requests.
+func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c Check, values []float64) {
 	limit := milliseconds(l.Max)
-	c := Check{Limit: l.String(), MaxMS: limit}
-	var values []float64
+	c = Check{Limit: l.String(), MaxMS: limit}
+	each := make([]byte, len(samples))
 	for i := range samples {
-		s := &samples[i]
+		s, known := &samples[i], len(values)
+		each[i] = Undecided
 		switch {
 		case s.Failure != "":
 			n := 1
@@ -145,30 +159,34 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) Che
 			c.N += n
 			c.Broken += n
 			c.Failed += n
+			each[i] = Over
 		case s.End == 0:
-			// A pending request counts only when it is over the limit already.
-			if age, ok := l.overdue(s, now); ok {
-				values = append(values, age)
+			// A pending request counts only when it is over the limit already, or must end over it.
+			if least, ok := l.overdue(s, now); ok {
+				values = append(values, least)
 			}
 		default:
 			values = l.values(values, s)
 		}
+		for _, v := range values[known:] {
+			if each[i] = Kept; v > limit {
+				each[i] = Over
+				c.Broken++
+			}
+		}
 	}
 	c.N += len(values)
-	for _, v := range values {
-		if v > limit {
-			c.Broken++
-		}
+	if l.Metric != ITL {
+		c.Each = string(each)
 	}
 	n := c.N
 	if l.Metric != ITL {
 		n = max(n, planned)
 	}
 	c.Allowed = int(math.Floor((100-l.Percentile)/100*float64(n) + 1e-9))
-	slices.Sort(values)
-	c.ValueMS = bench.Percentile(values, l.Percentile)
+	c.ValueMS = bench.Percentile(slices.Sorted(slices.Values(values)), l.Percentile)
 	c.Headroom = c.headroom()
-	return c
+	return c, values
 }
 
 // values appends the latencies of one completed request.
@@ -190,11 +208,23 @@ func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 	return append(to, milliseconds(s.E2E()))
 }
 
-// overdue returns how long a pending request has waited, if that is over the limit already.
+// overdue returns the least that a pending request can come to, in milliseconds, if that is over the limit.
 func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
-	waits := l.Metric == E2E || l.Metric == TTFT && s.First == 0
-	return milliseconds(now - s.Due), waits && now-s.Due > l.Max
+	metric, ok := pinned[l.Metric]
+	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, bench.Rules033, now) {
+		return 0, false
+	}
+	switch {
+	case l.Metric == TPOT:
+		return milliseconds(now-s.First) / float64(s.WantTokens-1), true
+	case l.Metric == TTFT && s.First > 0:
+		return milliseconds(s.TTFT()), true
+	}
+	return milliseconds(now - s.Due), true
 }
+
+// pinned are the metrics of which a pending request may say already that it is over.
+var pinned = map[Metric]string{TTFT: bench.MetricTTFT, TPOT: bench.MetricTPOT, E2E: bench.MetricE2EL}
 
 func (c Check) fails() bool { return c.Broken > c.Allowed || c.ValueMS > c.MaxMS }
 

@@ -44,6 +44,8 @@ func TestJudge(t *testing.T) {
 		{"all is well", chatSLO, samples(300), 300, true, "p99 TPOT", "keeps 60 ms (0 of 300 over it, 3 may be)"},
 		{"one slow answer breaks p99 of 50", chatSLO, samples(49, good(1200*ms, 40*ms)), 50, false, "p99 TTFT", "breaks"},
 		{"three slow answers of 300 are allowed", chatSLO, samples(297, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, true, "", ""},
+		{"good answers that are too few to tell", chatSLO, samples(99), 99, false, tooFew, "no verdict: 99 requests are too few for p99, it takes 100"},
+		{"good answers that are just enough", chatSLO, samples(100), 100, true, "", ""},
 		{"four slow answers of 300 are too many", chatSLO, samples(296, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, false, "p99 TTFT", "4 of 300 over it, 3 may be"},
 		{"three slow answers whose interpolated p99 is over the limit", chatSLO, samples(297, good(90000*ms, 40*ms), good(90000*ms, 40*ms), good(90000*ms, 40*ms)), 300, false, "p99 TTFT", "3 of 300 over it"},
 		{"a failed request breaks an SLO without an error rate", chatSLO, samples(299, failed), 300, false, "error rate", "1 of 300 requests failed"},
@@ -177,6 +179,42 @@ func TestAVerdictNamesWhatItFailedBy(t *testing.T) {
 	} {
 		if got := strings.Join(row.slo.Judge(row.samples, row.planned, time.Minute).Broken(), " "); got != row.want {
 			t.Errorf("%s: broken are %q, want %q", row.name, got, row.want)
+		}
+	}
+}
+
+func TestEachSaysWhatARequestDid(t *testing.T) {
+	streaming := func(due, first time.Duration, chunks int) bench.Sample {
+		return bench.Sample{Due: due, First: first, Last: first, Chunks: chunks, WantTokens: 11}
+	}
+	waiting := func(due time.Duration) bench.Sample { return bench.Sample{Due: due, WantTokens: 11} }
+	slo := SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}, {E2E, 99, 3000 * ms}, {ITL, 99, 60 * ms}}}
+	for _, row := range []struct {
+		name   string
+		sample bench.Sample // looked at after four seconds
+		each   string       // by limit
+	}{
+		{"a good answer", good(500*ms, 40*ms), "..."},
+		{"an answer at the limits", good(1000*ms, 60*ms), "..."},
+		{"a slow first token", good(1001*ms, 40*ms), "x.."},
+		{"slow tokens", good(500*ms, 61*ms), ".x."},
+		{"slow to the end", good(500*ms, 260*ms), ".xx"},
+		{"a failed one breaks every limit", bench.Sample{Failure: bench.Reset, End: ms, WantTokens: 11}, "xxx"},
+		{"a single token has no time between tokens", bench.Sample{First: ms, Last: ms, End: ms, OutputTokens: 1, WantTokens: 1}, ".?."},
+		{"one that waits may still keep all", waiting(3500 * ms), "???"},
+		{"one that waits for too long is over TTFT", waiting(2500 * ms), "x??"},
+		{"one that waits for much too long is over E2E too", waiting(500 * ms), "x?x"},
+		{"a first token in time, of an answer that may still fail", streaming(3000*ms, 3500*ms, 2), "???"},
+		{"a first token that was late", streaming(2000*ms, 3500*ms, 2), "x??"},
+		{"a token that is so late that the mean must be over", streaming(3000*ms, 3300*ms, 9), "?x?"},
+		{"all tokens have come and the end has not", streaming(500*ms, 1000*ms, 11), "???"},
+	} {
+		each := ""
+		for _, c := range slo.Judge([]bench.Sample{row.sample}, 1, 4*time.Second).Checks {
+			each += c.Each
+		}
+		if each != row.each {
+			t.Errorf("%s: TTFT, TPOT and E2E are %q, want %q", row.name, each, row.each)
 		}
 	}
 }

@@ -32,10 +32,25 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
+// LeastRequests is how many requests a verdict needs that can tell: of as many one may break the limit, of fewer a single slow
+// one decides. It is 100 for p99 and 1,000 for p99.9.
+func (l Limit) LeastRequests() int { return leastRequests(l.Percentile) }
+
 // An SLO is what a server must keep to.
 type SLO struct {
 	Limits       []Limit `json:"limits"`         // at least one
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
+}
+
+// LeastRequests is how many requests a verdict needs, and the limit that needs them. Limits on ITL are over gaps, of which there
+// are always enough.
+func (s SLO) LeastRequests() (n int, limit Limit) {
+	for _, l := range s.Limits {
+		if least := l.LeastRequests(); l.Metric != ITL && least > n {
+			n, limit = least, l
+		}
+	}
+	return n, limit
 }
 
 // String returns the promises in one line, such as "p99 TTFT <= 1000 ms, p99 TPOT <= 60 ms".
@@ -51,7 +66,7 @@ func (s SLO) String() string {
 type Verdict struct {
 	Pass     bool    `json:"pass"`
 	Reason   string  `json:"reason"`   // one line for a human: why it failed, or what was nearest to failing
-	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT"
+	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT", or what else it failed by
 	Headroom float64 `json:"headroom"` // ln(limit/value) of the binding limit; negative when it is broken
 	Checks   []Check `json:"checks"`
 
@@ -69,10 +84,31 @@ type Check struct {
 	Failed   int     `json:"failed,omitempty"` // of these
 	Allowed  int     `json:"allowed"`          // how many may: floor((1 - percentile/100) * n)
 	Headroom float64 `json:"headroom"`         // ln(max/value)
+
+	// HeadroomSE is the standard error of Headroom as a figure of the server's and not of this window: slow requests come together,
+	// so that it is larger than as many independent ones would have it. EffectiveN is as many independent ones as would have it.
+	// Both are 0 where there are too few completed requests to tell.
+	HeadroomSE float64 `json:"headroom_se,omitempty"`
+	EffectiveN float64 `json:"effective_n,omitempty"`
+
+	// Each is what every counted request did, in order of Index, one character each: Kept, Over or Undecided. It is "" for ITL, of
+	// which a request has many.
+	Each string `json:"each,omitempty"`
 }
 
-// errorRate is the word for requests that failed where they must not; see Verdict.Binding.
-const errorRate = "error rate"
+// The characters of Check.Each.
+const (
+	Kept      = '.'
+	Over      = 'x' // over the limit, or failed, or bound to end over it
+	Undecided = '?' // pending when the probe ended, or of a single token where the limit is on TPOT
+)
+
+// What else than a limit a verdict fails by; see Verdict.Binding.
+const (
+	errorRate     = "error rate"     // requests failed where they must not
+	overSaturated = "over-saturated" // the queue grows
+	tooFew        = "too few"        // requests to tell
+)
 
 // Broken names what a failed verdict failed by, as reports of sweeps write it: the latencies in the order of the limits, such as
 // TTFT and TPOT, and "errors" where too many requests failed. A verdict that passed has none; one that failed for another

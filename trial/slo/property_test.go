@@ -1,0 +1,111 @@
+package slo
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+)
+
+// anything is a probe of a few hundred requests: good ones, slow ones, failed ones, single tokens, and ones that have not
+// ended at the time now. In one of two cases it is ended early.
+func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
+	n, slow, early := 100+random.IntN(300), random.Float64()*random.Float64()/10, random.IntN(2) == 0
+	now = time.Duration(1+random.IntN(60)) * time.Second
+	for i := range n {
+		s := bench.Sample{Index: i, Due: time.Duration(i) * now / time.Duration(n), WantTokens: 1 + random.IntN(200)}
+		ttft, tpot := time.Duration(random.ExpFloat64()*float64(150*ms)), time.Duration((0.5+random.Float64())*float64(30*ms))
+		if random.Float64() < slow {
+			ttft += 2 * time.Second
+		}
+		if random.Float64() < slow {
+			tpot += 60 * ms
+		}
+		s.Sent, s.First = s.Due, s.Due+ttft
+		s.Last = s.First + time.Duration(s.WantTokens-1)*tpot
+		s.End, s.OutputTokens, s.Chunks = s.Last, s.WantTokens, s.WantTokens
+		switch {
+		case random.Float64() < slow/50:
+			s.Failure, s.First, s.Last, s.OutputTokens = bench.Reset, 0, 0, 0
+		case s.Last > now && early: // else the probe went on for it
+			if s.End, s.OutputTokens, s.Chunks = 0, 0, 0; s.First > now {
+				s.First, s.Last = 0, 0
+			} else {
+				s.Last, s.Chunks = s.First, 1
+			}
+		}
+		samples = append(samples, s)
+	}
+	if early {
+		n += random.IntN(n)
+	}
+	return samples, n, now
+}
+
+// anyLimits is one to three promises of one percentile each.
+func anyLimits(random *rand.Rand) SLO {
+	all := []Limit{
+		{TTFT, []float64{50, 90, 95, 99}[random.IntN(4)], time.Duration(100+random.IntN(3000)) * ms},
+		{TPOT, []float64{50, 90, 95, 99}[random.IntN(4)], time.Duration(20+random.IntN(80)) * ms},
+		{E2E, []float64{50, 90, 95, 99}[random.IntN(4)], time.Duration(1000+random.IntN(9000)) * ms},
+	}
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return SLO{Limits: all[:1+random.IntN(3)], MaxErrorRate: []float64{0, 0.05}[random.IntN(2)]}
+}
+
+func TestEachIsWhatTheCheckCounts(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		samples, planned, now := anything(random)
+		limits := anyLimits(random)
+		for _, c := range limits.Judge(samples, planned, now).Checks {
+			over, kept, unknown := strings.Count(c.Each, "x"), strings.Count(c.Each, "."), strings.Count(c.Each, "?")
+			if len(c.Each) != len(samples) || over != c.Broken || over+kept != c.N || over+kept+unknown != len(samples) {
+				t.Fatalf("seed %d: %s has %d over and %d kept of %d requests, counted are %d of %d", seed, c.Limit, over, kept, len(samples), c.Broken, c.N)
+			}
+		}
+		// The order of the requests is that of Each, and nothing else hangs on it that says whether a limit is kept.
+		order := random.Perm(len(samples))
+		mixed := make([]bench.Sample, len(samples))
+		for i, from := range order {
+			mixed[i] = samples[from]
+		}
+		for k, c := range limits.Judge(samples, planned, now).Checks {
+			d := limits.Judge(mixed, planned, now).Checks[k]
+			for i, from := range order {
+				if d.Each[i] != c.Each[from] {
+					t.Fatalf("seed %d: %s of request %d is %c in another order, was %c", seed, c.Limit, from, d.Each[i], c.Each[from])
+				}
+			}
+			if d.Broken != c.Broken || d.N != c.N || d.ValueMS != c.ValueMS || d.Headroom != c.Headroom {
+				t.Fatalf("seed %d: in another order %s is %+v, was %+v", seed, c.Limit, d, c)
+			}
+		}
+	}
+}
+
+// A looser limit never turns a pass into a fail, and headroom never falls.
+func TestALooserLimitNeverFails(t *testing.T) {
+	passed := 0
+	for seed := range uint64(600) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		samples, planned, now := anything(random)
+		strict := anyLimits(random)
+		before := strict.Judge(samples, planned, now)
+		loose := SLO{Limits: append([]Limit(nil), strict.Limits...), MaxErrorRate: strict.MaxErrorRate}
+		i := random.IntN(len(loose.Limits))
+		loose.Limits[i].Max += time.Duration(random.IntN(1000)) * ms
+		after := loose.Judge(samples, planned, now)
+		if before.Pass {
+			passed++
+		}
+		if before.Pass && !after.Pass || after.Checks[i].Broken > before.Checks[i].Broken {
+			t.Fatalf("seed %d: %s gives %+v, %s gives %+v", seed, strict, before, loose, after)
+		}
+	}
+	if passed < 40 || passed > 560 {
+		t.Errorf("%d of 600 pass: nothing is shown by verdicts that are all alike", passed)
+	}
+}
