@@ -1,4 +1,5 @@
-// Package capacity finds the highest request rate that keeps the SLO, given a probe. It has no clock and does no I/O.
+// Package capacity finds the highest request rate that keeps the SLO, and how sure that is, given a probe. It has no clock and does
+// no I/O.
 package capacity
 
 import (
@@ -18,13 +19,16 @@ const (
 
 // An Outcome is what one probe at one rate says.
 type Outcome struct {
-	Pass     bool
-	Headroom float64 // ln(limit/value) of the binding limit; negative when it is broken
-	Binding  string  // name of the binding limit
-	InFlight float64 // mean requests in flight
+	Pass     bool    `json:"pass"`
+	Headroom float64 `json:"headroom"`  // ln(limit/value) of the binding limit; negative when it is broken
+	Binding  string  `json:"binding"`   // name of the binding limit
+	InFlight float64 `json:"in_flight"` // mean requests in flight
 
 	// Limited says that the load generator, not the server, may have decided; "" when it did not. Such an outcome is no boundary.
-	Limited string
+	Limited string `json:"limited,omitempty"`
+
+	// Evidence is what each request did; nil where they are not judged one by one. With it a capacity has an interval.
+	Evidence *Evidence `json:"-"`
 }
 
 // ErrLimited is returned by Find when the load generator could not offer even the lowest rate as planned.
@@ -36,13 +40,26 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 // A Capacity is the answer of a search.
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
-	Low      float64 `json:"low"`  // highest rate that passed; 0 when none did
-	High     float64 `json:"high"` // lowest rate that failed; 0 when none did
+	Low      float64 `json:"low"`  // highest rate up to Rate that passed; 0 when none did
+	High     float64 `json:"high"` // lowest rate from Rate on that failed; 0 when none did
 	Bound    Bound   `json:"bound"`
 	Binding  string  `json:"binding"`   // limit that binds at the boundary
 	InFlight float64 `json:"in_flight"` // requests in flight at Rate, between those of the neighbouring probes
 	Probes   int     `json:"probes"`
 	Why      string  `json:"why"` // why the search stopped
+
+	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second; both are 0 where none can be given, and
+	// Highest is where nothing failed.
+	Lowest  float64 `json:"lowest,omitempty"`
+	Highest float64 `json:"highest,omitempty"`
+	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, for which the interval is symmetric; 0 as above
+
+	Pieces []Piece `json:"pieces,omitempty"` // what the estimate rests on, for comparisons with capacities of the same requests
+
+	// Doubt says what speaks against the answer, such as a rate that passed above one that failed; "" when nothing does.
+	Doubt string `json:"doubt,omitempty"`
+
+	Steps []Step `json:"steps,omitempty"` // all probes, in their order
 }
 
 // Met reports whether any rate kept the SLO.

@@ -5,66 +5,244 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"time"
 )
 
-// A Search is how to look for a capacity: gallop from a hint until a passing and a failing rate are known, halve the
-// bracket in log rate, then interpolate on headroom. About four probes; on a simulated engine with windows of 120 s and a
-// tolerance of 20 % the error of one search had an RMSE of 8 %.
+// A Search is how to look for a capacity: gallop from a hint until a passing and a failing rate are known, halve the bracket in
+// log rate, then say where in the long run just as many requests break a limit as may, over all probes. With a Precision it goes on
+// probing there until the answer is that sure.
+//
+// Which rate comes next is a function of the steps so far alone, so that a search which knows some of them goes the way that it
+// went.
 type Search struct {
 	Hint      float64 // first rate, requests per second
 	Min, Max  float64 // rates are never outside
 	Factor    float64 // of the first gallop step, > 1; the n-th in a row is Factor^n, so that a wrong hint costs little
-	Tolerance float64 // stop when high/low - 1 is no more than this, > 0
-	MaxProbes int     // stop after so many, with the bracket as it is; at least 1
+	Tolerance float64 // of the bracket: high/low - 1 is no more than this, > 0
+	MaxProbes int     // stop after so many, with what is known; at least 1
+	Known     []Step  // what was probed before an interruption, in its order; they count
+
+	Precision  float64     // half the width of the 95 % interval, as a part of the rate; 0 is content with the bracket
+	Population *Population // of the workload in the long run; nil knows nothing of its bursts
+
+	Cost   func(rate float64) time.Duration // what a probe takes, for Budget and Forecast; nil means nothing
+	Budget time.Duration                    // no probe begins that would exceed it; 0 means no limit
+	Plan   func(Forecast)                   // told once, when a bracket is known, what Precision will take; may be nil
+}
+
+// A Forecast is what it takes to know a capacity as precisely as was asked. The search keeps to it within a quarter.
+type Forecast struct {
+	Rate      float64       // as far as it is known
+	Precision float64       // half the width of the interval now, as a part of the rate
+	Probes    int           // further ones
+	Takes     time.Duration // they, by Cost
 }
 
 // Find runs the search. It fails when a probe does.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
-	var low, high *Step                // highest pass, lowest fail
-	rate, probes := s.round(s.Hint), 0 // while there is no bracket, every probe is a step of the gallop
+	l := looking{Search: s}
+	for _, step := range s.Known {
+		l.next() // what was foretold then stands
+		l.add(step)
+	}
 	for {
+		rate, why := l.next()
+		if why != "" {
+			return l.answer(why)
+		}
 		outcome, err := probe(ctx, rate)
 		if err != nil {
 			return Capacity{}, err
 		}
-		probes++
-		if outcome.Pass && outcome.Limited == "" {
-			low = &Step{rate, outcome}
-		} else {
-			high = &Step{rate, outcome}
-		}
-		next, why := s.next(low, high, probes)
-		switch {
-		case why != "" && low == nil && high.Limited != "":
-			return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.Rate, high.Limited)
-		case why != "":
-			return answer(low, high, probes, why), nil
-		}
-		rate = next
+		l.add(Step{rate, outcome})
 	}
 }
 
-// next returns the rate to probe, or why the search is over.
-func (s Search) next(low, high *Step, probes int) (rate float64, why string) {
-	switch {
-	case low != nil && low.Rate >= s.Max:
-		return 0, fmt.Sprintf("passed at the highest rate, %.4g req/s", s.Max)
-	case high != nil && high.Rate <= s.Min:
-		return 0, fmt.Sprintf("failed at the lowest rate, %.4g req/s", s.Min)
-	case low != nil && high != nil && high.Rate/low.Rate-1 <= s.Tolerance+1e-9:
-		return 0, fmt.Sprintf("bracketed to %.0f %%", 100*(high.Rate/low.Rate-1))
-	case probes >= s.MaxProbes:
-		return 0, fmt.Sprintf("%d probes are spent", probes)
-	case high == nil:
-		return s.round(low.Rate * math.Pow(s.Factor, float64(probes))), ""
-	case low == nil:
-		return s.round(high.Rate / math.Pow(s.Factor, float64(probes))), ""
+// looking is the state of a search; it follows from its steps.
+type looking struct {
+	Search
+	steps     []Step
+	low, high *Step // highest pass below all fails, lowest fail above it, while the verdicts are monotone; see bracket
+	spent     time.Duration
+	narrowed  int       // how many steps it took until the bracket was within the tolerance; 0 when it is not yet
+	forecast  *Forecast // of the probes that Precision takes; nil until there is a bracket
+	planned   int       // how many steps there were then
+
+	known    bool // place is that of the steps so far
+	place    estimate
+	hasPlace bool
+}
+
+// add takes one probe in.
+func (l *looking) add(step Step) {
+	l.steps = append(l.steps, step)
+	l.low, l.high = bracket(l.steps)
+	l.known = false
+	if l.narrowed == 0 && l.bracketed() {
+		if _, why := l.narrow(); why != "" {
+			l.narrowed = len(l.steps)
+		}
 	}
-	rate = s.round(math.Sqrt(low.Rate * high.Rate))
+	if l.Cost != nil {
+		l.spent += l.Cost(step.Rate)
+	}
+}
+
+// passed reports whether a step is a pass that counts.
+func (s Step) passed() bool { return s.Pass && s.Limited == "" }
+
+// bracket returns the passing and the failing step between which the capacity lies. Where verdicts contradict each other, a pass
+// above a fail, the split is where the fewest of them do, the lower one of equals.
+func bracket(steps []Step) (low, high *Step) {
+	sorted := byRate(steps)
+	best, at := len(sorted)+1, 0
+	for split := range len(sorted) + 1 { // the first split steps should pass, the others fail
+		wrong := 0
+		for i, step := range sorted {
+			if step.passed() != (i < split) {
+				wrong++
+			}
+		}
+		if wrong < best {
+			best, at = wrong, split
+		}
+	}
+	for i := at - 1; i >= 0 && low == nil; i-- {
+		if sorted[i].passed() {
+			low = &sorted[i]
+		}
+	}
+	for i := at; i < len(sorted) && high == nil; i++ {
+		if !sorted[i].passed() {
+			high = &sorted[i]
+		}
+	}
+	return low, high
+}
+
+// next returns the rate to probe, or why the search is over.
+func (l *looking) next() (rate float64, why string) {
+	if len(l.steps) == 0 {
+		return l.round(l.Hint), ""
+	}
+	rate, why = l.narrow()
+	if why != "" && l.bracketed() {
+		rate, why = l.sharpen(why)
+	}
+	switch {
+	case why != "":
+		return 0, why
+	case len(l.steps) >= l.MaxProbes:
+		return 0, fmt.Sprintf("%d probes are spent", len(l.steps))
+	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget:
+		return 0, fmt.Sprintf("the time for probes, %s, is spent", l.Budget)
+	}
+	return rate, ""
+}
+
+// bracketed reports whether there is a boundary of the server's own to be sharpened.
+func (l *looking) bracketed() bool { return l.low != nil && l.high != nil && l.high.Limited == "" }
+
+// narrow gallops and halves until the bracket is within the tolerance.
+func (l *looking) narrow() (rate float64, why string) {
+	low, high := l.low, l.high
+	switch {
+	case high == nil && low.Rate >= l.Max:
+		return 0, fmt.Sprintf("passed at the highest rate, %.4g req/s", l.Max)
+	case low == nil && high.Rate <= l.Min:
+		return 0, fmt.Sprintf("failed at the lowest rate, %.4g req/s", l.Min)
+	case high == nil:
+		return l.round(low.Rate * l.stride()), ""
+	case low == nil:
+		return l.round(high.Rate / l.stride()), ""
+	case high.Rate/low.Rate-1 <= l.Tolerance+1e-9:
+		return 0, fmt.Sprintf("bracketed to %.0f %%", 100*(high.Rate/low.Rate-1))
+	}
+	rate = l.round(math.Sqrt(low.Rate * high.Rate))
 	if rate <= low.Rate || rate >= high.Rate {
 		return 0, "the bracket is as narrow as three digits allow"
 	}
 	return rate, ""
+}
+
+// stride is the factor of the next step of the gallop: larger from step to step, but for a search that has had its bracket and lost
+// it to later verdicts, which is not far off.
+func (l *looking) stride() float64 {
+	if l.narrowed > 0 {
+		return l.Factor
+	}
+	return math.Pow(l.Factor, float64(len(l.steps)))
+}
+
+// Where a sharper answer is looked for, as parts of the best guess. Above it more requests tell of the boundary, below it they
+// tell how fast their share falls.
+var sharpenAt = []float64{1.05, 0.97}
+
+// sharpen probes about the boundary: once where the probes as a whole place it outside of the bracket that single verdicts make,
+// and until it is as sure as was asked.
+func (l *looking) sharpen(why string) (rate float64, sharp string) {
+	e, ok := l.estimate()
+	if !ok {
+		return 0, why
+	}
+	at := math.Exp(e.logRate)
+	if (at < l.low.Rate || at > l.high.Rate) && len(l.steps) == l.narrowed {
+		return l.round(at), ""
+	}
+	if l.Precision <= 0 {
+		return 0, why
+	}
+	now := half(e.stdErr)
+	if l.forecast == nil {
+		l.forecast = new(l.foresee(&e))
+		l.planned = len(l.steps)
+		if l.Plan != nil {
+			l.Plan(*l.forecast)
+		}
+	}
+	done := len(l.steps) - l.planned
+	switch {
+	case l.forecast.Probes == 0, now <= l.Precision && done >= l.forecast.least():
+		return 0, fmt.Sprintf("known to ±%.2g %%", 100*now)
+	case done >= l.forecast.most():
+		return 0, fmt.Sprintf("known to ±%.2g %% after the time that was planned", 100*now)
+	}
+	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
+}
+
+// A search keeps to its forecast within a quarter: what it takes is as good as a promise to whoever shares the GPU.
+func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
+func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
+
+// foresee says how many more probes will do, by the information that they are expected to bring.
+func (l *looking) foresee(e *estimate) Forecast {
+	f := Forecast{Rate: math.Exp(e.logRate), Precision: half(e.stdErr)}
+	requests, near := 0.0, 0.0
+	for _, step := range l.steps {
+		d := math.Log(step.Rate/f.Rate) / nearby
+		weight := math.Exp(-2 * d * d)
+		requests += weight * float64(step.Evidence.Counted)
+		near += weight
+	}
+	load := fluctuation{0}
+	if l.Population != nil {
+		load = l.Population.at(e.fit.kernel, f.Rate)
+	}
+	information := e.fit.information
+	for half(e.stdErrWith(information)) > l.Precision && len(l.steps)+f.Probes < l.MaxProbes {
+		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])
+		more := e.expected(load, at, requests/near)
+		for r := range information {
+			for c := range information {
+				information[r][c] += more[r][c]
+			}
+		}
+		f.Probes++
+		if l.Cost != nil {
+			f.Takes += l.Cost(math.Exp(at))
+		}
+	}
+	return f
 }
 
 // round keeps three significant digits, so that rates are readable and the same in every trial, and stays in Min..Max.
@@ -76,36 +254,11 @@ func (s Search) round(rate float64) float64 {
 	return max(s.Min, min(s.Max, r))
 }
 
-// answer makes the capacity of what is known.
-func answer(low, high *Step, probes int, why string) Capacity {
-	c := Capacity{Probes: probes, Why: why}
-	if low != nil {
-		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.Rate, low.Rate, low.Binding, low.InFlight, AtLeast
+// estimate is the place of the boundary by all probes: of the limit that allows the lowest rate.
+func (l *looking) estimate() (estimate, bool) {
+	if !l.known {
+		l.place, l.hasPlace = place(l.steps, l.Population)
+		l.known = true
 	}
-	if high != nil && high.Limited != "" {
-		c.Why = fmt.Sprintf("at %.4g req/s %s", high.Rate, high.Limited)
-		return c
-	}
-	if high != nil {
-		c.High, c.Binding = high.Rate, high.Binding
-	}
-	switch {
-	case low == nil:
-		c.Rate, c.Bound, c.InFlight = high.Rate, AtMost, high.InFlight
-	case high != nil:
-		c.Bound = Exact
-		c.Rate = interpolate(low, high)
-		// Little's law: between neighbouring rates the time in the system hardly changes.
-		c.InFlight = low.InFlight * c.Rate / low.Rate
-	}
-	return c
-}
-
-// interpolate returns the rate at which the headroom crosses zero, linear in log rate.
-func interpolate(low, high *Step) float64 {
-	part := low.Headroom / (low.Headroom - high.Headroom)
-	if !(part >= 0 && part <= 1) { // headrooms of the wrong sign say nothing of where
-		part = 0.5
-	}
-	return low.Rate * math.Pow(high.Rate/low.Rate, part)
+	return l.place, l.hasPlace
 }

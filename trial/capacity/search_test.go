@@ -109,3 +109,22 @@ func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 		t.Errorf("Find = %v, want that the generator is the limit", err)
 	}
 }
+
+// Verdicts that contradict an early one do not send a search that had its bracket galloping off.
+func TestALostBracketIsLookedForNearby(t *testing.T) {
+	s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
+	look := search(4)
+	look.Population, look.Precision, look.MaxProbes = s.population(), 0.01, 30
+	probe, highest := s.probe(60, 1), 0.0
+	if _, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+		highest = max(highest, rate)
+		o, err := probe(ctx, rate)
+		o.Pass = highest > rate // only what is higher than all before fails
+		return o, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if highest > 12 {
+		t.Errorf("a server that carries at most 6 req/s was offered %g", highest)
+	}
+}

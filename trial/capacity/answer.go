@@ -1,0 +1,135 @@
+package capacity
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// deviations of a normal distribution that hold 95 % of it.
+const deviations = 1.96
+
+// half is half the width of the 95 % interval of a rate as a part of it, given the standard error of its logarithm.
+func half(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
+
+// byRate returns the steps in ascending order of their rates.
+func byRate(steps []Step) []Step {
+	return slices.SortedStableFunc(slices.Values(steps), func(a, b Step) int { return cmp.Compare(a.Rate, b.Rate) })
+}
+
+// place is where the steps as a whole put the boundary. ok is false where they do not: requests were not judged one by one, or too
+// few were slow.
+func place(steps []Step, p *Population) (lowest estimate, ok bool) {
+	var probes []*Evidence
+	for _, step := range steps {
+		if step.Limited != "" {
+			continue
+		}
+		if step.Evidence == nil {
+			return lowest, false
+		}
+		probes = append(probes, step.Evidence)
+	}
+	if len(probes) == 0 {
+		return lowest, false
+	}
+	for _, e := range estimateAll(probes, p) {
+		if !ok || e.logRate < lowest.logRate {
+			lowest, ok = e, true
+		}
+	}
+	return lowest, ok
+}
+
+// answer makes the capacity of what is known.
+func (l *looking) answer(why string) (Capacity, error) {
+	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
+	low, high := l.low, l.high
+	if low != nil {
+		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.Rate, low.Rate, low.Binding, low.InFlight, AtLeast
+	}
+	switch {
+	case high == nil:
+	case high.Limited != "" && low == nil:
+		return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.Rate, high.Limited)
+	case high.Limited != "":
+		c.Why = fmt.Sprintf("at %.4g req/s %s", high.Rate, high.Limited)
+	case low == nil:
+		c.Rate, c.High, c.Bound, c.Binding, c.InFlight = high.Rate, high.Rate, AtMost, high.Binding, high.InFlight
+	default:
+		c.Bound, c.High, c.Binding = Exact, high.Rate, high.Binding
+		c.Rate = interpolate(low, high)
+	}
+	l.sure(&c)
+	if low != nil && c.Bound == Exact {
+		// Little's law: between neighbouring rates the time in the system hardly changes.
+		c.InFlight = low.InFlight * c.Rate / low.Rate
+	}
+	return c, nil
+}
+
+// sure gives the capacity its place by all probes, and its interval.
+func (l *looking) sure(c *Capacity) {
+	e, ok := l.estimate()
+	if !ok {
+		return
+	}
+	rate := math.Exp(e.logRate)
+	switch c.Bound {
+	case Exact:
+		c.Rate, c.Binding = l.within(rate, c), e.limit
+		c.StdErr, c.Pieces = e.stdErr, e.pieces
+		c.Lowest, c.Highest = rate*math.Exp(-deviations*e.stdErr), rate*math.Exp(deviations*e.stdErr)
+		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
+	case AtLeast:
+		c.Lowest = min(c.Rate, rate*math.Exp(-deviations*e.stdErr))
+	}
+}
+
+// within brings the rate between a step that passed and one that failed, and says what contradicts it.
+func (l *looking) within(rate float64, c *Capacity) float64 {
+	var pass, fail *Step // nearest to the rate
+	var contrary []float64
+	sorted := byRate(l.steps)
+	for i := range sorted {
+		step := &sorted[i]
+		switch {
+		case step.passed() && step.Rate <= rate:
+			pass = step
+		case !step.passed() && step.Rate >= rate && fail == nil:
+			fail = step
+		case step.passed() != (step.Rate < rate):
+			contrary = append(contrary, step.Rate)
+		}
+	}
+	if pass == nil || fail == nil { // all verdicts on one side are against it: it is as far out as they allow
+		return min(max(rate, c.Low), c.High)
+	}
+	c.Low, c.High = pass.Rate, fail.Rate
+	if len(contrary) > 0 {
+		c.Doubt = fmt.Sprintf("the verdict at %s req/s says otherwise, by luck if the other probes are right", rates(contrary))
+	}
+	return rate
+}
+
+// rates writes rates for a sentence.
+func rates(all []float64) string {
+	text := ""
+	for i, rate := range all {
+		if i > 0 {
+			text += " and "
+		}
+		text += fmt.Sprintf("%.4g", rate)
+	}
+	return text
+}
+
+// interpolate returns the rate at which the headroom crosses zero, linear in log rate.
+func interpolate(low, high *Step) float64 {
+	part := low.Headroom / (low.Headroom - high.Headroom)
+	if !(part >= 0 && part <= 1) { // headrooms of the wrong sign say nothing of where
+		part = 0.5
+	}
+	return low.Rate * math.Pow(high.Rate/low.Rate, part)
+}

@@ -1,0 +1,67 @@
+package capacity
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+func TestCompare(t *testing.T) {
+	of := func(rate, stdErr float64) Capacity { return Capacity{Rate: rate, StdErr: stdErr, Bound: Exact} }
+	bound := of(2, 0.1)
+	bound.Bound = AtLeast
+	for _, row := range []struct {
+		name            string
+		a, b            Capacity
+		ok              bool
+		lowest, highest float64
+		better          float64
+		distinguishable bool
+	}{
+		{"equals are as likely better as worse", of(2, 0.1), of(2, 0.1), true, 0.758, 1.319, 0.5, false},
+		{"a fifth more, each known to 3 %: sure", of(2.4, 0.03), of(2, 0.03), true, 1.104, 1.304, 1, true},
+		{"a fifth more, each known to 10 %: not sure", of(2.4, 0.1), of(2, 0.1), true, 0.909, 1.583, 0.901, false},
+		{"two standard errors of the difference are enough", of(math.Exp(0.1), 0.03), of(1, 0.04), true, 1.002, 1.219, 0.977, true},
+		{"the worse one is not better", of(2, 0.03), of(2.4, 0.03), true, 0.767, 0.906, 0, false},
+		{"a lower bound cannot be compared", bound, of(1, 0.1), false, 0, 0, 0, false},
+		{"nor can it with one", of(1, 0.1), bound, false, 0, 0, 0, false},
+		{"an unknown error says nothing", of(3, 0), of(1, 0.1), false, 0, 0, 0, false},
+	} {
+		c, ok := Compare(row.a, row.b)
+		if ok != row.ok || math.Abs(c.Lowest-row.lowest) > 1e-3 || math.Abs(c.Highest-row.highest) > 1e-3 || math.Abs(c.Better-row.better) > 1e-3 ||
+			c.Distinguishable() != row.distinguishable {
+			t.Errorf("%s: %+v, %t, distinguishable %t; want %g to %g, P %g, %t", row.name, c, ok, c.Distinguishable(), row.lowest, row.highest, row.better, row.distinguishable)
+		}
+		if ok && math.Abs(c.Ratio-row.a.Rate/row.b.Rate) > 1e-9 {
+			t.Errorf("%s: ratio %g", row.name, c.Ratio)
+		}
+	}
+}
+
+// Where the standard errors are right, the interval holds the true ratio in 95 of 100 comparisons, and equals are called better in
+// 2.5 of 100.
+func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	const rounds = 20_000
+	held, wrong := 0, 0
+	for range rounds {
+		truth := math.Exp(rng.NormFloat64() / 5)
+		sa, sb := 0.02+rng.Float64()/10, 0.02+rng.Float64()/10
+		measured := func(rate, stdErr float64) Capacity {
+			return Capacity{Rate: rate * math.Exp(stdErr*rng.NormFloat64()), StdErr: stdErr, Bound: Exact}
+		}
+		c, ok := Compare(measured(truth, sa), measured(1, sb))
+		if ok && c.Lowest <= truth && truth <= c.Highest {
+			held++
+		}
+		if twin, ok := Compare(measured(1, sa), measured(1, sb)); ok && twin.Distinguishable() {
+			wrong++
+		}
+	}
+	if part := float64(held) / rounds; math.Abs(part-0.95) > 0.01 {
+		t.Errorf("the interval holds the ratio in %.1f %%, want 95 %%", 100*part)
+	}
+	if part := float64(wrong) / rounds; math.Abs(part-0.025) > 0.005 {
+		t.Errorf("%.1f %% of equals are called better, want 2.5 %%", 100*part)
+	}
+}

@@ -1,0 +1,222 @@
+package capacity
+
+import (
+	"math"
+	"slices"
+)
+
+// Evidence is what one probe says of each of its counted requests.
+type Evidence struct {
+	Rate float64 // offered, requests per second
+	Stretch
+	Limits []LimitEvidence // the same limits in every probe of a search
+}
+
+// LimitEvidence says which of the counted requests broke a limit.
+type LimitEvidence struct {
+	Name    string
+	Allowed float64 // share of the requests that may break it, in the long run: 0.01 of a p99
+	Each    string  // one character a request: see slo.Check.Each
+}
+
+// The characters of LimitEvidence.Each that say something.
+const (
+	kept = '.'
+	over = 'x'
+)
+
+// An estimate is where in the long run just as many requests break a limit as may.
+type estimate struct {
+	limit   string
+	allowed float64
+	logRate float64 // ln of requests per second
+	stdErr  float64 // of logRate
+	pieces  []Piece // what it rests on
+
+	fit      fit
+	gradient [3]float64 // of logRate in the coefficients of the fit
+}
+
+// A Piece is by how much some requests in a row have moved a capacity. Two capacities that were measured with the same requests are
+// moved alike by the bursts among them, and their difference is surer than each.
+type Piece struct {
+	Probe int     `json:"probe"` // its number
+	Block int     `json:"block"` // of blockRequests
+	Moved float64 `json:"moved"` // ln rate
+}
+
+// blockRequests are enough for the bursts that make requests slow together.
+const blockRequests = 50
+
+// estimateAll returns the boundary of each limit that can be told, over all probes.
+func estimateAll(probes []*Evidence, p *Population) (all []estimate) {
+	for limit := range probes[0].Limits {
+		if e, ok := estimateOne(probes, limit, p); ok {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// estimateOne fits one limit. ok is false when too little broke it, or kept it, for a boundary.
+func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok bool) {
+	center, ok := between(probes, limit)
+	if !ok {
+		return e, false
+	}
+	allowed := probes[0].Limits[limit].Allowed
+	best := fit{likelihood: math.Inf(-1)}
+	for _, k := range kernels() {
+		if f := fitTo(observe(probes, limit, k, center), k, center); f.likelihood > best.likelihood {
+			best = f
+		}
+	}
+	at, _, ok := best.boundary(p, allowed)
+	if !ok {
+		return e, false
+	}
+	// Once more about the boundary: what is far from it says little of it.
+	best = fitTo(observe(probes, limit, best.kernel, at), best.kernel, at)
+	at, gradient, ok := best.boundary(p, allowed)
+	if !ok {
+		return e, false
+	}
+	e = estimate{limit: probes[0].Limits[limit].Name, allowed: allowed, logRate: at, fit: best, gradient: gradient}
+	e.stdErr = e.stdErrWith(best.information)
+	e.split(probes, limit)
+	return e, true
+}
+
+// between is ln of a rate at which some requests break the limit and most keep it: where the shares of the probes come nearest to
+// twice what is allowed. ok is false when not even two requests broke it, or kept it.
+func between(probes []*Evidence, limit int) (center float64, ok bool) {
+	var sum, weights float64
+	var counts [2]int
+	for _, e := range probes {
+		n, broken := 0, 0
+		for _, c := range e.Limits[limit].Each {
+			switch c {
+			case kept:
+				n++
+			case over:
+				n++
+				broken++
+			}
+		}
+		counts[0] += n - broken
+		counts[1] += broken
+		share, goal := (float64(broken)+0.5)/float64(n+1), 2*e.Limits[limit].Allowed
+		weight := 1 / (0.3 + math.Abs(math.Log(share/goal)))
+		sum += weight * math.Log(e.Rate)
+		weights += weight
+	}
+	return sum / weights, min(counts[0], counts[1]) >= 2
+}
+
+// nearby is the distance in ln rate over which the weight of a probe falls to 1/e²: a straight line is a matter of the
+// neighbourhood.
+const nearby = 0.35
+
+// weight is what a request of the probe counts in a fit: the nearer the more, and the less the closer requests follow each
+// other, because slow ones come together.
+func (e *Evidence) weight(center float64) float64 {
+	d := (math.Log(e.Rate) - center) / nearby
+	return math.Exp(-2*d*d) / e.together()
+}
+
+// together is how many of the probe's requests tell as much as one that is independent of all others: slow ones come in clusters,
+// the larger the faster requests follow each other, beyond what the load around them explains. The figures are those with which
+// the standard errors of searches on simulated servers, with 1 to 25 requests per second, were as large as their errors.
+func (e *Evidence) together() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
+
+// binWidth is how fine the load around requests is told apart, in ln.
+const binWidth = 0.01
+
+// observe returns the requests of all probes with the loads around them. center is ln of the rate about which the fit is wanted.
+func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
+	var observed []observation
+	for _, e := range probes {
+		bins := make(map[int]*observation)
+		weight := e.weight(center)
+		for i, surplus := range e.surplus(k, e.Rate) {
+			c := e.Limits[limit].Each[i]
+			if c != kept && c != over {
+				continue
+			}
+			number := int(math.Round(surplus / binWidth))
+			bin := bins[number]
+			if bin == nil {
+				bin = &observation{logRate: math.Log(e.Rate), surplus: float64(number) * binWidth}
+				bins[number] = bin
+			}
+			bin.requests += weight
+			if c == over {
+				bin.broken += weight
+			}
+		}
+		numbers := make([]int, 0, len(bins))
+		for number := range bins {
+			numbers = append(numbers, number)
+		}
+		slices.Sort(numbers) // so that sums do not depend on the map
+		for _, number := range numbers {
+			observed = append(observed, *bins[number])
+		}
+	}
+	return observed
+}
+
+// modelError is how far z may be wrong at the boundary, however much is measured: the share of slow requests is no exact function
+// of the load around them. On simulated servers it made the intervals of long measurements as wide as their errors.
+const modelError = 0.12
+
+// stdErrWith is the standard error with the information that a fit has, or would have.
+func (e *estimate) stdErrWith(information [3][3]float64) float64 {
+	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
+	direction, _ := solve(information, e.gradient)
+	for i := range direction {
+		variance += direction[i] * e.gradient[i]
+	}
+	return math.Sqrt(variance)
+}
+
+// split fills in the pieces.
+func (e *estimate) split(probes []*Evidence, limit int) {
+	direction, _ := solve(e.fit.information, e.gradient)
+	for number, probe := range probes {
+		weight := probe.weight(e.fit.center)
+		for i, surplus := range probe.surplus(e.fit.kernel, probe.Rate) {
+			if i%blockRequests == 0 {
+				e.pieces = append(e.pieces, Piece{Probe: number, Block: i / blockRequests})
+			}
+			o := observation{logRate: math.Log(probe.Rate), surplus: surplus, requests: weight}
+			switch probe.Limits[limit].Each[i] {
+			case over:
+				o.broken = weight
+			case kept:
+			default:
+				continue
+			}
+			z, by := e.fit.z(o)
+			slope, _, _ := o.probit(z)
+			e.pieces[len(e.pieces)-1].Moved += slope * (direction[0]*by[0] + direction[1]*by[1] + direction[2]*by[2])
+		}
+	}
+}
+
+// expected is the information that one more probe of so many requests at a rate would bring.
+func (e *estimate) expected(load fluctuation, logRate, requests float64) (information [3][3]float64) {
+	probe := Evidence{Rate: math.Exp(logRate)}
+	weight := requests * probe.weight(e.logRate) / float64(len(load))
+	for _, surplus := range load {
+		o := observation{logRate: logRate, surplus: surplus, requests: weight}
+		z, by := e.fit.z(o)
+		_, tells, _ := o.probit(z)
+		for r := range by {
+			for c := range by {
+				information[r][c] += tells * by[r] * by[c]
+			}
+		}
+	}
+	return information
+}

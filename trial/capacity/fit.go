@@ -1,0 +1,120 @@
+package capacity
+
+import "math"
+
+// A fit says that a request breaks a limit with the probability Φ(z), z = a + b·(ln rate − center + c·surplus), surplus being ln of the
+// load around the request over the rate of its probe. It is a regression on the load that each request met and not on the rate
+// alone, so that a window with a burst too many does not pass for a slow server. b says how steep the boundary is, and c what a
+// passing load weighs beside a lasting one, which a queue remembers for longer.
+type fit struct {
+	kernel
+	center      float64       // ln of the rate about which the fit was made
+	at          [3]float64    // a, ln b, ln c: no server gets faster with the load
+	information [3][3]float64 // its inverse is the variance of at
+	likelihood  float64       // ln, with the prior
+}
+
+// An observation is some requests of one probe that met about the same load.
+type observation struct {
+	logRate, surplus float64
+	requests, broken float64 // weighed
+}
+
+// What a, ln b and ln c are taken for before anything is measured, and within what: from fits to simulated servers.
+var (
+	priorAt     = [3]float64{-1.5, math.Log(10), math.Log(0.9)}
+	priorSpread = [3]float64{1.5, 0.6, 0.25}
+)
+
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread.
+func fitTo(observed []observation, k kernel, center float64) fit {
+	f := fit{kernel: k, center: center, at: priorAt}
+	for range 50 {
+		gradient := f.score(observed)
+		step, ok := solve(f.information, gradient)
+		if !ok { // cannot be: the prior is in the information
+			return f
+		}
+		size := 0.0
+		for i := range step {
+			size = max(size, math.Abs(step[i])/priorSpread[i])
+		}
+		if size < 1e-4 {
+			break
+		}
+		for i := range step {
+			f.at[i] += min(1, 1/size) * step[i]
+		}
+	}
+	return f
+}
+
+// steepness is b.
+func (f *fit) steepness() float64 { return math.Exp(f.at[1]) }
+
+// z is the argument of Φ, and its gradient in a, ln b and ln c.
+func (f *fit) z(o observation) (z float64, by [3]float64) {
+	steep := f.steepness()
+	passing := steep * math.Exp(f.at[2]) * o.surplus
+	by = [3]float64{1, steep*(o.logRate-f.center) + passing, passing}
+	return f.at[0] + by[1], by
+}
+
+// score fills in the information and the likelihood, and returns the gradient.
+func (f *fit) score(observed []observation) (gradient [3]float64) {
+	f.information, f.likelihood = [3][3]float64{}, 0
+	for _, o := range observed {
+		z, by := f.z(o)
+		slope, information, likelihood := o.probit(z)
+		for r := range by {
+			gradient[r] += slope * by[r]
+			for c := range by {
+				f.information[r][c] += information * by[r] * by[c]
+			}
+		}
+		f.likelihood += likelihood
+	}
+	for i := range gradient {
+		off := (f.at[i] - priorAt[i]) / priorSpread[i]
+		gradient[i] -= off / priorSpread[i]
+		f.information[i][i] += 1 / (priorSpread[i] * priorSpread[i])
+		f.likelihood -= off * off / 2
+	}
+	return gradient
+}
+
+// probit returns the derivative of the ln likelihood by z, the information about z, and the likelihood.
+func (o observation) probit(z float64) (slope, information, likelihood float64) {
+	z = max(-6, min(6, z)) // beyond, a probability is 0 or 1 to a computer
+	d, p := density(z), normal(z)
+	q, kept := 1-p, o.requests-o.broken
+	return o.broken*d/p - kept*d/q, o.requests * d * d / (p * q), o.broken*math.Log(p) + kept*math.Log(q)
+}
+
+// normal is the distribution function of the normal distribution, and density its derivative.
+func normal(z float64) float64  { return math.Erfc(-z/math.Sqrt2) / 2 }
+func density(z float64) float64 { return math.Exp(-z*z/2) / math.Sqrt(2*math.Pi) }
+
+// solve returns m⁻¹v of a symmetric positive matrix, by elimination.
+func solve(m [3][3]float64, v [3]float64) (x [3]float64, ok bool) {
+	for i := range 3 {
+		if !(m[i][i] > 0) {
+			return x, false
+		}
+		for r := i + 1; r < 3; r++ {
+			part := m[r][i] / m[i][i]
+			for c := i; c < 3; c++ {
+				m[r][c] -= part * m[i][c]
+			}
+			v[r] -= part * v[i]
+		}
+	}
+	for i := 2; i >= 0; i-- {
+		x[i] = v[i]
+		for c := i + 1; c < 3; c++ {
+			x[i] -= m[i][c] * x[c]
+		}
+		x[i] /= m[i][i]
+	}
+	return x, true
+}

@@ -1,0 +1,68 @@
+package capacity
+
+import "math"
+
+// A Stretch is what one probe offered, request by request: when each was due and how much work it brought. It is known without a
+// server. Requests that are not counted are in it, as the counted ones meet their work in the queue.
+type Stretch struct {
+	Due    []float64 // seconds since the probe began, ascending
+	Prompt []float64 // size of each prompt, relative to the mean of the workload
+	Answer []float64 // likewise of the answer
+
+	First, Counted int // the counted ones are Due[First : First+Counted]
+}
+
+// A kernel says how far the work around a request matters to it. A time to first token hangs on what came before; a time per
+// token also on what comes while it is being generated.
+type kernel struct {
+	tau    float64 // seconds over which the weight of other work falls to 1/e
+	around bool    // later work counts like earlier work
+	prompt float64 // weight of the prompts in the work, the rest is that of the answers
+}
+
+// kernels are tried, and the one that explains the slow requests best is taken. The shortest reaches over a few steps of an
+// engine, the longest over the longest answers.
+func kernels() (all []kernel) {
+	for tau := 0.625; tau <= 40; tau *= 2 {
+		for _, prompt := range []float64{0, 0.5, 1} {
+			all = append(all, kernel{tau, false, prompt}, kernel{tau, true, prompt})
+		}
+	}
+	return all
+}
+
+// idle is what the load is at least, as a part of the rate: the logarithm of a long gap needs one.
+const idle = 0.02
+
+// surplus returns ln of the load around each counted request over the rate of the probe: 0 where others brought as much work
+// as evenly spread requests of mean work would. What came before and after the stretch is taken for the mean, and the
+// request's own work is left out.
+func (s Stretch) surplus(k kernel, rate float64) []float64 {
+	if s.Counted == 0 {
+		return nil
+	}
+	around, work := make([]float64, len(s.Due)), make([]float64, len(s.Due))
+	for i := range work {
+		work[i] = k.prompt*s.Prompt[i] + (1-k.prompt)*s.Answer[i]
+	}
+	mean := rate * k.tau // of the sum of decayed work on one side
+	sum := mean * math.Exp(-s.Due[0]/k.tau)
+	around[0] = sum
+	for i := 1; i < len(s.Due); i++ {
+		sum = (sum + work[i-1]) * math.Exp((s.Due[i-1]-s.Due[i])/k.tau)
+		around[i] = sum
+	}
+	if k.around {
+		sum, mean = mean, 2*mean
+		around[len(around)-1] += sum
+		for i := len(s.Due) - 2; i >= 0; i-- {
+			sum = (sum + work[i+1]) * math.Exp((s.Due[i]-s.Due[i+1])/k.tau)
+			around[i] += sum
+		}
+	}
+	counted := around[s.First : s.First+s.Counted]
+	for i := range counted {
+		counted[i] = math.Log(counted[i]/mean + idle)
+	}
+	return counted
+}
