@@ -67,6 +67,9 @@ const (
 	ModelNotFound  Class = "model-not-found"
 	Infrastructure Class = "infrastructure"
 	Aborted        Class = "aborted"
+
+	// AcceptanceNearZero is of a server that works well: hardly anything of what it drafts is accepted.
+	AcceptanceNearZero Class = "acceptance-near-zero"
 )
 
 // Retryable reports whether a fresh server may well not fail so again, with the same flags.

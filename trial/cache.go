@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"time"
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
@@ -31,24 +30,13 @@ const (
 )
 
 const (
-	primePiece     = 30.0 // seconds of load between two looks at the hit rate
-	mostPieces     = 60   // half an hour: more priming than that is a workload that never settles
-	settled        = 0.01 // the hit rate stands still when it moves less than a point
-	warmUpRequests = 10   // before anything else, to get lazy initialisation out of the way; as the manual sweeps did
+	primePiece = 30.0 // seconds of load between two looks at the hit rate
+	mostPieces = 60   // half an hour: more priming than that is a workload that never settles
+	settled    = 0.01 // the hit rate stands still when it moves less than a point
 )
 
-// warmUp sends the first requests, and primes the cache once where the protocol says so. It is worth nothing half done, so an
-// orderly end does not wait for it.
-func (m *measuring) warmUp(ctx context.Context) error {
-	return m.unlessFinished(ctx, m.fillCache)
-}
-
-// fillCache is warmUp without the orderly end.
-func (m *measuring) fillCache(ctx context.Context) error {
-	m.progress("warming up")
-	if err := m.pass(ctx, workload.WarmUpStream, 0, warmUpRequests); err != nil {
-		return fmt.Errorf("warm up: %w", err)
-	}
+// prime brings the cache into the state that the protocol wants before the first probe.
+func (m *measuring) prime(ctx context.Context) error {
 	if m.Cache == Reset {
 		return nil
 	}
@@ -60,38 +48,6 @@ func (m *measuring) fillCache(ctx context.Context) error {
 		return nil
 	}
 	return m.primeUntilSteady(ctx)
-}
-
-// pass sends n requests of a stream, uncounted, and waits until the server is idle again.
-func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n int) error {
-	p := workload.Pass{Source: m.Source, Seed: m.Seed, Stream: stream, Rate: m.primeRate(), First: first, N: n}
-	began := time.Now()
-	run, err := m.load.Run(ctx, p.Schedule(), nil)
-	if err != nil {
-		m.result.GPUTime += time.Since(began) // spent all the same
-		return err
-	}
-	m.result.GPUTime += run.Elapsed
-	if run.Broken == run.Others && n > 0 {
-		return m.useless(ctx, fmt.Sprintf("all %d requests before the first probe failed: %s", n, run.BrokenDetail))
-	}
-	if run.Broken > 0 {
-		m.result.Notes = append(m.result.Notes, fmt.Sprintf("%d of %d requests before the first probe failed: %s", run.Broken, run.Others, run.BrokenDetail))
-	}
-	drained, err := m.server.Drain(ctx)
-	m.result.GPUTime += drained
-	if err != nil {
-		return serverError{err}
-	}
-	return nil
-}
-
-// deathNotice is how long a server that answers nothing well has to die, so that its own last words are the evidence.
-const deathNotice = 10 * time.Second
-
-// useless is the error of a server that is up and fails every request.
-func (m *measuring) useless(ctx context.Context, evidence string) error {
-	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: evidence, Code: -1})
 }
 
 func (m *measuring) primeRate() float64 {
@@ -141,4 +97,128 @@ func (m *measuring) prepareCache(ctx context.Context) error {
 		err = serverError{err}
 	}
 	return err
+}
+
+// A cacheState is what is known of the prefix cache of a trial's server.
+type cacheState struct {
+	recall   *recall // nil where nothing is verified
+	off      string  // what was wrong with it in the last probe; "" when nothing was
+	habitual bool    // a repetition found the same: the server's cache is not what the workload says it should be
+	unknown  bool    // said that it cannot be verified
+}
+
+const (
+	// A cache can be told from an empty one where carrying it changes the hit rate by so much, 0 to 1. On simulated servers the hit rate of
+	// a probe is that of a recall, carried or empty, to 0.65 points, or higher: a carried one never was in the lower half of the difference.
+	leastReuse = 0.01
+	// againDraws keeps the draws of repetitions apart from all others: requests that have just been asked would be found in the cache.
+	againDraws = 1 << 20
+	// Where the size of the KV cache is not known a cache is taken to hold so many tokens.
+	usualKVTokens = 1 << 22
+)
+
+// drawOf is the draw of a probe. The cache is empty under Reset, where a repetition asks the same once more.
+func (m *measuring) drawOf(seq int, again bool) int {
+	if again && m.Cache != Reset {
+		return seq + againDraws
+	}
+	return seq
+}
+
+// recalled makes a load tell what a cache would keep of it.
+func (m *measuring) recalled(schedule workload.Schedule) workload.Schedule {
+	c := &m.cache
+	if c.recall == nil {
+		capacity := float64(m.result.Facts.KVCacheTokens)
+		switch {
+		case m.Cache == Carried, capacity == 0 && m.Cache != Reset:
+			return schedule
+		case capacity == 0:
+			capacity = usualKVTokens
+		}
+		c.recall = newRecall(capacity)
+	}
+	return c.recall.watch(schedule)
+}
+
+// begin begins a probe.
+func (c *cacheState) begin() {
+	if c.recall != nil {
+		c.recall.begin()
+	}
+}
+
+// judgeCache holds the hit rate of a probe against what its requests would have found in a cache that was carried into it and in an
+// empty one, and says in the state whether it was the wrong one. Both are of the requests that were sent, so that a probe that ended
+// early can be judged as well, and one on a cold cache does end early. Where requests were preempted they push out what the cache
+// would have kept, and look for their own blocks once more: that is overload, and not judged.
+func (m *measuring) judgeCache(p Probe, before, after serverctl.Counters) {
+	c := &m.cache
+	c.off = ""
+	switch {
+	case m.Cache == Carried:
+		return
+	case after.PrefixQueries < before.PrefixQueries:
+		c.off = "the server's counters went back: it was started anew, and its prefix cache was empty"
+		return
+	case p.HitRate < 0:
+		m.unverified("the server tells no hit rate")
+		return
+	case c.recall == nil:
+		m.unverified("the server does not tell the size of its KV cache")
+		return
+	case p.Preemptions > 0 || p.Measurement.Failed > 0 || p.Stopped && m.Cache == Reset:
+		return
+	}
+	carried, empty := c.recall.rates()
+	if carried-empty < leastReuse {
+		return
+	}
+	middle := (carried + empty) / 2
+	switch {
+	case m.Cache == Reset && p.HitRate > max(middle, empty+leastReuse):
+		c.off = fmt.Sprintf("the prefix cache was not empty when the probe began: hit rate %.1f %%, and its requests share no more than %.1f %% of "+
+			"their prompts with one another", 100*p.HitRate, 100*empty)
+	case m.Cache != Reset && p.HitRate < middle:
+		c.off = fmt.Sprintf("the prefix cache had lost what it held: hit rate %.1f %%, with %.1f %% of the prompts in a cache that was carried on, "+
+			"and %.1f %% in an empty one", 100*p.HitRate, 100*carried, 100*empty)
+	}
+}
+
+// unverified says once that the state of the cache is not known.
+func (m *measuring) unverified(why string) {
+	if !m.cache.unknown {
+		m.cache.unknown = true
+		m.result.Notes = append(m.result.Notes, "the state of the prefix cache was not verified: "+why)
+	}
+}
+
+// verified measures a probe, and once more when its cache was not in the protocol's state; the repetition replaces it. A server whose
+// repetition was off as well is not asked twice again: that would double the cost of a trial and change nothing.
+func (m *measuring) verified(measure func(again bool) (Probe, error)) (Probe, error) {
+	p, err := measure(false)
+	off := m.cache.off
+	if err != nil || off == "" {
+		return p, err
+	}
+	if m.cache.habitual {
+		p.Note = join(off, p.Note)
+		return p, nil
+	}
+	m.progress("again: %s", off)
+	replaced := p.GPUTime
+	p, err = measure(true)
+	if err != nil {
+		m.result.GPUTime += replaced
+		return p, err
+	}
+	p.GPUTime += replaced
+	p.Replaced = replaced
+	note := "measured again, because " + off
+	if m.cache.off != "" {
+		m.cache.habitual = true
+		note = "measured again, and again " + m.cache.off
+	}
+	p.Note = join(note, p.Note)
+	return p, nil
 }

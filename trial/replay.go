@@ -27,12 +27,12 @@ func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err err
 	if err := m.warmUp(ctx); err != nil {
 		return nil, m.cause(ctx, err)
 	}
-	for i, was := range task.Done {
+	for _, was := range task.Done { // not all of a trial, perhaps: each has the draw of its own number
 		again.until = 0
 		if was.Stopped {
-			again.until = was.GPUTime
+			again.until = was.GPUTime - was.Replaced
 		}
-		p, err := m.measureRate(ctx, i, was.Rate)
+		p, err := m.measureRate(ctx, was.Seq, was.Rate, was.Replaced > 0)
 		if err != nil {
 			return nil, m.cause(ctx, err)
 		}

@@ -38,6 +38,13 @@ type Runner struct {
 	Natural   bool     // answers end where the model ends them, so that no length is off plan
 	Marks     []string // what a reader must know of every result
 
+	// A server that drafts and of whose drafts less than MinAcceptance (accepted / drafted tokens) is accepted, once MinDrafted are
+	// known, is measured no further; 0 asks for nothing.
+	MinAcceptance float64
+	MinDrafted    int
+
+	WorstCase bool // a server that was measured must survive the largest load that it admits
+
 	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
 	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted
 	Progress func(step string)           // told what begins now; nil means silent
@@ -48,6 +55,7 @@ type Task struct {
 	Number int
 	Args   []string // all args of the server after the model
 	Hint   float64  // where to begin the search; 0 means the Runner's
+	Draw   int      // of its first probe; a measurement that is to be independent of another begins with one that has not been
 	Done   []Probe  // measured before an interruption: used again, not repeated
 	Record func(Probe) error
 }
@@ -122,6 +130,10 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		result.Outcome, result.Evidence = Unknown, err.Error()
 		return result, nil
 	}
+	if rejected, ok := errors.AsType[*rejectedDrafts](err); ok && ctx.Err() == nil {
+		result.Outcome, result.Class, result.Evidence = Dropped, serverctl.AcceptanceNearZero, rejected.Error()
+		return result, nil
+	}
 	exit, ok := errors.AsType[*serverctl.ExitError](err)
 	if !ok || ctx.Err() != nil {
 		return result, err
@@ -152,6 +164,13 @@ type measuring struct {
 	firstRate float64 // where the first search of the study begins, requests per second
 	result    Result
 	fresh     int // probes measured by this Run
+	weigher   workload.Weigher
+	runOut    time.Duration // the longest so far
+	whole     bool          // probes are to tell of the boundary, and not only on which side of it they are: none ends early
+	drafts    drafts
+	cache     cacheState
+
+	worstShown bool // a probe has shown the server under the largest load that it admits
 }
 
 // Where nothing is known of a server's speed, a request is taken to be this long in tokens and to stay for so many seconds.
@@ -173,7 +192,7 @@ func (r *Runner) firstRate(facts serverctl.Facts) float64 {
 }
 
 // measure warms the server up, brings its cache into the protocol's state and searches for the capacity. It ends at once
-// when the server dies, with the server's own error.
+// when the server dies, with the server's own error, and when hardly anything that it drafts is accepted.
 func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
 	ctx, stop := until(ctx, m.server.Exited(), m.server.Err)
 	defer stop()
@@ -182,20 +201,49 @@ func (m *measuring) measure(ctx context.Context) (capacity.Capacity, error) {
 			return capacity.Capacity{}, err
 		}
 	}
-	if err := m.warmUp(ctx); err != nil {
+	if err := m.unlessFinished(ctx, m.warmUp); err != nil {
 		return capacity.Capacity{}, m.cause(ctx, err)
 	}
+	known, err := m.known()
+	if err != nil {
+		return capacity.Capacity{}, m.cause(ctx, err)
+	}
+	found, err := m.search(known).Find(ctx, m.probe)
+	if err != nil || !found.Met() {
+		return found, m.cause(ctx, err)
+	}
+	return found, m.unlessFinished(ctx, m.surviveWorstCase)
+}
+
+// known are the steps that were measured before an interruption.
+func (m *measuring) known() (steps []capacity.Step, err error) {
+	for _, p := range m.Done {
+		m.result.GPUTime += p.GPUTime
+		m.keepRunOut(p)
+		steps = append(steps, capacity.Step{Rate: p.Rate, Outcome: m.outcome(p)})
+		err = errors.Join(err, m.learn(p))
+	}
+	return steps, err
+}
+
+// search is the Runner's search from where this trial begins it.
+func (m *measuring) search(known []capacity.Step) capacity.Search {
 	search := m.Search
-	switch {
-	case len(m.Done) > 0: // the search goes the way that it went, whatever this start of the server says of itself
-		search.Hint = m.Done[0].Rate
-	case m.Hint > 0:
+	search.Known, search.Population = known, PopulationOf(m.plan(0, search.Min), m.weigh())
+	search.Cost = m.cost
+	search.Plan = func(f capacity.Forecast) {
+		m.whole = f.Probes > 0
+		if m.Search.Plan != nil {
+			m.Search.Plan(f)
+		}
+	}
+	if m.Hint > 0 {
 		search.Hint = m.Hint
-	default:
+	}
+	if search.Hint == 0 {
 		search.Hint = m.firstRate
 	}
-	found, err := search.Find(ctx, m.probe)
-	return found, m.cause(ctx, err)
+	return search
 }
 
 // A serverError is a question that the server did not answer. Mostly that is the first sign of its death.
@@ -232,14 +280,8 @@ func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitErr
 	}
 }
 
-// probe measures one rate, unless it was measured before an interruption.
+// probe measures one rate.
 func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, error) {
-	for _, p := range m.Done { // no search probes a rate twice
-		if p.Rate == rate {
-			m.result.GPUTime += p.GPUTime
-			return outcome(p), nil
-		}
-	}
 	seq := len(m.Done) + m.fresh
 	m.fresh++
 	select {
@@ -248,7 +290,7 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 	default:
 	}
 	began := time.Now()
-	p, err := m.measureRate(ctx, seq, rate)
+	p, err := m.verified(func(again bool) (Probe, error) { return m.measureRate(ctx, seq, rate, again) })
 	if err != nil {
 		m.result.GPUTime += time.Since(began) // spent all the same
 		return capacity.Outcome{}, err
@@ -257,24 +299,63 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 		return capacity.Outcome{}, fmt.Errorf("record probe %d at %g req/s: %w", seq, rate, err)
 	}
 	m.result.GPUTime += p.GPUTime
-	return outcome(p), nil
+	m.keepRunOut(p)
+	return m.outcome(p), m.learn(p)
 }
 
+// outcome is a probe as the search sees it.
+func (m *measuring) outcome(p Probe) capacity.Outcome {
+	o := outcome(p)
+	o.Evidence = EvidenceOf(m.plan(m.drawOf(p.Seq, p.Replaced > 0), p.Rate).Schedule(), m.weigh(), p.Rate, m.SLO, p.Verdict)
+	return o
+}
+
+// outcome is a probe as a sweep sees it.
 func outcome(p Probe) capacity.Outcome {
 	v := p.Verdict
 	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited}
 }
 
-// measureRate is one probe: cache state, lead-in, window, run-out, verdict.
-func (m *measuring) measureRate(ctx context.Context, seq int, rate float64) (Probe, error) {
-	plan := workload.Plan{
-		Source: m.Source, Seed: m.Seed, Rate: rate,
+// weigh weighs the workload, once.
+func (m *measuring) weigh() workload.Weigher {
+	if m.weigher == (workload.Weigher{}) {
+		m.weigher = workload.Weigh(m.Source)
+	}
+	return m.weigher
+}
+
+// plan is the load of a trial's probe, by the number of its draw. Each has a draw of its own, the same in every trial: what one draw has too many bursts of
+// others have not, no probe meets in the cache what the one before has left of the same requests, and two trials still differ by
+// their servers alone.
+func (m *measuring) plan(draw int, rate float64) workload.Plan {
+	return workload.Plan{
+		Source: m.Source, Seed: m.Seed, Rate: rate, Draw: m.Draw + draw,
 		LeadIn: m.Lengths.LeadIn, Window: m.Lengths.Window, MinRequests: m.Lengths.MinRequests, Arrivals: m.Arrivals,
 	}
+}
+
+// keepRunOut remembers the longest run-out.
+func (m *measuring) keepRunOut(p Probe) {
+	if !p.Stopped {
+		m.runOut = max(m.runOut, p.GPUTime-m.Lengths.LeadIn-p.Measurement.Window)
+	}
+}
+
+// cost is what a probe takes of the server, with a run-out as long as those so far.
+func (m *measuring) cost(rate float64) time.Duration {
+	_, window := m.plan(0, rate).Counted()
+	return m.Lengths.LeadIn + window + m.runOut
+}
+
+// measureRate is one probe: cache state, lead-in, window, run-out, verdict; again when it replaces another.
+func (m *measuring) measureRate(ctx context.Context, seq int, rate float64, again bool) (Probe, error) {
+	plan := m.plan(m.drawOf(seq, again), rate)
 	n, window := plan.Counted()
-	return m.measureLoad(ctx, seq, offer{
-		Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window, stop: m.SLO.Stop(n),
-	})
+	o := offer{Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window}
+	if !m.whole {
+		o.stop = m.SLO.Stop(n)
+	}
+	return m.measureLoad(ctx, seq, o)
 }
 
 // An offer is one load with what of it is counted.
@@ -301,6 +382,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 		return Probe{}, fmt.Errorf("probe at %s: %w", o.Level, err)
 	}
 	endSeries := m.server.Observe(time.Now())
+	m.cache.begin()
 	run, err := m.send(ctx, o)
 	series := endSeries()
 	if err != nil {
@@ -336,19 +418,21 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 		p.Verdict.ClientLimited = fmt.Sprintf("the tuner itself stood still for %.1f s", run.Stalled.Seconds())
 	}
 	p.Note = m.note(p, run)
+	m.judgeCache(p, before, after)
 	return p, nil
 }
 
 // send sends a load in an open or a closed loop.
 func (m *measuring) send(ctx context.Context, o offer) (bench.Run, error) {
+	schedule := m.recalled(o.schedule)
 	if o.Streams == 0 {
-		return m.load.Run(ctx, o.schedule, o.stop)
+		return m.load.Run(ctx, schedule, o.stop)
 	}
 	closed, ok := m.load.(ClosedLoad)
 	if !ok {
 		return bench.Run{}, errors.New("this load generator has no closed loop; give rates")
 	}
-	return closed.RunClosed(ctx, o.schedule, o.Streams, o.stop)
+	return closed.RunClosed(ctx, schedule, o.Streams, o.stop)
 }
 
 func (m *measuring) counters(ctx context.Context) (serverctl.Counters, error) {

@@ -1,8 +1,11 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +31,23 @@ type stub struct {
 	runs     int
 	exited   chan struct{}
 	streams  []int // of the closed loops
+
+	warming []time.Duration    // TTFT of the pieces of warm-up; the last holds for all later ones. Nil means 100 ms
+	drafts  serverctl.Counters // what each load adds; a server that drafts has AcceptedAt
+	slowly  time.Duration      // what a piece takes beyond 5 s
+	burst   []bench.Sample     // of the worst case
+	most    float64            // requests that run at a time in each probe
+	facts   map[string]string
+	pieces  int // of warm-up so far
+
+	// Its prefix cache holds all that it was ever asked.
+	kvTokens     int // 0 means 1000
+	seen         map[*workload.Request]bool
+	asked, found float64
+	lost         func(run int) bool // whether the cache is emptied before a run, 1-based, by somebody else
+	deaf         bool               // to a reset, and says that it happened
+	mute         bool               // tells nothing of its cache
+	restarted    int                // the run before which its counters begin anew
 }
 
 func (s *stub) note(what string) {
@@ -37,19 +57,29 @@ func (s *stub) note(what string) {
 }
 
 func (s *stub) Facts() serverctl.Facts {
-	return serverctl.Facts{StartUp: 10 * time.Second, KVCacheTokens: 1000}
+	return serverctl.Facts{StartUp: 10 * time.Second, KVCacheTokens: cmp.Or(s.kvTokens, 1000), Args: s.facts}
 }
 func (s *stub) Counters(context.Context) (serverctl.Counters, error) {
-	return serverctl.Counters{PrefixQueries: float64(100 * s.runs), PrefixHits: float64(50 * s.runs), PromptTokens: float64(1000 * s.runs)}, nil
+	n := float64(s.runs)
+	return serverctl.Counters{
+		PrefixQueries: s.asked, PrefixHits: s.found, PromptTokens: s.asked + 1000*n,
+		Preemptions: s.drafts.Preemptions * n, Drafts: s.drafts.Drafts * n, DraftTokens: s.drafts.DraftTokens * n, AcceptedTokens: s.drafts.AcceptedTokens * n, AcceptedAt: s.drafts.AcceptedAt,
+	}, nil
 }
-func (s *stub) ResetCache(context.Context) error             { s.note("reset"); return nil }
+func (s *stub) ResetCache(context.Context) error {
+	s.note("reset")
+	if !s.deaf {
+		clear(s.seen)
+	}
+	return nil
+}
 func (s *stub) Drain(context.Context) (time.Duration, error) { return time.Second, nil }
 func (s *stub) Exited() <-chan struct{}                      { return s.exited }
 func (s *stub) Err() error {
 	return &serverctl.ExitError{Class: serverctl.OOMLoad, Evidence: "CUDA out of memory"}
 }
 func (s *stub) Observe(time.Time) func() *serverctl.Series {
-	return func() *serverctl.Series { return &serverctl.Series{Running: []float64{float64(s.runs)}} }
+	return func() *serverctl.Series { return &serverctl.Series{Running: []float64{s.most, float64(s.runs)}} }
 }
 func (s *stub) Stop(context.Context) (serverctl.Ended, error) {
 	s.note("stop")
@@ -69,12 +99,20 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		<-ctx.Done()
 		return bench.Run{}, context.Cause(ctx)
 	}
+	if s.lost != nil && s.lost(s.runs) {
+		clear(s.seen)
+	}
+	if s.runs == s.restarted {
+		clear(s.seen)
+		s.asked, s.found = 0, 0
+	}
 	var run bench.Run
 	var first, last time.Duration
 	for a := range schedule {
 		if a.Phase == workload.RunOut {
 			break
 		}
+		s.ask(a.Request)
 		if a.Phase != workload.Window {
 			run.Others++
 			continue
@@ -91,6 +129,23 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		return run, nil
 	}
 	ttft, lag := 100*time.Millisecond, time.Duration(0)
+	if len(run.Samples) == warmUpRequests && run.Others == 0 {
+		if n := len(s.warming); n > 0 {
+			ttft = s.warming[min(s.pieces, n-1)]
+		}
+		s.pieces++
+		s.note("warm")
+		run.Elapsed = 5*time.Second + s.slowly
+		answer(run.Samples, ttft, s.short)
+		return run, nil
+	}
+	if last == 0 {
+		s.burst = run.Samples
+		s.note("burst")
+		run.Elapsed = 20 * time.Second
+		answer(run.Samples, ttft, 0)
+		return run, nil
+	}
 	rate := float64(len(run.Samples)-1) / (last - first).Seconds()
 	if rate > s.capacity {
 		ttft = 2 * time.Second
@@ -99,16 +154,38 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		lag = s.late
 	}
 	for i := range run.Samples {
-		q := &run.Samples[i]
-		if s.short > 0 {
-			q.Failure, q.OutputTokens = bench.WrongLength, q.WantTokens-s.short
-		}
-		q.Sent += lag
-		q.First, q.Last, q.End = q.Due+ttft, q.Due+ttft+10*time.Millisecond, q.Due+ttft+10*time.Millisecond
+		run.Samples[i].Sent += lag
 	}
+	answer(run.Samples, ttft, s.short)
 	s.note("probe")
 	run.Elapsed = time.Minute
 	return run, nil
+}
+
+// ask looks a prompt up in the prefix cache.
+func (s *stub) ask(q *workload.Request) {
+	if s.mute {
+		return
+	}
+	if s.seen == nil {
+		s.seen = make(map[*workload.Request]bool)
+	}
+	s.asked += 16
+	if s.seen[q] {
+		s.found += 16
+	}
+	s.seen[q] = true
+}
+
+// answer gives the requests their answers, each short of so many tokens.
+func answer(samples []bench.Sample, ttft time.Duration, short int) {
+	for i := range samples {
+		q := &samples[i]
+		if short > 0 {
+			q.Failure, q.OutputTokens = bench.WrongLength, q.WantTokens-short
+		}
+		q.First, q.Last, q.End = q.Due+ttft, q.Due+ttft+10*time.Millisecond, q.Due+ttft+10*time.Millisecond
+	}
 }
 
 func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
@@ -119,9 +196,10 @@ func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
 	}
 	return &Runner{
 		Start: s.start, Source: source, Cache: protocol, Seed: 1,
-		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-		Lengths: Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
-		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
+		Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}, // even, so that the stub sees the rate itself
+		SLO:      slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths:  Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
+		Search:   capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
 	}
 }
 
@@ -130,9 +208,9 @@ func TestRunMeasuresAPoint(t *testing.T) {
 		protocol Protocol
 		want     string
 	}{
-		{Primed, "start pass pass probe probe probe stop"},
-		{Reset, "start pass reset probe reset probe reset probe stop"},
-		{Steady, "start pass pass pass probe probe probe stop"},
+		{Primed, "start warm warm pass probe probe probe stop"},
+		{Reset, "start warm warm reset probe reset probe reset probe stop"},
+		{Steady, "start warm warm pass pass pass probe probe probe stop"},
 	} {
 		s := &stub{capacity: 4.8}
 		var stored []Probe
@@ -148,7 +226,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 		if result.Outcome != Measured || c.Bound != capacity.Exact || c.Low > 4.8 || c.High < 4.8 || c.Probes != len(stored) {
 			t.Errorf("%s: result %+v with %d probes stored", row.protocol, result, len(stored))
 		}
-		passes := strings.Count(row.want, "pass")
+		passes := strings.Count(row.want, "pass") + strings.Count(row.want, "warm")
 		want := 10*time.Second + time.Duration(passes)*6*time.Second + time.Duration(len(stored))*61*time.Second + 2*time.Second
 		if result.GPUTime != want {
 			t.Errorf("%s: GPU time %s, want %s: start, passes, probes, stop", row.protocol, result.GPUTime, want)
@@ -174,7 +252,7 @@ func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
 		if n := strings.Count(strings.Join(s.did, " "), "probe"); n != len(all)-had || len(again) != n {
 			t.Errorf("with %d of %d probes stored, %d are measured", had, len(all), n)
 		}
-		if result.Capacity != whole.Capacity {
+		if !reflect.DeepEqual(result.Capacity, whole.Capacity) {
 			t.Errorf("with %d probes stored the answer is %+v, want %+v", had, result.Capacity, whole.Capacity)
 		}
 	}

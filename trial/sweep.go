@@ -141,7 +141,7 @@ func (m *measuring) sweepLevel(ctx context.Context, s Sweep, seq int) (Probe, er
 	default:
 	}
 	began := time.Now()
-	p, err := m.measureLoad(ctx, seq, m.offerOf(s, s.Levels[seq]))
+	p, err := m.verified(func(bool) (Probe, error) { return m.measureLoad(ctx, seq, m.offerOf(s, s.Levels[seq])) })
 	if err != nil {
 		m.result.GPUTime += time.Since(began) // spent all the same
 		return p, err

@@ -34,7 +34,7 @@ func (s *stub) RunClosed(ctx context.Context, schedule workload.Schedule, stream
 }
 
 func manual(levels ...float64) Sweep {
-	s := Sweep{Requests: 30, WarmUp: 4, WarmUpRate: 2, WarmUpCooldown: 5 * time.Second, Cooldown: 10 * time.Second}
+	s := Sweep{Requests: 100, WarmUp: 4, WarmUpRate: 2, WarmUpCooldown: 5 * time.Second, Cooldown: 10 * time.Second}
 	for _, rate := range levels {
 		s.Levels = append(s.Levels, Level{Rate: rate})
 	}
@@ -70,7 +70,7 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 			t.Errorf("%s: the capacity is %+v, want 2, a rate of the grid", row.name, c)
 		}
 		for i, p := range probes {
-			if p.Seq != i || p.Measurement.Requests != 30 || p.Stopped || p.Measurement.Window != sweep.Takes(p.Level()) {
+			if p.Seq != i || p.Measurement.Requests != 100 || p.Stopped || p.Measurement.Window != sweep.Takes(p.Level()) {
 				t.Errorf("%s: probe %d is %+v, want 30 requests within 30/rate, to its end", row.name, i, p)
 			}
 		}
@@ -99,8 +99,8 @@ func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 		t.Fatal(err)
 	}
 	warm, slow, fast := spy.runs[0], spy.runs[1], spy.runs[2]
-	if len(warm) != 4 || len(slow) != 30 || len(fast) != 30 {
-		t.Fatalf("%d, %d and %d requests, want 4, 30 and 30", len(warm), len(slow), len(fast))
+	if len(warm) != 4 || len(slow) != 100 || len(fast) != 100 {
+		t.Fatalf("%d, %d and %d requests, want 4, 100 and 100", len(warm), len(slow), len(fast))
 	}
 	for i := range slow {
 		if slow[i].Request != fast[i].Request || i < len(warm) && warm[i].Request != slow[i].Request {
@@ -132,7 +132,7 @@ func (a *asked) Run(ctx context.Context, schedule workload.Schedule, stop bench.
 
 func TestSweepOverAClosedLoop(t *testing.T) {
 	s := &stub{capacity: 25}
-	sweep := Sweep{Levels: []Level{{Streams: 1}, {Streams: 2}, {Streams: 4}}, Requests: 30}
+	sweep := Sweep{Levels: []Level{{Streams: 1}, {Streams: 2}, {Streams: 4}}, Requests: 100}
 	var probes []Probe
 	result, err := runner(t, s, Carried).Sweep(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }}, sweep)
 	if err != nil || !slices.Equal(s.streams, []int{1, 2, 4}) || strings.Join(s.did, " ") != "start probe probe probe stop" {
@@ -141,8 +141,8 @@ func TestSweepOverAClosedLoop(t *testing.T) {
 	if c := result.Capacity; c.Rate != 2 || c.High != 4 {
 		t.Errorf("the capacity is %+v, want a concurrency of 2", c)
 	}
-	if p := probes[1]; p.Streams != 2 || p.Rate != 0 || p.Level().String() != "concurrency 2" || p.Measurement.Requests != 30 ||
-		p.Measurement.Window != 29*50*time.Millisecond+110*time.Millisecond {
+	if p := probes[1]; p.Streams != 2 || p.Rate != 0 || p.Level().String() != "concurrency 2" || p.Measurement.Requests != 100 ||
+		p.Measurement.Window != 99*50*time.Millisecond+110*time.Millisecond {
 		t.Errorf("the probe is %+v, want one from its first request to its last answer", p)
 	}
 	r := runner(t, s, Carried)
@@ -196,7 +196,7 @@ func TestAPauseWaitsOnTheClock(t *testing.T) {
 
 func TestPlannedIsTheTimeOfASweep(t *testing.T) {
 	s := manual(1, 2)
-	if got, want := s.Planned(), 2*time.Second+5*time.Second+30*time.Second+10*time.Second+15*time.Second; got != want {
+	if got, want := s.Planned(), 2*time.Second+5*time.Second+100*time.Second+10*time.Second+50*time.Second; got != want {
 		t.Errorf("Planned = %s, want %s", got, want)
 	}
 	s.Levels, s.WarmUp = []Level{{Streams: 1}, {Streams: 2}}, 0

@@ -66,7 +66,8 @@ type Probe struct {
 	Preemptions float64           `json:"preemptions"` // over the probe
 	Stopped     bool              `json:"stopped"`     // ended early, because it had failed already
 	Note        string            `json:"note,omitempty"`
-	GPUTime     time.Duration     `json:"gpu_time_ns"` // lead-in, window, run-out and drain
+	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, and Replaced
+	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the probe that this one is the repetition of; 0 when it is none
 
 	Speculation *Speculation      `json:"speculation,omitempty"` // nil where nothing was drafted
 	Server      *serverctl.Series `json:"server,omitempty"`      // what the server did; its time is that of the Measurement's series
@@ -87,6 +88,7 @@ type Outcome string
 const (
 	Measured   Outcome = "measured"   // it has a capacity, or is known to have none
 	Infeasible Outcome = "infeasible" // the server cannot live with these flags
+	Dropped    Outcome = "dropped"    // ended before its capacity was known, because it cannot be the best; see its class
 	Unknown    Outcome = "unknown"    // nobody's fault; tells the search nothing
 )
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +60,8 @@ func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Tria
 			one.Point = space.Point{"gpu-memory-utilization": "0.5", "max-num-seqs": "4000"} // today's args, outside the ranges
 		case 5:
 			one.Result.Capacity = capacity.Capacity{Rate: 0.05, High: 0.05, Bound: capacity.AtMost}
+		case 6:
+			one.Result = trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero}
 		}
 		history = append(history, one)
 	}
@@ -320,4 +323,28 @@ func FuzzNext(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A dropped trial is a loser: below whatever kept the SLO or broke it at a known rate, and above what the server cannot live with.
+func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
+	s := mixedSpace(t)
+	points := anyHistory(t, s, 1, 8)
+	var history []studies.Trial
+	for i, result := range []trial.Result{
+		{Outcome: trial.Infeasible, Class: serverctl.OOMStart},
+		{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero},
+		{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: 0.05, High: 0.05, Bound: capacity.AtMost}},
+		{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: 2, Low: 2, High: 2.2, Bound: capacity.Exact}},
+		{Outcome: trial.Unknown, Class: serverctl.Infrastructure},
+	} {
+		history = append(history, studies.Trial{Number: i, State: studies.Done, Point: points[i].Point, Result: result})
+	}
+	better, worse := split(observe(s, history))
+	var got []standing
+	for _, o := range append(better, worse...) {
+		got = append(got, o.standing)
+	}
+	if want := []standing{met, upperBound, upperBound, infeasible}; len(better) != 1 || !slices.Equal(got, want) || worse[1].rate != 0 {
+		t.Errorf("the best first they stand %v, %d of them good, want %v and one", got, len(better), want)
+	}
 }

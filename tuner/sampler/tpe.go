@@ -130,7 +130,7 @@ type standing int
 
 const (
 	infeasible standing = iota // the server cannot live with the point
-	upperBound                 // no rate kept the SLO; Rate failed too
+	upperBound                 // no rate kept the SLO, and rate failed too; or it was dropped, and rate is 0
 	met                        // Rate is a capacity, or a lower bound of it
 )
 
@@ -144,6 +144,8 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 		case t.State != studies.Done || len(t.Point) == 0:
 			continue
 		case t.Result.Outcome == trial.Infeasible:
+		case t.Result.Outcome == trial.Dropped: // the server lives with the point: it is no better than others, and no more is known
+			o.standing = upperBound
 		case t.Result.Outcome != trial.Measured || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 			continue
 		case c.Met():

@@ -1,0 +1,132 @@
+package trial
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// UsualMargin is what part of a capacity is advised unless a user says otherwise.
+const UsualMargin = 0.9
+
+// An Advice is the rate that a server may be given: a margin below what it carries, and what was measured about there.
+type Advice struct {
+	Rate   float64 `json:"rate"`   // requests per second
+	Margin float64 `json:"margin"` // Rate is this part of Of
+	Of     float64 `json:"of"`     // requests per second
+	Basis  Basis   `json:"basis"`  // what Of is
+
+	At       float64   `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
+	Kept     bool      `json:"kept"`                  // that probe kept the SLO
+	Measured []Reading `json:"measured,omitempty"`    // in it
+}
+
+// A Basis says what a margin is kept from.
+type Basis string
+
+// The bases.
+const (
+	LowerEnd    Basis = "lower end of the 95 % interval"
+	HighestPass Basis = "highest rate that passed" // where there is no interval
+)
+
+// A Reading is a limit of the SLO with what was measured of it.
+type Reading struct {
+	Limit   string  `json:"limit"` // such as p99 TTFT
+	MaxMS   float64 `json:"max_ms"`
+	ValueMS float64 `json:"value_ms"`
+}
+
+// Readings are what a verdict read.
+func Readings(v slo.Verdict) []Reading {
+	readings := make([]Reading, len(v.Checks))
+	for i, c := range v.Checks {
+		readings[i] = Reading{c.Limit, c.MaxMS, c.ValueMS}
+	}
+	return readings
+}
+
+// String writes a reading, such as "p99 TTFT 711 of 1000 ms".
+func (r Reading) String() string {
+	return fmt.Sprintf("%s %s of %s ms", r.Limit, digits(r.ValueMS), digits(r.MaxMS))
+}
+
+// ReadingsText writes readings in one line.
+func ReadingsText(readings []Reading) string {
+	words := make([]string, len(readings))
+	for i, r := range readings {
+		words[i] = r.String()
+	}
+	return strings.Join(words, ", ")
+}
+
+// digits keeps three of them, or all before the point.
+func digits(f float64) string {
+	if math.Abs(f) >= 1000 {
+		return fmt.Sprintf("%.0f", f)
+	}
+	return fmt.Sprintf("%.3g", f)
+}
+
+// There is how far apart two rates are that are the same to a reader of latencies, as a part of them.
+const There = 0.03
+
+// Advise keeps a margin (0 to 1) from a capacity: from the lower end of its interval, or from the highest rate that passed where it
+// has none. The advice is shown by the probe within 3 % of it that is nearest, or else by the next one above that passed: at the
+// lower rate latencies are no higher but by chance. ok is false where no rate kept the SLO.
+func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
+	if !c.Met() {
+		return a, false
+	}
+	a = Advice{Margin: margin, Of: c.Lowest, Basis: LowerEnd}
+	if a.Of <= 0 {
+		a.Of, a.Basis = c.Low, HighestPass
+	}
+	a.Rate = threeDigits(margin * a.Of)
+	nearest := math.Inf(1)
+	for _, p := range probes {
+		off := math.Log(p.Rate / a.Rate)
+		near := math.Abs(off) <= There
+		if p.Rate <= 0 || p.Verdict.ClientLimited != "" || !near && (off < 0 || !p.Verdict.Pass) || math.Abs(off) > nearest {
+			continue
+		}
+		nearest = math.Abs(off)
+		a.At, a.Kept, a.Measured = p.Rate, p.Verdict.Pass, Readings(p.Verdict)
+	}
+	return a, true
+}
+
+// Near reports whether a probe shows the advised rate itself.
+func (a Advice) Near() bool { return a.At > 0 && math.Abs(math.Log(a.At/a.Rate)) <= There }
+
+// String writes the advice with what shows it, such as
+// "2.03 req/s = 0.9 × 2.26, the lower end; there p99 TTFT 512 of 1000 ms, p99 TPOT 41 of 60 ms".
+func (a Advice) String() string {
+	of := "the lower end"
+	if a.Basis == HighestPass {
+		of = "the " + string(HighestPass)
+	}
+	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", digits(a.Rate), a.Margin, digits(a.Of), of)
+	switch {
+	case a.At == 0:
+		return text + "no probe at or above it passed"
+	case !a.Kept:
+		return text + fmt.Sprintf("but %s req/s failed: %s", digits(a.At), ReadingsText(a.Measured))
+	case a.Near():
+		return text + "there " + ReadingsText(a.Measured)
+	}
+	return text + fmt.Sprintf("at %s req/s, which passed, %s", digits(a.At), ReadingsText(a.Measured))
+}
+
+// threeDigits rounds a rate as a search does.
+func threeDigits(rate float64) float64 {
+	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
+	if err != nil { // cannot be: the text was just made
+		return rate
+	}
+	return rounded
+}

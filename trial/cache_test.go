@@ -1,0 +1,147 @@
+package trial
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+// What a server's own counters say of its prefix cache decides whether a probe counts.
+func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
+	const firstProbe = 4 // primed: two runs of warm-up and one pass before it; reset: two of warm-up
+	lostIn := func(runs ...int) func(int) bool {
+		return func(run int) bool {
+			return slices.Contains(runs, run)
+		}
+	}
+	for _, row := range []struct {
+		name     string
+		protocol Protocol
+		server   *stub
+		replaced int    // probes that were measured again
+		first    string // in the Note of the first probe
+		second   string // and of the second
+		noted    string // in the result's Notes, once
+	}{
+		{"a carried cache", Primed, &stub{}, 0, "", "", ""},
+		{"an emptied cache", Reset, &stub{}, 0, "", "", ""},
+		{"lost once", Primed, &stub{lost: lostIn(firstProbe)}, 1, "measured again, because the prefix cache had lost what it held", "", ""},
+		{"lost again", Primed, &stub{lost: lostIn(firstProbe, firstProbe+1)}, 1, "measured again, and again the prefix cache had lost", "", ""},
+		{"lost every time is repeated once in the trial", Primed, &stub{lost: func(run int) bool { return run >= firstProbe }}, 1,
+			"measured again, and again the prefix cache had lost", "the prefix cache had lost", ""},
+		{"a restart behind our back", Primed, &stub{restarted: firstProbe}, 1, "because the server's counters went back", "", ""},
+		{"a reset that did not happen", Reset, &stub{deaf: true}, 1, "measured again, and again the prefix cache was not empty", "was not empty", ""},
+		{"counters that say nothing", Primed, &stub{mute: true}, 0, "", "", "the state of the prefix cache was not verified: the server tells no hit rate"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := row.server
+			s.capacity = 4.8
+			var probes []Probe
+			r := runner(t, s, row.protocol)
+			source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Source, s.kvTokens = source, 20_000 // more requests than a probe asks, and room for them all
+			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			replaced, spent := 0, 12*time.Second // start and stop
+			for _, did := range s.did {
+				switch did {
+				case "probe":
+					spent += 61 * time.Second
+				case "pass", "warm":
+					spent += 6 * time.Second
+				}
+			}
+			for i, p := range probes {
+				if p.Seq != i {
+					t.Errorf("probe %d is recorded as %d", i, p.Seq)
+				}
+				if p.Replaced > 0 {
+					replaced++
+				}
+			}
+			if replaced != row.replaced || strings.Count(strings.Join(s.did, " "), "probe") != len(probes)+row.replaced {
+				t.Errorf("%d of %d probes were measured again, want %d; did %v", replaced, len(probes), row.replaced, s.did)
+			}
+			if result.GPUTime != spent {
+				t.Errorf("GPU time %s, want %s: both times of a repeated probe count", result.GPUTime, spent)
+			}
+			for i, want := range []string{row.first, row.second} {
+				if note := probes[i].Note; (note == "") != (want == "") || !strings.Contains(note, want) {
+					t.Errorf("probe %d says %q, want %q", i, note, want)
+				}
+			}
+			if notes := strings.Join(result.Notes, " | "); notes != row.noted {
+				t.Errorf("the result says %q, want %q", notes, row.noted)
+			}
+		})
+	}
+}
+
+// The cache of a repetition knows the requests of the probe that it replaces, so it asks others; an emptied one is asked the same, so
+// that a resumed study is exact.
+func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
+	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
+		m := &measuring{Runner: &Runner{Cache: protocol}}
+		if is := m.drawOf(3, true) == m.drawOf(3, false); is != same {
+			t.Errorf("%s: the same draw: %t, want %t", protocol, is, same)
+		}
+	}
+}
+
+func TestARecallForgetsWhatWasUsedLongestAgo(t *testing.T) {
+	prompt := func(first, length int32) *workload.Request {
+		ids := make([]int32, length)
+		for i := range ids {
+			ids[i] = first
+		}
+		return &workload.Request{Tokens: ids, PromptTokens: int(length), OutputTokens: 10}
+	}
+	a, b, longer := prompt(1, 32), prompt(2, 32), prompt(1, 64)
+	for _, row := range []struct {
+		name           string
+		capacity       float64
+		before, during []*workload.Request
+		carried, empty float64
+	}{
+		{"nothing was asked before", 1000, nil, []*workload.Request{a}, 0, 0},
+		{"the same was asked before", 1000, []*workload.Request{a}, []*workload.Request{a}, 1, 0},
+		{"and again", 1000, []*workload.Request{a}, []*workload.Request{a, a}, 1, 0.5},
+		{"the first half was asked before", 1000, []*workload.Request{a}, []*workload.Request{longer}, 0.5, 0},
+		{"there was no room for both", 45, []*workload.Request{a, b}, []*workload.Request{a}, 0, 0},
+		{"what was used again is kept", 90, []*workload.Request{a, b, a, prompt(3, 16)}, []*workload.Request{a}, 1, 0},
+		{"answers take room", 45, []*workload.Request{a, {OutputTokens: 40}}, []*workload.Request{a}, 0, 0},
+	} {
+		c := newRecall(row.capacity)
+		for _, q := range row.before {
+			c.ask(q)
+		}
+		c.begin()
+		for _, q := range row.during {
+			c.ask(q)
+		}
+		if carried, empty := c.rates(); carried != row.carried || empty != row.empty {
+			t.Errorf("%s: hit rates %g and %g, want %g and %g", row.name, carried, empty, row.carried, row.empty)
+		}
+	}
+}
+
+// However long a trial lasts, a recall is no larger than the cache that it stands for.
+func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
+	c := newRecall(16_000)
+	ids := make([]int32, 160)
+	for i := range int32(20_000) {
+		ids[0] = i % 5000
+		c.ask(&workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 3})
+		if c.tokens > c.capacity || len(c.held) > 1000 || len(c.uses) > 2*(1000+1000)+2*fewUses {
+			t.Fatalf("after %d requests it holds %g tokens in %d blocks, and %d uses", i+1, c.tokens, len(c.held), len(c.uses))
+		}
+	}
+}

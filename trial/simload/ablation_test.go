@@ -1,0 +1,181 @@
+package simload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// A variant is ours without one of its parts, on the very probes that the whole one made.
+type variant struct {
+	name string
+	of   func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
+}
+
+// variants are what the parts of the estimate are worth.
+func variants() []variant {
+	return []variant{
+		{"whole", func(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
+			return steps, p
+		}},
+		{"the rate instead of the load", flat},
+		{"the two probes of the bracket", nearest},
+		{"headroom, interpolated", func(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
+			for i := range steps {
+				steps[i].Evidence = nil
+			}
+			return steps, p
+		}},
+	}
+}
+
+// flat makes every request meet the same load: the control variate is gone.
+func flat(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
+	for i := range steps {
+		e := *steps[i].Evidence
+		e.Stretch = even(e.Stretch, 1/e.Rate)
+		steps[i].Evidence = &e
+	}
+	long := even(capacity.Stretch{Due: p.Due}, 1)
+	return steps, &capacity.Population{Due: long.Due, Prompt: long.Prompt, Answer: long.Answer}
+}
+
+// even spaces the requests of a stretch evenly, and makes them alike.
+func even(s capacity.Stretch, gap float64) capacity.Stretch {
+	n := len(s.Due)
+	s.Due, s.Prompt, s.Answer = make([]float64, n), make([]float64, n), make([]float64, n)
+	for i := range n {
+		s.Due[i], s.Prompt[i], s.Answer[i] = float64(i)*gap, 1, 1
+	}
+	return s
+}
+
+// nearest keeps the passing and the failing probe next to the answer.
+func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population) {
+	var kept []capacity.Step
+	for _, pass := range []bool{true, false} {
+		best := -1
+		for i, step := range steps {
+			if step.Pass == pass && (best < 0 || math.Abs(math.Log(step.Rate/rate)) < math.Abs(math.Log(steps[best].Rate/rate))) {
+				best = i
+			}
+		}
+		if best >= 0 {
+			kept = append(kept, steps[best])
+		}
+	}
+	return kept, p
+}
+
+// A part is what ours comes to with a variant, over the worlds.
+type part struct {
+	setting, name string
+	bias, rmse    []float64 // by world
+}
+
+// parts estimates again from the probes of ours in the given settings.
+func parts(studies []study, settings []string) ([]part, error) {
+	var all []part
+	for _, setting := range settings {
+		for _, v := range variants() {
+			p := part{setting: setting, name: v.name}
+			for _, s := range studies {
+				i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == setting })
+				errs, err := s.again(s.findings[i], v)
+				if err != nil {
+					return nil, err
+				}
+				bias, _ := meanSD(errs)
+				p.bias, p.rmse = append(p.bias, bias), append(p.rmse, rms(errs))
+			}
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// again are the errors of a variant in per cent, on the probes of a finding.
+func (s study) again(f finding, v variant) ([]float64, error) {
+	weigher := workload.Weigh(s.source)
+	population := trial.PopulationOf(workload.Plan{Source: s.source, Seed: 1}, weigher)
+	errs := make([]float64, len(f.answers))
+	err := each(len(f.answers), func(i int) error {
+		a := f.answers[i]
+		steps, p := v.of(slices.Clone(a.steps), population, a.rate)
+		search := capacity.Search{Min: 0.05, Max: 1000, Factor: 1.35, Tolerance: 0.2, MaxProbes: 1, Known: steps, Population: p}
+		c, err := search.Find(context.Background(), func(context.Context, float64) (capacity.Outcome, error) {
+			return capacity.Outcome{}, errors.New("no probe is left to make")
+		})
+		errs[i] = 100 * math.Log(c.Rate/s.capacity)
+		return err
+	})
+	return errs, err
+}
+
+const partsHead = `
+## What each part of the estimate buys
+
+The same probes, estimated again: with the rate of the probe in place of the load that each request met, from the two probes next to the
+boundary alone, and by interpolating the headroom between them. Mean bias and root mean square of the RMSE over the worlds, %.
+
+| setting | estimate | bias | RMSE | worst RMSE |
+|---|---|---|---|---|
+`
+
+func (r report) bought(b *strings.Builder) {
+	if len(r.parts) == 0 {
+		return
+	}
+	b.WriteString(partsHead)
+	for _, p := range r.parts {
+		fmt.Fprintf(b, "| %s | %s | %+.1f | %.1f | %.1f |\n", p.setting, p.name, mean(p.bias), rms(p.rmse), slices.Max(p.rmse))
+	}
+}
+
+const forecastsHead = `
+## ±5 %: what was said beforehand, and what it took
+
+Seconds of load from the moment of the forecast to the end, over those that were said: quartiles, and the share of repetitions within 30 %.
+± is half the width of the interval at the end.
+
+| world | said, s | took/said 10 % | median | 90 % | within 30 % | ± at the end, median | RMSE |
+|---|---|---|---|---|---|---|---|
+`
+
+// forecasts says how right the forecasts were.
+func (r report) forecasts(b *strings.Builder) {
+	b.WriteString(forecastsHead)
+	for _, s := range r.studies {
+		i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == "ours, ±5 %" })
+		var said, ratio, half []float64
+		within := 0
+		for _, a := range s.findings[i].answers {
+			if a.hi > 0 {
+				half = append(half, 100*(math.Sqrt(a.hi/a.lo)-1))
+			}
+			if a.forecast.Probes == 0 {
+				continue
+			}
+			took := (a.total() - a.then.total()).Seconds() / a.forecast.Takes.Seconds()
+			said, ratio = append(said, a.forecast.Takes.Seconds()), append(ratio, took)
+			if took > 0.7 && took < 1.3 {
+				within++
+			}
+		}
+		if len(ratio) == 0 {
+			continue
+		}
+		slices.Sort(ratio)
+		slices.Sort(half)
+		n := len(ratio)
+		fmt.Fprintf(b, "| %s | %.0f | %.2f | %.2f | %.2f | %.0f %% of %d | %.1f %% | %.1f |\n", s.name, mean(said), ratio[n/10], ratio[n/2], ratio[n*9/10],
+			100*float64(within)/float64(n), n, half[len(half)/2], rms(s.findings[i].errors(s.capacity)))
+	}
+}

@@ -1,0 +1,449 @@
+package simload
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/trial"
+	"vllmtuner/trial/slo"
+)
+
+// A reuser is a server under a workload whose requests find a part of their prompts in the prefix cache.
+type reuser struct {
+	name    string
+	profile string
+	args    []string
+	source  workload.Source
+	slo     slo.SLO
+	cache   trial.Protocol
+	near    float64 // about its capacity in the long run, requests per second
+}
+
+// prefixed is an endless workload of prompts that begin with one of some prefixes, too many for a small KV cache.
+type prefixed struct{}
+
+const (
+	prefixes     = 40
+	prefixTokens = 1500
+)
+
+func (prefixed) Name() string { return "40 prefixes of 1500 tokens" }
+func (prefixed) Len() int     { return 0 }
+func (prefixed) Longest() int { return 0 }
+
+// Request draws lognormal lengths: 200 tokens of its own in the mean, 150 of answer, each with a coefficient of variation of 0.6.
+func (prefixed) Request(stream workload.Stream, i int) *workload.Request {
+	r := rand.New(rand.NewPCG(uint64(stream)*0x9e3779b97f4a7c15, uint64(i)))
+	length := func(mean float64) int {
+		v := math.Log(1 + 0.6*0.6)
+		return min(max(8, int(mean*math.Exp(math.Sqrt(v)*r.NormFloat64()-v/2))), 1500)
+	}
+	own, answer := length(200), length(150)
+	ids := make([]int32, prefixTokens+own)
+	which := int32(r.IntN(prefixes))
+	for j := range prefixTokens {
+		ids[j] = which
+	}
+	for j := range min(own, 16) { // whole blocks follow from those before
+		ids[prefixTokens+j] = r.Int32N(30000)
+	}
+	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: answer, Conversation: -1}
+}
+
+// reusers are the worlds of the studies of the cache.
+func reusers(t testing.TB) []reuser {
+	t.Helper()
+	limits := func(ttft, tpot time.Duration) slo.SLO {
+		return slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: ttft * time.Millisecond}, {Metric: slo.TPOT, Percentile: 99, Max: tpot * time.Millisecond}}}
+	}
+	open := func(kind string) workload.Source {
+		source, err := workload.Open(workload.Spec{Kind: kind}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return source
+	}
+	const h200 = "h200-llama70b-fp8"
+	return []reuser{
+		{"h200-phase1", h200, strings.Fields("--max-model-len 16384"), open("phase1"), limits(1000, 60), trial.Primed, 1.98},
+		{"h200-production", h200, strings.Fields("--max-model-len 16384"), open("production"), limits(2000, 60), trial.Steady, 0.755},
+		{"small-shared", "small-fast", strings.Fields("--gpu-memory-utilization 0.8"), prefixed{}, limits(500, 40), trial.Steady, 9.34},
+	}
+}
+
+// A protocolCell is one way to bring a cache into its state and to measure.
+type protocolCell struct {
+	priming priming
+	leadIn  time.Duration
+	runOut  bool
+}
+
+// A priming is how much is sent before the first probe.
+type priming string
+
+const (
+	unprimed priming = "none"
+	half     priming = "half KV"
+	once     priming = "once"
+	twice    priming = "twice"
+)
+
+// usualCell is the cell from which the others differ in one thing.
+var usualCell = protocolCell{once, 60 * time.Second, true}
+
+// longCell is so long that nothing of the start is left: the cells are held against it.
+var longCell = protocolCell{twice, 300 * time.Second, true}
+
+// cells are those of the table.
+func cells() []protocolCell {
+	var all []protocolCell
+	for _, s := range []time.Duration{0, 15, 30, 60, 120} {
+		all = append(all, protocolCell{once, s * time.Second, true})
+	}
+	for _, p := range []priming{unprimed, half, twice} {
+		all = append(all, protocolCell{p, usualCell.leadIn, true})
+	}
+	return append(all, protocolCell{unprimed, 0, true}, protocolCell{unprimed, 120 * time.Second, true}, protocolCell{once, usualCell.leadIn, false})
+}
+
+// A reading is what one probe says.
+type reading struct {
+	broken, requests int
+	ttft, tpot       bench.Stats
+	hits, queries    float64 // of the window and what follows
+	priming, probe   time.Duration
+}
+
+// primed starts a server and primes it. Requests, arrivals and the engine's noise are those of the draw.
+func (w reuser) primed(ctx context.Context, profile *vllmsim.Profile, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
+	rig := &Rig{Profile: profile}
+	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
+	if err != nil || p == unprimed {
+		return server, load, 0, err
+	}
+	// As trial.Runner primes: one pass of a finite workload, or until as much was written as the KV cache holds.
+	goal, n := map[priming]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
+	if w.cache == trial.Primed && p != half {
+		n = int(goal) * w.source.Len()
+	}
+	stop := func(time.Duration, []bench.Sample) bool {
+		c, _ := server.Counters(ctx) // which the simulator never refuses
+		return n == math.MaxInt && c.PromptTokens-c.PrefixHits+c.GenerationTokens > goal*float64(server.Facts().KVCacheTokens)
+	}
+	pass := workload.Pass{Source: w.source, Stream: workload.PrimeStream.Draw(draw), Rate: 0.7 * w.near, N: n}
+	run, err := load.Run(ctx, pass.Schedule(), stop)
+	return server, load, run.Elapsed, err
+}
+
+// read measures one probe of a cell.
+func (w reuser) read(ctx context.Context, profile *vllmsim.Profile, c protocolCell, rate float64, draw int) (reading, error) {
+	server, load, took, err := w.primed(ctx, profile, c.priming, draw)
+	if err != nil {
+		return reading{}, err
+	}
+	plan := workload.Plan{Source: w.source, Rate: rate, Draw: draw, LeadIn: c.leadIn, Window: 120 * time.Second, MinRequests: 300}
+	n, length := plan.Counted()
+	schedule := plan.Schedule()
+	if !c.runOut {
+		schedule = workload.WithoutRunOut(schedule)
+	}
+	var before, after struct{ hits, queries float64 }
+	look := func(now time.Duration, _ []bench.Sample) bool { // once a virtual second: the hits of the window alone
+		totals, _ := server.Counters(ctx) // which the simulator never refuses
+		if now < c.leadIn+time.Second {
+			before.hits, before.queries = totals.PrefixHits, totals.PrefixQueries
+		}
+		if now < c.leadIn+length+time.Second {
+			after.hits, after.queries = totals.PrefixHits, totals.PrefixQueries
+		}
+		return false
+	}
+	run, err := load.Run(ctx, schedule, look)
+	if err != nil {
+		return reading{}, err
+	}
+	r := reading{requests: n, priming: took, probe: run.Elapsed, hits: after.hits - before.hits, queries: after.queries - before.queries}
+	m := bench.Measure(run, bench.Scope{Rate: rate, Start: c.leadIn, Length: length})
+	r.ttft, r.tpot = m.TTFT, m.TPOT
+	checks := w.slo.Judge(run.Samples, n, run.Elapsed).Checks
+	for i := range n {
+		if slices.ContainsFunc(checks, func(c slo.Check) bool { return c.Each[i] == slo.Over }) {
+			r.broken++
+		}
+	}
+	return r, nil
+}
+
+// parallel runs do for 0 to n-1 on all cores.
+func parallel(t testing.TB, n int, do func(i int) error) {
+	t.Helper()
+	var group sync.WaitGroup
+	next := make(chan int)
+	for range runtime.GOMAXPROCS(0) {
+		group.Go(func() {
+			for i := range next {
+				if err := do(i); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	group.Wait()
+}
+
+// readings are those of all draws of a cell at some rates, by rate and draw.
+func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
+	t.Helper()
+	profile, err := vllmsim.LoadProfile(w.profile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([][]reading, len(rates))
+	for i := range all {
+		all[i] = make([]reading, draws)
+	}
+	parallel(t, len(rates)*draws, func(i int) (err error) {
+		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), profile, c, rates[i%len(rates)], i/len(rates))
+		return err
+	})
+	return all
+}
+
+// share is the part of the requests that break a limit, without one draw; without -1 means of all.
+func share(readings []reading, without int) float64 {
+	broken, n := 0.5, 1.0 // half a request is added, so that no share is zero
+	for i, r := range readings {
+		if i != without {
+			broken, n = broken+float64(r.broken), n+float64(r.requests)
+		}
+	}
+	return broken / n
+}
+
+// jackknifed is a figure of all draws and its standard error, from leaving out one draw at a time.
+func jackknifed(draws int, figure func(without int) float64) (value, se float64) {
+	left, mean := make([]float64, draws), 0.0
+	for i := range left {
+		left[i] = figure(i)
+		mean += left[i] / float64(draws)
+	}
+	for _, x := range left {
+		se += (x - mean) * (x - mean)
+	}
+	return figure(-1), math.Sqrt(se * float64(draws-1) / float64(draws))
+}
+
+// off is by how many per cent a figure of the probes lies above that of the long ones, pair by pair, with its standard error.
+func off(is, long []reading, figure func(reading) float64) (percent, se float64) {
+	return jackknifed(len(is), func(without int) float64 {
+		a, b := 0.0, 0.0
+		for i := range is {
+			if i != without {
+				a, b = a+figure(is[i]), b+figure(long[i])
+			}
+		}
+		return 100 * (a/b - 1)
+	})
+}
+
+// A protocolStudy is what the cells of one world read.
+type protocolStudy struct {
+	world reuser
+	rates []float64
+	draws int
+	long  [][]reading
+	slope float64 // by how many per cent the share grows where the rate grows by one
+}
+
+func newProtocolStudy(t testing.TB, w reuser, draws int) protocolStudy {
+	t.Helper()
+	s := protocolStudy{world: w, rates: []float64{1.02 * w.near, 1.08 * w.near}, draws: draws}
+	s.long = w.readings(t, longCell, s.rates, draws)
+	s.slope = math.Log(share(s.long[1], -1)/share(s.long[0], -1)) / math.Log(s.rates[1]/s.rates[0])
+	return s
+}
+
+// capacityBias is by how many per cent a cell reads the capacity too high: the mean over the rates of what its share of broken
+// requests lies too low, divided by the slope.
+func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
+	return jackknifed(s.draws, func(without int) float64 {
+		sum := 0.0
+		for i := range s.rates {
+			sum += math.Log(share(s.long[i], without) / share(is[i], without))
+		}
+		return 100 * sum / float64(len(s.rates)) / s.slope
+	})
+}
+
+// gpuSeconds are what a cell takes of the server in the mean: the priming, once in a trial, and each probe.
+func gpuSeconds(is [][]reading) (priming, probe float64) {
+	n := 0.0
+	for _, rate := range is {
+		for _, r := range rate {
+			priming, probe, n = priming+r.priming.Seconds(), probe+r.probe.Seconds(), n+1
+		}
+	}
+	return priming / n, probe / n
+}
+
+// hitPoints is by how many points of hit rate the windows of a cell lie above the long ones.
+func hitPoints(is, long []reading) (points, se float64) {
+	return jackknifed(len(is), func(without int) float64 {
+		sum, n := 0.0, 0.0
+		for i := range is {
+			if i != without {
+				sum, n = sum+is[i].hits/is[i].queries-long[i].hits/long[i].queries, n+1
+			}
+		}
+		return 100 * sum / n
+	})
+}
+
+// line is the table's line of a cell.
+func (s protocolStudy) line(c protocolCell, is [][]reading) string {
+	bias, se := s.capacityBias(is)
+	figures := func(figure func(reading) float64) string {
+		v, se := off(is[0], s.long[0], figure)
+		return fmt.Sprintf("%+.1f ± %.1f", v, se)
+	}
+	hit, hitSE := hitPoints(is[0], s.long[0])
+	priming, probe := gpuSeconds(is)
+	runOut := "yes"
+	if !c.runOut {
+		runOut = "no"
+	}
+	return fmt.Sprintf("| %s | %.0f | %s | %.0f + %.0f | %.2f %% | %+.1f ± %.1f | %s | %s | %s | %s | %+.1f ± %.1f |", c.priming, c.leadIn.Seconds(),
+		runOut, priming, probe, 100*share(is[0], -1), bias, se,
+		figures(func(r reading) float64 { return r.ttft.P50 }), figures(func(r reading) float64 { return r.ttft.P99 }),
+		figures(func(r reading) float64 { return r.tpot.P50 }), figures(func(r reading) float64 { return r.tpot.P99 }), hit, hitSE)
+}
+
+// ranked are the configurations that a protocol is to rank, in the order of their names.
+var ranked = []string{"0.85", "0.9", "0.95", "0.97"}
+
+// rankRate is where they are told apart, by the capacity of the default: beyond the capacity of some and below that of others.
+const rankRate = 1.12
+
+// rank measures the configurations at one rate and returns them by their share of broken requests, the best first, and in how
+// many of 100 draws a pair of neighbours in the true order is told in that order, ties counted half.
+func (w reuser) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
+	t.Helper()
+	by := make(map[string][]reading)
+	for _, utilization := range ranked {
+		config := w
+		config.args = append(slices.Clone(w.args), "--gpu-memory-utilization", utilization)
+		by[utilization] = config.readings(t, c, []float64{rate}, draws)[0]
+	}
+	order = slices.Clone(ranked)
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(share(by[a], -1), share(by[b], -1)) })
+	for _, u := range order {
+		shares = append(shares, share(by[u], -1))
+	}
+	if truth == nil {
+		truth = order
+	}
+	pairs := 0.0
+	for i := range truth[1:] {
+		for d := range draws {
+			better, worse := by[truth[i]][d], by[truth[i+1]][d]
+			pairs++
+			switch {
+			case better.broken < worse.broken:
+				right++
+			case better.broken == worse.broken:
+				right += 0.5
+			}
+		}
+	}
+	return order, shares, 100 * right / pairs
+}
+
+// TestCacheProtocols writes what the parts of a cache protocol cost and by how much a measurement without them is wrong.
+func TestCacheProtocols(t *testing.T) {
+	path := os.Getenv("CACHE_PROTOCOLS")
+	if path == "" {
+		t.Skip("takes minutes: make bench-cache")
+	}
+	draws := 64
+	if text := os.Getenv("CACHE_DRAWS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 2 {
+			t.Fatalf("CACHE_DRAWS=%s: want a number from 2 on", text)
+		}
+		draws = n
+	}
+	described, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--tags", "--dirty").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, w := range reusers(t) {
+		s := newProtocolStudy(t, w, draws)
+		fmt.Fprintf(&b, "\n### %s\n\nAt %.3g and %.3g req/s %.2f and %.2f %% of the requests break a limit; 1 %% more rate makes that %.0f %% more.\n\n",
+			w.name, s.rates[0], s.rates[1], 100*share(s.long[0], -1), 100*share(s.long[1], -1), s.slope)
+		b.WriteString("| priming | lead-in | run-out | GPU s | broken | capacity | TTFT p50 | TTFT p99 | TPOT p50 | TPOT p99 | hits |\n")
+		b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+		for _, c := range append(cells(), longCell) {
+			line := s.line(c, w.readings(t, c, s.rates, draws))
+			t.Log(w.name, line)
+			b.WriteString(line + "\n")
+		}
+	}
+	w := reusers(t)[0]
+	fmt.Fprintf(&b, "\n### Which configuration is the best\n\n%s with utilization %s, all at %.3g req/s: their order by the share of broken requests, and how often one draw\n"+
+		"tells neighbours in the true order.\n\n| priming | lead-in | order, with shares | right, %% of draws |\n|---|---|---|---|\n", w.name, strings.Join(ranked, ", "), rankRate*w.near)
+	truth, shares, right := w.rank(t, longCell, rankRate*w.near, draws, nil)
+	rankLine := func(c protocolCell, order []string, shares []float64, right float64) {
+		var words []string
+		for i, u := range order {
+			words = append(words, fmt.Sprintf("%s (%.2f %%)", u, 100*shares[i]))
+		}
+		line := fmt.Sprintf("| %s | %.0f | %s | %.0f |", c.priming, c.leadIn.Seconds(), strings.Join(words, ", "), right)
+		t.Log(line)
+		b.WriteString(line + "\n")
+	}
+	rankLine(longCell, truth, shares, right)
+	for _, c := range []protocolCell{{unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, usualCell} {
+		order, shares, right := w.rank(t, c, rankRate*w.near, draws, truth)
+		rankLine(c, order, shares, right)
+	}
+	intro := fmt.Sprintf(protocolIntro, strings.TrimSpace(string(described)), draws)
+	text, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	_, conclusion, _ := strings.Cut(string(text), conclusionHeading) // which is written by hand
+	if err := os.WriteFile(path, []byte(intro+b.String()+"\n"+conclusionHeading+conclusion), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const conclusionHeading = "## Conclusion\n"
+
+const protocolIntro = "# What a cache protocol costs, and how long its parts must be\n\n" +
+	"`make bench-cache` at %s, %d draws of requests and arrivals in each cell, simulated.\n\n" +
+	"Each probe counts the requests of 120 s and at least 300, after so many seconds of lead-in, on a server that was primed as said: not at all,\n" +
+	"until half of the KV cache was written, once as trials do it, or twice. Every cell counts the same requests at the same times as the long\n" +
+	"probe of the last line, so that a difference is the protocol's and not the draw's; ± is one standard error.\n\n" +
+	"*GPU s*: priming, once in a trial, and each probe with lead-in and run-out. *broken*: requests over a limit, at the lower of two rates near\n" +
+	"the capacity. *capacity*: by how many %% it is read too high, from the shares at both rates and their slope. Then by how many %% median and\n" +
+	"p99 lie too high, mean of the draws, and the hit rate of the window by how many points.\n"

@@ -1,0 +1,256 @@
+package simload
+
+import (
+	"fmt"
+	"math"
+	"strings"
+)
+
+// A report is the page that make bench-capacity writes.
+type report struct {
+	commit     string
+	seed, reps int
+	studies    []study
+	parts      []part
+	pairs      []pair
+	verdicts   []verdictRow
+}
+
+func rms(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += v * v / float64(len(values))
+	}
+	return math.Sqrt(sum)
+}
+
+func mean(values []float64) float64 {
+	m, _ := meanSD(values)
+	return m
+}
+
+// An overall is one method over several worlds, each with the same weight.
+type overall struct {
+	bias, sd, robust, rmse                   []float64 // of each world
+	probes, requests, window, leadIn, runOut []float64
+	hit, of, least, most                     int
+}
+
+func (r report) overall(method int, in func(world) bool) (o overall) {
+	for _, s := range r.studies {
+		if !in(s.world) {
+			continue
+		}
+		o.take(s.findings[method], s.capacity)
+	}
+	return o
+}
+
+func (o *overall) take(f finding, truth float64) {
+	errors := f.errors(truth)
+	bias, sd := meanSD(errors)
+	o.bias, o.sd = append(o.bias, bias), append(o.sd, sd)
+	o.robust, o.rmse = append(o.robust, robustSD(errors)), append(o.rmse, rms(errors))
+	o.probes = append(o.probes, f.mean(func(a answer) float64 { return float64(a.probes) }))
+	o.requests = append(o.requests, f.mean(func(a answer) float64 { return float64(a.requests) }))
+	o.window = append(o.window, f.mean(func(a answer) float64 { return a.window.Seconds() }))
+	o.leadIn = append(o.leadIn, f.mean(func(a answer) float64 { return a.leadIn.Seconds() }))
+	o.runOut = append(o.runOut, f.mean(func(a answer) float64 { return a.runOut.Seconds() }))
+	hit, of := f.covered(truth)
+	least, most := f.bounds()
+	o.hit, o.of, o.least, o.most = o.hit+hit, o.of+of, o.least+least, o.most+most
+}
+
+// row is a line of figures.
+func (o overall) row() string {
+	coverage := "–"
+	if o.of > 0 {
+		p := float64(o.hit) / float64(o.of)
+		coverage = fmt.Sprintf("%.1f ± %.1f", 100*p, 100*math.Sqrt(p*(1-p)/float64(o.of)))
+	}
+	total := mean(o.window) + mean(o.leadIn) + mean(o.runOut)
+	return fmt.Sprintf("%.1f | %.0f | %.0f | %.0f | %.0f | %.0f | %+.1f | %.1f | %.1f | %.1f | %s | %d/%d |",
+		mean(o.probes), mean(o.requests), total, mean(o.window), mean(o.leadIn), mean(o.runOut),
+		mean(o.bias), rms(o.sd), rms(o.robust), rms(o.rmse), coverage, o.least, o.most)
+}
+
+const figuresHead = "probes | requests | s | window | lead-in | run-out | bias | SD | robust | RMSE | coverage | ≥/≤ |\n" +
+	"|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+
+func (r report) markdown() string {
+	var b strings.Builder
+	b.WriteString(capacityHead)
+	fmt.Fprintf(&b, "Commit %s, random worlds of seed %d, %d repetitions.\n", r.commit, r.seed, r.reps)
+	r.summary(&b)
+	r.matrix(&b)
+	r.bought(&b)
+	r.forecasts(&b)
+	r.truths(&b)
+	r.paired(&b)
+	r.judged(&b)
+	r.details(&b)
+	return b.String()
+}
+
+const capacityHead = `# How well the capacity of one server is found
+
+Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual time: every load goes through the code of a real trial.
+
+- truth: the rate at which the share of requests that break a limit is 1 % in the long run, for the limit that is broken first; same
+  protocol and population as the methods, other draws. Log-linear interpolation between six rates; s.e. between draws.
+- a repetition has requests, their order, arrivals and engine noise of its own; all methods of one have the same.
+- errors are 100 · ln(answer / truth). SD and robust SD (of the median absolute deviation) are within a world. Over several worlds:
+  the mean of their biases, and the root mean squares of SD, robust SD and RMSE. Seconds, probes and requests are means.
+- s = window + lead-in + run-out, without the start and the priming of the cache, which all methods need alike. A probe that ends
+  early ends its window early. coverage: of the 95 % interval, with its binomial standard error, where a method gives one.
+- ≥/≤: answers that are only *at least* or *at most*; they count as the rate at which that was seen.
+- the hint, of ours alone, is lognormal about the truth with a spread of 0.35.
+
+The methods:
+
+- ours, search: a trial, with windows of max(300 requests, 120 s) after 30 s. ours, confirmation: the same with windows of
+  max(1000 requests, 240 s). ours, ±5 %: those windows, until the interval is that narrow. Where the prefix cache is carried the lead-in
+  is 60 s. ours, as bisection: the search's three lengths scaled so that it takes about the seconds of that rival; the others take
+  longer than ours does.
+- sweep: 12 rates of a grid that each repetition shifts by a part of a step, 300 requests each as vllm bench serve sends them (no lead-in, no run-out), all of them; the last
+  rate before the first that fails.
+- bisection: for the last rate of that grid that passes, with probes as in the sweep.
+- AIPerf, n: its planner smooth_isotonic on the request rate. Doubled from the grid's lowest rate until it fails; three probes
+  inside; then where PCHIP through the isotonic regression of the p99 crosses the limit, until the bracket is within 5 %. n requests
+  (its preset coarse) after 60 s, no run-out; the highest rate that passed.
+- closed loop: streams doubled until a limit breaks, then bisected to 5 %; 300 requests and at least ten for each stream, after two
+  for each that are not counted; the throughput at the most streams that passed.
+
+The grids have 12 rates from 0.25 to 25 req/s (H200), 0.5 to 50 (L4, small-fast) and 0.2 to 50 (random worlds).
+
+`
+
+// summary has one line for each method over the worlds without reuse, over those with it, and over all.
+func (r report) summary(b *strings.Builder) {
+	for _, group := range []struct {
+		name string
+		in   func(world) bool
+	}{
+		{"without prefix reuse", func(w world) bool { return !w.reuses() }},
+		{"with prefix reuse", world.reuses},
+		{"all", func(world) bool { return true }},
+	} {
+		n := 0
+		for _, s := range r.studies {
+			if group.in(s.world) {
+				n++
+			}
+		}
+		if n == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\n## Worlds: %s (%d)\n\n| method | %s", group.name, n, figuresHead)
+		for i, f := range r.studies[0].findings {
+			fmt.Fprintf(b, "| %s | %s\n", f.method, r.overall(i, group.in).row())
+		}
+	}
+}
+
+// matrix has the RMSE of the main methods by world.
+func (r report) matrix(b *strings.Builder) {
+	b.WriteString("\n## RMSE by world, %\n\n| world |")
+	lines := "|---|"
+	const shown = 7 // ours in its two settings and the rivals
+	for _, f := range r.studies[0].findings[:shown] {
+		fmt.Fprintf(b, " %s |", f.method)
+		lines += "---|"
+	}
+	b.WriteString("\n" + lines + "\n")
+	for _, s := range r.studies {
+		fmt.Fprintf(b, "| %s |", s.name)
+		for _, f := range s.findings[:shown] {
+			fmt.Fprintf(b, " %.1f |", rms(f.errors(s.capacity)))
+		}
+		b.WriteString("\n")
+	}
+}
+
+const truthsHead = `
+## The worlds and their truths
+
+The limit that binds is bold. steep: by how many per cent the share of broken requests grows where the rate grows by 1 %.
+requests: at each of the six rates.
+
+| world | what | cache | req/s | s.e. % | TTFT / TPOT, ms | steep | requests |
+|---|---|---|---|---|---|---|---|
+`
+
+// truths describes the worlds.
+func (r report) truths(b *strings.Builder) {
+	b.WriteString(truthsHead)
+	for _, s := range r.studies {
+		fmt.Fprintf(b, "| %s | %s | %s | %.4g | %.2f | %s | %.0f | %d |\n",
+			s.name, s.about, s.cache, s.capacity, 100*s.se, s.promises(), s.slope, s.truth.requests)
+	}
+}
+
+// promises are the limits in milliseconds; the one that binds is bold.
+func (s study) promises() string {
+	var words []string
+	for i, l := range s.slo.Limits {
+		word := fmt.Sprintf("%.3g", l.Max.Seconds()*1000)
+		if i == s.limit {
+			word = "**" + word + "**"
+		}
+		words = append(words, word)
+	}
+	return strings.Join(words, " / ")
+}
+
+const pairsHead = `
+## Two choices of flags, with the same draws and with independent ones
+
+Ours at the search setting, both from the same hint. SD of ln(second / first) in %; s of both searches.
+
+| pair | mean | SD, same draws | SD, independent | variance, same / independent | s |
+|---|---|---|---|---|---|
+`
+
+func (r report) paired(b *strings.Builder) {
+	if len(r.pairs) == 0 {
+		return
+	}
+	b.WriteString(pairsHead)
+	for _, p := range r.pairs {
+		fmt.Fprintf(b, "| %s | %+.1f | %.1f | %.1f | %.2f | %.0f |\n", p.name, p.ratio, p.paired, p.apart, p.paired*p.paired/p.apart/p.apart, p.pairedSeconds)
+	}
+}
+
+const verdictsHead = `
+## How often one window passes
+
+Long stationary loads, cut into windows. independent: what the binomial distribution says of requests that know nothing of each
+other. design: SD of the windows' shares over that of independent requests; by so much is a binomial interval too narrow.
+
+| world | true share % | here % | window | requests | windows | passes | independent | design |
+|---|---|---|---|---|---|---|---|---|
+`
+
+func (r report) judged(b *strings.Builder) {
+	if len(r.verdicts) == 0 {
+		return
+	}
+	b.WriteString(verdictsHead)
+	for _, v := range r.verdicts {
+		fmt.Fprintf(b, "| %s | %.4g | %.2f | %s | %.0f | %d | %.2f | %.2f | %.1f |\n",
+			v.world, 100*v.goal, 100*v.share, v.window.name, v.requests, v.windows, v.passed, v.binomial, v.design)
+	}
+}
+
+// details has every figure of every world.
+func (r report) details(b *strings.Builder) {
+	b.WriteString("\n## Every world\n")
+	for _, s := range r.studies {
+		fmt.Fprintf(b, "\n### %s: %.4g req/s\n\n| method | %s", s.name, s.capacity, figuresHead)
+		for _, f := range s.findings {
+			var o overall
+			o.take(f, s.capacity)
+			fmt.Fprintf(b, "| %s | %s\n", f.method, o.row())
+		}
+	}
+}

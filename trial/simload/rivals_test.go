@@ -1,0 +1,383 @@
+package simload
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"gonum.org/v1/gonum/interp"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A cost is what a method spent on one server after its start and priming.
+type cost struct {
+	probes, requests       int // counted requests; of a probe that ended early those that were sent
+	window, leadIn, runOut time.Duration
+}
+
+func (c cost) total() time.Duration { return c.window + c.leadIn + c.runOut }
+
+func (c *cost) add(requests int, leadIn, window, elapsed time.Duration) {
+	c.probes++
+	c.requests += requests
+	c.leadIn += min(leadIn, elapsed)
+	c.window += max(0, min(window, elapsed-leadIn))
+	c.runOut += max(0, elapsed-leadIn-window)
+}
+
+// An answer is what a method says of a capacity. At least and at most are said as the rate where they were found.
+type answer struct {
+	rate   float64 // requests per second
+	bound  capacity.Bound
+	lo, hi float64 // 95 % interval; 0 where the method gives none
+	cost
+
+	steps    []capacity.Step   // of ours
+	forecast capacity.Forecast // of ours with a precision
+	then     cost              // when it was told
+}
+
+// A method finds the capacity of a world with requests, arrivals and noise of a draw. hint is a rate that is somewhere near; only
+// methods that begin from one use it.
+type method struct {
+	name string
+	find func(w world, draw int, hint float64) (answer, error)
+}
+
+// cheapest is the rival that takes the least.
+const cheapest = "bisection"
+
+// rivals are the methods that people use.
+func rivals() []method {
+	return []method{
+		{"sweep", sweep},
+		{cheapest, bisection},
+		{"AIPerf, 300", func(w world, draw int, _ float64) (answer, error) { return isotonic(w, draw, 300) }},
+		{"closed loop", closedLoop},
+	}
+}
+
+// manualRequests is how many requests a manual probe has.
+const manualRequests = 300
+
+// rates are those of a manual sweep of the world's family. Whose grid it is shifts it by a part of a step: where the truth lies between
+// two of its rates is luck.
+func (w world) rates(draw int) []float64 {
+	const n = 12
+	shift := rand.New(rand.NewPCG(uint64(draw), 0x42)).Float64() - 0.5
+	rates := make([]float64, n)
+	for i := range rates {
+		rates[i] = w.grid[0] * math.Pow(w.grid[1]/w.grid[0], (float64(i)+shift)/(n-1))
+	}
+	return rates
+}
+
+// manual probes one rate as vllm bench serve does: so many requests on an idle server, all of them counted, no load after them.
+func (s *subject) manual(rate float64, c *cost) (slo.Verdict, error) {
+	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, MinRequests: manualRequests, Rescale: true}
+	n, window := plan.Counted()
+	run, err := s.open(plan.Schedule(), nil)
+	if err != nil {
+		return slo.Verdict{}, err
+	}
+	c.add(n, 0, window, run.Elapsed)
+	return s.slo.Judge(run.Samples, n, run.Elapsed), nil
+}
+
+// sweep measures the whole grid, upwards, and reads it as people do: the highest rate before the first that failed.
+func sweep(w world, draw int, _ float64) (a answer, err error) {
+	s, err := w.start(draw)
+	if err != nil {
+		return a, err
+	}
+	a.bound = capacity.AtLeast
+	for i, rate := range w.rates(draw) {
+		v, err := s.manual(rate, &a.cost)
+		switch {
+		case err != nil:
+			return a, err
+		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // measured, but nobody looks
+		case v.Pass:
+			a.rate = rate
+		case i == 0:
+			a.rate, a.bound = rate, capacity.AtMost
+		default:
+			a.bound = capacity.Exact
+		}
+	}
+	return a, nil
+}
+
+// bisection looks for the last rate of the same grid that passes.
+func bisection(w world, draw int, _ float64) (a answer, err error) {
+	s, err := w.start(draw)
+	if err != nil {
+		return a, err
+	}
+	rates := w.rates(draw)
+	low, high := -1, len(rates)
+	for high-low > 1 {
+		middle := (low + high) / 2
+		v, err := s.manual(rates[middle], &a.cost)
+		if err != nil {
+			return a, err
+		}
+		if v.Pass {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	a.rate, a.bound = rates[max(low, 0)], capacity.Exact
+	switch {
+	case low < 0:
+		a.bound = capacity.AtMost
+	case high == len(rates):
+		a.bound = capacity.AtLeast
+	}
+	return a, nil
+}
+
+// What AIPerf 0.13 has in its settings (aiperf/common/environment.py, orchestrator/search_planner).
+const (
+	aiperfWarmUp    = 60 * time.Second // FIRST_PROBE_WARMUP_FLOOR
+	aiperfPrecision = 0.05             // SLA_PRECISION_DEFAULT
+	aiperfProbes    = 30               // max_iterations
+	aiperfFits      = 3                // _MAX_REFIT_CYCLES
+	aiperfDistinct  = 3                // _FIT_MIN_DISTINCT
+)
+
+// An isotonicSearch is AIPerf's planner smooth_isotonic over the request rate.
+type isotonicSearch struct {
+	*subject
+	requests  int
+	low, high float64               // highest rate that passed, lowest that failed
+	margins   map[float64][]float64 // by rate: p99 less its limit, ms, by limit
+	cost      *cost
+}
+
+// probe offers a rate for AIPerf's warm-up and then so many requests. The bracket only ever closes: verdicts outside of it are
+// passed over. The warm-up flows into the window; AIPerf lets the server run empty in between.
+func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
+	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, LeadIn: aiperfWarmUp, MinRequests: s.requests}
+	n, window := plan.Counted()
+	run, err := s.open(workload.WithoutRunOut(plan.Schedule()), nil)
+	if err != nil {
+		return false, err
+	}
+	s.cost.add(n, plan.LeadIn, window, run.Elapsed)
+	v := s.slo.Judge(run.Samples, n, run.Elapsed)
+	for _, c := range v.Checks {
+		s.margins[rate] = append(s.margins[rate], c.ValueMS-c.MaxMS)
+	}
+	switch {
+	case v.Pass && rate < s.high:
+		s.low = max(s.low, rate)
+	case !v.Pass && rate > s.low:
+		s.high = min(s.high, rate)
+	}
+	return v.Pass, nil
+}
+
+// isotonic is AIPerf's search (smooth_isotonic, 0.13): double the rate from the lowest of the grid until a probe fails; three
+// probes evenly inside; then, until the bracket is within 5 % of its upper end, fit the p99 of the binding limit over all rates so
+// far (isotonic regression, PCHIP through it), and probe where it crosses the limit, or in the middle where it does not. As long
+// as the regression has fewer than three levels, the first two fits are followed by two more probes, at 1/8 and 5/8 of the
+// bracket. The answer is the highest rate that passed. Left out: its replicates, of which it makes none unless it is told to, and
+// its detection of cliffs, after which it bisects.
+func isotonic(w world, draw, requests int) (a answer, err error) {
+	sub, err := w.start(draw)
+	if err != nil {
+		return a, err
+	}
+	s := &isotonicSearch{subject: sub, requests: requests, high: math.Inf(1), margins: make(map[float64][]float64), cost: &a.cost}
+	for rate := w.grid[0]; math.IsInf(s.high, 1); rate = min(2*rate, w.grid[1]) {
+		pass, err := s.probe(rate)
+		switch {
+		case err != nil:
+			return a, err
+		case pass && rate >= w.grid[1]:
+			a.rate, a.bound = rate, capacity.AtLeast
+			return a, nil
+		case !pass && s.low == 0:
+			a.rate, a.bound = rate, capacity.AtMost
+			return a, nil
+		}
+	}
+	next := s.inside(0.25, 0.5, 0.75)
+	for fits := 1; ; fits++ {
+		for _, rate := range next {
+			if _, err := s.probe(rate); err != nil {
+				return a, err
+			}
+		}
+		candidate, levels := s.fit()
+		if next = s.inside(0.125, 0.625); levels < aiperfDistinct && fits < aiperfFits && len(next) > 0 {
+			continue
+		}
+		if (s.high-s.low)/s.high < aiperfPrecision || s.margins[candidate] != nil || a.probes >= aiperfProbes {
+			a.rate, a.bound = s.low, capacity.Exact
+			return a, nil
+		}
+		next = []float64{candidate}
+	}
+}
+
+// inside are rates at parts of the bracket that were not probed.
+func (s *isotonicSearch) inside(parts ...float64) []float64 {
+	var rates []float64
+	for _, part := range parts {
+		if rate := s.low + part*(s.high-s.low); s.margins[rate] == nil {
+			rates = append(rates, rate)
+		}
+	}
+	return rates
+}
+
+// fit returns where the fitted margin of the binding limit is zero, and how many levels the regression has.
+func (s *isotonicSearch) fit() (candidate float64, levels int) {
+	var rates []float64
+	for rate := range s.margins {
+		rates = append(rates, rate)
+	}
+	slices.Sort(rates)
+	binding, most := 0, math.Inf(-1)
+	for i, l := range s.slo.Limits { // the one that is broken most at the highest rate, in parts of its limit
+		if m := s.margins[rates[len(rates)-1]][i] / l.Max.Seconds(); m > most {
+			binding, most = i, m
+		}
+	}
+	var values []float64
+	for _, rate := range rates {
+		values = append(values, s.margins[rate][binding])
+	}
+	values = monotone(values)
+	levels = len(slices.Compact(slices.Clone(values)))
+	candidate = (s.low + s.high) / 2
+	var curve interp.FritschButland // which scipy's PchipInterpolator is
+	if curve.Fit(rates, values) != nil {
+		return candidate, levels
+	}
+	if low, high := s.low, s.high; curve.Predict(low) < 0 && curve.Predict(high) > 0 {
+		for range 60 {
+			if middle := (low + high) / 2; curve.Predict(middle) < 0 {
+				low = middle
+			} else {
+				high = middle
+			}
+		}
+		if low > s.low && high < s.high {
+			candidate = low
+		}
+	}
+	return candidate, levels
+}
+
+// closedLoop looks for the highest number of requests in flight that keeps the SLO: doubled until it fails, then bisected to 5 %.
+// A probe has 300 requests and ten for each stream, after two for each that are not counted, so that the burst with which a closed
+// loop begins is not judged. The answer is the throughput at that concurrency.
+func closedLoop(w world, draw int, _ float64) (a answer, err error) {
+	const mostStreams = 4096
+	s, err := w.start(draw)
+	if err != nil {
+		return a, err
+	}
+	probe := func(streams int) (bool, error) {
+		n := max(manualRequests, 10*streams)
+		run, err := s.closed(streams, n, 2*streams)
+		if err != nil {
+			return false, err
+		}
+		m := bench.Measure(run, bench.Scope{}.ByNumber(run))
+		leadIn := run.Samples[0].Due
+		a.add(n, leadIn, run.Elapsed-leadIn, run.Elapsed)
+		pass := w.slo.Judge(run.Samples, n, run.Elapsed).Pass
+		if pass || a.rate == 0 {
+			a.rate = m.RequestThroughput
+		}
+		return pass, nil
+	}
+	low, high := 0, mostStreams+1
+	for high-low > max(1, low/20) {
+		streams := (low + high) / 2
+		if high > mostStreams {
+			streams = max(1, 2*low)
+		}
+		pass, err := probe(streams)
+		switch {
+		case err != nil:
+			return a, err
+		case pass && streams >= mostStreams:
+			a.bound = capacity.AtLeast
+			return a, nil
+		case pass:
+			low = streams
+		default:
+			high = streams
+		}
+	}
+	a.bound = capacity.Exact
+	if low == 0 {
+		a.bound = capacity.AtMost
+	}
+	return a, nil
+}
+
+// The two settings of ours: that of a trial in a study, and that of a confirmation.
+var (
+	searchLengths  = trial.Lengths{LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300}
+	confirmLengths = trial.Lengths{LeadIn: 30 * time.Second, Window: 240 * time.Second, MinRequests: 1000}
+)
+
+// carriedLeadIn is that of a cache that is carried from probe to probe: it takes longer until it is as in a long run.
+const carriedLeadIn = 60 * time.Second
+
+// drawsOfTrial keeps the draws of two repetitions apart: each probe of a trial has one of its own.
+const drawsOfTrial = 64
+
+// ours runs one trial, with a precision unless it is 0.
+func ours(lengths trial.Lengths, precision float64) func(w world, draw int, hint float64) (answer, error) {
+	return func(w world, draw int, hint float64) (a answer, err error) {
+		rig := &Rig{Profile: w.profile}
+		runner := &trial.Runner{
+			Start: rig.Start, Source: drawn{w.source, drawsOfTrial * draw}, SLO: w.slo, Lengths: w.lengths(lengths),
+			Cache: w.cache, PrimeRate: primeRate(w.guess), Seed: uint64(draw),
+			// What study files have unless they say otherwise.
+			Search: capacity.Search{Min: 0.05, Max: 1000, Factor: 1.35, Tolerance: 0.2, MaxProbes: 12, Precision: precision},
+		}
+		if precision > 0 {
+			runner.Search.MaxProbes = 40
+			runner.Search.Plan = func(f capacity.Forecast) { a.forecast, a.then = f, a.cost }
+		}
+		record := func(p trial.Probe) error {
+			a.add(p.Measurement.Requests, runner.Lengths.LeadIn, p.Measurement.Window, p.GPUTime)
+			return nil
+		}
+		result, err := runner.Run(context.Background(), trial.Task{Number: draw + 1, Args: w.args, Hint: hint, Record: record})
+		if err == nil && result.Outcome != trial.Measured {
+			err = fmt.Errorf("the trial ends as %s: %s", result.Outcome, result.Evidence)
+		}
+		if err != nil {
+			return a, fmt.Errorf("%s, draw %d: %w", w.name, draw, err)
+		}
+		c := result.Capacity
+		a.rate, a.bound, a.lo, a.hi, a.steps = c.Rate, c.Bound, c.Lowest, c.Highest, c.Steps
+		return a, nil
+	}
+}
+
+// lengths are those of a probe in this world.
+func (w world) lengths(l trial.Lengths) trial.Lengths {
+	if w.reuses() {
+		l.LeadIn = max(l.LeadIn, l.LeadIn*carriedLeadIn/(30*time.Second))
+	}
+	return l
+}

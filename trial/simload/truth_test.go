@@ -1,0 +1,375 @@
+package simload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+)
+
+// A subject is one started server of a world with its cache in the state that the world's protocol asks for.
+type subject struct {
+	world
+	draw   int
+	server trial.Server
+	load   trial.Load
+	source workload.Source
+}
+
+// start starts and primes a server. Everything that follows on it is of one draw of requests, arrivals and the engine's noise.
+func (w world) start(draw int) (*subject, error) {
+	rig := &Rig{Profile: w.profile}
+	server, load, err := rig.Start(context.Background(), trial.Launch{Number: draw + 1, Args: w.args})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", w.name, err)
+	}
+	s := &subject{world: w, draw: draw, server: server, load: load, source: drawn{w.source, draw}}
+	return s, s.prime()
+}
+
+// prime fills the prefix cache: with one pass of a finite workload, or until more was written than it holds.
+func (s *subject) prime() error {
+	const piece, most = 100, 100
+	n := piece
+	switch s.cache {
+	case trial.Reset:
+		return nil
+	case trial.Primed:
+		n = s.source.Len()
+	}
+	for i := range most {
+		pass := workload.Pass{Source: s.source, Seed: s.seed(), Stream: workload.PrimeStream, Rate: primeRate(s.guess), First: i * n, N: n}
+		if _, err := s.load.Run(context.Background(), pass.Schedule(), nil); err != nil {
+			return fmt.Errorf("%s: prime: %w", s.name, err)
+		}
+		c, err := s.server.Counters(context.Background())
+		if err != nil {
+			return err
+		}
+		written := c.PromptTokens - c.PrefixHits + c.GenerationTokens
+		if s.cache == trial.Primed || written > 2*float64(s.server.Facts().KVCacheTokens) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// primeRate is a rate that the server carries without a queue.
+func primeRate(guess float64) float64 { return 0.7 * guess }
+
+func (s *subject) seed() uint64 { return uint64(s.draw) }
+
+// open sends a load in an open loop, with a fresh cache where the protocol asks for one.
+func (s *subject) open(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	if err := s.fresh(); err != nil {
+		return bench.Run{}, err
+	}
+	return s.load.Run(context.Background(), schedule, stop)
+}
+
+// closed sends n counted requests in a closed loop, after leadIn uncounted ones.
+func (s *subject) closed(streams, n, leadIn int) (bench.Run, error) {
+	if err := s.fresh(); err != nil {
+		return bench.Run{}, err
+	}
+	loop, ok := s.load.(trial.ClosedLoad)
+	if !ok {
+		return bench.Run{}, errors.New("no closed loop")
+	}
+	schedule := workload.Loop{Source: s.source, LeadIn: leadIn, N: n}.Schedule()
+	return loop.RunClosed(context.Background(), workload.WithoutRunOut(schedule), streams, nil)
+}
+
+func (s *subject) fresh() error {
+	if s.cache != trial.Reset {
+		return nil
+	}
+	return s.server.ResetCache(context.Background())
+}
+
+// A stretch is one long stationary load: so many requests after a lead-in.
+type stretch struct {
+	requests int
+	leadIn   time.Duration
+}
+
+// long offers a rate for a whole stretch to a fresh server.
+func (w world) long(rate float64, draw int, s stretch) (bench.Run, error) {
+	sub, err := w.start(draw)
+	if err != nil {
+		return bench.Run{}, err
+	}
+	plan := workload.Plan{Source: sub.source, Seed: sub.seed(), Rate: rate, LeadIn: s.leadIn, MinRequests: s.requests}
+	run, err := sub.open(plan.Schedule(), nil)
+	if err != nil {
+		return run, fmt.Errorf("%s at %g req/s: %w", w.name, rate, err)
+	}
+	return run, nil
+}
+
+// broken is how many of the requests break each limit.
+func (w world) broken(samples []bench.Sample) []int {
+	var n []int
+	for _, c := range w.slo.Judge(samples, len(samples), math.MaxInt64).Checks {
+		n = append(n, c.Broken)
+	}
+	return n
+}
+
+// each runs do for 0 to n-1 on all cores. What comes of it must not depend on the order.
+func each(n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var next atomic.Int64
+	var group sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) {
+		group.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				errs[i] = do(i)
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// goal is the share of requests that may break a limit: every limit here is on a p99.
+const goal = 0.01
+
+// A truth is what long loads say of a world.
+type truth struct {
+	capacity float64 // rate at which the share that breaks a limit is the goal, requests per second
+	se       float64 // of its logarithm, between draws
+	limit    int     // which of the world's limits binds
+	rates    []float64
+	shares   [][]float64 // by limit and rate: of the requests of all draws
+	requests int         // at each rate
+	slope    float64     // by how many per cent the share grows where the rate grows by one: how sharp the edge is
+}
+
+// An effort says how hard to look for the truth.
+type effort struct {
+	stretch
+	batch, most int     // draws: first so many, and again until the standard error is low enough, but no more than most
+	se          float64 // of the logarithm of the capacity
+}
+
+// The whole effort: 40,000 requests at each rate, and up to 160,000 where the draws differ. On one core a world takes 10 to 60 s.
+var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 32, 0.004}
+
+// about are the rates at which the truth is measured, as parts of a first estimate.
+var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
+
+// truth finds the capacity with draws of its own.
+func (w world) truth(first int, e effort) (truth, error) {
+	centre, err := w.nearCapacity(w.guess, w.guess/30, w.guess*30)
+	if err != nil {
+		return truth{}, err
+	}
+	w.guess = centre
+	for range 5 {
+		t, err := w.truthAround(centre, first, e)
+		if err != nil {
+			return truth{}, err
+		}
+		if t.inside() {
+			return t, nil
+		}
+		centre = min(max(t.capacity, centre*about[0]), centre*about[len(about)-1])
+	}
+	return truth{}, fmt.Errorf("%s: the share of broken requests is not %g anywhere near %.3g req/s", w.name, goal, centre)
+}
+
+// inside reports whether the capacity is far enough from the ends of the rates to be interpolated.
+func (t truth) inside() bool { return t.rates[1] < t.capacity && t.capacity < t.rates[len(t.rates)-2] }
+
+// truthAround measures the shares around a rate until the capacity stands still, or turns out to be elsewhere.
+func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
+	t := truth{}
+	for _, part := range about {
+		t.rates = append(t.rates, centre*part)
+	}
+	var counts [][][]int // by draw, rate and limit
+	for len(counts) < e.most {
+		had := len(counts)
+		counts = append(counts, make([][][]int, e.batch)...)
+		for i := had; i < len(counts); i++ {
+			counts[i] = make([][]int, len(t.rates))
+		}
+		err := each(e.batch*len(t.rates), func(i int) error {
+			draw, rate := had+i/len(t.rates), i%len(t.rates)
+			run, err := w.long(t.rates[rate], first+draw, e.stretch)
+			counts[draw][rate] = w.broken(run.Samples)
+			return err
+		})
+		if err != nil {
+			return truth{}, err
+		}
+		t.read(counts, e.requests, len(w.slo.Limits))
+		if t.se < e.se || !t.inside() {
+			break
+		}
+	}
+	return t, nil
+}
+
+// read makes the capacity of the counts, and its standard error by leaving out one draw at a time.
+func (t *truth) read(counts [][][]int, perDraw, limits int) {
+	t.requests = len(counts) * perDraw
+	t.shares = pooled(counts, perDraw, limits, -1)
+	t.capacity, t.limit = cross(t.rates, t.shares)
+	var left []float64
+	for i := range counts {
+		c, _ := cross(t.rates, pooled(counts, perDraw, limits, i))
+		left = append(left, math.Log(c))
+	}
+	n := float64(len(left))
+	_, sd := meanSD(left)
+	t.se = sd * (n - 1) / math.Sqrt(n)
+	shares := monotone(t.shares[t.limit])
+	last := len(shares) - 1
+	t.slope = math.Log(shares[last]/shares[0]) / math.Log(t.rates[last]/t.rates[0])
+}
+
+// pooled are the shares by limit and rate over all draws but one; half a request is added, so that none is zero.
+func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
+	shares := make([][]float64, limits)
+	for limit := range shares {
+		for rate := range counts[0] {
+			sum, n := 0.5, 1.0
+			for draw := range counts {
+				if draw != without {
+					sum += float64(counts[draw][rate][limit])
+					n += float64(perDraw)
+				}
+			}
+			shares[limit] = append(shares[limit], sum/n)
+		}
+	}
+	return shares
+}
+
+// cross returns the lowest rate at which the share that breaks one of the limits is the goal, and which limit that is.
+func cross(rates []float64, shares [][]float64) (rate float64, limit int) {
+	rate = math.Inf(1)
+	for i := range shares {
+		if r := crossOne(rates, shares[i], goal); r < rate {
+			rate, limit = r, i
+		}
+	}
+	return rate, limit
+}
+
+// crossOne interpolates the rate with a share, log-linearly between rates, beyond them as in the first or the last interval.
+// It is infinite when the share does not grow at all.
+func crossOne(rates, shares []float64, share float64) float64 {
+	m := monotone(shares)
+	last := len(m) - 1
+	if !(m[last] > m[0]) {
+		return math.Inf(1)
+	}
+	i := 0
+	for i < last-1 && m[i+1] < share {
+		i++
+	}
+	for i > 0 && m[i] == m[i+1] {
+		i--
+	}
+	for i < last-1 && m[i] == m[i+1] {
+		i++
+	}
+	part := math.Log(share/m[i]) / math.Log(m[i+1]/m[i])
+	return rates[i] * math.Pow(rates[i+1]/rates[i], part)
+}
+
+// at is the rate with a share of requests that break the binding limit.
+func (t truth) at(share float64) float64 { return crossOne(t.rates, t.shares[t.limit], share) }
+
+// monotone returns the non-decreasing sequence that is nearest in its squares (pool adjacent violators).
+func monotone(values []float64) []float64 {
+	type pool struct {
+		sum float64
+		n   int
+	}
+	var pools []pool
+	for _, v := range values {
+		pools = append(pools, pool{v, 1})
+		for k := len(pools) - 1; k > 0 && pools[k].sum/float64(pools[k].n) < pools[k-1].sum/float64(pools[k-1].n); k-- {
+			pools[k-1].sum += pools[k].sum
+			pools[k-1].n += pools[k].n
+			pools = pools[:k]
+		}
+	}
+	var m []float64
+	for _, p := range pools {
+		for range p.n {
+			m = append(m, p.sum/float64(p.n))
+		}
+	}
+	return m
+}
+
+// nearCapacity finds the capacity to some per cent with one draw, between two rates; it is one of them where it lies beyond.
+func (w world) nearCapacity(from, least, most float64) (float64, error) {
+	const step, narrow = 1.4, 1.04
+	keeps := func(rate float64) (bool, error) {
+		w.guess = rate
+		run, err := w.long(rate, 1<<20, stretch{2000, 120 * time.Second})
+		if err != nil {
+			return false, err
+		}
+		for _, n := range w.broken(run.Samples) {
+			if float64(n) > goal*float64(len(run.Samples)) {
+				return false, nil
+			}
+		}
+		return true, nil
+	}
+	low, high := 0.0, math.Inf(1)
+	for rate := min(max(from, least), most); high/low > narrow; {
+		ok, err := keeps(rate)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			low = rate
+		} else {
+			high = rate
+		}
+		switch {
+		case low >= most || high <= least:
+			return rate, nil
+		case math.IsInf(high, 1):
+			rate = min(low*step, most)
+		case low == 0:
+			rate = max(high/step, least)
+		default:
+			rate = math.Sqrt(low * high)
+		}
+	}
+	return math.Sqrt(low * high), nil
+}
+
+func meanSD(values []float64) (mean, sd float64) {
+	for _, v := range values {
+		mean += v / float64(len(values))
+	}
+	for _, v := range values {
+		sd += (v - mean) * (v - mean)
+	}
+	if len(values) < 2 {
+		return mean, 0
+	}
+	return mean, math.Sqrt(sd / float64(len(values)-1))
+}

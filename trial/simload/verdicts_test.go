@@ -1,0 +1,153 @@
+package simload
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"vllmtuner/bench"
+)
+
+// A pair compares two choices of flags of one world.
+type pair struct {
+	name          string
+	paired, apart float64 // SD of ln(one/other) in per cent: with the same draws, and with independent ones
+	ratio         float64 // mean of it, per cent
+	repetitions   int
+	pairedSeconds float64 // mean of both searches together
+}
+
+// pairs measures three of them with the search setting. Both searches of a pair begin at the same hint, as in a study.
+func pairs(worlds []world, reps int) ([]pair, error) {
+	one := func(name string) world {
+		return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
+	}
+	with := func(w world, args ...string) world {
+		w.args = slices.Concat(w.args, args)
+		return w
+	}
+	var all []pair
+	for _, p := range []struct {
+		name string
+		a, b world
+	}{
+		{"h200, phase1: default and utilization .95, 96 sequences, 2048 tokens", one("h200-phase1"), one("h200-phase1-u95")},
+		{"h200, 1000/250: default and 4096 tokens", one("h200-plain"), with(one("h200-plain"), "--max-num-batched-tokens", "4096")},
+		{"small-fast, 800/200: default and 1024 tokens", one("small-plain"), with(one("small-plain"), "--max-num-batched-tokens", "1024")},
+	} {
+		paired, apart, both := make([]float64, reps), make([]float64, reps), make([]float64, reps)
+		find := ours(searchLengths, 0)
+		err := each(reps, func(i int) error {
+			hint := p.a.guess * math.Exp(hintError*rand.New(rand.NewPCG(uint64(i), 0x42)).NormFloat64())
+			var got [3]answer
+			for k, w := range []world{p.a, p.b, p.b} {
+				draw := pairDraws + i
+				if k == 2 {
+					draw += 1 << 10
+				}
+				var err error
+				if got[k], err = find(w, draw, hint); err != nil {
+					return err
+				}
+			}
+			paired[i], apart[i] = 100*math.Log(got[1].rate/got[0].rate), 100*math.Log(got[2].rate/got[0].rate)
+			both[i] = totalSeconds(got[0]) + totalSeconds(got[1])
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		q := pair{name: p.name, repetitions: reps}
+		q.ratio, q.paired = meanSD(paired)
+		_, q.apart = meanSD(apart)
+		q.pairedSeconds, _ = meanSD(both)
+		all = append(all, q)
+	}
+	return all, nil
+}
+
+// A verdictRow is what windows of one length say at one rate.
+type verdictRow struct {
+	world    string
+	goal     float64 // share that breaks the binding limit, by the truth
+	share    float64 // in these windows
+	window   window
+	requests float64 // in a window, mean
+	windows  int
+	passed   float64 // share of the windows that pass
+	binomial float64 // of independent requests
+	design   float64 // SD of the windows' shares over that of independent requests
+}
+
+// A window is a rule for how long one lasts.
+type window struct {
+	name     string
+	requests int
+	seconds  float64
+}
+
+var windows = []window{{"300", 300, 0}, {"max(300, 120 s)", 300, 120}, {"max(1000, 240 s)", 1000, 240}}
+
+func (w window) at(rate float64) int { return max(w.requests, int(math.Ceil(rate*w.seconds))) }
+
+// brokenShares are those for which the verdicts are counted.
+var brokenShares = []float64{0.005, 0.0075, 0.01, 0.015, 0.02}
+
+// verdicts cuts long stationary loads into windows and judges each.
+func verdicts(s study, draws int) ([]verdictRow, error) {
+	load := stretch{20000, 300 * time.Second}
+	var rows []verdictRow
+	for _, share := range brokenShares {
+		rate := s.at(share)
+		all := make([][]bench.Sample, draws)
+		w := s.world
+		w.guess = s.capacity
+		err := each(draws, func(i int) error {
+			run, err := w.long(rate, verdictDraws+i, load)
+			all[i] = run.Samples
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, win := range windows {
+			rows = append(rows, s.judge(all, share, win, win.at(rate)))
+		}
+	}
+	return rows, nil
+}
+
+func (s study) judge(runs [][]bench.Sample, share float64, win window, n int) verdictRow {
+	row := verdictRow{world: s.name, goal: share, window: win, requests: float64(n)}
+	var shares []float64
+	for _, samples := range runs {
+		for cut := range slices.Chunk(samples, n) {
+			if len(cut) < n {
+				continue
+			}
+			v := s.slo.Judge(cut, n, math.MaxInt64)
+			if v.Pass {
+				row.passed++
+			}
+			shares = append(shares, float64(v.Checks[s.limit].Broken)/float64(n))
+		}
+	}
+	row.windows = len(shares)
+	row.passed /= float64(len(shares))
+	var sd float64
+	row.share, sd = meanSD(shares)
+	row.binomial = atMostBroken(n, share)
+	row.design = sd / math.Sqrt(row.share*(1-row.share)/float64(n))
+	return row
+}
+
+// atMostBroken is the probability that of n independent requests no more break a limit than may.
+func atMostBroken(n int, share float64) float64 {
+	sum, term := 0.0, math.Pow(1-share, float64(n))
+	for k := range int(goal*float64(n)+1e-9) + 1 {
+		sum += term
+		term *= float64(n-k) / float64(k+1) * share / (1 - share)
+	}
+	return sum
+}

@@ -1,0 +1,79 @@
+package simload
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+var errProbe = errors.New("the first probe begins")
+
+// warming counts the requests of a warm-up and ends the trial with the first probe.
+type warming struct {
+	trial.Load
+	requests int
+}
+
+func (w *warming) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	if stop != nil { // only probes can be stopped
+		return bench.Run{}, errProbe
+	}
+	run, err := w.Load.Run(ctx, schedule, stop)
+	w.requests += run.Others + len(run.Samples)
+	return run, err
+}
+
+// warmUpRequests returns with how many requests a simulated server, warm from its start, is warmed up.
+func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
+	t.Helper()
+	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := workload.Open(workload.Spec{Kind: kind}, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig, w := &Rig{Profile: p}, &warming{}
+	r := &trial.Runner{
+		Source: source, Cache: trial.Reset, Seed: seed, PrimeRate: rate, SLO: slo.SLO{MaxErrorRate: 0.5},
+		Lengths: trial.Lengths{MinRequests: 10}, Search: capacity.Search{Hint: rate, Min: 0.1, Max: 10, Factor: 2, Tolerance: 1, MaxProbes: 1},
+		Start: func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
+			server, load, err := rig.Start(ctx, launch)
+			w.Load = load
+			return server, w, err
+		},
+	}
+	_, err = r.Run(t.Context(), trial.Task{Args: strings.Fields("--max-model-len 16384")})
+	if !errors.Is(err, errProbe) {
+		t.Fatal(err)
+	}
+	return w.requests
+}
+
+// A server that is warm from its start is hardly ever taken for cold because other requests came first.
+func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
+	for _, kind := range []string{"production", "phase1"} {
+		const draws = 100
+		twenty, most := 0, 0
+		for seed := range uint64(draws) {
+			n := warmUpRequests(t, kind, seed, 2)
+			if n == 20 {
+				twenty++
+			}
+			most = max(most, n)
+		}
+		t.Logf("%s: %d of %d draws are done with 20 requests, the worst with %d", kind, twenty, draws, most)
+		if twenty < 80 || most > 50 {
+			t.Errorf("%s: %d of %d draws are done with 20 requests and the worst with %d, want at least 80 and at most 50", kind, twenty, draws, most)
+		}
+	}
+}
