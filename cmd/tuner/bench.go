@@ -12,6 +12,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
@@ -98,6 +99,10 @@ func benchReportFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "goodput"},
 		&cli.BoolFlag{Name: "find-capacity"},
 		&cli.Float64Flag{Name: "tolerance", Value: 0.2},
+		&cli.StringFlag{Name: "precision"},
+		&cli.DurationFlag{Name: "budget", Value: usualBudget},
+		&cli.Float64Flag{Name: "max-rate", Value: mostRate},
+		&cli.Float64Flag{Name: "margin", Value: trial.UsualMargin},
 		&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)},
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"},
 		&cli.StringFlag{Name: "result-file"},

@@ -8,8 +8,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/trial/capacity"
-	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
 )
 
@@ -36,6 +34,9 @@ func newBenching(c *cli.Context) (*benching, error) {
 	if b.load, err = newBenchLoad(c); err != nil {
 		return nil, err
 	}
+	if b.slo != nil {
+		b.load.judged, _ = b.slo.LeastRequests()
+	}
 	if err := b.aim(c); err != nil {
 		return nil, err
 	}
@@ -53,7 +54,6 @@ func (b *benching) checkFlags(c *cli.Context) error {
 		{c.IsSet("max-concurrency") && c.IsSet("concurrency"), "--max-concurrency is for a rate; --concurrency has its own"},
 		{c.IsSet("max-concurrency") && c.Bool("find-capacity"), "--find-capacity needs open loop: requests that wait in the client would hide the queue; leave out --max-concurrency"},
 		{!ramp && (c.IsSet("ramp-from") || c.IsSet("ramp-to")), "--ramp-from and --ramp-to need --ramp-up linear or exponential"},
-		{c.IsSet("tolerance") && !c.Bool("find-capacity"), "--tolerance is for --find-capacity"},
 		{c.IsSet("think-time") && !c.Bool("live"), "--think-time is for --live"},
 		{c.Duration("think-time") < 0, "--think-time: must not be negative"},
 		{c.IsSet("speed") && c.String("arrivals") != replayed, "--speed is for --arrivals replay"},
@@ -65,6 +65,11 @@ func (b *benching) checkFlags(c *cli.Context) error {
 	} {
 		if row.wrong {
 			return usage("%s", row.says)
+		}
+	}
+	for _, name := range capacityFlags {
+		if c.IsSet(name) && !c.Bool("find-capacity") {
+			return usage("--%s is for --find-capacity", name)
 		}
 	}
 	return nil
@@ -132,29 +137,6 @@ func (b *benching) aimAtRamp(c *cli.Context) error {
 	return nil
 }
 
-// aimAtCapacity prepares the search.
-func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
-	switch {
-	case b.slo == nil:
-		return usage("--find-capacity needs the limits to keep: --slo 'p99 ttft <= 1000ms'")
-	case c.IsSet("concurrency") || c.IsSet("ramp-up") || c.String("arrivals") == replayed:
-		return usage("--find-capacity looks for a rate; leave out --concurrency, --ramp-up and --arrivals replay")
-	case len(rates) > 1:
-		return usage("--find-capacity needs one --rate at most, where to begin")
-	case !(c.Float64("tolerance") > 0 && c.Float64("tolerance") <= 10):
-		return usage("--tolerance %g: must be above 0 and at most 10", c.Float64("tolerance"))
-	}
-	hint := 1.0
-	if len(rates) == 1 {
-		hint = rates[0]
-	}
-	// A server that fails at a hundredth of what it was taken for will not be found out by waiting: a probe there takes hours.
-	const most, least = 12, 100
-	b.search = &capacity.Search{Hint: hint, Min: hint / least, Max: mostRate, Factor: gallop, Tolerance: c.Float64("tolerance"), MaxProbes: most}
-	b.shots = []shot{b.load.open(hint)} // whose requests are looked at before the first run
-	return nil
-}
-
 // repeats says where requests will be asked again, which turns misses of the prefix cache into hits, or refuses it.
 func (b *benching) repeats() error {
 	source := b.load.source
@@ -176,17 +158,25 @@ func (b *benching) repeats() error {
 	return nil
 }
 
-// sayShort warns of verdicts that hang on a single request.
+// checkEnough refuses a search whose runs have too few requests to tell. What counts is a run at the lowest rate.
+func (b *benching) checkEnough() error {
+	least, limit := b.slo.LeastRequests()
+	if n := b.load.open(b.search.Min).planned; n < least {
+		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, least, n, least)
+	}
+	return nil
+}
+
+// sayShort warns of runs that have too few requests for a verdict. Their figures stand.
 func (b *benching) sayShort() {
 	if b.slo == nil {
 		return
 	}
-	for _, l := range b.slo.Limits {
-		for _, s := range b.shots {
-			if l.Metric != slo.ITL && float64(s.planned)*(100-l.Percentile)/100 < 1 {
-				fmt.Fprintf(b.stderr, "%s of %d requests: a single slow one breaks it; take more --requests for a verdict to trust\n", l, s.planned)
-				return
-			}
+	least, limit := b.slo.LeastRequests()
+	for _, s := range b.shots {
+		if s.planned < least {
+			fmt.Fprintf(b.stderr, "%s: %d requests are too few for a verdict; take --requests %d\n", limit, s.planned, least)
+			return
 		}
 	}
 }

@@ -17,7 +17,7 @@ EXAMPLES:
        --path ShareGPT.json --rate 1:8:1 --slo 'p99 ttft <= 1000ms'
    tuner bench --url http://127.0.0.1:8000 --concurrency 1,2,4,8,16 -o csv
    tuner bench --url http://127.0.0.1:8000 --find-capacity \
-       --slo 'p99 ttft <= 1000ms, p99 tpot <= 60ms'
+       --slo 'p99 ttft <= 1000ms, p99 tpot <= 60ms' --precision 5%
 
 SERVER:
    --url URL            base URL, such as http://127.0.0.1:8000
@@ -80,8 +80,17 @@ WHAT IS MADE OF IT:
    --slo LIMIT,…        such as 'p99 ttft <= 1000ms': a verdict on each run;
                         exit code 4 when no run keeps it
    --goodput M:MS,…     as vllm bench serve: ttft:1000 tpot:50 (ms)
-   --find-capacity      search the highest rate that keeps --slo
-   --tolerance T        of the search: highest/lowest rate - 1 (0.2)
+   --find-capacity      search the highest rate that keeps --slo, from --rate
+                        on, with its 95 % interval and a rate to run at; runs
+                        of 2m unless --seconds or --requests says otherwise
+   --tolerance T        of the bracket between passing and failing rates:
+                        highest/lowest - 1 (0.2)
+   --precision P        then go on until the capacity is known to ±P: 5% or
+                        0.05
+   --budget TIME        no run begins that would exceed it (2h)
+   --max-rate R         the search goes no higher (100000)
+   --margin M           the advised rate is this part of the lower end of the
+                        interval (0.9)
    --rules VERSION      vLLM's definitions where they differ: 0.33 or 0.14.1
    -o, --output FORMAT  text, csv, yaml or json (vLLM's field names)
    --result-file FILE   vLLM's result JSON, one line a run

@@ -18,6 +18,7 @@ type benchLoad struct {
 	leadIn   time.Duration
 	window   time.Duration // at least
 	requests int           // at least; 0 means as the kind of load has it
+	judged   int           // as many a verdict takes; 0 without one
 	arrivals workload.Arrivals
 	rescale  bool
 	noRunOut bool
@@ -104,12 +105,20 @@ func (l benchLoad) atLeast() int {
 	return leastRequests
 }
 
-// open is a run at a rate.
-func (l benchLoad) open(rate float64) shot {
-	plan := workload.Plan{
-		Source: l.source, Seed: l.seed, Rate: rate, LeadIn: l.leadIn, Window: l.window, MinRequests: l.atLeast(),
+// plan is the load at a rate. Another draw asks other requests at other times.
+func (l benchLoad) plan(rate float64, draw int) workload.Plan {
+	return workload.Plan{
+		Source: l.source, Seed: l.seed, Rate: rate, Draw: draw, LeadIn: l.leadIn, Window: l.window, MinRequests: l.atLeast(),
 		Arrivals: l.arrivals, Rescale: l.rescale,
 	}
+}
+
+// open is a run at a rate, of draw 0.
+func (l benchLoad) open(rate float64) shot { return l.drawn(rate, 0) }
+
+// drawn is a run at a rate, of another draw than other runs.
+func (l benchLoad) drawn(rate float64, draw int) shot {
+	plan := l.plan(rate, draw)
 	s := shot{rate: rate, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
 	if l.rescale {
 		s.leadIn = 0
@@ -127,7 +136,7 @@ func (l benchLoad) closed(streams int) shot {
 		loop.LeadIn = 0
 	}
 	if loop.N == 0 {
-		loop.N = max(least, each*streams)
+		loop.N = max(least, each*streams, l.judged)
 	}
 	return shot{concurrency: streams, planned: loop.N, schedule: l.cut(loop.Schedule())}
 }

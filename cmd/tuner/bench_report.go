@@ -23,13 +23,14 @@ var errNoRunKept = errors.New("no run kept the SLO")
 
 // A benchReport writes the runs as they end.
 type benchReport struct {
-	b      *benching
-	w      io.Writer
-	format string
-	table  bool // several runs, one line each
-	rows   int
-	kept   int      // runs that kept the SLO
-	failed []string // runs without a completed request, or that measured something else than was asked
+	b         *benching
+	w         io.Writer
+	format    string
+	table     bool // several runs, one line each
+	rows      int
+	documents int      // of YAML
+	kept      int      // runs that kept the SLO
+	failed    []string // runs without a completed request, or that measured something else than was asked
 
 	file   string // of the result JSON; "" when none is wanted
 	append bool
@@ -85,16 +86,20 @@ func (o *benchReport) add(r benchResult) error {
 	if r.verdict != nil && r.verdict.Pass {
 		o.kept++
 	}
+	result, err := o.meta.result(r)
+	if err != nil {
+		return err
+	}
 	if o.file != "" {
-		if err := o.openFile(func(f *os.File) error { return o.writeJSON(f, r, "") }); err != nil {
-			return fmt.Errorf("write the result file: %w", err)
+		if err := o.writeFile(result); err != nil {
+			return err
 		}
 	}
 	switch o.format {
 	case "json":
-		return o.writeJSON(o.w, r, "  ")
+		return writeJSON(o.w, result, "  ")
 	case "yaml":
-		return o.writeYAML(r)
+		return o.writeYAML(result)
 	case "csv":
 		return o.writeCSV(r)
 	}
@@ -120,43 +125,58 @@ func (o *benchReport) finish(steps []capacity.Step) error {
 	return nil
 }
 
-// capacity reports the answer of a search.
-func (o *benchReport) capacity(found capacity.Capacity) error {
-	w := o.w
-	if o.format != "text" {
-		w = o.b.stderr // the runs are what a program reads
+// capacity reports the answer of a search: to people on standard output, or beside what a program reads there, of which it is
+// then the last object.
+func (o *benchReport) capacity(a capacityAnswer) error {
+	if o.file != "" {
+		if err := o.writeFile(a); err != nil {
+			return err
+		}
 	}
-	if _, err := io.WriteString(w, capacityLine(found)); err != nil {
+	var err error
+	people := o.b.stderr
+	switch o.format {
+	case "text":
+		people = o.w
+	case "json":
+		err = writeJSON(o.w, a, "  ")
+	case "yaml":
+		err = o.writeYAML(a)
+	}
+	if err != nil {
 		return err
 	}
-	if !found.Met() {
+	if _, err := io.WriteString(people, a.text()); err != nil {
+		return err
+	}
+	if !a.Met {
 		return errNoRunKept
 	}
 	return nil
 }
 
-// writeJSON writes one object of vLLM's result JSON. Without indentation it is one line, as in the files of vllm bench serve
-// --append-result.
-func (o *benchReport) writeJSON(w io.Writer, r benchResult, indent string) error {
-	result, err := o.meta.result(r)
-	if err != nil {
-		return err
+// writeFile adds an object to the result file, in one line as in the files of vllm bench serve --append-result.
+func (o *benchReport) writeFile(v any) error {
+	if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
+		return fmt.Errorf("write the result file: %w", err)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", indent)
-	return e.Encode(result)
+	return nil
 }
 
-func (o *benchReport) writeYAML(r benchResult) error {
-	result, err := o.meta.result(r)
+// writeJSON writes one object, in one line where it is not indented.
+func writeJSON(w io.Writer, v any, indent string) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", indent)
+	return e.Encode(v)
+}
+
+// writeYAML writes one document.
+func (o *benchReport) writeYAML(v any) error {
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())
 	if err != nil {
 		return err
 	}
-	text, err := yaml.MarshalWithOptions(result, yaml.UseJSONMarshaler())
-	if err != nil {
-		return err
-	}
-	if o.rows > 1 {
+	if o.documents++; o.documents > 1 {
 		text = append([]byte("---\n"), text...)
 	}
 	_, err = o.w.Write(text)

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"strings"
 	"time"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 )
@@ -19,12 +19,13 @@ import (
 // A benching is tuner bench with its flags read.
 type benching struct {
 	client *bench.Client
-	info   bench.Info // of the server, once it was asked
+	sender trial.ClosedLoad // what sends the runs; nil means client
+	info   bench.Info       // of the server, once it was asked
 	load   benchLoad
 	shots  []shot
-	slo    *slo.SLO         // nil without
-	limits []bench.Limit    // of goodput
-	search *capacity.Search // nil unless the capacity is looked for
+	slo    *slo.SLO        // nil without
+	limits []bench.Limit   // of goodput
+	search *capacitySearch // nil unless the capacity is looked for
 	seed   uint64
 
 	resetCache bool      // before each run
@@ -66,6 +67,7 @@ type benchResult struct {
 	asked   string         // the workload and its seed
 	limited string         // why the figures may be the load generator's own; "" when they are the server's
 	notes   []string       // what else a reader must know
+	took    time.Duration  // from the begin to the end of the last request
 }
 
 // run sends one shot and measures it. stop may be nil.
@@ -78,7 +80,8 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 	client := *b.client
 	progress := newBenchProgress(b.stderr, s)
 	client.Progress = progress.show
-	run, err := client.RunClosed(ctx, s.schedule, cmp.Or(s.concurrency, client.MaxInFlight), b.byRules(stop))
+	sender := cmp.Or[trial.ClosedLoad](b.sender, &client)
+	run, err := sender.RunClosed(ctx, s.schedule, cmp.Or(s.concurrency, client.MaxInFlight), b.byRules(stop))
 	if doneErr := progress.done(); err == nil {
 		err = doneErr
 	}
@@ -89,7 +92,7 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 		return benchResult{}, fmt.Errorf("%s: %w", s, err)
 	}
 	scope := b.scope(s, run)
-	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope)}
+	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope), took: run.Elapsed}
 	if b.slo != nil && run.Tally == nil {
 		planned := s.planned
 		if b.load.live { // conversations were planned, and their turns are judged
@@ -214,46 +217,6 @@ func (r benchResult) outcome() capacity.Outcome {
 		o.Pass, o.Headroom, o.Binding, o.Limited = v.Pass, v.Headroom, v.Binding, v.ClientLimited
 	}
 	return o
-}
-
-// findCapacity looks for the highest rate that keeps the SLO.
-func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
-	found, err := b.search.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) {
-		s := b.load.nth(out.rows).open(rate)
-		r, err := b.run(ctx, s, b.slo.Stop(s.planned))
-		if err != nil {
-			return capacity.Outcome{}, err
-		}
-		if err := out.add(r); err != nil {
-			return capacity.Outcome{}, err
-		}
-		if r.verdict == nil {
-			return capacity.Outcome{}, usage("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", s.planned, rate)
-		}
-		return r.outcome(), nil
-	})
-	if err != nil {
-		return err
-	}
-	return out.capacity(found)
-}
-
-// capacityLine is the answer of a search.
-func capacityLine(c capacity.Capacity) string {
-	var text strings.Builder
-	switch c.Bound {
-	case capacity.AtMost:
-		fmt.Fprintf(&text, "capacity  none: failed already at %.4g req/s by %s", c.Rate, c.Binding)
-	case capacity.AtLeast:
-		fmt.Fprintf(&text, "capacity  at least %.4g req/s, %.3g requests in flight", c.Rate, c.InFlight)
-	default:
-		fmt.Fprintf(&text, "capacity  %.4g req/s (passed %.4g, failed %.4g), %.3g requests in flight", c.Rate, c.Low, c.High, c.InFlight)
-	}
-	if c.Bound != capacity.AtMost {
-		fmt.Fprintf(&text, "\nlimit     %s binds", c.Binding)
-	}
-	fmt.Fprintf(&text, "\nsearch    %d runs; %s\n", c.Probes, c.Why)
-	return text.String()
 }
 
 // mostLooked is at how many requests of a run is looked before it: to draw millions of prompts twice would take minutes.

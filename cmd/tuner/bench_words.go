@@ -115,16 +115,22 @@ func parseSLO(words []string) (*slo.SLO, error) {
 }
 
 func parseErrorRate(s *slo.SLO, word, share string) error {
-	digits, percent := strings.CutSuffix(strings.Trim(share, " <=:"), "%")
-	v, err := strconv.ParseFloat(digits, 64)
-	if percent {
-		v /= 100
-	}
+	v, err := parseShare(strings.Trim(share, " <=:"))
 	if err != nil || !(v >= 0 && v <= 1) {
 		return usage("--slo %q: write a share of the requests, such as error_rate=1%%", word)
 	}
 	s.MaxErrorRate = v
 	return nil
+}
+
+// parseShare reads 5% or 0.05.
+func parseShare(text string) (float64, error) {
+	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+	if percent {
+		v /= 100
+	}
+	return v, err
 }
 
 // parseLimit reads one limit. The unit must be written: 1000 could be meant in seconds.

@@ -9,7 +9,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench"
-	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 )
 
@@ -133,24 +132,6 @@ func TestHeadersAreNotShown(t *testing.T) {
 	err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--header", "X-Key sk-secret"})
 	if err == nil || strings.Contains(err.Error(), "sk-secret") || !strings.Contains(err.Error(), "'Name: value'") {
 		t.Errorf("a header that is none: %v", err)
-	}
-}
-
-func TestCapacityLine(t *testing.T) {
-	for _, row := range []struct {
-		capacity capacity.Capacity
-		want     string
-	}{
-		{capacity.Capacity{Rate: 2.74, Low: 2.6, High: 3.02, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 4, Why: "bracketed to 16 %"},
-			"capacity  2.74 req/s (passed 2.6, failed 3.02), 75.4 requests in flight\nlimit     p99 TPOT binds\nsearch    4 runs; bracketed to 16 %\n"},
-		{capacity.Capacity{Rate: 8, Low: 8, Bound: capacity.AtLeast, Binding: "p99 TTFT", InFlight: 3, Probes: 2, Why: "enough"},
-			"capacity  at least 8 req/s, 3 requests in flight\nlimit     p99 TTFT binds\nsearch    2 runs; enough\n"},
-		{capacity.Capacity{Rate: 0.01, High: 0.01, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate"},
-			"capacity  none: failed already at 0.01 req/s by p99 TTFT\nsearch    9 runs; failed at the lowest rate\n"},
-	} {
-		if got := capacityLine(row.capacity); got != row.want {
-			t.Errorf("capacityLine = %q, want %q", got, row.want)
-		}
 	}
 }
 

@@ -175,4 +175,9 @@ func (p *plan) printPlan(w io.Writer) {
 		fmt.Fprintf(w, " (GPU time ends at %s)", f.Budget.GPUTime)
 	}
 	fmt.Fprintln(w)
+	if precision := f.Probe.Precision; precision > 0 {
+		most := usualStart + time.Duration(f.Probe.MaxProbes)*(f.Probe.LeadIn+window)
+		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes or %s; "+
+			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, most.Round(time.Minute)), "  "))
+	}
 }

@@ -50,7 +50,7 @@ func locate(root, arg string) (string, error) {
 func reportOptions(study studies.Study) report.Options {
 	o := report.Options{Now: time.Now()}
 	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // an older version's file is no reason to print nothing
-		o.Planned = file.Budget.Trials
+		o.Planned, o.Margin = file.Budget.Trials, file.Advice.Margin
 	}
 	return o
 }

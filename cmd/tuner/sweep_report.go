@@ -245,6 +245,7 @@ type sweepDocument struct {
 	Baseline  string          `json:"baseline"`
 	Configs   []sweptDocument `json:"configs"`
 	Summary   string          `json:"summary"`
+	Ranking   string          `json:"ranking,omitempty"` // of a closed loop
 	Limits    []string        `json:"cannot_tell"`
 }
 
@@ -270,7 +271,7 @@ type sweptDocument struct {
 func (s *sweeping) writeJSON(w io.Writer) error {
 	doc := sweepDocument{
 		Name: s.file.Name, Model: s.file.Model, Simulated: s.file.Server.Simulate, Workload: s.source.Name(), Seed: s.seed, SLO: s.file.SLO().String(),
-		Cache: s.setup.Cache, Requests: s.sweep.Requests, Baseline: s.configs[0].Name, Summary: s.conclusion(), Limits: s.limits(),
+		Cache: s.setup.Cache, Requests: s.sweep.Requests, Baseline: s.configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
 	}
 	for i, st := range s.standings() {
 		c := &s.configs[i]

@@ -204,7 +204,7 @@ func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
 name: slow
 model: example/small-fast
 server: {command: [tuner, sim, serve, --sim-profile=small-fast], args: [--max-model-len, "2048"], gpu: none}
-slo: {ttft_p99: 10s}
+slo: {ttft_p90: 10s}
 workload: {kind: random, input_tokens: 64, output_tokens: 8}
 sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {requests: 0}, cooldown: 10m}
 `

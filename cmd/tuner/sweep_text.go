@@ -265,6 +265,52 @@ func (s *sweeping) writeStandings(t *textLines) {
 	if text := s.conclusion(); text != "" {
 		t.WriteString(wrapped(text, ""))
 	}
+	if text := s.ranking(); text != "" {
+		t.WriteString(wrapped(text, "  "))
+	}
+}
+
+// ranking orders the configs of a closed loop by the requests per second that each completed at the highest concurrency that all of
+// them were measured at; "" where there is nothing to order.
+func (s *sweeping) ranking() string {
+	if !s.closed() {
+		return ""
+	}
+	type place struct {
+		name string
+		trial.Probe
+	}
+	var level trial.Level
+	var places []place
+	for _, l := range s.sweep.Levels {
+		var there []place
+		for i := range s.configs {
+			if p, ok := s.configs[i].at(l); ok {
+				there = append(there, place{s.configs[i].Name, p})
+			}
+		}
+		if len(there) > 1 && len(there) >= len(places) { // one that died on the way is ordered where it lived
+			level, places = l, there
+		}
+	}
+	if len(places) == 0 {
+		return ""
+	}
+	slices.SortStableFunc(places, func(a, b place) int {
+		return cmp.Compare(b.Measurement.RequestThroughput, a.Measurement.RequestThroughput)
+	})
+	first := places[0].Measurement.RequestThroughput
+	words := make([]string, len(places))
+	for i, p := range places {
+		words[i] = fmt.Sprintf("%s %.3g", p.name, p.Measurement.RequestThroughput)
+		if i > 0 && first > 0 {
+			words[i] += fmt.Sprintf(" (-%.0f %%)", 100*(1-p.Measurement.RequestThroughput/first))
+		}
+		if !p.Verdict.Pass {
+			words[i] += " " + verdictCell(p.Probe)
+		}
+	}
+	return fmt.Sprintf("Ranking at %s, by requests per second: %s.", level, strings.Join(words, ", "))
 }
 
 func (s *sweeping) loadWord(load float64) string {
@@ -399,7 +445,9 @@ func (s *sweeping) limits() []string {
 	} else {
 		texts = append(texts, "The cache: each load begins with an empty prefix cache, as no server in production does.")
 	}
-	if !s.closed() {
+	if s.closed() {
+		texts = append(texts, "The closed loop: the next request waits until one ends, so that no server is ever asked for more than it can do. It ranks configs cheaply, and is no capacity: where more streams bring no more requests per second, and where TPOT binds, its order misleads.")
+	} else {
 		texts = append(texts, "The end: nothing is sent after the last request, so that the last ones see an emptying server and the figures are too good where answers are long.")
 	}
 	return append(texts, "`tuner run` searches the flags and the rate between the grid's, in windows that last long enough for a p99, with load before and after them.")

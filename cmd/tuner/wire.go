@@ -261,6 +261,7 @@ func (p *plan) runner(dir string) (*trial.Runner, error) {
 func (p *plan) measuring() *trial.Runner {
 	f := p.file
 	return &trial.Runner{
+		WorstCase: f.Probe.WorstCase, MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted,
 		Source: p.source, SLO: f.SLO(), Seed: p.seed,
 		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
 		Cache:     f.Protocol(p.source.Len() == 0),
@@ -270,7 +271,7 @@ func (p *plan) measuring() *trial.Runner {
 		Natural:   f.Workload.Output == workload.Natural,
 		Search: capacity.Search{
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
-			Factor: gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes,
+			Factor: gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
 		},
 	}
 }

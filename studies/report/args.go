@@ -58,8 +58,16 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	l.add("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
 	l.add("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
 	l.add("# in flight at capacity: %s requests; %s binds", number(c.InFlight), c.Binding)
+	if advice, ok := o.advice(best.Trial); ok {
+		l.add("# advice: %s", advice)
+	}
 	l.add("# gain %s", gainText(best))
-	l.add("# %s", trustText(best))
+	if trust := trustText(best); trust != "" {
+		l.add("# %s", trust)
+	}
+	if c.Doubt != "" {
+		l.add("# note: %s", c.Doubt)
+	}
 	l.add("%s", strings.TrimSuffix(string(list), "\n"))
 	return l.writeTo(w)
 }

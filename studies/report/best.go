@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,18 +25,19 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 	var l lines
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
-		l.best(best)
+		l.best(best, o)
 	} else {
 		l.nothingMet(study)
 	}
 	l.item("study", "%s, %s", study.Name, stateText(study, s))
 	l.item("trials", "%s", countsText(s))
+	l.dropped(study)
 	l.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
 	return l.writeTo(w)
 }
 
 // best adds the winner with its evidence.
-func (l *lines) best(b Winner) {
+func (l *lines) best(b Winner, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
 	for _, line := range flagLines(t.Args) {
 		l.add("%s", line)
@@ -45,19 +47,29 @@ func (l *lines) best(b Winner) {
 	}
 	l.add("")
 	l.item("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
+	if c.StdErr > 0 {
+		l.item("", "%s", bracketText(c))
+	}
 	l.item("in flight", "%s requests at capacity", number(c.InFlight))
 	l.item("limit", "%s binds", c.Binding)
-	if i := slices.IndexFunc(t.Probes, func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass }); i >= 0 {
-		l.item("", "at %s req/s: %s", number(c.Low), checksText(t.Probes[i]))
+	advice, advised := o.advice(t)
+	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass }
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // the advice says it
+		l.wrapped("", "at %s req/s: %s", number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
+	}
+	if advised {
+		l.wrapped("advice", "%s", advice)
 	}
 	l.item("gain", "%s", gainText(b))
 	if b.Gain != nil && b.Gain.Why != "" {
 		l.item("", "%s", b.Gain.Why)
 	}
-	if verdict := verdictText(b); verdict != "" {
-		l.item("", "%s", verdict)
+	if trust := trustText(b); trust != "" {
+		l.wrapped("", "%s", trust)
 	}
-	l.item("", "%s", caveat)
+	if c.Doubt != "" {
+		l.wrapped("note", "%s", c.Doubt)
+	}
 	if t.Result.Facts.Simulated {
 		l.item("note", "simulated: no GPU is behind these figures")
 	}
@@ -89,6 +101,9 @@ func (l *lines) nothingMet(study studies.Study) {
 	classes := Summarize(study, Options{}).Classes
 	for _, class := range classNames(classes) {
 		i := slices.IndexFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done && t.Result.Class == class })
+		if study.Trials[i].Result.Outcome == trial.Dropped { // did not fail, and is said by itself
+			continue
+		}
 		evidence := study.Trials[i].Result.Evidence
 		if evidence == "" {
 			evidence = "no line of the log shows why"
@@ -130,9 +145,16 @@ type bestTrial struct {
 	Origin    studies.Origin    `json:"origin"`
 	Point     space.Point       `json:"point"`
 	Args      []string          `json:"args"`
-	Capacity  capacity.Capacity `json:"capacity"`
+	Capacity  capacity.Capacity `json:"capacity"` // without its steps: see Probes
+	Advice    *trial.Advice     `json:"advice,omitempty"`
 	Simulated bool              `json:"simulated"`
 	Notes     []string          `json:"notes,omitempty"`
+	Probes    []probeItem       `json:"probes"` // what the capacity follows from, in their order
+}
+
+// advice is the rate to give a server of the trial.
+func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
+	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.UsualMargin), t.Probes)
 }
 
 // BestJSON writes the winner with its evidence as one JSON object. When nothing met the SLO, met is false.
@@ -148,7 +170,14 @@ func bestOf(study studies.Study, o Options) bestDocument {
 	}
 	t := best.Trial
 	d.Met, d.Gain, d.Trust = true, best.Gain, trustText(best)
-	d.Best = &bestTrial{t.Number, t.Origin, t.Point, t.Args, t.Result.Capacity, t.Result.Facts.Simulated, notes(t)}
+	d.Best = &bestTrial{
+		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Capacity: t.Result.Capacity,
+		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),
+	}
+	d.Best.Capacity.Steps = nil
+	if advice, ok := o.advice(t); ok {
+		d.Best.Advice = &advice
+	}
 	return d
 }
 

@@ -14,21 +14,19 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// noise is the gain below which one measurement of each of two trials cannot tell them apart. The same requests and
-// arrivals are used for every trial at a rate, but one search still has an RMSE of 8 % on a simulated engine.
-const noise = 0.10
-
 // Options are what a report needs to know beside the study.
 type Options struct {
 	Planned int       // trials the study may run; 0 means unknown
 	Now     time.Time // for ages and the time that is left; zero leaves them out
 	Rows    int       // newest trials in the status table; 0 means 10
+	Margin  float64   // of the advised rate; 0 means the usual one
 }
 
 // A Winner is the best trial so far.
 type Winner struct {
 	Trial studies.Trial
 	Gain  *Gain // over the reference; nil when no reference has been measured
+	Among int   // so many trials met the SLO
 }
 
 // A Gain compares the best trial with what the user has without the tuner.
@@ -38,8 +36,10 @@ type Gain struct {
 	Why    string         `json:"why,omitempty"`
 	Ratio  float64        `json:"ratio"` // best / reference - 1
 	Bound  capacity.Bound `json:"bound"` // of the ratio; "" when nothing can be said of it
-	// Distinguishable is whether the gain exceeds what one measurement per trial can tell.
-	Distinguishable bool `json:"distinguishable"`
+
+	// Comparison says how sure the gain is; nil where that cannot be told. Its ratio is best / reference.
+	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
+	Distinguishable bool                 `json:"distinguishable"` // the best is the better one by it
 
 	reference capacity.Capacity
 }
@@ -55,7 +55,7 @@ func Best(study studies.Study) (Winner, bool) {
 		x, y := a.Result.Capacity, b.Result.Capacity
 		return cmp.Or(cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
 	})
-	return Winner{Trial: best, Gain: gainOf(best, study)}, true
+	return Winner{Trial: best, Gain: gainOf(best, study), Among: len(met)}, true
 }
 
 func measured(t studies.Trial) bool {
@@ -75,7 +75,9 @@ func gainOf(best studies.Trial, study studies.Study) *Gain {
 		g.Why = "the default could not be measured: " + string(first.Result.Class)
 	}
 	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
-	g.Distinguishable = (g.Bound == capacity.Exact || g.Bound == capacity.AtLeast) && g.Ratio >= noise
+	if c, ok := capacity.Compare(best.Result.Capacity, g.reference); ok && g.Trial != best.Number {
+		g.Comparison, g.Distinguishable = &c, c.Distinguishable()
+	}
 	return g
 }
 
@@ -104,6 +106,7 @@ type Summary struct {
 	Finished   int                     `json:"finished"`
 	Met        int                     `json:"met"`        // have a rate that keeps the SLO
 	Unmet      int                     `json:"unmet"`      // kept it at no rate that was offered
+	Dropped    int                     `json:"dropped"`    // ended early, because they could not be the best
 	Infeasible int                     `json:"infeasible"` // the server cannot live with these flags
 	Unknown    int                     `json:"unknown"`    // nobody's fault
 	Classes    map[serverctl.Class]int `json:"classes,omitempty"`
@@ -130,6 +133,9 @@ func Summarize(study studies.Study, o Options) Summary {
 			s.Met++
 		case measured(t):
 			s.Unmet++
+		case r.Outcome == trial.Dropped:
+			s.Dropped++
+			s.Classes[r.Class]++
 		case r.Outcome == trial.Infeasible:
 			s.Infeasible++
 			s.Classes[r.Class]++

@@ -60,6 +60,21 @@ func exact(rate float64) studies.Trial {
 	}
 }
 
+// sure is a capacity with its interval.
+func sure(rate, stdErr float64) studies.Trial {
+	t := exact(rate)
+	c := &t.Result.Capacity
+	c.StdErr, c.Lowest, c.Highest = stdErr, rate*math.Exp(-1.96*stdErr), rate*math.Exp(1.96*stdErr)
+	c.Steps = []capacity.Step{{Rate: c.High}, {Rate: c.Low}}
+	return t
+}
+
+// doubted is a capacity that a probe speaks against.
+func doubted(t studies.Trial) studies.Trial {
+	t.Result.Capacity.Doubt = "the verdict at 3.1 req/s says otherwise, by luck if the other probes are right"
+	return t
+}
+
 func atLeast(rate float64) studies.Trial {
 	t := exact(rate)
 	t.Probes = []trial.Probe{probe(0, rate, 31)}
@@ -116,18 +131,18 @@ var cases = []struct {
 	options   Options
 }{
 	{
-		"done", "the ordinary end: the winner beats the default by more than noise",
-		of(studies.Done, "all 5 trials are done", with(exact(2.28), studies.Default),
-			with(exact(2.2), studies.Current, "--max-num-seqs", "256"), with128(exact(2.71)),
+		"done", "the ordinary end: the winner beats the default beyond doubt",
+		of(studies.Done, "all 5 trials are done", with(sure(2.28, 0.04), studies.Default),
+			with(sure(2.2, 0.05), studies.Current, "--max-num-seqs", "256"), with128(sure(2.71, 0.036)),
 			with512(failed(trial.Infeasible, serverctl.OOMStart, "torch.OutOfMemoryError: CUDA out of memory.")),
-			with128(exact(2.5))),
+			with128(sure(2.5, 0.04))),
 		Options{Planned: 5, Now: start.Add(2 * time.Hour)},
 	}, {
-		"running", "half-way: a trial runs, and the gain is within noise",
-		of(studies.Running, "", with(exact(2.6), studies.Default), with128(exact(2.7)),
+		"running", "half-way: a trial runs, the gain may be chance, and a probe speaks against the best capacity",
+		of(studies.Running, "", with(sure(2.6, 0.07), studies.Default), with128(doubted(sure(2.7, 0.07))),
 			with512(failed(trial.Unknown, serverctl.Infrastructure, "the disk is gone")),
 			with512(running(probe(0, 2.7, 49), probe(1, 4.05, 77)))),
-		Options{Planned: 30, Now: start.Add(50 * time.Minute)},
+		Options{Planned: 30, Now: start.Add(50 * time.Minute), Margin: 0.8},
 	}, {
 		"begun", "nothing is finished yet, and nobody said how many trials there will be",
 		of(studies.Running, "", with(running(), studies.Default)), Options{},
@@ -158,8 +173,20 @@ var cases = []struct {
 			"--no-enable-prefix-caching")),
 		Options{},
 	}, {
+		"dropped", "of one trial's drafts nothing was accepted: a loser with its diagnosis, and no failure",
+		of(studies.Done, "all 3 trials are done", with(exact(2.28), studies.Default), with128(exact(2.71)),
+			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, GPUTime: 3 * time.Minute,
+				Evidence: "2 of 25,182 drafted tokens were accepted (0.0079 %, less than 2 %): the drafter belongs to another model, " +
+					"tokenizer or chat template, or the answers cannot be predicted. Each step of an answer drafts and verifies 3.0 tokens to gain 0.00024."}})),
+		Options{Planned: 3},
+	}, {
+		"only-dropped", "nothing met the SLO, and one trial was dropped: it is not among those that failed",
+		of(studies.Done, "all 2 trials are done", with(atMost(0.5, 90), studies.Default),
+			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, Evidence: "0 of 1,000 drafted tokens were accepted"}})),
+		Options{Planned: 2},
+	}, {
 		"simulated", "no GPU is behind a figure: each one says so; the default wins",
-		of(studies.Done, "", simulated(with(exact(2.7), studies.Default), with128(exact(2.3)))...), Options{Planned: 2},
+		of(studies.Done, "", simulated(with(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
 	},
 }
 
@@ -252,6 +279,20 @@ func TestStatusFitsATerminal(t *testing.T) {
 	}
 }
 
+// Flags and the words of a server may be longer; all that is ours fits a terminal.
+func TestBestFitsATerminal(t *testing.T) {
+	var got strings.Builder
+	reference := with(doubted(sure(1233.5, 0.07)), studies.Default)
+	if err := BestText(&got, of(studies.Done, "", reference, with128(doubted(sure(1234.5, 0.07)))), Options{}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(got.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
+
 func TestBestDecidesTies(t *testing.T) {
 	better := exact(2.7)
 	better.Result.Capacity.Low = 2.65
@@ -285,13 +326,17 @@ func TestGain(t *testing.T) {
 		ratio         float64
 		bound         capacity.Bound
 		distinguished bool
+		trust         string
 	}{
-		{"both are bracketed", exact(2), exact(3), 0.5, capacity.Exact, true},
-		{"the gain is within noise", exact(2), exact(2.1), 0.05, capacity.Exact, false},
-		{"the best passed everywhere", exact(2), atLeast(3), 0.5, capacity.AtLeast, true},
-		{"the reference passed everywhere", atLeast(2), exact(3), 0.5, capacity.AtMost, false},
-		{"both passed everywhere", atLeast(2), atLeast(3), 0, "", false},
-		{"the reference failed everywhere", atMost(2, 70), exact(3), 0.5, capacity.AtLeast, true},
+		{"both are known well", sure(2, 0.03), sure(3, 0.03), 0.5, capacity.Exact, true, "95 %: +38 % to +63 %; P(better) over 99.9 %"},
+		{"the errors are larger than the gain", sure(2, 0.07), sure(2.1, 0.07), 0.05, capacity.Exact, false,
+			"95 %: -14 % to +27 %; P(better) 68.9 %, not distinguishable from the default"},
+		{"the best has no interval", sure(2, 0.03), exact(3), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of the best has no interval"},
+		{"the reference has none", exact(2), sure(3, 0.03), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of trial 0 has no interval"},
+		{"the best passed everywhere", sure(2, 0.03), atLeast(3), 0.5, capacity.AtLeast, false, "how sure the gain is cannot be told: the capacity of the best is a bound"},
+		{"the reference passed everywhere", atLeast(2), sure(3, 0.03), 0.5, capacity.AtMost, false, "how sure the gain is cannot be told: the capacity of trial 0 is a bound"},
+		{"both passed everywhere", atLeast(2), atLeast(3), 0, "", false, ""},
+		{"the reference failed everywhere", atMost(2, 70), sure(3, 0.03), 0.5, capacity.AtLeast, false, "how sure the gain is cannot be told: the capacity of trial 0 is a bound"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			best, ok := Best(of(studies.Done, "", with(c.reference, studies.Default), c.best))
@@ -301,6 +346,9 @@ func TestGain(t *testing.T) {
 			}
 			if math.Abs(g.Ratio-c.ratio) > 1e-9 || g.Bound != c.bound || g.Distinguishable != c.distinguished {
 				t.Errorf("gain %+v; want %g, %q, distinguishable %t", g, c.ratio, c.bound, c.distinguished)
+			}
+			if got := trustText(best); got != c.trust {
+				t.Errorf("trust %q, want %q", got, c.trust)
 			}
 		})
 	}

@@ -41,10 +41,20 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	}
 	if met {
 		text.item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
+		if doubt := best.Trial.Result.Capacity.Doubt; doubt != "" {
+			text.wrapped("note", "%s", doubt)
+		}
+		if advice, ok := o.advice(best.Trial); ok {
+			text.wrapped("advice", "%s", advice)
+		}
 		text.item("gain", "%s", gainText(best))
+		if trust := trustText(best); trust != "" {
+			text.wrapped("", "%s", trust)
+		}
 	} else {
 		text.item("best", "%s", ErrNothingMet)
 	}
+	text.dropped(study)
 	for _, t := range study.Trials {
 		if t.State == studies.Running {
 			text.item("now", "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
@@ -186,11 +196,14 @@ func TrialLine(t studies.Trial, short map[string]string) string {
 // mostWords is how many of a dead server's last lines are shown; its whole log is a file.
 const mostWords = 5
 
-// LastWords says why a trial's server failed: the line that gave its class, and the last lines of its log. A trial that was
-// measured has none.
+// LastWords says why a trial's server failed: the line that gave its class, and the last lines of its log; and why a trial was
+// dropped. A trial that was measured has none.
 func LastWords(t studies.Trial) []string {
 	if t.State != studies.Done || measured(t) {
 		return nil
+	}
+	if t.Result.Outcome == trial.Dropped {
+		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width-10)
 	}
 	tail := t.Result.Tail
 	what := string(t.Result.Class)
@@ -232,6 +245,10 @@ type trialItem struct {
 	Cause    serverctl.Cause `json:"cause,omitempty"`
 	Evidence string          `json:"evidence,omitempty"`
 	Capacity float64         `json:"capacity_rps,omitempty"` // see bound
+	Lowest   float64         `json:"lowest_rps,omitempty"`   // 95 % interval of the capacity; absent where none is known
+	Highest  float64         `json:"highest_rps,omitempty"`  // likewise
+	StdErr   float64         `json:"std_err,omitempty"`      // of ln capacity
+	Doubt    string          `json:"doubt,omitempty"`        // what speaks against the capacity
 	Bound    capacity.Bound  `json:"bound,omitempty"`
 	Binding  string          `json:"binding,omitempty"`
 	Probes   []probeItem     `json:"probes"`
@@ -242,6 +259,14 @@ type probeItem struct {
 	Pass     bool    `json:"pass"`
 	Headroom float64 `json:"headroom"`
 	Reason   string  `json:"reason"`
+}
+
+func probeItems(probes []trial.Probe) []probeItem {
+	items := []probeItem{}
+	for _, p := range probes {
+		items = append(items, probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason})
+	}
+	return items
 }
 
 // StatusJSON writes what StatusText says, with all trials, as one JSON object.
@@ -270,15 +295,12 @@ func statusOf(study studies.Study, o Options) statusDocument {
 	}
 	for _, t := range study.Trials {
 		r := t.Result
-		item := trialItem{
+		c := r.Capacity
+		d.List = append(d.List, trialItem{
 			Number: t.Number, Origin: t.Origin, Point: t.Point, State: t.State, Outcome: r.Outcome, Class: r.Class, Cause: r.Cause,
-			Evidence: r.Evidence, Capacity: r.Capacity.Rate, Bound: r.Capacity.Bound, Binding: r.Capacity.Binding,
-			Probes: []probeItem{},
-		}
-		for _, p := range t.Probes {
-			item.Probes = append(item.Probes, probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason})
-		}
-		d.List = append(d.List, item)
+			Evidence: r.Evidence, Capacity: c.Rate, Lowest: c.Lowest, Highest: c.Highest, StdErr: c.StdErr, Doubt: c.Doubt,
+			Bound: c.Bound, Binding: c.Binding, Probes: probeItems(t.Probes),
+		})
 	}
 	return d
 }

@@ -3,10 +3,13 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -23,6 +26,14 @@ func (l *lines) add(format string, args ...any) { fmt.Fprintf(l, format+"\n", ar
 // item adds a named line, such as "capacity  2.71 req/s".
 func (l *lines) item(name, format string, args ...any) {
 	l.add("%-10s"+format, append([]any{name}, args...)...)
+}
+
+// wrapped adds a named line, broken between words where it is longer than a terminal is wide.
+func (l *lines) wrapped(name, format string, args ...any) {
+	for _, line := range wrap(fmt.Sprintf(format, args...), width-10) {
+		l.item(name, "%s", line)
+		name = ""
+	}
 }
 
 func (l *lines) writeTo(w io.Writer) error {
@@ -73,16 +84,24 @@ func simulatedMark(simulated bool) string {
 	return ""
 }
 
-// capacityText writes a capacity with its bracket, such as "2.71 req/s (passed 2.62, failed 2.85)".
+// capacityText writes a capacity with its interval, such as "2.71 req/s, 95 %: 2.52 to 2.91", or else with its bracket, such as
+// "2.71 req/s (passed 2.62, failed 2.85)".
 func capacityText(c capacity.Capacity, simulated bool) string {
 	unit := " req/s" + simulatedMark(simulated)
-	switch c.Bound {
-	case capacity.AtLeast:
+	switch {
+	case c.Bound == capacity.AtLeast:
 		return fmt.Sprintf("at least %s%s (%s)", number(c.Rate), unit, c.Why)
-	case capacity.AtMost:
+	case c.Bound == capacity.AtMost:
 		return fmt.Sprintf("none: failed at %s%s", number(c.High), unit)
+	case c.StdErr > 0:
+		return fmt.Sprintf("%s%s, 95 %%: %s to %s", number(c.Rate), unit, number(c.Lowest), number(c.Highest))
 	}
-	return fmt.Sprintf("%s%s (passed %s, failed %s)", number(c.Rate), unit, number(c.Low), number(c.High))
+	return fmt.Sprintf("%s%s (%s)", number(c.Rate), unit, bracketText(c))
+}
+
+// bracketText names the nearest rates that were measured about a capacity.
+func bracketText(c capacity.Capacity) string {
+	return fmt.Sprintf("passed %s, failed %s", number(c.Low), number(c.High))
 }
 
 // shortCapacity writes a capacity in one word, such as ">=2.71", or "-" when there is none.
@@ -107,7 +126,44 @@ func resultText(t studies.Trial) string {
 	case measured(t):
 		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, number(t.Result.Capacity.High))
 	}
+	if t.Result.Class == serverctl.AcceptanceNearZero { // whose name does not fit a column
+		return "drafts refused"
+	}
 	return string(t.Result.Class)
+}
+
+// wrap breaks a text between words into lines of at most n columns, unless a word alone is longer.
+func wrap(text string, n int) []string {
+	var all []string
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > n:
+			all, line = append(all, line), word
+		default:
+			line += " " + word
+		}
+	}
+	if line != "" {
+		all = append(all, line)
+	}
+	return all
+}
+
+// dropped says of which trials the measuring ended early, and why: the newest of each class, in full.
+func (l *lines) dropped(study studies.Study) {
+	newest := map[serverctl.Class]studies.Trial{}
+	for _, t := range study.Trials {
+		if t.State == studies.Done && t.Result.Outcome == trial.Dropped {
+			newest[t.Result.Class] = t
+		}
+	}
+	for _, class := range slices.Sorted(maps.Keys(newest)) {
+		t := newest[class]
+		l.wrapped("dropped", "trial %d (%s): %s", t.Number, class, t.Result.Evidence)
+	}
 }
 
 // whose names the point of an origin.
@@ -144,23 +200,51 @@ func gainText(b Winner) string {
 	return fmt.Sprintf("%s %s over %s", g.Bound, percent(g.Ratio), reference)
 }
 
-// caveat is true of every gain until finalists are measured again.
-const caveat = "single measurement per trial: a gain below about 10 % is within noise"
-
-// verdictText says what the gain is worth where it is worth little, or nothing.
-func verdictText(b Winner) string {
-	if g := b.Gain; g != nil && !g.Distinguishable && g.Bound != "" && g.Trial != b.Trial.Number {
-		return "not distinguishable from " + whose(g.Origin)
+// trustText says how sure the gain is; "" when there is none that could be.
+func trustText(b Winner) string {
+	g := b.Gain
+	if g == nil || g.Bound == "" || g.Trial == b.Trial.Number {
+		return ""
 	}
-	return ""
+	c := g.Comparison
+	if c == nil {
+		return "how sure the gain is cannot be told: " + unsureText(b)
+	}
+	text := fmt.Sprintf("95 %%: %s to %s; P(better) %s", percent(c.Lowest-1), percent(c.Highest-1), probability(c.Better))
+	if !g.Distinguishable {
+		return text + ", not distinguishable from " + whose(g.Origin)
+	}
+	if b.Among > 2 { // the best of many measured ones is not the best of many
+		text += fmt.Sprintf(", were it not chosen among %d, which flatters it", b.Among)
+	}
+	return text
 }
 
-// trustText is the caveat with the verdict.
-func trustText(b Winner) string {
-	if verdict := verdictText(b); verdict != "" {
-		return verdict + "; " + caveat
+// unsureText says which capacity has no interval.
+func unsureText(b Winner) string {
+	for _, one := range []struct {
+		whose    string
+		capacity capacity.Capacity
+	}{{"the best", b.Trial.Result.Capacity}, {fmt.Sprintf("trial %d", b.Gain.Trial), b.Gain.reference}} {
+		switch {
+		case one.capacity.Bound != capacity.Exact:
+			return "the capacity of " + one.whose + " is a bound"
+		case !(one.capacity.StdErr > 0):
+			return "the capacity of " + one.whose + " has no interval"
+		}
 	}
-	return caveat
+	return "both have an interval"
+}
+
+// probability writes one in per cent, and never as certain.
+func probability(p float64) string {
+	switch {
+	case p > 0.999:
+		return "over 99.9 %"
+	case p < 0.001:
+		return "under 0.1 %"
+	}
+	return fmt.Sprintf("%.3g %%", 100*p)
 }
 
 // stateText says how far the study is, such as "running: 12 of 30 trials".
@@ -186,6 +270,7 @@ func countsText(s Summary) string {
 	}
 	say(s.Met, "%d met the SLO")
 	say(s.Unmet, "%d failed at every rate")
+	say(s.Dropped, "%d dropped")
 	say(s.Infeasible, "%d infeasible")
 	say(s.Unknown, "%d unknown")
 	if len(words) == 0 {
@@ -200,13 +285,4 @@ func countsText(s Summary) string {
 		text += " (" + strings.Join(classes, ", ") + ")"
 	}
 	return text
-}
-
-// checksText lists the limits of a probe with what was measured, such as "p99 TTFT 711 of 1000 ms".
-func checksText(p trial.Probe) string {
-	words := make([]string, len(p.Verdict.Checks))
-	for i, c := range p.Verdict.Checks {
-		words[i] = fmt.Sprintf("%s %s of %s ms", c.Limit, number(c.ValueMS), number(c.MaxMS))
-	}
-	return strings.Join(words, ", ")
 }

@@ -77,6 +77,7 @@ func (d *decoder) checkLimits(f *File) {
 
 func (d *decoder) checkProbe(f *File) {
 	p := &f.Probe
+	d.checkEnough(f)
 	if p.MinRate >= p.MaxRate {
 		at := "probe.max_rate"
 		if d.nodes[at] == nil {
@@ -92,6 +93,21 @@ func (d *decoder) checkProbe(f *File) {
 	if rate := f.Cache.PrimeRate; rate > p.MaxRate {
 		d.failAt("cache.prime_rate", "prime_rate %g is above probe.max_rate %g; lower it", rate, p.MaxRate)
 	}
+}
+
+// checkEnough finds promises for which a probe has too few requests to tell. What counts is a probe at the lowest rate.
+func (d *decoder) checkEnough(f *File) {
+	least, limit := f.SLO().LeastRequests()
+	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
+	if n >= least {
+		return
+	}
+	at := "probe.min_requests"
+	if d.nodes[at] == nil {
+		at = "limit " + limit.String()
+	}
+	d.failAt(at, "%s takes %d requests for a verdict, a probe has only %d at low rates; raise probe.min_requests to %d or take a lower percentile",
+		limit, least, n, least)
 }
 
 // ours are the flags that the tuner gives itself, with where they are set.
@@ -145,6 +161,9 @@ func (d *decoder) checkQuality(f *File) {
 
 // checkSpeculation refuses to measure speculation where what is accepted means nothing.
 func (d *decoder) checkSpeculation(f *File) {
+	if f.AllowMeaninglessSpeculation && d.nodes["speculation.min_acceptance"] == nil {
+		f.Speculation.MinAcceptance = 0 // what is accepted says nothing either
+	}
 	at, searched := "parameters."+space.SpeculativeTokens, false
 	for _, p := range f.Parameters {
 		searched = searched || p.Name == space.SpeculativeTokens

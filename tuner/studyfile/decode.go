@@ -46,6 +46,7 @@ func (d *decoder) file(f *File, root ast.Node) {
 		"load":                          func(path string, n ast.Node) { d.load(&f.Load, path, n) },
 		"parameters":                    func(path string, n ast.Node) { d.parameters(f, path, n) },
 		"speculative_config":            func(path string, n ast.Node) { d.speculative(f, path, n) },
+		"speculation":                   func(path string, n ast.Node) { d.speculation(&f.Speculation, path, n) },
 		"constraints":                   d.words(&f.Constraints),
 		"allow_quality_change":          d.yes(&f.AllowQualityChange),
 		"allow_meaningless_speculation": d.yes(&f.AllowMeaninglessSpeculation),
@@ -53,6 +54,7 @@ func (d *decoder) file(f *File, root ast.Node) {
 		"budget":                        func(path string, n ast.Node) { d.budget(&f.Budget, path, n) },
 		"probe":                         func(path string, n ast.Node) { d.probe(&f.Probe, path, n) },
 		"cache":                         func(path string, n ast.Node) { d.cache(&f.Cache, path, n) },
+		"advice":                        func(path string, n ast.Node) { d.advice(&f.Advice, path, n) },
 		"confirm":                       func(path string, n ast.Node) { d.confirm(&f.Confirm, path, n) },
 		"sweep":                         func(path string, n ast.Node) { d.sweep(f, path, n) },
 	}
@@ -218,6 +220,13 @@ func (d *decoder) budget(b *Budget, path string, n ast.Node) {
 	})
 }
 
+func (d *decoder) speculation(s *Speculation, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{
+		"min_acceptance": d.share(&s.MinAcceptance),
+		"min_drafted":    d.whole(&s.MinDrafted, 1, mostTokens),
+	})
+}
+
 func (d *decoder) probe(p *Probe, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
 		"seconds":      d.seconds(&p.Window),
@@ -228,7 +237,20 @@ func (d *decoder) probe(p *Probe, path string, n ast.Node) {
 		"max_rate":     d.real(&p.MaxRate, leastRate, mostRate),
 		"tolerance":    d.real(&p.Tolerance, 0.001, 10),
 		"max_probes":   d.whole(&p.MaxProbes, 1, 1000),
+		"worst_case":   d.yes(&p.WorstCase),
+		"precision":    d.share(&p.Precision),
 	})
+	if n := d.nodes[below(path, "precision")]; n != nil && p.Precision != 0 && !(p.Precision > FinestPrecision && p.Precision < CoarsestPrecision) {
+		d.fail(n, "%s is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 for no more than a bracket",
+			below(path, "precision"), 100*p.Precision, 100*FinestPrecision, 100*CoarsestPrecision)
+	}
+	if p.Precision > 0 && d.nodes[below(path, "max_probes")] == nil {
+		p.MaxProbes = preciseProbes
+	}
+}
+
+func (d *decoder) advice(a *Advice, path string, n ast.Node) {
+	d.mapping(path, n, map[string]reader{"margin": d.real(&a.Margin, 0.01, 1)})
 }
 
 // Rates outside are slips of the pen: a request in a quarter of an hour, and more than any one server answers.

@@ -41,11 +41,14 @@ type File struct {
 	AllowQualityChange          bool // flags that change the answers may be searched
 	AllowMeaninglessSpeculation bool // speculation may be measured on dummy weights or random tokens
 
+	Speculation Speculation
+
 	Sampler Sampler
 	Budget  Budget
 	Probe   Probe
 	Cache   Cache
 	Confirm Confirm
+	Advice  Advice
 	Sweep   *Sweep // of `tuner sweep`; nil when there is none
 }
 
@@ -95,8 +98,27 @@ type Probe struct {
 	StartRate   float64       // first rate of the first trial, requests per second; 0 means from the size of the KV cache
 	MinRate     float64       // requests per second
 	MaxRate     float64       // requests per second
-	Tolerance   float64       // the search stops when highest/lowest rate of the bracket - 1 is no more
+	Tolerance   float64       // of the bracket: its highest/lowest rate - 1 is no more
 	MaxProbes   int           // per trial
+	WorstCase   bool          // a measured server must survive the largest load that it admits
+	Precision   float64       // the search goes on until the 95 % interval is ± so much of the capacity; 0 is content with a bracket
+}
+
+// A precision is between these: finer ones take days of load, and coarser ones say nothing.
+const FinestPrecision, CoarsestPrecision = 0.005, 0.5
+
+// preciseProbes is how many probes a trial may have where a precision is asked for and no number is given.
+const preciseProbes = 60
+
+// Advice says how far below the capacity the advised rate is.
+type Advice struct {
+	Margin float64 // advised rate / lower end of the capacity's interval, above 0 and up to 1
+}
+
+// Speculation says when a server that drafts is given up before it is measured.
+type Speculation struct {
+	MinAcceptance float64 // accepted / drafted tokens, 0 to 1; 0 measures every server
+	MinDrafted    int     // tokens to be drafted before that is judged
 }
 
 // Cache says in which state the prefix cache is when a probe begins.
@@ -121,13 +143,16 @@ func defaults() *File {
 		Server: Server{
 			StartTimeout: 20 * time.Minute, StopTimeout: 30 * time.Second, HangTimeout: time.Minute, GPUMemoryTimeout: time.Minute,
 		},
+		Speculation: Speculation{MinAcceptance: 0.02, MinDrafted: 1000},
+
 		Sampler: Sampler{Name: "tpe", Seed: 1},
 		Budget:  Budget{Trials: 30, GPUTime: 24 * time.Hour},
 		Probe: Probe{
-			Window: 120 * time.Second, MinRequests: 300, LeadIn: 30 * time.Second,
-			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12,
+			Window: 120 * time.Second, MinRequests: 300, LeadIn: 60 * time.Second,
+			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12, WorstCase: true,
 		},
 		Confirm: Confirm{Window: 240 * time.Second, MinRequests: 1000},
+		Advice:  Advice{Margin: trial.UsualMargin},
 	}
 }
 

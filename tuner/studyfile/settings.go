@@ -167,11 +167,24 @@ func (f *File) World() map[string]string {
 			p.Window, p.MinRequests, p.LeadIn, p.MaxProbes, p.StartRate, p.MinRate, p.MaxRate, p.Tolerance),
 		"cache": fmt.Sprintf("protocol %s, prime rate %g req/s", cmp.Or(c.Protocol, "of the workload"), c.PrimeRate),
 	}
+	if p.Precision > 0 {
+		world["probe"] += fmt.Sprintf(", precision %g %%", 100*p.Precision)
+	}
 	if f.Load.Driver != TunerBench { // the usual one goes without saying
 		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
 	}
 	if b := f.Load.Burstiness; b != 0 && b != 1 {
 		world["burstiness"] = fmt.Sprint(b)
+	}
+	if !p.WorstCase { // likewise
+		world["worst case"] = "not tried"
+	}
+	usual := defaults().Speculation
+	if f.AllowMeaninglessSpeculation {
+		usual.MinAcceptance = 0
+	}
+	if s := f.Speculation; s != usual { // likewise
+		world["speculation"] = fmt.Sprintf("an acceptance of %g %% after %d drafted tokens", 100*s.MinAcceptance, s.MinDrafted)
 	}
 	if f.Sampler.Name == "grid" { // whose points depend on how many there may be
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)

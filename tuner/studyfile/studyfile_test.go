@@ -114,8 +114,10 @@ constraints: [max-num-batched-tokens >= max-num-seqs, "max-num-seqs < max-model-
 allow_quality_change: true
 sampler: {name: random, seed: 7}
 budget: {trials: 12, gpu_time: 90m}
-probe: {seconds: 15.5, min_requests: 50, lead_in: 0s, start_rate: 0, min_rate: 0.1, max_rate: 20, tolerance: 0.1, max_probes: 6}
+probe: {seconds: 15.5, min_requests: 100, lead_in: 0s, start_rate: 0, min_rate: 0.1, max_rate: 20, tolerance: 0.1, max_probes: 6, worst_case: false, precision: 5%}
+advice: {margin: 0.8}
 cache: {protocol: reset, prime_rate: 1.5}
+speculation: {min_acceptance: 5%, min_drafted: 2000}
 confirm: {top: 0, seconds: 240, min_requests: 1000}
 `
 
@@ -148,11 +150,17 @@ func TestEverySettingIsRead(t *testing.T) {
 	if got := f.WorkloadSpec(); got != wantWorkload {
 		t.Errorf("WorkloadSpec = %+v, want %+v", got, wantWorkload)
 	}
-	if got, want := f.Probe, (Probe{15500 * time.Millisecond, 50, 0, 0, 0.1, 20, 0.1, 6}); got != want {
+	if got, want := f.Probe, (Probe{15500 * time.Millisecond, 100, 0, 0, 0.1, 20, 0.1, 6, false, 0.05}); got != want {
 		t.Errorf("Probe = %+v, want %+v", got, want)
 	}
 	if f.Sampler != (Sampler{"random", 7}) || f.Budget != (Budget{12, 90 * time.Minute}) || f.Cache != (Cache{trial.Reset, 1.5}) {
 		t.Errorf("sampler %v, budget %v, cache %v", f.Sampler, f.Budget, f.Cache)
+	}
+	if f.Advice != (Advice{0.8}) {
+		t.Errorf("advice %v", f.Advice)
+	}
+	if f.Speculation != (Speculation{0.05, 2000}) {
+		t.Errorf("speculation %v", f.Speculation)
 	}
 	p, given, err := f.CurrentPoint()
 	if want := (space.Point{"gpu-memory-utilization": "0.9", "num-speculative-tokens": "2"}); err != nil || !given || !maps.Equal(p, want) {
@@ -247,6 +255,9 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 		{"another seed", "seed: 7", "seed: 8", []string{"sampler"}},
 		{"another environment", "LEVEL: 3", "LEVEL: 4", []string{"server env LEVEL"}},
 		{"another speculation", "speculative_config: {method: ngram}", "speculative_config: {method: eagle}", []string{"speculative config"}},
+		{"another precision", "precision: 5%", "precision: 10%", []string{"probe"}},
+		{"another margin is the same world", "margin: 0.8", "margin: 0.7", nil},
+		{"another acceptance", "min_acceptance: 5%", "min_acceptance: 1%", []string{"speculation"}},
 		{"more trials are the same world", "trials: 12", "trials: 24", nil},
 		{"more patience is the same world", "start_timeout: 90s", "start_timeout: 9m", nil},
 		{"another port is the same world", "port: 8123", "port: 0", nil},
@@ -266,6 +277,17 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 		}
 		if !slices.Equal(changed, test.changed) || len(after) != len(before) {
 			t.Errorf("%s: changed %v, want %v", test.name, changed, test.changed)
+		}
+	}
+}
+
+// What is left at its usual value is not in the world, so that a study of an older tuner that did not know the key goes on.
+func TestTheWorldNamesOnlyWhatIsUnusual(t *testing.T) {
+	usual := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "").Replace(full)
+	before, after := parse(t, full).World(), parse(t, usual).World()
+	for _, name := range []string{"worst case", "speculation"} {
+		if before[name] == "" || after[name] != "" {
+			t.Errorf("%s: the world has %q, and usually %q, which should be nothing", name, before[name], after[name])
 		}
 	}
 }

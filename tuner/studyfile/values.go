@@ -211,7 +211,7 @@ func (d *decoder) share(to *float64) reader {
 		case percent:
 			v /= 100
 		case v > 1 && v <= 100:
-			d.fail(n, "%s is %s, more than all requests; write %s%%", path, text, digits)
+			d.fail(n, "%s is %s, more than the whole; write %s%%", path, text, digits)
 			return
 		}
 		if v < 0 || v > 1 {

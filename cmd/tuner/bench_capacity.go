@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/studyfile"
+)
+
+// A capacitySearch is --find-capacity with what its answer needs.
+type capacitySearch struct {
+	capacity.Search
+	margin  float64 // of the advised rate
+	whole   bool    // runs are to tell of the boundary, and not only on which side of it they are: none ends early
+	weigher workload.Weigher
+	runs    []capacityRun
+}
+
+// A capacityRun is one run of a search.
+type capacityRun struct {
+	trial.Probe // its number, rate, verdict and measurement
+	took        time.Duration
+}
+
+// inFlight is how many requests were in the server in the mean, by Little's law over the completed ones: it holds also where the run
+// was ended early.
+func (r capacityRun) inFlight() float64 { return r.Rate * r.Measurement.E2E.Mean / 1000 }
+
+// capacityFlags are those that mean something with --find-capacity alone.
+var capacityFlags = []string{"tolerance", "precision", "budget", "max-rate", "margin"}
+
+// usualBudget is how long a search may take unless it is told. A run that is to have 300 requests takes hours at a rate of one in
+// a minute, and whoever has mistyped a limit would wait for it.
+const usualBudget = 2 * time.Hour
+
+// usualWindow is how long the runs of a search last at least, where neither --seconds nor --requests says so: 300 requests are
+// 15 s at 20 req/s, in which no queue has the time to grow, and read the capacity 22 % too high on simulated engines.
+const usualWindow = 2 * time.Minute
+
+// aimAtCapacity prepares the search.
+func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
+	precision, err := parsePrecision(c.String("precision"))
+	tolerance, highest, margin, budget := c.Float64("tolerance"), c.Float64("max-rate"), c.Float64("margin"), c.Duration("budget")
+	switch {
+	case b.slo == nil:
+		return usage("--find-capacity needs the limits to keep: --slo 'p99 ttft <= 1000ms'")
+	case c.IsSet("concurrency") || c.IsSet("ramp-up") || c.String("arrivals") == replayed:
+		return usage("--find-capacity looks for a rate; leave out --concurrency, --ramp-up and --arrivals replay")
+	case len(rates) > 1:
+		return usage("--find-capacity needs one --rate at most, where to begin")
+	case !(tolerance > 0 && tolerance <= 10):
+		return usage("--tolerance %g: must be above 0 and at most 10", tolerance)
+	case err != nil:
+		return err
+	case budget <= 0:
+		return usage("--budget %s: must be above 0; write a time such as 30m", budget)
+	case !(margin > 0 && margin <= 1):
+		return usage("--margin %g: must be above 0 and at most 1: the advised rate as a part of the capacity's lower end", margin)
+	case !(highest > 0 && highest <= mostRate):
+		return usage("--max-rate %g: must be above 0 and at most %d", highest, mostRate)
+	case len(rates) == 1 && rates[0] > highest:
+		return usage("--rate %g is above --max-rate %g; begin lower", rates[0], highest)
+	}
+	hint := min(1.0, highest)
+	if len(rates) == 1 {
+		hint = rates[0]
+	}
+	if !c.IsSet("seconds") && !c.IsSet("requests") && !b.load.rescale {
+		b.load.window = usualWindow
+	}
+	// A server that fails at a hundredth of what it was taken for will not be found out by waiting. A precise search ends by its budget.
+	most, least := 12, 100.0
+	if precision > 0 {
+		most = 200
+	}
+	b.search = &capacitySearch{margin: margin, Search: capacity.Search{
+		Hint: hint, Min: hint / least, Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
+	}}
+	if err := b.checkEnough(); err != nil {
+		return err
+	}
+	b.shots = []shot{b.load.open(hint)} // whose requests are looked at before the first run
+	if takes := b.planned(hint); takes > budget {
+		return usage("--budget %s: a single run at %g req/s takes %s; raise it, begin at a higher --rate, or take fewer --requests", budget, hint, roughly(takes))
+	}
+	return nil
+}
+
+// parsePrecision reads half the width of an interval as a part of the rate, such as 5% or 0.05; "" is 0.
+func parsePrecision(text string) (float64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	v, err := parseShare(text)
+	if err != nil || !(v > studyfile.FinestPrecision && v < studyfile.CoarsestPrecision) {
+		return 0, usage("--precision %s: write more than %g %% and less than %g %%, such as 5%% or 0.05",
+			text, 100*studyfile.FinestPrecision, 100*studyfile.CoarsestPrecision)
+	}
+	return v, nil
+}
+
+// planned is what a run at a rate takes, without its run-out, which is as long as the longest answers.
+func (b *benching) planned(rate float64) time.Duration {
+	n, window := b.load.plan(rate, 0).Counted()
+	if n == 0 || b.load.rescale {
+		return window
+	}
+	return b.load.leadIn + window
+}
+
+// cost is what a run at a rate took, or will take: one that fails is ended early.
+func (b *benching) cost(rate float64) time.Duration {
+	for _, run := range b.search.runs {
+		if run.Rate == rate {
+			return run.took
+		}
+	}
+	return b.planned(rate)
+}
+
+// spent is what all runs took.
+func (s *capacitySearch) spent() (all time.Duration) {
+	for _, run := range s.runs {
+		all += run.took
+	}
+	return all
+}
+
+// findCapacity looks for the highest rate that keeps the SLO, measures the rate that it advises, and reports both.
+func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
+	s := b.search
+	s.weigher = workload.Weigh(b.load.source)
+	s.Population = trial.PopulationOf(b.load.plan(s.Hint, 0), s.weigher)
+	s.Cost, s.Plan = b.cost, b.sayForecast
+	found, err := s.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) { return b.seek(ctx, out, rate, true) })
+	if err != nil {
+		return err
+	}
+	a := newCapacityAnswer(found, s)
+	if a.Advice != nil && !a.Advice.Near() {
+		switch takes := b.planned(a.Advice.Rate); {
+		case s.spent()+takes > s.Budget:
+			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", roughly(takes), s.Budget), "  "))
+		default:
+			if _, err := b.seek(ctx, out, a.Advice.Rate, false); err != nil {
+				return err
+			}
+			a = newCapacityAnswer(found, s)
+		}
+	}
+	return out.capacity(a)
+}
+
+// seek measures one rate on requests and arrivals of its own: what one draw has too many bursts of, others have not. A run that has
+// failed clearly may be ended early.
+func (b *benching) seek(ctx context.Context, out *benchReport, rate float64, early bool) (capacity.Outcome, error) {
+	s := b.load.drawn(rate, len(b.search.runs))
+	var stop bench.Stop
+	if early && !b.search.whole {
+		stop = b.slo.Stop(s.planned)
+	}
+	r, err := b.run(ctx, s, stop)
+	if err != nil {
+		return capacity.Outcome{}, err
+	}
+	if err := out.add(r); err != nil {
+		return capacity.Outcome{}, err
+	}
+	if r.verdict == nil {
+		return capacity.Outcome{}, usage("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", s.planned, rate)
+	}
+	b.search.runs = append(b.search.runs, capacityRun{
+		Probe: trial.Probe{Seq: len(b.search.runs), Rate: rate, Verdict: *r.verdict, Measurement: r.m}, took: r.took,
+	})
+	o := r.outcome()
+	o.Evidence = trial.EvidenceOf(s.schedule, b.search.weigher, rate, *b.slo, *r.verdict)
+	return o, nil
+}
+
+// sayForecast says what a precision will take, once something is known.
+func (b *benching) sayForecast(f capacity.Forecast) {
+	known := fmt.Sprintf("about %.3g req/s, known to ±%.2g %%", f.Rate, 100*f.Precision)
+	if f.Probes == 0 {
+		fmt.Fprintf(b.stderr, "%s\n", known)
+		return
+	}
+	takes := time.Duration(f.Probes) * b.planned(f.Rate)
+	b.search.whole = true
+	text := fmt.Sprintf("%s; ±%.3g %% takes about %s more, %s", known, 100*b.search.Precision, counted(f.Probes, "run"), roughly(takes))
+	if left := b.search.Budget - b.search.spent(); takes > left {
+		text += fmt.Sprintf("; --budget ends it in %s", roughly(max(0, left)))
+	}
+	fmt.Fprint(b.stderr, wrapped(text, "  "))
+}
+
+// roughly drops what nobody reads of a duration.
+func roughly(d time.Duration) string {
+	switch {
+	case d < 10*time.Second:
+		return d.Round(time.Second / 10).String()
+	case d < 10*time.Minute:
+		return d.Round(time.Second).String()
+	}
+	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+}
+
+// A capacityAnswer is the answer of a search, as programs read it.
+type capacityAnswer struct {
+	Capacity capacity.Capacity `json:"capacity"` // without its steps: see Runs
+	Met      bool              `json:"met"`      // some rate kept the SLO; if not, capacity.rate is the lowest that failed
+	Advice   *trial.Advice     `json:"advice,omitempty"`
+	Floor    *capacityStep     `json:"floor,omitempty"` // the run at the lowest rate, where it failed too
+	Runs     []capacityStep    `json:"runs"`            // in their order
+
+	lowest float64 // rate that might have been tried
+	budget time.Duration
+}
+
+// A capacityStep is what one run says of the capacity.
+type capacityStep struct {
+	Rate     float64         `json:"rate"`
+	Pass     bool            `json:"pass"`
+	Binding  string          `json:"binding"`
+	Reason   string          `json:"reason"`
+	Limited  string          `json:"client_limited,omitempty"`
+	InFlight float64         `json:"in_flight"` // in the mean; 0 where no request was completed
+	Measured []trial.Reading `json:"measured"`
+}
+
+func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswer {
+	a := capacityAnswer{Capacity: found, Met: found.Met(), lowest: s.Min, budget: s.Budget, Runs: []capacityStep{}}
+	a.Capacity.Steps = nil
+	var probes []trial.Probe
+	for _, run := range s.runs {
+		v := run.Verdict
+		probes = append(probes, run.Probe)
+		a.Runs = append(a.Runs, capacityStep{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, run.inFlight(), trial.Readings(v)})
+	}
+	if advice, ok := trial.Advise(found, s.margin, probes); ok {
+		a.Advice = &advice
+	}
+	for i := range a.Runs {
+		if step := &a.Runs[i]; !a.Met && (a.Floor == nil || step.Rate < a.Floor.Rate) {
+			a.Floor = step
+		}
+	}
+	return a
+}
+
+// text is the answer for people.
+func (a capacityAnswer) text() string {
+	var t textLines
+	c := a.Capacity
+	switch {
+	case c.Bound == capacity.AtMost:
+		a.floorText(&t)
+	case c.Bound == capacity.AtLeast:
+		t.item("capacity", "at least %.4g req/s, %.3g requests in flight: %s", c.Rate, c.InFlight, c.Why)
+	case c.StdErr > 0:
+		t.item("capacity", "%.4g req/s, 95 %%: %.4g to %.4g, %.3g requests in flight", c.Rate, c.Lowest, c.Highest, c.InFlight)
+	default:
+		t.item("capacity", "%.4g req/s, %.3g requests in flight; no interval can be given", c.Rate, c.InFlight)
+	}
+	if c.Bound == capacity.Exact {
+		t.item("proof", "passed %.4g, failed %.4g; all runs in order: %s", c.Low, c.High, a.runsText())
+	}
+	if a.Met {
+		t.item("limit", "%s binds", c.Binding)
+	}
+	t.item("search", "%s; %s", counted(c.Probes, "run"), c.Why)
+	if c.Doubt != "" {
+		t.item("doubt", "%s", c.Doubt)
+	}
+	if a.Advice != nil {
+		t.item("advice", "%s", a.Advice)
+	}
+	return t.String()
+}
+
+// runsText names all rates in the order in which they were tried, such as "1 passed, 1.35 failed".
+func (a capacityAnswer) runsText() string {
+	words := make([]string, len(a.Runs))
+	for i, run := range a.Runs {
+		verdict := "failed"
+		switch {
+		case run.Limited != "":
+			verdict = "client-limited"
+		case run.Pass:
+			verdict = "passed"
+		}
+		words[i] = fmt.Sprintf("%.4g %s", run.Rate, verdict)
+	}
+	return strings.Join(words, ", ")
+}
+
+// alone is as many requests in flight as hardly ever meet another.
+const alone = 0.5
+
+// floorText says what nothing could meet, and what was measured there.
+func (a capacityAnswer) floorText(t *textLines) {
+	f := a.Floor
+	t.item("capacity", "none: at %.4g req/s, the lowest rate that was tried, still %s", f.Rate, f.Reason)
+	switch {
+	case f.InFlight > 0 && f.InFlight < alone:
+		t.item("", "%.2g requests were in flight there in the mean: a request alone takes so long, and no rate will do; raise the limit of %s", f.InFlight, f.Binding)
+	case f.Rate > a.lowest:
+		t.item("", "begin lower with --rate, or raise --budget, now %s", a.budget)
+	default:
+		t.item("", "begin lower with --rate, or raise the limit of %s", f.Binding)
+	}
+}

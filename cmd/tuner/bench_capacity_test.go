@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/simload"
+)
+
+// seekOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
+func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	profile, loadErr := vllmsim.LoadProfile("h200-llama70b-fp8")
+	if loadErr != nil {
+		t.Fatal(loadErr)
+	}
+	_, load, startErr := (&simload.Rig{Profile: profile}).Start(t.Context(), trial.Launch{Args: strings.Fields("--max-model-len 16384"), Progress: func(string) {}})
+	if startErr != nil {
+		t.Fatal(startErr)
+	}
+	sender, ok := load.(trial.ClosedLoad)
+	if !ok {
+		t.Fatal("the simulated load has no RunClosed")
+	}
+	var out, words bytes.Buffer
+	command := benchCommand(nil)
+	command.Action = func(c *cli.Context) error {
+		b, err := newBenching(c)
+		if err != nil {
+			return err
+		}
+		b.sender = sender
+		report, err := newBenchReport(c, b)
+		if err != nil {
+			return err
+		}
+		return b.findCapacity(t.Context(), report)
+	}
+	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
+	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
+	err = app.Run(append(args, flags...))
+	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // the note before it is that of any bench
+	if !slices.Contains(flags, "json") {
+		ours += out.String()
+	}
+	for line := range strings.Lines(ours) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	return out.String(), words.String(), err
+}
+
+// answerOf is the last object of what a program reads.
+func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
+	t.Helper()
+	for d := json.NewDecoder(strings.NewReader(stdout)); ; runs++ {
+		var object struct {
+			Date string `json:"date"` // of a run
+			capacityAnswer
+		}
+		if err := d.Decode(&object); err != nil {
+			t.Fatalf("no answer after %d runs: %v", runs, err)
+		}
+		if object.Date == "" {
+			if d.More() {
+				t.Error("the answer is not the last object")
+			}
+			return object.capacityAnswer, runs
+		}
+	}
+}
+
+const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
+
+func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
+	stdout, stderr, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, runs := answerOf(t, stdout)
+	c := a.Capacity
+	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
+		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
+	}
+	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.08 || !strings.HasPrefix(c.Why, "known to ±") {
+		t.Errorf("known to ±%.1f %%, %q; want ±8 %%", 100*half, c.Why)
+	}
+	if !strings.Contains(stderr, "±8 % takes about ") || !strings.Contains(stderr, "\ncapacity  ") {
+		t.Errorf("standard error says %q, want what the precision takes, and the answer", stderr)
+	}
+	if len(a.Runs) != runs || runs < c.Probes || runs > c.Probes+1 {
+		t.Errorf("%d runs are listed of %d, %d of the search", len(a.Runs), runs, c.Probes)
+	}
+	if a.Advice == nil || !a.Advice.Near() || math.Abs(a.Advice.Rate/(0.9*c.Lowest)-1) > 0.01 || len(a.Advice.Measured) != 2 {
+		t.Errorf("the advice is %+v, want a measured rate at 0.9 of %g", a.Advice, c.Lowest)
+	}
+}
+
+func TestFindCapacityInWords(t *testing.T) {
+	stdout, _, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout = strings.ReplaceAll(stdout, "\n          ", " ") // lines that go on
+	for _, want := range []string{"\ncapacity  ", " req/s, 95 %: ", " requests in flight\n", "\nproof     passed ", " binds\n", "\nsearch    ", " = 0.5 × ", ", the lower end; there p99 "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in the answer:\n%s", want, stdout)
+		}
+	}
+}
+
+// What cannot be found is said with what was measured, within the time that was allowed.
+func TestFindCapacityOfWhatHasNone(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		flags []string
+		met   bool
+		want  []string
+	}{
+		{"a limit that a request alone breaks", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
+			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a request alone takes so long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
+		{"the same, and no time to go lower", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
+			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15m0s, is spent"}},
+		{"limits that everything keeps", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
+			[]string{"capacity  at least 2.5 req/s", "passed at the highest rate, 2.5 req/s", "advice    2.25 req/s = 0.9 × 2.5, the highest rate that passed; "}},
+	} {
+		began := time.Now()
+		stdout, _, err := seekOn(t, append(row.flags, "--rate", "2")...)
+		if errors.Is(err, errNoRunKept) == row.met || row.met && err != nil {
+			t.Errorf("%s: %v, want met %t", row.name, err, row.met)
+		}
+		text := strings.Join(strings.Fields(stdout), " ")
+		for _, want := range row.want {
+			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
+				t.Errorf("%s: %q is not in the answer:\n%s", row.name, want, stdout)
+			}
+		}
+		if took := time.Since(began); took > 2*time.Minute {
+			t.Errorf("%s: took %s", row.name, took)
+		}
+	}
+}
+
+// The runs of a search ask other requests at other times, so that none meets in the cache what another has left.
+func TestRunsOfASearchAreIndependent(t *testing.T) {
+	command := benchCommand(nil)
+	command.Action = func(c *cli.Context) error {
+		b, err := newBenching(c)
+		if err != nil {
+			return err
+		}
+		first, second := b.load.drawn(2, 0), b.load.drawn(2, 1)
+		for a := range first.schedule {
+			for other := range second.schedule {
+				if a.Due == other.Due || slices.Equal(a.Request.Tokens, other.Request.Tokens) {
+					t.Errorf("both draws begin with %v", a)
+				}
+				return nil
+			}
+		}
+		return nil
+	}
+	app := &cli.App{Commands: []*cli.Command{command}, Writer: new(bytes.Buffer), ErrWriter: new(bytes.Buffer)}
+	if err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--slo", usualLimits}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCapacityTextFitsATerminal(t *testing.T) {
+	runs := []capacityStep{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
+	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
+	for _, a := range []capacityAnswer{
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
+			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "the verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
+		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
+	} {
+		text := a.text()
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
+			t.Errorf("the answer is\n%s", text)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+//go:build vllm && linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// A tinyCapacity is what the test reads of tuner bench --find-capacity -o json.
+type tinyCapacity struct {
+	Capacity *struct {
+		Rate, Lowest, Highest float64
+		Bound, Binding, Why   string
+		Probes                int
+	}
+}
+
+// TestVLLMCapacity looks twice for the capacity of one real server, with other requests and arrivals, and holds each answer against
+// the other's interval. The probes are short, so that the intervals are wide.
+func TestVLLMCapacity(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a capacity needs a quiet machine, and is left out of the short form")
+	}
+	tuner := buildTuner(t)
+	for _, version := range []string{"0.14.1", "0.32.0"} {
+		t.Run(version, func(t *testing.T) {
+			ctx, cancel := contextOf(t)
+			defer cancel()
+			s := &tinyRun{rig: openRig(t, version), tuner: tuner, dir: t.ArtifactDir()}
+			url, server := s.rig.serve(t, filepath.Join(s.dir, "server.log"), []string{"--served-model-name", "tiny",
+				"--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "2048", "--enforce-eager", "--max-num-seqs", "2"})
+			defer server.stop()
+			var found [2]tinyCapacity
+			for i := range found {
+				// Two at a time, the tiny model gives some 16 answers of 64 tokens a second: less than the client can ask for beside it.
+				out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
+					"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096", "--find-capacity",
+					"--rate", "12", "--max-rate", "100", "--requests", "300", "--seconds", "12", "--lead-in", "3s", "--budget", "4m",
+					"--slo", "p99 ttft <= 1500ms", "--seed", fmt.Sprint(1+i), "-o", "json"))
+				found[i] = capacityIn(t, out)
+				t.Logf("%d: %+v, other work %.0f %%", i+1, *found[i].Capacity, 100*foreign)
+			}
+			for i, f := range found {
+				other := found[1-i].Capacity
+				if c := f.Capacity; c.Bound != "exact" || c.Rate < other.Lowest || c.Rate > other.Highest {
+					t.Errorf("%.3g req/s lies outside of the other's interval, %.3g to %.3g", c.Rate, other.Lowest, other.Highest)
+				}
+			}
+		})
+	}
+}
+
+// capacityIn is the answer at the end of the runs.
+func capacityIn(t *testing.T, out []byte) (last tinyCapacity) {
+	t.Helper()
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var next tinyCapacity
+		switch err := d.Decode(&next); {
+		case errors.Is(err, io.EOF) && last.Capacity != nil:
+			return last
+		case err != nil:
+			t.Fatalf("tuner bench --find-capacity: %v\n%s", err, out)
+		case next.Capacity != nil:
+			last = next
+		}
+	}
+}
