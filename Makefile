@@ -108,7 +108,7 @@ sim-fit: ## Hold the simulator against measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
 
 test-real-time: ## Run what the race detector is too slow for: the simulated server's HTTP face against virtual time, 1,024 streams on one core.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRandomWorldsAreTheirSeeds)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload
 
 .PHONY: bench-cache
 

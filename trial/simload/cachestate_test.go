@@ -90,6 +90,9 @@ func repeated(probes []trial.Probe) (once, twice int) {
 
 // No probe of a healthy server is measured again, whatever its draw and its rate: some searches begin at twice the capacity.
 func TestAHealthyCacheCostsNoProbe(t *testing.T) {
+	if raceEnabled {
+		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
+	}
 	draws := 2
 	if os.Getenv("CACHE_PROTOCOLS") != "" {
 		draws = 10
@@ -117,6 +120,9 @@ func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 // costs 1.5 points of the hit rate, and half of the draws refill so much of it that it makes less than a point. In small-shared a
 // cache is full of other prefixes so soon that a lost one makes no difference at all.
 func TestALostCacheIsFound(t *testing.T) {
+	if raceEnabled {
+		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
+	}
 	least := map[string]int{"h200-phase1": 4, "h200-production": 2}
 	for _, w := range reusers(t)[:2] {
 		found := 0
@@ -139,12 +145,23 @@ func TestALostCacheIsFound(t *testing.T) {
 
 // A server that says it emptied its cache and did not is found out: the first probe whose cache holds enough is measured again, in vain.
 func TestAResetThatDidNotHappenIsFound(t *testing.T) {
+	if raceEnabled {
+		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
+	}
+	least := map[string]int{"h200-phase1": 2, "h200-production": 1} // probes that end early say nothing
 	for _, w := range reusers(t)[:2] {
+		found := 0
 		for draw := range 2 {
 			probes := w.trialOf(t, trial.Reset, draw, -1, true)
-			if once, twice := repeated(probes); once != 1 || twice != 1 {
+			switch once, twice := repeated(probes); {
+			case once == 1 && twice == 1:
+				found++
+			case once+twice > 0:
 				t.Errorf("%s, draw %d: %d probes were measured again, %d of them in vain, want one, in vain", w.name, draw, once, twice)
 			}
+		}
+		if found < least[w.name] {
+			t.Errorf("%s: found in %d of 2 draws, want %d at least", w.name, found, least[w.name])
 		}
 	}
 }

@@ -62,7 +62,10 @@ func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 // A server that is warm from its start is hardly ever taken for cold because other requests came first.
 func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 	for _, kind := range []string{"production", "phase1"} {
-		const draws = 100
+		draws := 100
+		if raceEnabled {
+			draws = 10
+		}
 		twenty, most := 0, 0
 		for seed := range uint64(draws) {
 			n := warmUpRequests(t, kind, seed, 2)
@@ -72,8 +75,8 @@ func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 			most = max(most, n)
 		}
 		t.Logf("%s: %d of %d draws are done with 20 requests, the worst with %d", kind, twenty, draws, most)
-		if twenty < 80 || most > 50 {
-			t.Errorf("%s: %d of %d draws are done with 20 requests and the worst with %d, want at least 80 and at most 50", kind, twenty, draws, most)
+		if 10*twenty < 8*draws || most > 50 {
+			t.Errorf("%s: %d of %d draws are done with 20 requests and the worst with %d, want at least four fifths and at most 50", kind, twenty, draws, most)
 		}
 	}
 }
