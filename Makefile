@@ -29,7 +29,7 @@ demo: build ## Run a whole study on the simulated H200: within a minute, no GPU.
 	$(BIN) demo
 
 test: ## Run all tests with the race detector; end with the skipped ones and their reasons.
-	@go test -race -json $(PACKAGES) | go run ./.ci/testsum
+	@go test -race -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
 
 # A strings.Builder for three pieces of text is longer and no faster, so that advice of go fix is not followed.
 lint: ## Check gofmt, go vet, staticcheck, and that go fix has nothing to modernise.
