@@ -95,8 +95,9 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.08 || !strings.HasPrefix(c.Why, "known to ±") {
-		t.Errorf("known to ±%.1f %%, %q; want ±8 %%", 100*half, c.Why)
+	// The search keeps to the time that it foretold within a quarter, and says it where that has not done.
+	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
+		t.Errorf("known to ±%.1f %%, %q; want ±8 %%, or nearly in the time that was planned", 100*half, c.Why)
 	}
 	if !strings.Contains(stderr, "±8 % takes about ") || !strings.Contains(stderr, "\ncapacity  ") {
 		t.Errorf("standard error says %q, want what the precision takes, and the answer", stderr)
