@@ -13,7 +13,7 @@ const reach = 2 * time.Minute
 
 // EvidenceOf is what a probe says of each of its requests: the load that each met, which follows from the schedule alone, and
 // whether it broke a limit. It is nil where a limit is not judged request by request.
-func EvidenceOf(schedule workload.Schedule, w workload.Weigher, rate float64, s slo.SLO, v slo.Verdict) *capacity.Evidence {
+func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, s slo.SLO, v slo.Verdict) *capacity.Evidence {
 	e := &capacity.Evidence{Rate: rate}
 	for a := range workload.Before(schedule, reach) {
 		switch a.Phase {
@@ -40,16 +40,9 @@ func EvidenceOf(schedule workload.Schedule, w workload.Weigher, rate float64, s 
 const longRunRequests = 16_000
 
 // PopulationOf is what the plan's workload brings in the long run.
-func PopulationOf(p workload.Plan, w workload.Weigher) *capacity.Population {
-	population := &capacity.Population{}
-	for a := range p.LongRun() {
-		if len(population.Due) == longRunRequests {
-			break
-		}
-		population.Due = append(population.Due, a.Due.Seconds())
-		prompt, answer := w.Sizes(a.Request)
-		population.Prompt, population.Answer = append(population.Prompt, prompt), append(population.Answer, answer)
-	}
+func PopulationOf(p workload.Plan, w *workload.Weigher) *capacity.Population {
+	population := &capacity.Population{Due: p.LongRun(longRunRequests)}
+	population.Prompt, population.Answer = w.LongRun(longRunRequests)
 	// What is left of chance in the means would shift every capacity.
 	toMean(population.Due, population.Due[longRunRequests-1]/longRunRequests)
 	toMean(population.Prompt, mean(population.Prompt))

@@ -134,11 +134,7 @@ func promptTokens(q *workload.Request) int {
 	if q.PromptTokens > 0 {
 		return q.PromptTokens
 	}
-	chars := len(q.Text)
-	for _, message := range q.Messages {
-		chars += len(message.Content)
-	}
-	return 1 + chars/charsPerToken
+	return 1 + q.TextBytes()/charsPerToken
 }
 
 // atOnce is a load whose requests are all due when it begins.

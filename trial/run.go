@@ -48,6 +48,9 @@ type Runner struct {
 	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
 	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted
 	Progress func(step string)           // told what begins now; nil means silent
+
+	weigher    *workload.Weigher    // of Source; nil until it is wanted
+	population *capacity.Population // likewise
 }
 
 // A Task is one trial to run.
@@ -163,8 +166,7 @@ type measuring struct {
 	load      Load
 	firstRate float64 // where the first search of the study begins, requests per second
 	result    Result
-	fresh     int // probes measured by this Run
-	weigher   workload.Weigher
+	fresh     int           // probes measured by this Run
 	runOut    time.Duration // the longest so far
 	whole     bool          // probes are to tell of the boundary, and not only on which side of it they are: none ends early
 	drafts    drafts
@@ -229,7 +231,7 @@ func (m *measuring) known() (steps []capacity.Step, err error) {
 // search is the Runner's search from where this trial begins it.
 func (m *measuring) search(known []capacity.Step) capacity.Search {
 	search := m.Search
-	search.Known, search.Population = known, PopulationOf(m.plan(0, search.Min), m.weigh())
+	search.Known, search.Population = known, m.longRun()
 	search.Cost = m.cost
 	search.Plan = func(f capacity.Forecast) {
 		m.whole = f.Probes > 0
@@ -316,17 +318,25 @@ func outcome(p Probe) capacity.Outcome {
 	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited}
 }
 
-// weigh weighs the workload, once.
-func (m *measuring) weigh() workload.Weigher {
-	if m.weigher == (workload.Weigher{}) {
-		m.weigher = workload.Weigh(m.Source)
+// weigh weighs the workload, once for all trials.
+func (r *Runner) weigh() *workload.Weigher {
+	if r.weigher == nil {
+		r.weigher = workload.Weigh(r.Source)
 	}
-	return m.weigher
+	return r.weigher
 }
 
-// plan is the load of a trial's probe, by the number of its draw. Each has a draw of its own, the same in every trial: what one draw has too many bursts of
-// others have not, no probe meets in the cache what the one before has left of the same requests, and two trials still differ by
-// their servers alone.
+// longRun is what the workload brings in the long run, the same for all trials.
+func (m *measuring) longRun() *capacity.Population {
+	if m.population == nil {
+		m.population = PopulationOf(m.plan(0, m.Search.Min), m.weigh())
+	}
+	return m.population
+}
+
+// plan is the load of a trial's probe, by the number of its draw. Each has a draw of its own, the same in every trial: what one draw
+// has too many bursts of others have not, no probe meets in the cache what the one before has left of the same requests, and two
+// trials still differ by their servers alone.
 func (m *measuring) plan(draw int, rate float64) workload.Plan {
 	return workload.Plan{
 		Source: m.Source, Seed: m.Seed, Rate: rate, Draw: m.Draw + draw,

@@ -5,44 +5,64 @@ import "time"
 // A Weigher says how large a request is, relative to the mean of its workload. Where only the server can count a prompt's tokens its
 // bytes stand for them.
 type Weigher struct {
-	prompt, output float64 // means
+	prompts, answers []float64 // of the requests that stand for the long run
+	prompt, answer   float64   // their means
 }
 
-// weighed is how many requests of an endless workload its means are taken from: with the usual spreads of lengths they are then
-// right to about 2 %.
-const weighed = 8192
+// How many requests the long run is taken from: an endless workload is asked for so many, with which its means are right to about
+// 2 % where lengths are spread as usual, and a finite one for no more than so many.
+const (
+	weighed     = 8192
+	mostWeighed = 16384
+)
 
-// Weigh reads the workload for its means. Live conversations are weighed by their first turns.
-func Weigh(source Source) Weigher {
-	n := source.Len()
+// Weigh reads the workload, once. Live conversations are weighed by their first turns.
+func Weigh(source Source) *Weigher {
+	n := min(source.Len(), mostWeighed)
 	if n == 0 {
 		n = weighed
 	}
-	var w Weigher
-	for i := range min(n, weighed) {
+	w := &Weigher{prompts: make([]float64, n), answers: make([]float64, n)}
+	for i := range n {
 		r := source.Request(PopulationStream, i)
-		w.prompt += float64(size(r))
-		w.output += float64(r.OutputTokens)
+		w.prompts[i], w.answers[i] = float64(length(r)), float64(r.OutputTokens)
+		w.prompt += w.prompts[i] / float64(n)
+		w.answer += w.answers[i] / float64(n)
 	}
-	w.prompt /= float64(min(n, weighed))
-	w.output /= float64(min(n, weighed))
 	return w
 }
 
 // Sizes returns how large the prompt and the answer of a request are: 1 in the mean.
-func (w Weigher) Sizes(r *Request) (prompt, answer float64) {
-	prompt, answer = 1, float64(r.OutputTokens)/w.output
-	if w.prompt > 0 {
-		prompt = float64(size(r)) / w.prompt
-	}
-	return prompt, answer
+func (w *Weigher) Sizes(r *Request) (prompt, answer float64) {
+	return w.relative(float64(length(r)), float64(r.OutputTokens))
 }
 
-// size is the length of a prompt in tokens, or in bytes.
-func size(r *Request) int {
+func (w *Weigher) relative(prompt, answer float64) (float64, float64) {
+	if w.prompt == 0 { // requests without a text
+		return 1, answer / w.answer
+	}
+	return prompt / w.prompt, answer / w.answer
+}
+
+// LongRun returns the sizes of n requests as they follow each other in the long run. No probe sends them.
+func (w *Weigher) LongRun(n int) (prompts, answers []float64) {
+	prompts, answers = make([]float64, n), make([]float64, n)
+	for i := range n {
+		prompts[i], answers[i] = w.relative(w.prompts[i%len(w.prompts)], w.answers[i%len(w.answers)])
+	}
+	return prompts, answers
+}
+
+// length is that of a prompt in tokens, or in bytes.
+func length(r *Request) int {
 	if r.PromptTokens > 0 {
 		return r.PromptTokens
 	}
+	return r.TextBytes()
+}
+
+// TextBytes is the length of a prompt's text; 0 of one in tokens.
+func (r *Request) TextBytes() int {
 	n := len(r.Text)
 	for _, m := range r.Messages {
 		n += len(m.Content)
@@ -50,23 +70,16 @@ func size(r *Request) int {
 	return n
 }
 
-// LongRun yields arrivals at one request a second for ever, as the plan has them but for its rate and its phases: of requests and
-// times that no probe sends.
-func (p Plan) LongRun() Schedule {
-	return func(yield func(Arrival) bool) {
-		p.Rate, p.Draw = 1, 0
-		c := p.clock(PopulationStream)
-		n := p.Source.Len()
-		if n == 0 {
-			n = weighed
-		}
-		for i := 0; ; i++ {
-			// After weighed requests an endless source begins again, as no more are drawn than need be.
-			if !yield(Arrival{c.next(), Window, i, p.Source.Request(PopulationStream, i%n)}) {
-				return
-			}
-		}
+// LongRun returns the first n arrivals at one request a second, in seconds, as the plan has them but for its rate and its phases. No
+// probe has them.
+func (p Plan) LongRun(n int) []float64 {
+	p.Rate, p.Draw = 1, 0
+	c := p.clock(PopulationStream)
+	due := make([]float64, n)
+	for i := range due {
+		due[i] = c.next().Seconds()
 	}
+	return due
 }
 
 // Before yields the arrivals of a schedule until a time after the last counted one.

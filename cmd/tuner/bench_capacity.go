@@ -20,7 +20,7 @@ type capacitySearch struct {
 	capacity.Search
 	margin  float64 // of the advised rate
 	whole   bool    // runs are to tell of the boundary, and not only on which side of it they are: none ends early
-	weigher workload.Weigher
+	weigher *workload.Weigher
 	runs    []capacityRun
 }
 

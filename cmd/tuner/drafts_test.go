@@ -28,6 +28,7 @@ budget: {trials: 5}
 // A study in which half of the points draft for nothing: these trials end in their warm-up as losers, with a diagnosis, and the others are
 // measured as ever. The same with the acceptance unasked for measures all.
 func TestAStudyDropsDraftsThatAreRefused(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	path := filepath.Join(root, "study.yaml")
 	if err := os.WriteFile(path, []byte(draftsStudy), 0o644); err != nil {

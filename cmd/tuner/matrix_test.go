@@ -252,7 +252,10 @@ func (r *faulty) simulated(t *testing.T) serverctl.Config {
 	r.dir = t.TempDir()
 	stub := filepath.Join(t.TempDir(), "nvidia-smi")
 	text := fmt.Sprintf("#!/bin/sh\nTUNER_SIM_GPU_DIR=%s exec %s sim nvidia-smi \"$@\"\n", r.dir, tunerPath(t))
-	if err := os.WriteFile(stub, []byte(text), 0o755); err != nil {
+	syscall.ForkLock.RLock() // a child that is forked while the file is being written keeps it open, and it cannot be run
+	err := os.WriteFile(stub, []byte(text), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	r.gpus = &gpu.NvidiaSMI{Path: stub}

@@ -127,6 +127,7 @@ func (o *owner) daemons(t *testing.T) []int {
 
 // A tuner that is killed at any moment leaves nothing behind, and the next run goes on.
 func TestAKilledTunerLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for _, m := range someMoments() {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
@@ -153,6 +154,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 
 // A tuner that is asked to end, once or twice, ends its server first, at any moment.
 func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for _, ask := range []struct {
 		name    string
 		signals []os.Signal
@@ -196,6 +198,7 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 
 // Two studies beside each other, and a neighbour who looks like a server: each ends its own.
 func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
+	t.Parallel()
 	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
 	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
 	if err := neighbour.Start(); err != nil {
@@ -228,6 +231,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 
 // In a pod the tuner is the first process: orphans come to it, and nobody else reaps them.
 func TestTheTunerAsTheFirstProcess(t *testing.T) {
+	t.Parallel()
 	const unshare = "unshare"
 	own := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
 	if out, err := exec.CommandContext(t.Context(), unshare, append(own, "true")...).CombinedOutput(); err != nil {

@@ -27,7 +27,7 @@ model: example/small-fast
 server:
   %s
   args: [--max-model-len, "2048"]
-slo: {ttft_p99: 120ms, tpot_p99: 25ms}
+slo: {ttft_p95: 120ms, tpot_p95: 25ms}
 workload: {kind: random, input_tokens: 128, output_tokens: 32, range_ratio: 0.3, requests: 500}
 parameters:
   gpu-memory-utilization: {float: [0.60, 0.95], step: 0.05}
@@ -35,7 +35,7 @@ parameters:
   max-num-batched-tokens: {int: [256, 2048], log: true}
 sampler: {name: tpe, seed: 3}
 budget: {trials: %d}
-probe: {seconds: %g, min_requests: 100, lead_in: 1s, start_rate: 20, max_rate: 60, tolerance: 0.3, max_probes: 4}
+probe: {seconds: %g, min_requests: 50, lead_in: 1s, start_rate: 20, max_rate: 60, tolerance: 0.3, max_probes: 4}
 cache: {protocol: reset, prime_rate: 20}
 `
 
@@ -84,10 +84,11 @@ func serverRecord(dir string) (proc.Record, bool) {
 	return r, json.Unmarshal(text, &r) == nil
 }
 
-// A study of six trials over HTTP against a server that is a child process: killed with SIGKILL in the middle of a trial, run
+// A study of four trials over HTTP against a server that is a child process: killed with SIGKILL in the middle of a trial, run
 // again, and finished with the probes that it had.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
-	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
+	t.Parallel()
+	path, root := writeStudy(t, overHTTP, 4, 2), t.TempDir()
 	dir := filepath.Join(root, "small")
 	cmd, stderr := start(t, "run", path, "--root", root)
 	deadline := time.After(2 * time.Minute)
@@ -115,7 +116,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	command(t, "status", "small", "--root", root) // readers do not mind
 
 	out := command(t, "run", path, "--root", root)
-	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "done: 6 of 6 trials") {
+	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "done: 4 of 4 trials") {
 		t.Errorf("the resumed study prints\n%s", out)
 	}
 	killed, err := proc.Reclaim(record)
@@ -135,8 +136,8 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 		}
 	}
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
-	if err != nil || len(logs) != 6 {
-		t.Errorf("there are logs %v, want six", logs)
+	if err != nil || len(logs) != 4 {
+		t.Errorf("there are logs %v, want four", logs)
 	}
 }
 
@@ -223,36 +224,44 @@ func TestSecondTunerRefuses(t *testing.T) {
 	}
 }
 
-// The demo is killed at many moments; run again it ends with the points and the answer of one that was not.
-func TestDemoSurvivesKills(t *testing.T) {
-	const kills = 3
-	whole := t.TempDir()
-	command(t, "demo", "--root", whole, "--seed", "5")
-	want := snapshot(t, filepath.Join(whole, "demo-tpe-5"))
+// A simulated study is killed at many moments; run again it ends with the points, the probes and the answers of one that was not.
+func TestASimulatedStudySurvivesKills(t *testing.T) {
+	t.Parallel()
+	const kills, trials = 4, 10
+	path, whole := writeStudy(t, inVirtual, trials, 60), t.TempDir()
+	command(t, "run", path, "--root", whole)
+	want := snapshot(t, filepath.Join(whole, "small"))
 
 	root := t.TempDir()
+	dir := filepath.Join(root, "small")
+	done := func() bool {
+		s, err := studies.ReadSnapshot(dir)
+		return err == nil && s.State == studies.Done
+	}
 	for i := range kills {
-		cmd, _ := start(t, "demo", "--root", root, "--seed", "5")
-		time.Sleep(time.Duration(200+300*i) * time.Millisecond)
+		cmd, _ := start(t, "run", path, "--root", root)
+		time.Sleep(time.Duration(300+400*i) * time.Millisecond)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait() // killed, or by chance done
-		if s, err := studies.ReadSnapshot(filepath.Join(root, "demo-tpe-5")); err == nil && s.State == studies.Done {
+		if done() {
 			break
 		}
 	}
-	if s, err := studies.ReadSnapshot(filepath.Join(root, "demo-tpe-5")); err != nil || s.State != studies.Done {
-		command(t, "demo", "--root", root, "--seed", "5")
+	if !done() {
+		command(t, "run", path, "--root", root)
 	}
-	got := snapshot(t, filepath.Join(root, "demo-tpe-5"))
-	for i := range 7 { // the default and the start-up design do not depend on what was measured
-		if got.Trials[i].Point.String() != want.Trials[i].Point.String() {
-			t.Errorf("trial %d is %s, want %s", i, got.Trials[i].Point, want.Trials[i].Point)
+	got := snapshot(t, dir)
+	if len(got.Trials) != trials || len(want.Trials) != trials {
+		t.Fatalf("%d and %d trials, want %d", len(got.Trials), len(want.Trials), trials)
+	}
+	for i, w := range want.Trials {
+		g := got.Trials[i]
+		if g.Point.String() != w.Point.String() || !equalJSON(t, g.Result.Capacity, w.Result.Capacity) || len(g.Probes) != len(w.Probes) {
+			t.Errorf("trial %d is %s with %g req/s of %d probes, want %s with %g of %d", i,
+				g.Point, g.Result.Capacity.Rate, len(g.Probes), w.Point, w.Result.Capacity.Rate, len(w.Probes))
 		}
-	}
-	if len(got.Trials) != len(want.Trials) {
-		t.Errorf("%d trials, want %d", len(got.Trials), len(want.Trials))
 	}
 }
 

@@ -16,7 +16,7 @@ const worstStudy = `version: 1
 name: worst
 model: example/small-fast
 server: {command: [tuner, sim, serve, --sim-profile=small-fast, "--sim-fault=oom-load:running=40"], args: [--max-model-len, "2048"]}
-slo: {ttft_p99: 2s}
+slo: {ttft_p80: 2s}
 workload: {kind: random, input_tokens: 128, output_tokens: 32, requests: 500}
 parameters: {max-num-seqs: [64]}
 sampler: {name: grid}
@@ -28,6 +28,7 @@ cache: {protocol: reset}
 // A server that lives through a search at low rates and dies of the load that it admits: the point is infeasible, with the server's own
 // last words. Whoever leaves the worst case out gets its capacity.
 func TestAServerThatDiesOfWhatItAdmits(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name, text string
 		outcome    trial.Outcome

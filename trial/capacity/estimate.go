@@ -28,7 +28,6 @@ const (
 // An estimate is where in the long run just as many requests break a limit as may.
 type estimate struct {
 	limit   string
-	allowed float64
 	logRate float64 // ln of requests per second
 	stdErr  float64 // of logRate
 	pieces  []Piece // what it rests on
@@ -65,23 +64,24 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 		return e, false
 	}
 	allowed := probes[0].Limits[limit].Allowed
-	best := fit{likelihood: math.Inf(-1)}
+	best, at := fit{likelihood: math.Inf(-1)}, priorAt
 	for _, k := range kernels() {
-		if f := fitTo(observe(probes, limit, k, center), k, center); f.likelihood > best.likelihood {
+		f := fitTo(observe(probes, limit, k, center), k, center, at)
+		if at = f.at; f.likelihood > best.likelihood {
 			best = f
 		}
 	}
-	at, _, ok := best.boundary(p, allowed)
+	logRate, _, ok := best.boundary(p, allowed)
 	if !ok {
 		return e, false
 	}
 	// Once more about the boundary: what is far from it says little of it.
-	best = fitTo(observe(probes, limit, best.kernel, at), best.kernel, at)
-	at, gradient, ok := best.boundary(p, allowed)
+	best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
+	logRate, gradient, ok := best.boundary(p, allowed)
 	if !ok {
 		return e, false
 	}
-	e = estimate{limit: probes[0].Limits[limit].Name, allowed: allowed, logRate: at, fit: best, gradient: gradient}
+	e = estimate{limit: probes[0].Limits[limit].Name, logRate: logRate, fit: best, gradient: gradient}
 	e.stdErr = e.stdErrWith(best.information)
 	e.split(probes, limit)
 	return e, true

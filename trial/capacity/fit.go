@@ -26,9 +26,10 @@ var (
 	priorSpread = [3]float64{1.5, 0.6, 0.25}
 )
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread.
-func fitTo(observed []observation, k kernel, center float64) fit {
-	f := fit{kernel: k, center: center, at: priorAt}
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread. from is
+// where it begins, such as the maximum with a similar kernel.
+func fitTo(observed []observation, k kernel, center float64, from [3]float64) fit {
+	f := fit{kernel: k, center: center, at: from}
 	for range 50 {
 		gradient := f.score(observed)
 		step, ok := solve(f.information, gradient)
@@ -52,34 +53,47 @@ func fitTo(observed []observation, k kernel, center float64) fit {
 // steepness is b.
 func (f *fit) steepness() float64 { return math.Exp(f.at[1]) }
 
+// passing is b·c.
+func (f *fit) passing() float64 { return math.Exp(f.at[1] + f.at[2]) }
+
 // z is the argument of Φ, and its gradient in a, ln b and ln c.
 func (f *fit) z(o observation) (z float64, by [3]float64) {
-	steep := f.steepness()
-	passing := steep * math.Exp(f.at[2]) * o.surplus
-	by = [3]float64{1, steep*(o.logRate-f.center) + passing, passing}
+	return f.zWith(o, f.steepness(), f.passing())
+}
+
+// zWith is z for many observations: steep is b, and passing b·c.
+func (f *fit) zWith(o observation, steep, passing float64) (z float64, by [3]float64) {
+	by = [3]float64{1, steep*(o.logRate-f.center) + passing*o.surplus, passing * o.surplus}
 	return f.at[0] + by[1], by
 }
 
 // score fills in the information and the likelihood, and returns the gradient.
 func (f *fit) score(observed []observation) (gradient [3]float64) {
-	f.information, f.likelihood = [3][3]float64{}, 0
-	for _, o := range observed {
-		z, by := f.z(o)
-		slope, information, likelihood := o.probit(z)
+	var information [3][3]float64
+	likelihood := 0.0
+	at, steep, passing := *f, f.steepness(), f.passing()
+	for i := range observed {
+		o := observed[i]
+		z, by := at.zWith(o, steep, passing)
+		slope, tells, ln := o.probit(z)
 		for r := range by {
 			gradient[r] += slope * by[r]
-			for c := range by {
-				f.information[r][c] += information * by[r] * by[c]
+			for c := range r + 1 {
+				information[r][c] += tells * by[r] * by[c]
 			}
 		}
-		f.likelihood += likelihood
+		likelihood += ln
 	}
 	for i := range gradient {
 		off := (f.at[i] - priorAt[i]) / priorSpread[i]
 		gradient[i] -= off / priorSpread[i]
-		f.information[i][i] += 1 / (priorSpread[i] * priorSpread[i])
-		f.likelihood -= off * off / 2
+		information[i][i] += 1 / (priorSpread[i] * priorSpread[i])
+		likelihood -= off * off / 2
+		for c := range i {
+			information[c][i] = information[i][c]
+		}
 	}
+	f.information, f.likelihood = information, likelihood
 	return gradient
 }
 
