@@ -3,7 +3,6 @@ package trial
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"vllmtuner/trial/capacity"
@@ -86,7 +85,7 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 	if a.Of <= 0 {
 		a.Of, a.Basis = c.Low, HighestPass
 	}
-	a.Rate = threeDigits(margin * a.Of)
+	a.Rate = capacity.ThreeDigits(margin * a.Of)
 	nearest := math.Inf(1)
 	for _, p := range probes {
 		off := math.Log(p.Rate / a.Rate)
@@ -120,13 +119,4 @@ func (a Advice) String() string {
 		return text + "there " + ReadingsText(a.Measured)
 	}
 	return text + fmt.Sprintf("at %s req/s, which passed, %s", digits(a.At), ReadingsText(a.Measured))
-}
-
-// threeDigits rounds a rate as a search does.
-func threeDigits(rate float64) float64 {
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
-	if err != nil { // cannot be: the text was just made
-		return rate
-	}
-	return rounded
 }

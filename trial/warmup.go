@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"vllmtuner/bench"
@@ -80,17 +81,7 @@ func (m *measuring) warmUntilSettled(ctx context.Context) error {
 
 // join lists what is not empty.
 func join(words ...string) string {
-	text := ""
-	for _, w := range words {
-		switch {
-		case w == "":
-		case text == "":
-			text = w
-		default:
-			text += "; " + w
-		}
-	}
-	return text
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; ")
 }
 
 // lackingDrafts says what is not known of the server's drafts yet, or nothing.

@@ -192,10 +192,9 @@ func (b *benching) sayForecast(f capacity.Forecast) {
 		fmt.Fprintf(b.stderr, "%s\n", known)
 		return
 	}
-	takes := time.Duration(f.Probes) * b.planned(f.Rate)
 	b.search.whole = true
-	text := fmt.Sprintf("%s; ±%.3g %% takes about %s more, %s", known, 100*b.search.Precision, counted(f.Probes, "run"), roughly(takes))
-	if left := b.search.Budget - b.search.spent(); takes > left {
+	text := fmt.Sprintf("%s; ±%.3g %% takes about %s more, %s", known, 100*b.search.Precision, counted(f.Probes, "run"), roughly(f.Takes))
+	if left := b.search.Budget - b.search.spent(); f.Takes > left {
 		text += fmt.Sprintf("; --budget ends it in %s", roughly(max(0, left)))
 	}
 	fmt.Fprint(b.stderr, wrapped(text, "  "))

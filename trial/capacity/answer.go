@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // deviations of a normal distribution that hold 95 % of it.
@@ -115,14 +116,11 @@ func (l *looking) within(rate float64, c *Capacity) float64 {
 
 // rates writes rates for a sentence.
 func rates(all []float64) string {
-	text := ""
+	words := make([]string, len(all))
 	for i, rate := range all {
-		if i > 0 {
-			text += " and "
-		}
-		text += fmt.Sprintf("%.4g", rate)
+		words[i] = fmt.Sprintf("%.4g", rate)
 	}
-	return text
+	return strings.Join(words, " and ")
 }
 
 // interpolate returns the rate at which the headroom crosses zero, linear in log rate.

@@ -30,6 +30,7 @@ type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
 	stdErr  float64 // of logRate
+	bursts  float64 // how many there were near it
 	pieces  []Piece // what it rests on
 
 	fit      fit
@@ -65,12 +66,16 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	}
 	allowed := probes[0].Limits[limit].Allowed
 	best, at := fit{likelihood: math.Inf(-1)}, priorAt
-	for _, k := range kernels() {
-		f := fitTo(observe(probes, limit, k, center), k, center, at)
-		if at = f.at; f.likelihood > best.likelihood {
-			best = f
+	try := func(kernels []kernel) {
+		for _, k := range kernels {
+			f := fitTo(observe(probes, limit, k, center), k, center, at)
+			if at = f.at; f.likelihood > best.likelihood {
+				best = f
+			}
 		}
 	}
+	try(reaches())
+	try(best.kernel.mixes())
 	logRate, _, ok := best.boundary(p, allowed)
 	if !ok {
 		return e, false
@@ -82,7 +87,10 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 		return e, false
 	}
 	e = estimate{limit: probes[0].Limits[limit].Name, logRate: logRate, fit: best, gradient: gradient}
-	e.stdErr = e.stdErrWith(best.information)
+	for _, probe := range probes {
+		e.bursts += nearness(math.Log(probe.Rate)-e.logRate) * float64(probe.bursts(limit))
+	}
+	e.stdErr = e.stdErrWith(best.information, e.bursts)
 	e.split(probes, limit)
 	return e, true
 }
@@ -117,11 +125,16 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 // neighbourhood.
 const nearby = 0.35
 
+// nearness is the weight of a probe at a distance in ln rate: 1 where there is none.
+func nearness(distance float64) float64 {
+	d := distance / nearby
+	return math.Exp(-2 * d * d)
+}
+
 // weight is what a request of the probe counts in a fit: the nearer the more, and the less the closer requests follow each
 // other, because slow ones come together.
 func (e *Evidence) weight(center float64) float64 {
-	d := (math.Log(e.Rate) - center) / nearby
-	return math.Exp(-2*d*d) / e.together()
+	return nearness(math.Log(e.Rate)-center) / e.together()
 }
 
 // together is how many of the probe's requests tell as much as one that is independent of all others: slow ones come in clusters,
@@ -171,13 +184,51 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 const modelError = 0.12
 
 // stdErrWith is the standard error with the information that a fit has, or would have.
-func (e *estimate) stdErrWith(information [3][3]float64) float64 {
+func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
 	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
 	direction, _ := solve(information, e.gradient)
 	for i := range direction {
 		variance += direction[i] * e.gradient[i]
 	}
-	return math.Sqrt(variance)
+	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
+}
+
+// bursts is how many times slow requests came together. Where they do not end they are no burst, but a server that carries no more:
+// they count again and again.
+func (e *Evidence) bursts(limit int) (n int) {
+	quiet, slow := math.Inf(1), 0.0
+	for _, c := range e.Limits[limit].Each {
+		switch c {
+		case kept:
+			quiet++
+		case over:
+			slow++
+			if quiet > apart*e.together() || slow > long*e.together() {
+				n++
+				slow = 1
+			}
+			quiet = 0
+		}
+	}
+	return n
+}
+
+// knownBursts is how much the priors of a fit tell, as a number of bursts: with it the intervals of searches on simulated servers held
+// what they were said to hold.
+const knownBursts = 3
+
+// apart is how many requests must be quick, in terms of together, until the next slow one is a burst of its own, and long how many
+// slow ones make more than one.
+const (
+	apart = 2
+	long  = 4
+)
+
+// student is how many standard errors to both sides hold 95 % of Student's distribution (Abramowitz and Stegun, 26.7.5).
+func student(freedom float64) float64 {
+	const z = deviations
+	z3, z5, z7 := z*z*z, z*z*z*z*z, z*z*z*z*z*z*z
+	return z + (z3+z)/4/freedom + (5*z5+16*z3+3*z)/96/(freedom*freedom) + (3*z7+19*z5+17*z3-15*z)/384/(freedom*freedom*freedom)
 }
 
 // split fills in the pieces.

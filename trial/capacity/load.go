@@ -20,23 +20,26 @@ type kernel struct {
 	prompt float64 // weight of the prompts in the work, the rest is that of the answers
 }
 
-// kernels are tried, and the one that explains the slow requests best is taken. The shortest reaches over a few steps of an
-// engine, the longest over the longest answers.
-func kernels() (all []kernel) {
-	for tau := 0.625; tau <= 40; tau *= 2 {
-		for _, prompt := range []float64{0, 0.5, 1} {
-			all = append(all, kernel{tau, false, prompt}, kernel{tau, true, prompt})
-		}
+// reaches are tried, and the one that explains the slow requests best is taken. The shortest is a few steps of an engine. The
+// longest is a third of a usual lead-in: with a longer one every window would begin with less than the mean load.
+func reaches() (all []kernel) {
+	for tau := 0.625; tau <= 20; tau *= 2 {
+		all = append(all, kernel{tau, false, 0.5}, kernel{tau, true, 0.5})
 	}
 	return all
+}
+
+// mixes are tried for the best reach: only prompts count, or only answers.
+func (k kernel) mixes() []kernel {
+	return []kernel{{k.tau, k.around, 0}, {k.tau, k.around, 1}}
 }
 
 // idle is what the load is at least, as a part of the rate: the logarithm of a long gap needs one.
 const idle = 0.02
 
 // surplus returns ln of the load around each counted request over the rate of the probe: 0 where others brought as much work
-// as evenly spread requests of mean work would. What came before and after the stretch is taken for the mean, and the
-// request's own work is left out.
+// as evenly spread requests of mean work would. Before the stretch nothing came: a probe begins on an idle server. What comes after
+// it is taken for the mean, and the request's own work is left out.
 func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	if s.Counted == 0 {
 		return nil
@@ -46,8 +49,7 @@ func (s Stretch) surplus(k kernel, rate float64) []float64 {
 		work[i] = k.prompt*s.Prompt[i] + (1-k.prompt)*s.Answer[i]
 	}
 	mean := rate * k.tau // of the sum of decayed work on one side
-	sum := mean * math.Exp(-s.Due[0]/k.tau)
-	around[0] = sum
+	sum := 0.0
 	for i := 1; i < len(s.Due); i++ {
 		sum = (sum + work[i-1]) * math.Exp((s.Due[i-1]-s.Due[i])/k.tau)
 		around[i] = sum

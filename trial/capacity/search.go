@@ -178,16 +178,28 @@ func (l *looking) stride() float64 {
 // tell how fast their share falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// sharpen probes about the boundary: once where the probes as a whole place it outside of the bracket that single verdicts make,
-// and until it is as sure as was asked.
+// What a search without a precision probes beyond its bracket: no more than mostExtra rates, and none for want of bursts where
+// fewBursts were seen near the boundary.
+const (
+	mostExtra = 2
+	fewBursts = 2
+)
+
+// sharpen probes about the boundary: once more at the rate that failed where that was for a single burst, which may be luck, where the
+// probes as a whole place it outside of the bracket that single verdicts make, and until it is as sure as was asked.
 func (l *looking) sharpen(why string) (rate float64, sharp string) {
 	e, ok := l.estimate()
 	if !ok {
 		return 0, why
 	}
 	at := math.Exp(e.logRate)
-	if (at < l.low.Rate || at > l.high.Rate) && len(l.steps) == l.narrowed {
-		return l.round(at), ""
+	if len(l.steps) < l.narrowed+mostExtra {
+		switch {
+		case e.bursts < fewBursts:
+			return l.high.Rate, ""
+		case at < l.low.Rate, at > l.high.Rate:
+			return l.round(at), ""
+		}
 	}
 	if l.Precision <= 0 {
 		return 0, why
@@ -219,8 +231,10 @@ func (l *looking) foresee(e *estimate) Forecast {
 	f := Forecast{Rate: math.Exp(e.logRate), Precision: half(e.stdErr)}
 	requests, near := 0.0, 0.0
 	for _, step := range l.steps {
-		d := math.Log(step.Rate/f.Rate) / nearby
-		weight := math.Exp(-2 * d * d)
+		if step.Evidence == nil { // the load generator may have decided
+			continue
+		}
+		weight := nearness(math.Log(step.Rate / f.Rate))
 		requests += weight * float64(step.Evidence.Counted)
 		near += weight
 	}
@@ -229,7 +243,7 @@ func (l *looking) foresee(e *estimate) Forecast {
 		load = l.Population.at(e.fit.kernel, f.Rate)
 	}
 	information := e.fit.information
-	for half(e.stdErrWith(information)) > l.Precision && len(l.steps)+f.Probes < l.MaxProbes {
+	for half(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near))) > l.Precision && len(l.steps)+f.Probes < l.MaxProbes {
 		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])
 		more := e.expected(load, at, requests/near)
 		for r := range information {
@@ -245,13 +259,16 @@ func (l *looking) foresee(e *estimate) Forecast {
 	return f
 }
 
-// round keeps three significant digits, so that rates are readable and the same in every trial, and stays in Min..Max.
-func (s Search) round(rate float64) float64 {
-	r, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
+// round makes a rate readable, and the same in every trial, and stays in Min..Max.
+func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, ThreeDigits(rate))) }
+
+// ThreeDigits keeps three significant digits of a rate.
+func ThreeDigits(rate float64) float64 {
+	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
 	if err != nil { // cannot be: the text was just made
-		r = rate
+		return rate
 	}
-	return max(s.Min, min(s.Max, r))
+	return rounded
 }
 
 // estimate is the place of the boundary by all probes: of the limit that allows the lowest rate.

@@ -8,11 +8,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -189,27 +187,6 @@ func (w reuser) read(ctx context.Context, profile *vllmsim.Profile, c protocolCe
 	return r, nil
 }
 
-// parallel runs do for 0 to n-1 on all cores.
-func parallel(t testing.TB, n int, do func(i int) error) {
-	t.Helper()
-	var group sync.WaitGroup
-	next := make(chan int)
-	for range runtime.GOMAXPROCS(0) {
-		group.Go(func() {
-			for i := range next {
-				if err := do(i); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	group.Wait()
-}
-
 // readings are those of all draws of a cell at some rates, by rate and draw.
 func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
 	t.Helper()
@@ -221,10 +198,13 @@ func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws in
 	for i := range all {
 		all[i] = make([]reading, draws)
 	}
-	parallel(t, len(rates)*draws, func(i int) (err error) {
+	err = each(len(rates)*draws, func(i int) (err error) {
 		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), profile, c, rates[i%len(rates)], i/len(rates))
 		return err
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return all
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"vllmtuner/bench/workload"
@@ -244,17 +245,19 @@ func TestFitEndsWhenItIsTold(t *testing.T) {
 	if result, err := Fit(ctx, in); !errors.Is(err, context.Canceled) || result != nil {
 		t.Errorf("Fit of an ended context = %v, %v", result, err)
 	}
-	limited := in
-	limited.Progress = func(done, _ int) {
-		if done > 1 && limited.Limit > 0 { // the first replay is quick, and the others are not
-			time.Sleep(20 * time.Millisecond)
+	synctest.Test(t, func(t *testing.T) { // in which replays take no time but what is slept
+		limited := in
+		limited.Progress = func(done, _ int) {
+			if done > 1 { // the first replay is quick, and the others are not
+				time.Sleep(20 * time.Millisecond)
+			}
 		}
-	}
-	limited.Limit = 3 * time.Second
-	result, err := Fit(t.Context(), limited)
-	if err != nil || !result.TimeUp || result.Converged || result.Profile == nil {
-		t.Errorf("Fit with little time = %+v, %v; want what was found by then", result, err)
-	}
+		limited.Limit = 3 * time.Second
+		result, err := Fit(t.Context(), limited)
+		if err != nil || !result.TimeUp || result.Converged || result.Profile == nil {
+			t.Errorf("Fit with little time = %+v, %v; want what was found by then", result, err)
+		}
+	})
 	in.Limit, in.Progress = time.Nanosecond, nil
 	var refused *InputError
 	if _, err := Fit(t.Context(), in); !errors.As(err, &refused) || !strings.Contains(err.Error(), "--time-limit") {
