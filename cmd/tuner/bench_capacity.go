@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -142,7 +143,7 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	s.Cost, s.Plan = b.cost, b.sayForecast
 	found, err := s.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) { return b.seek(ctx, out, rate, true) })
 	if err != nil {
-		return err
+		return b.sofar(out, found, err)
 	}
 	a := newCapacityAnswer(found, s)
 	if a.Advice != nil && !a.Advice.Near() {
@@ -157,6 +158,17 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 		}
 	}
 	return out.capacity(a)
+}
+
+// sofar says what is known where a search is ended by a person, or by an error.
+func (b *benching) sofar(out *benchReport, found capacity.Capacity, why error) error {
+	if found.Probes == 0 {
+		return why
+	}
+	if err := out.capacity(newCapacityAnswer(found, b.search)); err != nil && !errors.Is(err, errNoRunKept) {
+		return errors.Join(why, err)
+	}
+	return why
 }
 
 // seek measures one rate on requests and arrivals of its own: what one draw has too many bursts of, others have not. A run that has

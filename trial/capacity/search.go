@@ -38,7 +38,7 @@ type Forecast struct {
 	Takes     time.Duration // they, by Cost
 }
 
-// Find runs the search. It fails when a probe does.
+// Find runs the search. It fails when a probe does; what the probes before it say is returned beside the error.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 	l := looking{Search: s}
 	for _, step := range s.Known {
@@ -52,7 +52,8 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 		}
 		outcome, err := probe(ctx, rate)
 		if err != nil {
-			return Capacity{}, err
+			sofar, _ := l.answer("it was ended early") // of which there is none where the load generator was the limit
+			return sofar, err
 		}
 		l.add(Step{rate, outcome})
 	}

@@ -10,7 +10,7 @@ import (
 // A Step is one load of a search or a sweep with what its probe said. A load is a rate in requests per second, or in a sweep over
 // a closed loop so many requests in flight.
 type Step struct {
-	Rate float64
+	Rate float64 `json:"rate"`
 	Outcome
 }
 
