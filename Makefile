@@ -95,7 +95,8 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 .PHONY: bench-capacity
 
 bench-capacity: ## Hold the capacity search, and the methods of others, against simulated servers whose capacity is known: half an hour (CAPACITY_SEED=n CAPACITY_REPS=n CAPACITY_RANDOM=n CAPACITY_WORLDS=regexp).
-	BENCH_CAPACITY=$(CURDIR)/docs/evidence/capacity.md CAPACITY_COMMIT=$(VERSION) go test -run '^TestCapacityTable$$' -timeout 2h -count 1 -v ./trial/simload
+	BENCH_CAPACITY=$(CURDIR)/docs/evidence/capacity.md BENCH_PAIRS=$(CURDIR)/docs/evidence/pairs.md CAPACITY_COMMIT=$(VERSION) \
+		go test -run '^Test(Capacity|Pair)Table$$' -timeout 2h -count 1 -v ./trial/simload
 
 .PHONY: bench-parity
 

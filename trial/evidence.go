@@ -12,9 +12,9 @@ import (
 const reach = 2 * time.Minute
 
 // EvidenceOf is what a probe says of each of its requests: the load that each met, which follows from the schedule alone, and
-// whether it broke a limit. It is nil where a limit is not judged request by request.
-func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, s slo.SLO, v slo.Verdict) *capacity.Evidence {
-	e := &capacity.Evidence{Rate: rate}
+// whether it broke a limit. draw is that of the schedule. It is nil where a limit is not judged request by request.
+func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, draw int, s slo.SLO, v slo.Verdict) *capacity.Evidence {
+	e := &capacity.Evidence{Rate: rate, Draw: draw}
 	for a := range workload.Before(schedule, reach) {
 		switch a.Phase {
 		case workload.LeadIn:

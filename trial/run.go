@@ -308,7 +308,8 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 // outcome is a probe as the search sees it.
 func (m *measuring) outcome(p Probe) capacity.Outcome {
 	o := outcome(p)
-	o.Evidence = EvidenceOf(m.plan(m.drawOf(p.Seq, p.Replaced > 0), p.Rate).Schedule(), m.weigh(), p.Rate, m.SLO, p.Verdict)
+	plan := m.plan(m.drawOf(p.Seq, p.Replaced > 0), p.Rate)
+	o.Evidence = EvidenceOf(plan.Schedule(), m.weigh(), p.Rate, plan.Draw, m.SLO, p.Verdict)
 	return o
 }
 

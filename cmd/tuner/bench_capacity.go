@@ -193,7 +193,7 @@ func (b *benching) seek(ctx context.Context, out *benchReport, rate float64, ear
 		Probe: trial.Probe{Seq: len(b.search.runs), Rate: rate, Verdict: *r.verdict, Measurement: r.m}, took: r.took,
 	})
 	o := r.outcome()
-	o.Evidence = trial.EvidenceOf(s.schedule, b.search.weigher, rate, *b.slo, *r.verdict)
+	o.Evidence = trial.EvidenceOf(s.schedule, b.search.weigher, rate, len(b.search.runs)-1, *b.slo, *r.verdict)
 	return o, nil
 }
 

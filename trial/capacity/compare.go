@@ -14,19 +14,43 @@ type Comparison struct {
 // would seem so too, the upper half of what a 95 % interval leaves out.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
-// Compare holds capacity a against b. Their errors are taken to be independent and normal in ln rate, which is careful where both
-// met the same draws: what these have too many bursts of moves both the same way.
+// Compare holds capacity a against b. Their errors are taken to be normal in ln rate. Where both met the same requests, what these
+// have too many bursts of moves both the same way, and their ratio is surer than each: by how much is read off their pieces.
 //
 // ok is false where one of the two is a bound, or of unknown error: how sure the difference is then cannot be told.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
 	if a.Bound != Exact || b.Bound != Exact || !(a.StdErr > 0 && b.StdErr > 0) {
 		return c, false
 	}
-	ratio, stdErr := math.Log(a.Rate/b.Rate), math.Hypot(a.StdErr, b.StdErr)
+	ratio := math.Log(a.Rate / b.Rate)
+	stdErr := math.Sqrt(a.StdErr*a.StdErr + b.StdErr*b.StdErr - 2*correlation(a, b)*a.StdErr*b.StdErr)
 	return Comparison{
 		Ratio:   math.Exp(ratio),
 		Lowest:  math.Exp(ratio - deviations*stdErr),
 		Highest: math.Exp(ratio + deviations*stdErr),
 		Better:  normal(ratio / stdErr),
 	}, true
+}
+
+// mostTogether bounds how much of what two capacities are off by is taken to be the same: an error of the estimate itself is not in
+// their pieces.
+const mostTogether = 0.95
+
+// correlation is that of the errors of two capacities, 0 to mostTogether, told by how the same requests have moved either.
+// Over some pairs of simulated servers it made the interval of the ratio between one and three times as wide as its error.
+func correlation(a, b Capacity) float64 {
+	moved := make(map[Piece]float64)
+	var ab, aa, bb float64
+	for _, p := range a.Pieces {
+		aa += p.Moved * p.Moved
+		moved[Piece{Draw: p.Draw, Block: p.Block}] += p.Moved
+	}
+	for _, p := range b.Pieces {
+		bb += p.Moved * p.Moved
+		ab += p.Moved * moved[Piece{Draw: p.Draw, Block: p.Block}]
+	}
+	if !(aa > 0 && bb > 0) {
+		return 0
+	}
+	return max(0, min(mostTogether, ab/math.Sqrt(aa*bb)))
 }

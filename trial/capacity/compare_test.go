@@ -65,3 +65,34 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 		t.Errorf("%.1f %% of equals are called better, want 2.5 %%", 100*part)
 	}
 }
+
+// What the same requests have done to both is not in their ratio.
+func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
+	of := func(draw int, moved ...float64) Capacity {
+		c := Capacity{Rate: 2, StdErr: 0.1, Bound: Exact}
+		for block, m := range moved {
+			c.Pieces = append(c.Pieces, Piece{Draw: draw, Block: block, Moved: m})
+		}
+		return c
+	}
+	one := of(3, 0.02, -0.01, 0.03, -0.04)
+	for _, row := range []struct {
+		name string
+		b    Capacity
+		want float64 // half the interval of ln ratio, in standard errors of one
+	}{
+		{"other requests", of(4, 0.02, -0.01, 0.03, -0.04), math.Sqrt2},
+		{"nothing known of them", of(3), math.Sqrt2},
+		{"the same ones and the same luck", one, math.Sqrt(2 - 2*mostTogether)},
+		{"twice as much of it", of(3, 0.04, -0.02, 0.06, -0.08), math.Sqrt(2 - 2*mostTogether)},
+		{"half of it", of(3, 0.02, -0.01, 0, 0), math.Sqrt(2 - 2*0.408)},
+		{"the opposite, which is chance", of(3, -0.02, 0.01, -0.03, 0.04), math.Sqrt2},
+	} {
+		for _, pair := range [][2]Capacity{{one, row.b}, {row.b, one}} {
+			c, ok := Compare(pair[0], pair[1])
+			if got := math.Log(c.Highest/c.Ratio) / deviations / 0.1; !ok || math.Abs(got-row.want) > 1e-3 {
+				t.Errorf("%s: the interval is %.3f standard errors wide, want %.3f", row.name, got, row.want)
+			}
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 // Evidence is what one probe says of each of its counted requests.
 type Evidence struct {
 	Rate float64 // offered, requests per second
+	Draw int     // the number of its draw: the requests of two probes of one draw are the same
 	Stretch
 	Limits []LimitEvidence // the same limits in every probe of a search
 }
@@ -40,7 +41,7 @@ type estimate struct {
 // A Piece is by how much some requests in a row have moved a capacity. Two capacities that were measured with the same requests are
 // moved alike by the bursts among them, and their difference is surer than each.
 type Piece struct {
-	Probe int     `json:"probe"` // its number
+	Draw  int     `json:"draw"`  // of the probe
 	Block int     `json:"block"` // of blockRequests
 	Moved float64 `json:"moved"` // ln rate
 }
@@ -234,11 +235,11 @@ func student(freedom float64) float64 {
 // split fills in the pieces.
 func (e *estimate) split(probes []*Evidence, limit int) {
 	direction, _ := solve(e.fit.information, e.gradient)
-	for number, probe := range probes {
+	for _, probe := range probes {
 		weight := probe.weight(e.fit.center)
 		for i, surplus := range probe.surplus(e.fit.kernel, probe.Rate) {
 			if i%blockRequests == 0 {
-				e.pieces = append(e.pieces, Piece{Probe: number, Block: i / blockRequests})
+				e.pieces = append(e.pieces, Piece{Draw: probe.Draw, Block: i / blockRequests})
 			}
 			o := observation{logRate: math.Log(probe.Rate), surplus: surplus, requests: weight}
 			switch probe.Limits[limit].Each[i] {

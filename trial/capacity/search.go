@@ -42,7 +42,9 @@ type Forecast struct {
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 	l := looking{Search: s}
 	for _, step := range s.Known {
-		l.next() // what was foretold then stands
+		if s.Precision > 0 {
+			l.next() // what was foretold then stands
+		}
 		l.add(step)
 	}
 	for {

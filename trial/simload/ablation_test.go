@@ -108,7 +108,7 @@ func (s study) again(f finding, v variant) ([]float64, error) {
 	errs := make([]float64, len(f.answers))
 	err := each(len(f.answers), func(i int) error {
 		a := f.answers[i]
-		steps, p := v.of(slices.Clone(a.steps), population, a.rate)
+		steps, p := v.of(slices.Clone(a.found.Steps), population, a.rate)
 		search := capacity.Search{Min: 0.05, Max: 1000, Factor: 1.35, Tolerance: 0.2, MaxProbes: 1, Known: steps, Population: p}
 		c, err := search.Find(context.Background(), func(context.Context, float64) (capacity.Outcome, error) {
 			return capacity.Outcome{}, errors.New("no probe is left to make")

@@ -12,7 +12,6 @@ type report struct {
 	seed, reps int
 	studies    []study
 	parts      []part
-	pairs      []pair
 	verdicts   []verdictRow
 }
 
@@ -86,7 +85,6 @@ func (r report) markdown() string {
 	r.bought(&b)
 	r.forecasts(&b)
 	r.truths(&b)
-	r.paired(&b)
 	r.judged(&b)
 	r.details(&b)
 	return b.String()
@@ -200,25 +198,6 @@ func (s study) promises() string {
 		words = append(words, word)
 	}
 	return strings.Join(words, " / ")
-}
-
-const pairsHead = `
-## Two choices of flags, with the same draws and with independent ones
-
-Ours at the search setting, both from the same hint. SD of ln(second / first) in %; s of both searches.
-
-| pair | mean | SD, same draws | SD, independent | variance, same / independent | s |
-|---|---|---|---|---|---|
-`
-
-func (r report) paired(b *strings.Builder) {
-	if len(r.pairs) == 0 {
-		return
-	}
-	b.WriteString(pairsHead)
-	for _, p := range r.pairs {
-		fmt.Fprintf(b, "| %s | %+.1f | %.1f | %.1f | %.2f | %.0f |\n", p.name, p.ratio, p.paired, p.apart, p.paired*p.paired/p.apart/p.apart, p.pairedSeconds)
-	}
 }
 
 const verdictsHead = `

@@ -40,7 +40,7 @@ type answer struct {
 	lo, hi float64 // 95 % interval; 0 where the method gives none
 	cost
 
-	steps    []capacity.Step   // of ours
+	found    capacity.Capacity // of ours
 	forecast capacity.Forecast // of ours with a precision
 	then     cost              // when it was told
 }
@@ -369,7 +369,7 @@ func ours(lengths trial.Lengths, precision float64) func(w world, draw int, hint
 			return a, fmt.Errorf("%s, draw %d: %w", w.name, draw, err)
 		}
 		c := result.Capacity
-		a.rate, a.bound, a.lo, a.hi, a.steps = c.Rate, c.Bound, c.Lowest, c.Highest, c.Steps
+		a.rate, a.bound, a.lo, a.hi, a.found = c.Rate, c.Bound, c.Lowest, c.Highest, c
 		return a, nil
 	}
 }

@@ -2,70 +2,11 @@ package simload
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"time"
 
 	"vllmtuner/bench"
 )
-
-// A pair compares two choices of flags of one world.
-type pair struct {
-	name          string
-	paired, apart float64 // SD of ln(one/other) in per cent: with the same draws, and with independent ones
-	ratio         float64 // mean of it, per cent
-	repetitions   int
-	pairedSeconds float64 // mean of both searches together
-}
-
-// pairs measures three of them with the search setting. Both searches of a pair begin at the same hint, as in a study.
-func pairs(worlds []world, reps int) ([]pair, error) {
-	one := func(name string) world {
-		return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
-	}
-	with := func(w world, args ...string) world {
-		w.args = slices.Concat(w.args, args)
-		return w
-	}
-	var all []pair
-	for _, p := range []struct {
-		name string
-		a, b world
-	}{
-		{"h200, phase1: default and utilization .95, 96 sequences, 2048 tokens", one("h200-phase1"), one("h200-phase1-u95")},
-		{"h200, 1000/250: default and 4096 tokens", one("h200-plain"), with(one("h200-plain"), "--max-num-batched-tokens", "4096")},
-		{"small-fast, 800/200: default and 1024 tokens", one("small-plain"), with(one("small-plain"), "--max-num-batched-tokens", "1024")},
-	} {
-		paired, apart, both := make([]float64, reps), make([]float64, reps), make([]float64, reps)
-		find := ours(searchLengths, 0)
-		err := each(reps, func(i int) error {
-			hint := p.a.guess * math.Exp(hintError*rand.New(rand.NewPCG(uint64(i), 0x42)).NormFloat64())
-			var got [3]answer
-			for k, w := range []world{p.a, p.b, p.b} {
-				draw := pairDraws + i
-				if k == 2 {
-					draw += 1 << 10
-				}
-				var err error
-				if got[k], err = find(w, draw, hint); err != nil {
-					return err
-				}
-			}
-			paired[i], apart[i] = 100*math.Log(got[1].rate/got[0].rate), 100*math.Log(got[2].rate/got[0].rate)
-			both[i] = totalSeconds(got[0]) + totalSeconds(got[1])
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-		q := pair{name: p.name, repetitions: reps}
-		q.ratio, q.paired = meanSD(paired)
-		_, q.apart = meanSD(apart)
-		q.pairedSeconds, _ = meanSD(both)
-		all = append(all, q)
-	}
-	return all, nil
-}
 
 // A verdictRow is what windows of one length say at one rate.
 type verdictRow struct {

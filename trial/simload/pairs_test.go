@@ -1,0 +1,136 @@
+package simload
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// A pair compares two choices of flags of one world.
+type pair struct {
+	name string
+	a, b world
+}
+
+// chosenPairs are those of the table: flags that change what binds, and flags that change little.
+func chosenPairs() ([]pair, error) {
+	worlds, err := namedWorlds()
+	if err != nil {
+		return nil, err
+	}
+	one := func(name string) world {
+		return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
+	}
+	with := func(w world, args ...string) world {
+		w.args = slices.Concat(w.args, args)
+		return w
+	}
+	return []pair{
+		{"h200, phase1: default and utilization .95, 96 sequences, 2048 tokens", one("h200-phase1"), one("h200-phase1-u95")},
+		{"h200, 1000/250: default and 4096 tokens", one("h200-plain"), with(one("h200-plain"), "--max-num-batched-tokens", "4096")},
+		{"h200, 500/200: 48 and 64 sequences", one("h200-seqs48"), with(one("h200-seqs48"), "--max-num-seqs", "64")},
+		{"small-fast, 800/200: default and 1024 tokens", one("small-plain"), with(one("small-plain"), "--max-num-batched-tokens", "1024")},
+		{"small-fast, 40 × 1500 + 200/150: utilization .8 and .7", one("small-shared"), with(one("small-shared"), "--gpu-memory-utilization", "0.7")},
+	}, nil
+}
+
+// A pairing is what repetitions of a pair say. Figures are in per cent.
+type pairing struct {
+	paired, apart   []float64 // ln(b/a), with the same draws and with independent ones
+	stated, careful []float64 // standard error of the paired one: as it is compared, and as if the two were independent
+	seconds         []float64 // of both searches
+	bounds          int       // repetitions of which one answer is no exact one; they are not in the others
+}
+
+// measure measures a pair. Both searches begin at the same hint, as in a study.
+func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
+	find := ours(lengths, 0)
+	found := make([][3]answer, reps)
+	err = each(reps, func(i int) (err error) {
+		hint := p.a.guess * math.Exp(hintError*rand.New(rand.NewPCG(uint64(i), 0x42)).NormFloat64())
+		for k, w := range []world{p.a, p.b, p.b} {
+			draw := pairDraws + i
+			if k == 2 {
+				draw += 1 << 10
+			}
+			if found[i][k], err = find(w, draw, hint); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, f := range found {
+		c, ok := capacity.Compare(f[1].found, f[0].found)
+		if !ok || f[2].bound != capacity.Exact {
+			q.bounds++
+			continue
+		}
+		q.paired = append(q.paired, 100*math.Log(f[1].rate/f[0].rate))
+		q.apart = append(q.apart, 100*math.Log(f[2].rate/f[0].rate))
+		q.stated = append(q.stated, 100*math.Log(c.Highest/c.Ratio)/1.96)
+		q.careful = append(q.careful, 100*math.Hypot(f[0].found.StdErr, f[1].found.StdErr))
+		q.seconds = append(q.seconds, totalSeconds(f[0])+totalSeconds(f[1]))
+	}
+	return q, err
+}
+
+// held is the share of the stated intervals that hold the true ratio, which is taken to be the mean of all.
+func (q pairing) held() float64 {
+	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
+	for i, ratio := range q.paired {
+		if math.Abs(ratio-truth) <= 1.96*q.stated[i] {
+			hit++
+		}
+	}
+	return hit / float64(len(q.paired))
+}
+
+const pairsHead = `# Two choices of flags: how sure their ratio is
+
+Written by ` + "`make bench-capacity`" + `. Simulated. Two configurations are measured from the same hint, as in a study: once with the same draws of
+requests and arrivals, as a study does, and once with independent ones. SD of ln(second / first) in %; stated: the standard error that a
+comparison gives, mean, and as if the two errors were independent. holds: share of the stated 95 % intervals with the mean ratio of all.
+s of both searches.
+
+`
+
+// TestPairTable measures how sure the ratio of two capacities is, and writes it down.
+func TestPairTable(t *testing.T) {
+	file := os.Getenv(pairsVariable)
+	if file == "" {
+		t.Skip("takes minutes; make bench-capacity runs it")
+	}
+	reps := setting(t, repsVariable, 40)
+	pairs, err := chosenPairs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%sCommit %s, %d repetitions.\n\n", pairsHead, os.Getenv(commitVariable), reps)
+	b.WriteString("| pair | setting | mean | SD, same draws | SD, independent | SD, same / independent | stated | if independent | holds | s |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, p := range pairs {
+		for i, lengths := range []trial.Lengths{searchLengths, confirmLengths} {
+			q, err := p.measure(lengths, reps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if q.bounds > reps/2 {
+				t.Errorf("%s: %d of %d comparisons are of bounds", p.name, q.bounds, reps)
+				continue
+			}
+			ratio, same := meanSD(q.paired)
+			_, apart := meanSD(q.apart)
+			fmt.Fprintf(&b, "| %s | %s | %+.1f | %.1f | %.1f | %.2f | %.1f | %.1f | %.0f %% of %d | %.0f |\n", p.name, []string{"search", "confirmation"}[i], ratio, same, apart, same/apart,
+				mean(q.stated), mean(q.careful), 100*q.held(), len(q.paired), mean(q.seconds))
+		}
+		writePage(t, file, b.String())
+	}
+}
