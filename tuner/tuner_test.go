@@ -156,7 +156,7 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	whole := open(t, t.TempDir())
 	defer whole.Close()
 	counting := &killer{Store: whole}
-	if _, err := study(t, counting, trial.Reset, 4).Run(t.Context()); err != nil {
+	if _, err := study(t, counting, trial.Reset, 3).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want := answers(t, whole)
@@ -164,12 +164,12 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 		for _, after := range []bool{false, true} {
 			dir := filepath.Join(t.TempDir(), "study")
 			first := open(t, dir)
-			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 4).Run(t.Context()); !errors.Is(err, errKilled) {
+			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
 				t.Fatalf("killed at write %d: Run = %v", at, err)
 			}
 			first.Close()
 			second := open(t, dir)
-			resumed := study(t, second, trial.Reset, 4)
+			resumed := study(t, second, trial.Reset, 3)
 			probed := 0
 			resumed.Observe = func(e Event) {
 				if e.Kind == Probed {
