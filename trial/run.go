@@ -316,7 +316,9 @@ func (m *measuring) outcome(p Probe) capacity.Outcome {
 // outcome is a probe as a sweep sees it.
 func outcome(p Probe) capacity.Outcome {
 	v := p.Verdict
-	return capacity.Outcome{Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited}
+	return capacity.Outcome{
+		Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
+	}
 }
 
 // weigh weighs the workload, once for all trials.
@@ -348,7 +350,7 @@ func (m *measuring) plan(draw int, rate float64) workload.Plan {
 // keepRunOut remembers the longest run-out.
 func (m *measuring) keepRunOut(p Probe) {
 	if !p.Stopped {
-		m.runOut = max(m.runOut, p.GPUTime-m.Lengths.LeadIn-p.Measurement.Window)
+		m.runOut = max(m.runOut, p.GPUTime-p.Replaced-m.Lengths.LeadIn-p.Measurement.Window)
 	}
 }
 

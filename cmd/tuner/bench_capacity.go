@@ -23,6 +23,7 @@ type capacitySearch struct {
 	whole   bool    // runs are to tell of the boundary, and not only on which side of it they are: none ends early
 	weigher *workload.Weigher
 	runs    []capacityRun
+	runOut  time.Duration // the longest so far
 }
 
 // A capacityRun is one run of a search.
@@ -117,15 +118,8 @@ func (b *benching) planned(rate float64) time.Duration {
 	return b.load.leadIn + window
 }
 
-// cost is what a run at a rate took, or will take: one that fails is ended early.
-func (b *benching) cost(rate float64) time.Duration {
-	for _, run := range b.search.runs {
-		if run.Rate == rate {
-			return run.took
-		}
-	}
-	return b.planned(rate)
-}
+// cost is what a run at a rate will take, with a run-out as long as those so far.
+func (b *benching) cost(rate float64) time.Duration { return b.planned(rate) + b.search.runOut }
 
 // spent is what all runs took.
 func (s *capacitySearch) spent() (all time.Duration) {
@@ -147,12 +141,12 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	}
 	a := newCapacityAnswer(found, s)
 	if a.Advice != nil && !a.Advice.Near() {
-		switch takes := b.planned(a.Advice.Rate); {
+		switch takes := b.cost(a.Advice.Rate); {
 		case s.spent()+takes > s.Budget:
 			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", roughly(takes), s.Budget), "  "))
 		default:
 			if _, err := b.seek(ctx, out, a.Advice.Rate, false); err != nil {
-				return err
+				return b.sofar(out, found, err)
 			}
 			a = newCapacityAnswer(found, s)
 		}
@@ -165,7 +159,9 @@ func (b *benching) sofar(out *benchReport, found capacity.Capacity, why error) e
 	if found.Probes == 0 {
 		return why
 	}
-	if err := out.capacity(newCapacityAnswer(found, b.search)); err != nil && !errors.Is(err, errNoRunKept) {
+	a := newCapacityAnswer(found, b.search)
+	a.ended = true
+	if err := out.capacity(a); err != nil && !errors.Is(err, errNoRunKept) {
 		return errors.Join(why, err)
 	}
 	return why
@@ -192,7 +188,11 @@ func (b *benching) seek(ctx context.Context, out *benchReport, rate float64, ear
 	b.search.runs = append(b.search.runs, capacityRun{
 		Probe: trial.Probe{Seq: len(b.search.runs), Rate: rate, Verdict: *r.verdict, Measurement: r.m}, took: r.took,
 	})
+	if stop == nil || r.verdict.Pass { // it was not ended early
+		b.search.runOut = max(b.search.runOut, r.took-b.planned(rate))
+	}
 	o := r.outcome()
+	o.Took = r.took
 	o.Evidence = trial.EvidenceOf(s.schedule, b.search.weigher, rate, len(b.search.runs)-1, *b.slo, *r.verdict)
 	return o, nil
 }
@@ -233,6 +233,7 @@ type capacityAnswer struct {
 
 	lowest float64 // rate that might have been tried
 	budget time.Duration
+	ended  bool // before the search was over
 }
 
 // A capacityStep is what one run says of the capacity.
@@ -318,8 +319,14 @@ const alone = 0.5
 // floorText says what nothing could meet, and what was measured there.
 func (a capacityAnswer) floorText(t *textLines) {
 	f := a.Floor
-	t.item("capacity", "none: at %.4g req/s, the lowest rate that was tried, still %s", f.Rate, f.Reason)
+	none := "none"
+	if a.ended {
+		none = "none yet"
+	}
+	t.item("capacity", "%s: at %.4g req/s, the lowest rate that was tried, still %s", none, f.Rate, f.Reason)
 	switch {
+	case a.ended:
+		t.item("", "the search was ended before it came lower")
 	case f.InFlight > 0 && f.InFlight < alone:
 		t.item("", "%.2g requests were in flight there in the mean: a request alone takes so long, and no rate will do; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:

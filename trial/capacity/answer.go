@@ -14,9 +14,18 @@ const deviations = 1.96
 // half is half the width of the 95 % interval of a rate as a part of it, given the standard error of its logarithm.
 func half(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
 
-// byRate returns the steps in ascending order of their rates.
+// byRate returns the steps in ascending order of their rates, at equal rates the fails first: a pass and a fail there say the same in
+// either order.
 func byRate(steps []Step) []Step {
-	return slices.SortedStableFunc(slices.Values(steps), func(a, b Step) int { return cmp.Compare(a.Rate, b.Rate) })
+	passed := func(s Step) int {
+		if s.passed() {
+			return 1
+		}
+		return 0
+	}
+	return slices.SortedStableFunc(slices.Values(steps), func(a, b Step) int {
+		return cmp.Or(cmp.Compare(a.Rate, b.Rate), cmp.Compare(passed(a), passed(b)))
+	})
 }
 
 // place is where the steps as a whole put the boundary. ok is false where they do not: requests were not judged one by one, or too
@@ -73,7 +82,7 @@ func (l *looking) answer(why string) (Capacity, error) {
 // sure gives the capacity its place by all probes, and its interval.
 func (l *looking) sure(c *Capacity) {
 	e, ok := l.estimate()
-	if !ok {
+	if !ok || c.Bound == Exact && !l.bracketed() {
 		return
 	}
 	rate := math.Exp(e.logRate)
@@ -92,7 +101,7 @@ func (l *looking) sure(c *Capacity) {
 func (l *looking) within(rate float64, c *Capacity) float64 {
 	var pass, fail *Step // nearest to the rate
 	var contrary []float64
-	sorted := byRate(l.steps)
+	sorted := byRate(withoutHiccups(l.steps))
 	for i := range sorted {
 		step := &sorted[i]
 		switch {
@@ -105,6 +114,7 @@ func (l *looking) within(rate float64, c *Capacity) float64 {
 		}
 	}
 	if pass == nil || fail == nil { // all verdicts on one side are against it: it is as far out as they allow
+		c.Doubt = fmt.Sprintf("the requests as a whole say %.4g req/s, beyond all verdicts", rate)
 		return min(max(rate, c.Low), c.High)
 	}
 	c.Low, c.High = pass.Rate, fail.Rate

@@ -5,6 +5,8 @@ package capacity
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 )
 
 // A Bound says what kind of number a capacity is.
@@ -29,6 +31,13 @@ type Outcome struct {
 
 	// Evidence is what each request did; nil where they are not judged one by one. With it a capacity has an interval.
 	Evidence *Evidence `json:"-"`
+
+	Took time.Duration `json:"-"` // what the probe took of the server; 0 where that is not known
+}
+
+// told reports whether the limits of the evidence have decided: not, say, a failed request or a growing queue.
+func (o Outcome) told() bool {
+	return o.Evidence != nil && slices.ContainsFunc(o.Evidence.Limits, func(l LimitEvidence) bool { return l.Name == o.Binding })
 }
 
 // ErrLimited is returned by Find when the load generator could not offer even the lowest rate as planned.

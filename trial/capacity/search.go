@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -30,7 +31,8 @@ type Search struct {
 	Plan   func(Forecast)                   // told once, when a bracket is known, what Precision will take; may be nil
 }
 
-// A Forecast is what it takes to know a capacity as precisely as was asked. The search keeps to it within a quarter.
+// A Forecast is what it takes to know a capacity as precisely as was asked. The search keeps to it within a quarter, but where later
+// verdicts undo its bracket and it has to look for one again.
 type Forecast struct {
 	Rate      float64       // as far as it is known
 	Precision float64       // half the width of the interval now, as a part of the rate
@@ -86,7 +88,10 @@ func (l *looking) add(step Step) {
 			l.narrowed = len(l.steps)
 		}
 	}
-	if l.Cost != nil {
+	switch {
+	case step.Took > 0:
+		l.spent += step.Took
+	case l.Cost != nil:
 		l.spent += l.Cost(step.Rate)
 	}
 }
@@ -97,7 +102,7 @@ func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 // bracket returns the passing and the failing step between which the capacity lies. Where verdicts contradict each other, a pass
 // above a fail, the split is where the fewest of them do, the lower one of equals.
 func bracket(steps []Step) (low, high *Step) {
-	sorted := byRate(steps)
+	sorted := byRate(withoutHiccups(steps))
 	best, at := len(sorted)+1, 0
 	for split := range len(sorted) + 1 { // the first split steps should pass, the others fail
 		wrong := 0
@@ -123,10 +128,24 @@ func bracket(steps []Step) (low, high *Step) {
 	return low, high
 }
 
+// withoutHiccups leaves out the steps in which the load generator was the limit below a rate that it offered well.
+func withoutHiccups(steps []Step) []Step {
+	offered := 0.0
+	for _, step := range steps {
+		if step.Limited == "" {
+			offered = max(offered, step.Rate)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(steps), func(step Step) bool { return step.Limited != "" && step.Rate <= offered })
+}
+
 // next returns the rate to probe, or why the search is over.
 func (l *looking) next() (rate float64, why string) {
 	if len(l.steps) == 0 {
 		return l.round(l.Hint), ""
+	}
+	if f := l.forecast; f != nil && l.bracketed() && f.Probes > 0 && len(l.steps)-l.planned >= f.most() {
+		return 0, l.precision() + " after the time that was planned"
 	}
 	rate, why = l.narrow()
 	if why != "" && l.bracketed() {
@@ -143,8 +162,19 @@ func (l *looking) next() (rate float64, why string) {
 	return rate, ""
 }
 
-// bracketed reports whether there is a boundary of the server's own to be sharpened.
-func (l *looking) bracketed() bool { return l.low != nil && l.high != nil && l.high.Limited == "" }
+// bracketed reports whether there is a boundary that single requests can sharpen.
+func (l *looking) bracketed() bool {
+	return l.low != nil && l.high != nil && l.high.Limited == "" && l.high.told()
+}
+
+// precision says how well the capacity is known.
+func (l *looking) precision() string {
+	e, ok := l.estimate()
+	if !ok {
+		return "not known"
+	}
+	return fmt.Sprintf("known to ±%.2g %%", 100*half(e.stdErr))
+}
 
 // narrow gallops and halves until the bracket is within the tolerance.
 func (l *looking) narrow() (rate float64, why string) {
@@ -181,8 +211,8 @@ func (l *looking) stride() float64 {
 // tell how fast their share falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// What a search without a precision probes beyond its bracket: no more than mostExtra rates, and none for want of bursts where
-// fewBursts were seen near the boundary.
+// What is probed beyond a bracket before a precision is foretold: no more than mostExtra rates, and none for want of bursts where
+// fewBursts were seen near the boundary. A verdict among them that undoes the bracket is followed up.
 const (
 	mostExtra = 2
 	fewBursts = 2
@@ -196,7 +226,7 @@ func (l *looking) sharpen(why string) (rate float64, sharp string) {
 		return 0, why
 	}
 	at := math.Exp(e.logRate)
-	if len(l.steps) < l.narrowed+mostExtra {
+	if l.forecast == nil && len(l.steps) < l.narrowed+mostExtra {
 		switch {
 		case e.bursts < fewBursts:
 			return l.high.Rate, ""
@@ -216,11 +246,8 @@ func (l *looking) sharpen(why string) (rate float64, sharp string) {
 		}
 	}
 	done := len(l.steps) - l.planned
-	switch {
-	case l.forecast.Probes == 0, now <= l.Precision && done >= l.forecast.least():
-		return 0, fmt.Sprintf("known to ±%.2g %%", 100*now)
-	case done >= l.forecast.most():
-		return 0, fmt.Sprintf("known to ±%.2g %% after the time that was planned", 100*now)
+	if l.forecast.Probes == 0 || now <= l.Precision && done >= l.forecast.least() {
+		return 0, l.precision()
 	}
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
 }

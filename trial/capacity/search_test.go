@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 )
 
 // truth is a server whose headroom falls by one for each factor of two in the rate.
@@ -126,5 +127,95 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	}
 	if highest > 12 {
 		t.Errorf("a server that carries at most 6 req/s was offered %g", highest)
+	}
+}
+
+// A fail that no request explains, as by one that failed or by a queue that grows, is not outvoted by requests that kept their limits.
+func TestAFailThatNoRequestExplainsStands(t *testing.T) {
+	const cliff = 5.08 // the limits alone would allow 6.35
+	for seed := range uint64(4) {
+		s := &synthetic{most: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
+		probe := s.probe(240, 1)
+		look := search(4.45)
+		look.Population, look.Precision = s.population(), float64(seed%2)*0.05
+		c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+			o, err := probe(ctx, rate)
+			if rate > cliff {
+				o.Pass, o.Headroom, o.Binding = false, -0.01, "error rate"
+			}
+			return o, err
+		})
+		if err != nil || c.Bound != Exact || c.Low > cliff || c.High < cliff || c.Binding != "error rate" || c.StdErr != 0 {
+			t.Errorf("seed %d: Find = %+v, %v; want it bracketed by the error rate at %g, without an interval", seed, c, err, cliff)
+		}
+	}
+}
+
+// One stall of the load generator below a rate that it offered well is no bound, whenever it comes.
+func TestAHiccupOfTheGeneratorIsNoBound(t *testing.T) {
+	for at := range 6 {
+		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
+		probe := s.probe(120, 1)
+		look := search(3)
+		look.Population, look.Precision, look.MaxProbes = s.population(), 0.1, 40
+		n, highest := 0, 0.0
+		c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+			o, err := probe(ctx, rate)
+			if n++; n == at+2 && rate < highest {
+				o.Pass, o.Limited = false, "it stood still"
+			}
+			highest = max(highest, rate)
+			return o, err
+		})
+		if err != nil || c.Bound != Exact || c.StdErr == 0 {
+			t.Errorf("stalled in probe %d: Find = %+v, %v; want an exact capacity with an interval", at+2, c, err)
+		}
+	}
+}
+
+func TestABracketDoesNotHangOnTheOrder(t *testing.T) {
+	step := func(rate float64, pass bool) Step { return Step{Rate: rate, Outcome: Outcome{Pass: pass, Headroom: 1}} }
+	for _, steps := range [][]Step{
+		{step(2, true), step(4, true), step(4, false)},
+		{step(2, true), step(4, false), step(4, true)},
+	} {
+		if low, high := bracket(steps); low == nil || high == nil || low.Rate != 2 || high.Rate != 4 {
+			t.Errorf("bracket(%v) = %v to %v, want 2 to 4", steps, low, high)
+		}
+	}
+}
+
+// What probes have taken counts for a budget, and not what they were thought to take.
+func TestABudgetIsOfTheTimeThatWasTaken(t *testing.T) {
+	var probed []float64
+	look := search(2)
+	look.Cost = func(float64) time.Duration { return time.Minute }
+	look.Budget = 10 * time.Minute
+	spent := time.Duration(0)
+	find := truth(17, &probed)
+	c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+		o, err := find(ctx, rate)
+		o.Took = 3 * time.Minute
+		spent += o.Took
+		return o, err
+	})
+	if err != nil || spent > look.Budget+2*time.Minute || !strings.Contains(c.Why, "is spent") {
+		t.Errorf("%s are spent of %s, because %q, %v", spent, look.Budget, c.Why, err)
+	}
+}
+
+// An error ends a search, which says what is known by then.
+func TestAnErrorDoesNotLoseWhatIsKnown(t *testing.T) {
+	var probed []float64
+	find := truth(17, &probed)
+	gone := errors.New("gone")
+	c, err := search(2).Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+		if len(probed) == 2 {
+			return Outcome{}, gone
+		}
+		return find(ctx, rate)
+	})
+	if !errors.Is(err, gone) || c.Bound != AtLeast || c.Probes != 2 || c.Rate != probed[1] {
+		t.Errorf("Find = %+v, %v; want what two probes say beside the error", c, err)
 	}
 }
