@@ -8,8 +8,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// reach is how long after the last counted request others still meet it.
-const reach = 2 * time.Minute
+// reach is how long after the last counted request others still meet it: four times the longest kernel's tau.
+const reach = 80 * time.Second
 
 // EvidenceOf is what a probe says of each of its requests: the load that each met, which follows from the schedule alone, and
 // whether it broke a limit. draw is that of the schedule. It is nil where a limit is not judged request by request.

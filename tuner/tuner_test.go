@@ -150,7 +150,7 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	}
 }
 
-// Killed before or after any write and run again, a study measures the same points and finds the same answer; under the
+// Killed before any write, or after the last, and run again, a study measures the same points and finds the same answer; under the
 // reset protocol to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
 	whole := open(t, t.TempDir())
@@ -162,6 +162,9 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	want := answers(t, whole)
 	for at := 1; at <= counting.writes; at++ {
 		for _, after := range []bool{false, true} {
+			if after && at < counting.writes { // what is stored then is what is stored before the next
+				continue
+			}
 			dir := filepath.Join(t.TempDir(), "study")
 			first := open(t, dir)
 			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {

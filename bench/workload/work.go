@@ -82,14 +82,14 @@ func (p Plan) LongRun(n int) []float64 {
 	return due
 }
 
-// Before yields the arrivals of a schedule until a time after the last counted one.
+// Before yields the arrivals of a schedule until a time after the last counted one, and no further than as long again.
 func Before(s Schedule, reach time.Duration) Schedule {
 	return func(yield func(Arrival) bool) {
 		last := time.Duration(0)
 		s(func(a Arrival) bool {
 			if a.Phase != RunOut {
 				last = a.Due
-			} else if a.Due > last+reach {
+			} else if a.Due > last+min(reach, last) {
 				return false
 			}
 			return yield(a)
