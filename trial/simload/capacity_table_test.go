@@ -12,6 +12,7 @@ type report struct {
 	seed, reps int
 	studies    []study
 	parts      []part
+	leftOut    []string // worlds of which the truth was not found, and why
 	verdicts   []verdictRow
 }
 
@@ -80,6 +81,9 @@ func (r report) markdown() string {
 	var b strings.Builder
 	b.WriteString(capacityHead)
 	fmt.Fprintf(&b, "Commit %s, random worlds of seed %d, %d repetitions.\n", r.commit, r.seed, r.reps)
+	for _, why := range r.leftOut {
+		fmt.Fprintf(&b, "Left out: %s.\n", why)
+	}
 	r.summary(&b)
 	r.matrix(&b)
 	r.bought(&b)

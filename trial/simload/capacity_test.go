@@ -229,8 +229,9 @@ func TestCapacityTable(t *testing.T) {
 	for _, w := range chosenWorlds(t) {
 		began := time.Now()
 		truth, err := w.truth(truthDraws, wholeEffort)
-		if err != nil {
-			t.Fatal(err)
+		if err != nil { // nothing can be held against it, and the page says so
+			r.leftOut = append(r.leftOut, err.Error())
+			continue
 		}
 		known := time.Since(began)
 		s := study{world: w, truth: truth}
