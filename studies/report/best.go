@@ -74,7 +74,7 @@ func (l *lines) best(b Winner, o Options) {
 		l.item("note", "simulated: no GPU is behind these figures")
 	}
 	for _, note := range notes(t) {
-		l.item("note", "%s", note)
+		l.wrapped("note", "%s", note)
 	}
 	l.item("trial", "%d, from %s", t.Number, t.Origin)
 }

@@ -119,7 +119,7 @@ func (l *looking) within(rate float64, c *Capacity) float64 {
 	}
 	c.Low, c.High = pass.Rate, fail.Rate
 	if len(contrary) > 0 {
-		c.Doubt = fmt.Sprintf("the verdict at %s req/s says otherwise, by luck if the other probes are right", rates(contrary))
+		c.Doubt = fmt.Sprintf("a verdict at %s req/s says otherwise, by luck if the other probes are right", rates(contrary))
 	}
 	return rate
 }
