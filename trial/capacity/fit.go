@@ -71,10 +71,9 @@ func (f *fit) zWith(o observation, steep, passing float64) (z float64, by [3]flo
 func (f *fit) score(observed []observation) (gradient [3]float64) {
 	var information [3][3]float64
 	likelihood := 0.0
-	at, steep, passing := *f, f.steepness(), f.passing()
-	for i := range observed {
-		o := observed[i]
-		z, by := at.zWith(o, steep, passing)
+	steep, passing := f.steepness(), f.passing()
+	for _, o := range observed {
+		z, by := f.zWith(o, steep, passing)
 		slope, tells, ln := o.probit(z)
 		for r := range by {
 			gradient[r] += slope * by[r]
