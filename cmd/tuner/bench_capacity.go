@@ -78,6 +78,13 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 	if !c.IsSet("seconds") && !c.IsSet("requests") && !b.load.rescale {
 		b.load.window = usualWindow
 	}
+	if !c.IsSet("lead-in") && !b.load.rescale {
+		protocol := trial.Carried // whatever its server caches
+		if c.Bool("reset-cache") {
+			protocol = trial.Reset
+		}
+		b.load.leadIn = trial.UsualLeadIn(*b.slo, b.load.source, protocol)
+	}
 	// A server that fails at a hundredth of what it was taken for will not be found out by waiting. A precise search ends by its budget.
 	most, least := 12, 100.0
 	if precision > 0 {

@@ -70,7 +70,8 @@ WHEN, AND FOR HOW LONG:
    --requests N         at least so many counted requests (300; in a closed
                         loop 10 for each stream and at least 30)
    --seconds S          and a window of at least so many seconds
-   --lead-in TIME       load before the window, not counted (5s)
+   --lead-in TIME       load before the window, not counted (5s; in a search
+                        4 times what an answer may take, 60s at least)
    --reset-cache        empty the server's prefix cache before each run; vLLM
                         needs VLLM_SERVER_DEV_MODE=1
    --no-run-out         no load after the window: the last requests then see

@@ -150,7 +150,7 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usage("study %s let answers end where the model ends them (output: natural), so that no replay knows how long they were; calibrate to a study with output: pinned", study.Name)
 	}
 	p := &plan{file: file, model: file.Model, seed: file.Sampler.Seed}
-	if p.source, err = workload.Open(file.WorkloadSpec(), p.seed); err != nil {
+	if err := p.openWorkload(); err != nil {
 		return in, usage("study %s: workload: %w; give the study's file as the argument, beside which its dataset lies", study.Name, err)
 	}
 	world, err := p.world()

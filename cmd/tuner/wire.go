@@ -89,7 +89,7 @@ func (p *plan) openSearch() (err error) {
 // open fills in the server and its load.
 func (p *plan) open() (err error) {
 	file := p.file
-	if p.source, err = workload.Open(file.WorkloadSpec(), p.seed); err != nil {
+	if err := p.openWorkload(); err != nil {
 		return fmt.Errorf("%s: workload: %w", file.Path, err)
 	}
 	if p.env, err = file.Environment(os.LookupEnv); err != nil {
@@ -107,6 +107,18 @@ func (p *plan) open() (err error) {
 		}
 	}
 	return errors.Join(p.checkServer(), p.checkLoad())
+}
+
+// openWorkload fills in the requests, and what the study file leaves to them.
+func (p *plan) openWorkload() (err error) {
+	f := p.file
+	if p.source, err = workload.Open(f.WorkloadSpec(), p.seed); err != nil {
+		return err
+	}
+	if f.Probe.LeadIn < 0 {
+		f.Probe.LeadIn = trial.UsualLeadIn(f.SLO(), p.source, f.Protocol(p.source.Len() == 0))
+	}
+	return nil
 }
 
 // writable reports why a folder cannot be made and written; "" is no folder, and well.

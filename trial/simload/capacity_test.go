@@ -89,7 +89,8 @@ func (f finding) mean(of func(answer) float64) float64 {
 	return sum
 }
 
-func totalSeconds(a answer) float64 { return a.total().Seconds() }
+func totalSeconds(a answer) float64  { return a.total().Seconds() }
+func windowSeconds(a answer) float64 { return a.window.Seconds() }
 
 // robustSD is the median absolute deviation, scaled to the standard deviation of a normal distribution.
 func robustSD(values []float64) float64 {
@@ -127,7 +128,7 @@ func (s study) repeat(m method, first, reps int) (finding, error) {
 	return f, err
 }
 
-// compare runs all methods, and ours once more in as many seconds as the cheapest rival took.
+// compare runs all methods, and ours once more with as many seconds of window as the cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
@@ -143,7 +144,7 @@ func (s *study) compare(reps int) error {
 		if f.method != cheapest { // the others take longer than ours does in any setting
 			continue
 		}
-		m, err := s.oursWithin(f.mean(totalSeconds), "ours, as "+f.method)
+		m, err := s.oursWithin(f.mean(windowSeconds), "ours, as "+f.method)
 		if err != nil {
 			return err
 		}
@@ -156,16 +157,16 @@ func (s *study) compare(reps int) error {
 	return nil
 }
 
-// oursWithin is ours with its three lengths scaled so that it takes about so many seconds. Pilots of other draws say how.
+// oursWithin is ours with windows scaled so that together they last about so many seconds. Pilots of other draws say how.
 func (s study) oursWithin(seconds float64, name string) (method, error) {
 	const pilots = 6
 	scale := 1.0
-	for range 2 { // the number of probes hardly depends on the lengths
+	for range 3 { // the number of probes hardly depends on the lengths
 		f, err := s.repeat(method{name, ours(scaled(scale), 0)}, pilotDraws, pilots)
 		if err != nil {
 			return method{}, err
 		}
-		scale *= seconds / f.mean(totalSeconds)
+		scale *= seconds / f.mean(windowSeconds)
 	}
 	return method{name, ours(scaled(scale), 0)}, nil
 }
@@ -174,9 +175,8 @@ func (s study) oursWithin(seconds float64, name string) (method, error) {
 const leastRequests = 100
 
 func scaled(by float64) trial.Lengths {
-	times := func(d time.Duration) time.Duration { return time.Duration(by * float64(d)) }
-	requests := max(leastRequests, int(by*float64(searchLengths.MinRequests)))
-	return trial.Lengths{LeadIn: times(searchLengths.LeadIn), Window: times(searchLengths.Window), MinRequests: requests}
+	window := time.Duration(by * float64(searchLengths.Window))
+	return trial.Lengths{Window: window, MinRequests: max(leastRequests, int(by*float64(searchLengths.MinRequests)))}
 }
 
 // setting reads a whole number from the environment.

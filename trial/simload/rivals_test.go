@@ -333,12 +333,9 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 
 // The two settings of ours: that of a trial in a study, and that of a confirmation.
 var (
-	searchLengths  = trial.Lengths{LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300}
-	confirmLengths = trial.Lengths{LeadIn: 30 * time.Second, Window: 240 * time.Second, MinRequests: 1000}
+	searchLengths  = trial.Lengths{Window: 120 * time.Second, MinRequests: 300}
+	confirmLengths = trial.Lengths{Window: 240 * time.Second, MinRequests: 1000}
 )
-
-// carriedLeadIn is that of a cache that is carried from probe to probe: it takes longer until it is as in a long run.
-const carriedLeadIn = 60 * time.Second
 
 // drawsOfTrial keeps the draws of two repetitions apart: each probe of a trial has one of its own.
 const drawsOfTrial = 64
@@ -376,8 +373,6 @@ func ours(lengths trial.Lengths, precision float64) func(w world, draw int, hint
 
 // lengths are those of a probe in this world.
 func (w world) lengths(l trial.Lengths) trial.Lengths {
-	if w.reuses() {
-		l.LeadIn = max(l.LeadIn, l.LeadIn*carriedLeadIn/(30*time.Second))
-	}
+	l.LeadIn = trial.UsualLeadIn(w.slo, w.source, w.cache)
 	return l
 }

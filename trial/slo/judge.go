@@ -1,6 +1,7 @@
 package slo
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -177,6 +178,9 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c 
 	}
 	c.N += len(values)
 	if l.Metric != ITL {
+		if endedEarly(samples, planned) {
+			l.onlyRipe(each, samples, now)
+		}
 		c.Each = string(each)
 	}
 	n := c.N
@@ -187,6 +191,31 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c 
 	c.ValueMS = bench.Percentile(slices.Sorted(slices.Values(values)), l.Percentile)
 	c.Headroom = c.headroom()
 	return c, values
+}
+
+func endedEarly(samples []bench.Sample, planned int) bool {
+	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
+}
+
+// onlyRipe makes each request undecided of which it would not be known yet had it gone otherwise. Of the last ones before an early end
+// the quick have ended and the slow have not: without it the quick would be too many.
+func (l Limit) onlyRipe(each []byte, samples []bench.Sample, now time.Duration) {
+	for i := range samples {
+		s := &samples[i]
+		if s.Failure != "" {
+			continue
+		}
+		since, within := s.Due, l.Max
+		if l.Metric == TPOT {
+			since, within = s.First, time.Duration(cmp.Or(s.OutputTokens, s.WantTokens)-1)*l.Max
+		}
+		switch {
+		case l.Metric == TPOT && s.First == 0, now-since < within:
+			each[i] = Undecided
+		case l.Metric == TTFT && s.First > 0 && s.TTFT() <= l.Max:
+			each[i] = Kept // though its answer goes on
+		}
+	}
 }
 
 // values appends the latencies of one completed request.

@@ -204,10 +204,10 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 		{"one that waits may still keep all", waiting(3500 * ms), "???"},
 		{"one that waits for too long is over TTFT", waiting(2500 * ms), "x??"},
 		{"one that waits for much too long is over E2E too", waiting(500 * ms), "x?x"},
-		{"a first token in time, of an answer that may still fail", streaming(3000*ms, 3500*ms, 2), "???"},
+		{"a first token in time, of an answer that goes on", streaming(3000*ms, 3500*ms, 2), ".??"},
 		{"a first token that was late", streaming(2000*ms, 3500*ms, 2), "x??"},
-		{"a token that is so late that the mean must be over", streaming(3000*ms, 3300*ms, 9), "?x?"},
-		{"all tokens have come and the end has not", streaming(500*ms, 1000*ms, 11), "???"},
+		{"a token that is so late that the mean must be over", streaming(3000*ms, 3300*ms, 9), ".x?"},
+		{"all tokens have come and the end has not", streaming(500*ms, 1000*ms, 11), ".??"},
 	} {
 		each := ""
 		for _, c := range slo.Judge([]bench.Sample{row.sample}, 1, 4*time.Second).Checks {
@@ -215,6 +215,34 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 		}
 		if each != row.each {
 			t.Errorf("%s: TTFT, TPOT and E2E are %q, want %q", row.name, each, row.each)
+		}
+	}
+}
+
+// Of the last requests before an early end the quick have ended and the slow have not: both tell nothing.
+func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
+	at := func(due time.Duration) bench.Sample {
+		s := good(100*ms, 10*ms) // ends 200 ms after it was due, and might have taken 3 s
+		s.Due, s.First, s.Last, s.End = due, due+s.First, due+s.Last, due+s.End
+		return s
+	}
+	slo := SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}, {E2E, 99, 3000 * ms}}}
+	samples := []bench.Sample{at(0), at(1500 * ms), at(3200 * ms), at(3600 * ms)}
+	for _, row := range []struct {
+		planned int
+		each    [3]string
+	}{
+		{5, [3]string{"..??", "...?", ".???"}},
+		{4, [3]string{"....", "....", "...."}}, // all that were planned have ended
+	} {
+		v := slo.Judge(samples, row.planned, 4*time.Second)
+		for i, want := range row.each {
+			if got := v.Checks[i].Each; got != want {
+				t.Errorf("%s of four of %d requests, after 4 s: %q, want %q", v.Checks[i].Limit, row.planned, got, want)
+			}
+			if n := v.Checks[i].N; n != len(samples) {
+				t.Errorf("%s of four of %d requests counts %d in its verdict, want all that are known", v.Checks[i].Limit, row.planned, n)
+			}
 		}
 	}
 }

@@ -53,6 +53,28 @@ func (s SLO) LeastRequests() (n int, limit Limit) {
 	return n, limit
 }
 
+// MayTake is how long an answer of so many tokens may take by the tightest limits; 0 where they do not say it.
+func (s SLO) MayTake(tokens float64) time.Duration {
+	tightest := make(map[Metric]time.Duration)
+	for _, l := range s.Limits {
+		if is, ok := tightest[l.Metric]; !ok || l.Max < is {
+			tightest[l.Metric] = l.Max
+		}
+	}
+	each, known := tightest[TPOT]
+	if !known {
+		each, known = tightest[ITL]
+	}
+	whole := tightest[TTFT] + time.Duration(max(0, tokens-1)*float64(each))
+	switch e2e, ok := tightest[E2E]; {
+	case ok && (!known || e2e < whole):
+		return e2e
+	case known:
+		return whole
+	}
+	return 0
+}
+
 // String returns the promises in one line, such as "p99 TTFT <= 1000 ms, p99 TPOT <= 60 ms".
 func (s SLO) String() string {
 	words := make([]string, len(s.Limits))
@@ -100,7 +122,7 @@ type Check struct {
 const (
 	Kept      = '.'
 	Over      = 'x' // over the limit, or failed, or bound to end over it
-	Undecided = '?' // pending when the probe ended, or of a single token where the limit is on TPOT
+	Undecided = '?' // not known, however it went, when the probe was ended; or of a single token where the limit is on TPOT
 )
 
 // What else than a limit a verdict fails by; see Verdict.Binding.
