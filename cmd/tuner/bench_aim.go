@@ -152,7 +152,10 @@ func (b *benching) repeats() error {
 			return nil
 		}
 	}
-	if source != nil && source.Len() > 0 && !b.resetCache && (len(b.shots) > 1 || b.search != nil) {
+	switch again := source != nil && source.Len() > 0 && !b.resetCache; {
+	case again && b.search != nil && b.search.prime:
+		fmt.Fprintf(b.stderr, "every run asks the same %d requests of %s, which are sent once before: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+	case again && (len(b.shots) > 1 || b.search != nil):
 		fmt.Fprintf(b.stderr, "every run asks the same %d requests of %s: the later ones may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
 	}
 	return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,10 @@ import (
 // A capacitySearch is --find-capacity with what its answer needs.
 type capacitySearch struct {
 	capacity.Search
-	margin  float64 // of the advised rate
-	whole   bool    // runs are to tell of the boundary, and not only on which side of it they are: none ends early
+	margin  float64       // of the advised rate
+	whole   bool          // runs are to tell of the boundary, and not only on which side of it they are: none ends early
+	prime   bool          // fill the prefix cache before the first run
+	primed  time.Duration // that took so long
 	weigher *workload.Weigher
 	runs    []capacityRun
 	runOut  time.Duration // the longest so far
@@ -37,7 +40,7 @@ type capacityRun struct {
 func (r capacityRun) inFlight() float64 { return r.Rate * r.Measurement.E2E.Mean / 1000 }
 
 // capacityFlags are those that mean something with --find-capacity alone.
-var capacityFlags = []string{"tolerance", "precision", "budget", "max-rate", "margin"}
+var capacityFlags = []string{"tolerance", "precision", "budget", "max-rate", "margin", "no-prime"}
 
 // usualBudget is how long a search may take unless it is told. A run that is to have 300 requests takes hours at a rate of one in
 // a minute, and whoever has mistyped a limit would wait for it.
@@ -68,6 +71,8 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		return usage("--margin %g: must be above 0 and at most 1: the advised rate as a part of the capacity's lower end", margin)
 	case !(highest > 0 && highest <= mostRate):
 		return usage("--max-rate %g: must be above 0 and at most %d", highest, mostRate)
+	case c.Bool("no-prime") && b.resetCache:
+		return usage("--reset-cache empties the cache before each run; leave out --no-prime")
 	case len(rates) == 1 && rates[0] > highest:
 		return usage("--rate %g is above --max-rate %g; begin lower", rates[0], highest)
 	}
@@ -90,7 +95,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 	if precision > 0 {
 		most = 200
 	}
-	b.search = &capacitySearch{margin: margin, Search: capacity.Search{
+	b.search = &capacitySearch{margin: margin, prime: !b.resetCache && !c.Bool("no-prime"), Search: capacity.Search{
 		Hint: hint, Min: hint / least, Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
 	}}
 	if err := b.checkEnough(); err != nil {
@@ -128,8 +133,9 @@ func (b *benching) planned(rate float64) time.Duration {
 // cost is what a run at a rate will take, with a run-out as long as those so far.
 func (b *benching) cost(rate float64) time.Duration { return b.planned(rate) + b.search.runOut }
 
-// spent is what all runs took.
+// spent is what all runs took, and what came before them.
 func (s *capacitySearch) spent() (all time.Duration) {
+	all = s.primed
 	for _, run := range s.runs {
 		all += run.took
 	}
@@ -142,6 +148,9 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	s.weigher = workload.Weigh(b.load.source)
 	s.Population = trial.PopulationOf(b.load.plan(s.Hint, 0), s.weigher)
 	s.Cost, s.Plan = b.cost, b.sayForecast
+	if err := b.prime(ctx); err != nil {
+		return err
+	}
 	found, err := s.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) { return b.seek(ctx, out, rate, true) })
 	if err != nil {
 		return b.sofar(out, found, err)
@@ -159,6 +168,27 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 		}
 	}
 	return out.capacity(a)
+}
+
+// mostPriming is how much of the budget may be spent before the first run.
+const mostPriming = 0.1
+
+// prime sends the workload once, or of an endless one as many requests as a run has at least: the first run would find the prefix
+// cache colder than the others do.
+func (b *benching) prime(ctx context.Context) error {
+	s := b.search
+	if !s.prime {
+		return nil
+	}
+	n := cmp.Or(b.load.source.Len(), b.load.atLeast())
+	n = min(n, int(mostPriming*s.Budget.Seconds()*s.Hint))
+	if n == 0 {
+		return nil
+	}
+	pass := workload.Pass{Source: b.load.source, Seed: b.seed, Stream: workload.PrimeStream, Rate: s.Hint, N: n}
+	r, err := b.run(ctx, shot{primes: true, rate: s.Hint, planned: n, schedule: pass.Schedule()}, nil)
+	s.primed = r.took
+	return err
 }
 
 // sofar says what is known where a search is ended by a person, or by an error.
@@ -199,7 +229,9 @@ func (b *benching) seek(ctx context.Context, out *benchReport, rate float64, ear
 		b.search.runOut = max(b.search.runOut, r.took-b.planned(rate))
 	}
 	o := r.outcome()
-	o.Took = r.took
+	if o.Took = r.took; len(b.search.runs) == 1 {
+		o.Took += b.search.primed
+	}
 	o.Evidence = trial.EvidenceOf(s.schedule, b.search.weigher, rate, len(b.search.runs)-1, *b.slo, *r.verdict)
 	return o, nil
 }

@@ -185,7 +185,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
 	for _, a := range []capacityAnswer{
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
-			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "the verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
+			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
 		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
 	} {
@@ -198,5 +198,20 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
 			t.Errorf("the answer is\n%s", text)
 		}
+	}
+}
+
+// Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
+func TestFindCapacityFillsTheCache(t *testing.T) {
+	first := func(flags ...string) (value float64) {
+		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
+		if err != nil && !errors.Is(err, errNoRunKept) {
+			t.Fatal(err)
+		}
+		a, _ := answerOf(t, stdout)
+		return a.Runs[0].Measured[1].ValueMS
+	}
+	if cold, primed := first("--no-prime"), first(); primed > 0.9*cold {
+		t.Errorf("p99 TPOT of the first run is %.1f ms after the cache was filled, and %.1f ms without, want less by a tenth", primed, cold)
 	}
 }

@@ -92,6 +92,8 @@ WHAT IS MADE OF IT:
    --max-rate R         the search goes no higher (100000)
    --margin M           the advised rate is this part of the lower end of the
                         interval (0.9)
+   --no-prime           do not send the workload once before a search, to fill
+                        the prefix cache
    --rules VERSION      vLLM's definitions where they differ: 0.33 or 0.14.1
    -o, --output FORMAT  text, csv, yaml or json (vLLM's field names)
    --result-file FILE   vLLM's result JSON, one line a run

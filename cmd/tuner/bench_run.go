@@ -34,6 +34,7 @@ type benching struct {
 
 // A shot is one run of tuner bench.
 type shot struct {
+	primes      bool          // fills the prefix cache; nobody reports it
 	rate        float64       // offered requests per second, live sessions per second; 0 in a closed loop
 	concurrency int           // streams of a closed loop; 0 in an open one
 	ramp        bool          // from one rate to another
@@ -47,6 +48,8 @@ type shot struct {
 // String names the run, such as "2 req/s".
 func (s shot) String() string {
 	switch {
+	case s.primes:
+		return fmt.Sprintf("filling the prefix cache at %g req/s", s.rate)
 	case s.concurrency > 0:
 		return fmt.Sprintf("concurrency %d", s.concurrency)
 	case s.ramp:

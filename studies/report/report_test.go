@@ -71,7 +71,7 @@ func sure(rate, stdErr float64) studies.Trial {
 
 // doubted is a capacity that a probe speaks against.
 func doubted(t studies.Trial) studies.Trial {
-	t.Result.Capacity.Doubt = "the verdict at 3.1 req/s says otherwise, by luck if the other probes are right"
+	t.Result.Capacity.Doubt = "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"
 	return t
 }
 

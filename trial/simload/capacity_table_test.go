@@ -12,6 +12,7 @@ type report struct {
 	seed, reps int
 	studies    []study
 	parts      []part
+	stratified []stratified
 	leftOut    []string // worlds of which the truth was not found, and why
 	verdicts   []verdictRow
 }
@@ -87,6 +88,7 @@ func (r report) markdown() string {
 	r.summary(&b)
 	r.matrix(&b)
 	r.bought(&b)
+	r.evened(&b)
 	r.forecasts(&b)
 	r.truths(&b)
 	r.judged(&b)
@@ -110,10 +112,10 @@ Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual t
 
 The methods:
 
-- ours, search: a trial, with windows of max(300 requests, 120 s) after 30 s. ours, confirmation: the same with windows of
-  max(1000 requests, 240 s). ours, ±5 %: those windows, until the interval is that narrow. Where the prefix cache is carried the lead-in
-  is 60 s. ours, as bisection: the search's three lengths scaled so that it takes about the seconds of that rival; the others take
-  longer than ours does.
+- ours, search: a trial, with windows of max(300 requests, 120 s). ours, confirmation: the same with windows of max(1000 requests, 240 s).
+  ours, ±5 %: those windows, until the interval is that narrow. The lead-in is the usual one: twice what an answer may take and at least
+  30 s, where the prefix cache is carried four times and 60 s. ours, as bisection: the search's windows scaled so that together they last
+  as long as those of that rival; the others take longer than ours does.
 - sweep: 12 rates of a grid that each repetition shifts by a part of a step, 300 requests each as vllm bench serve sends them (no lead-in, no run-out), all of them; the last
   rate before the first that fails.
 - bisection: for the last rate of that grid that passes, with probes as in the sweep.

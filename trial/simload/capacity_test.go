@@ -37,6 +37,7 @@ const (
 	pilotDraws   = 1 << 22
 	verdictDraws = 1 << 23
 	pairDraws    = 1 << 24
+	stratumDraws = 1 << 25
 )
 
 // A finding is what a method found in one world over all repetitions.
@@ -252,6 +253,13 @@ func TestCapacityTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range r.studies {
+		if slices.Contains([]string{"h200-plain", "h200-seqs48", "l4-tpot", "small-seqs16"}, s.name) {
+			rows, err := s.stratify(reps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.stratified = append(r.stratified, rows...)
+		}
 		if !slices.Contains([]string{"h200-phase1", "h200-plain", "l4-tpot"}, s.name) {
 			continue
 		}

@@ -42,6 +42,7 @@ type population struct {
 	outputCV         float64
 	prefix, prefixes int  // tokens of a shared prefix, and how many different ones; 0 means none
 	turns            bool // conversations of convTurns turns, each prompt holding those before it
+	strata           int  // so many requests in a row fill the spread of lengths evenly; 0 draws each by itself
 }
 
 // Conversations are interleaved: in an epoch of convEpoch requests a conversation's turns are convStep requests apart.
@@ -74,9 +75,12 @@ func (p *population) Name() string {
 func (p *population) Len() int     { return 0 }
 func (p *population) Longest() int { return 0 }
 
-func lognormal(r *rand.Rand, mean, cv float64) float64 {
+func lognormal(r *rand.Rand, mean, cv float64) float64 { return lognormalAt(r.NormFloat64(), mean, cv) }
+
+// lognormalAt is the length that is so many standard deviations above the median.
+func lognormalAt(z, mean, cv float64) float64 {
 	v := math.Log(1 + cv*cv)
-	return mean * math.Exp(math.Sqrt(v)*r.NormFloat64()-v/2)
+	return mean * math.Exp(math.Sqrt(v)*z-v/2)
 }
 
 func (p *population) chance(st workload.Stream, n int) *rand.Rand {
@@ -88,8 +92,12 @@ func (p *population) Request(st workload.Stream, i int) *workload.Request {
 		return p.turn(st, i)
 	}
 	r := p.chance(st, i)
-	own := min(max(leastOwn, int(math.Round(lognormal(r, p.prompt, p.promptCV)))), mostPrompt-p.prefix)
-	output := min(max(2, int(math.Round(lognormal(r, p.output, p.outputCV)))), mostOutput)
+	prompt, answer := r.NormFloat64(), r.NormFloat64()
+	if p.strata > 0 {
+		prompt, answer = p.stratum(st, i, 1), p.stratum(st, i, 2)
+	}
+	own := min(max(leastOwn, int(math.Round(lognormalAt(prompt, p.prompt, p.promptCV)))), mostPrompt-p.prefix)
+	output := min(max(2, int(math.Round(lognormalAt(answer, p.output, p.outputCV)))), mostOutput)
 	ids := make([]int32, p.prefix+own)
 	if p.prefixes > 0 {
 		which := 7 + int32(r.IntN(p.prefixes))
@@ -99,6 +107,13 @@ func (p *population) Request(st workload.Stream, i int) *workload.Request {
 	}
 	mark(r, ids[p.prefix:])
 	return request(ids, output)
+}
+
+// stratum is a normal deviate for the i-th request of a stream: each of strata in a row is in another part of equal probability.
+func (p *population) stratum(st workload.Stream, i int, purpose uint64) float64 {
+	r := rand.New(rand.NewPCG(p.seed^uint64(st)*0x9e3779b97f4a7c15^purpose<<56, uint64(i/p.strata)))
+	part := r.Perm(p.strata)[i%p.strata]
+	return math.Sqrt2 * math.Erfinv(2*(float64(part)+0.5)/float64(p.strata)-1)
 }
 
 // turn is the i-th request of a stream of conversations.
