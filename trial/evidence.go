@@ -36,8 +36,8 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 	return e
 }
 
-// longRunRequests are enough for a share of 1 % to be right within a twentieth of it.
-const longRunRequests = 16_000
+// longRunRequests are so many that their own chance does not matter; see capacity.Population.
+const longRunRequests = 128_000
 
 // PopulationOf is what the plan's workload brings in the long run.
 func PopulationOf(p workload.Plan, w *workload.Weigher) *capacity.Population {

@@ -182,7 +182,7 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 
 // modelError is how far z may be wrong at the boundary, however much is measured: the share of slow requests is no exact function
 // of the load around them. On simulated servers it made the intervals of long measurements as wide as their errors.
-const modelError = 0.12
+const modelError = 0.16
 
 // stdErrWith is the standard error with the information that a fit has, or would have.
 func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
@@ -259,9 +259,9 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 // expected is the information that one more probe of so many requests at a rate would bring.
 func (e *estimate) expected(load fluctuation, logRate, requests float64) (information [3][3]float64) {
 	probe := Evidence{Rate: math.Exp(logRate)}
-	weight := requests * probe.weight(e.logRate) / float64(len(load))
-	for _, surplus := range load {
-		o := observation{logRate: logRate, surplus: surplus, requests: weight}
+	weight := requests * probe.weight(e.logRate)
+	for _, bin := range load {
+		o := observation{logRate: logRate, surplus: bin.surplus, requests: weight * bin.part}
 		z, by := e.fit.z(o)
 		_, tells, _ := o.probit(z)
 		for r := range by {

@@ -90,11 +90,10 @@ func (s *synthetic) truth(p *Population) float64 {
 	low, high := s.most/10, s.most
 	for high/low > 1.0001 {
 		rate, broken := math.Sqrt(low*high), 0.0
-		load := p.at(s.k, rate)
-		for _, l := range load {
-			broken += breaks(rate * math.Exp(l) / s.most)
+		for _, bin := range p.at(s.k, rate) {
+			broken += bin.part * breaks(rate*math.Exp(bin.surplus)/s.most)
 		}
-		if broken > 0.01*float64(len(load)) {
+		if broken > 0.01 {
 			high = rate
 		} else {
 			low = rate

@@ -268,10 +268,7 @@ func (l *looking) foresee(e *estimate) Forecast {
 		requests += weight * float64(step.Evidence.Counted)
 		near += weight
 	}
-	load := fluctuation{0}
-	if l.Population != nil {
-		load = l.Population.at(e.fit.kernel, f.Rate)
-	}
+	load := l.Population.at(e.fit.kernel, f.Rate)
 	information := e.fit.information
 	for half(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near))) > l.Precision && len(l.steps)+f.Probes < l.MaxProbes {
 		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])

@@ -165,8 +165,8 @@ type effort struct {
 	se          float64 // of the logarithm of the capacity
 }
 
-// The whole effort: 40,000 requests at each rate, and up to 160,000 where the draws differ. On one core a world takes 10 to 60 s.
-var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 32, 0.004}
+// The whole effort: 40,000 requests at each rate, and up to 320,000 where the draws differ. On one core a world takes 10 to 120 s.
+var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 64, 0.004}
 
 // about are the rates at which the truth is measured, as parts of a first estimate.
 var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
