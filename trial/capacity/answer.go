@@ -90,6 +90,9 @@ func (l *looking) sure(c *Capacity) {
 	case Exact:
 		c.Rate, c.Binding = l.within(rate, c), e.limit
 		c.StdErr, c.Pieces = e.stdErr, e.pieces
+		if now := half(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
+			c.addDoubt("it is known to ±%.2g %%, and ±%.3g %% was asked for", 100*now, 100*l.Precision)
+		}
 		c.Lowest, c.Highest = rate*math.Exp(-deviations*e.stdErr), rate*math.Exp(deviations*e.stdErr)
 		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
 	case AtLeast:
@@ -114,23 +117,39 @@ func (l *looking) within(rate float64, c *Capacity) float64 {
 		}
 	}
 	if pass == nil || fail == nil { // all verdicts on one side are against it: it is as far out as they allow
-		c.Doubt = fmt.Sprintf("the requests as a whole say %.4g req/s, beyond all verdicts", rate)
+		c.addDoubt("the requests as a whole say %.4g req/s, beyond all verdicts", rate)
 		return min(max(rate, c.Low), c.High)
 	}
 	c.Low, c.High = pass.Rate, fail.Rate
 	if len(contrary) > 0 {
-		c.Doubt = fmt.Sprintf("a verdict at %s req/s says otherwise, by luck if the other probes are right", rates(contrary))
+		c.addDoubt("%s, by luck if the other probes are right", contradiction(contrary, len(sorted)))
 	}
 	return rate
 }
 
-// rates writes rates for a sentence.
-func rates(all []float64) string {
-	words := make([]string, len(all))
-	for i, rate := range all {
+// addDoubt says something more against the answer.
+func (c *Capacity) addDoubt(format string, args ...any) {
+	if c.Doubt != "" {
+		c.Doubt += "; "
+	}
+	c.Doubt += fmt.Sprintf(format, args...)
+}
+
+// contradiction says at which rates verdicts say otherwise than the answer, of how many.
+func contradiction(contrary []float64, of int) string {
+	const few = 3
+	if len(contrary) == 1 {
+		return fmt.Sprintf("a verdict at %.4g req/s says otherwise", contrary[0])
+	}
+	distinct := slices.Compact(slices.Clone(contrary)) // they are in their order
+	if len(distinct) > few {
+		return fmt.Sprintf("%d of %d verdicts, at %.4g to %.4g req/s, say otherwise", len(contrary), of, distinct[0], distinct[len(distinct)-1])
+	}
+	words := make([]string, len(distinct))
+	for i, rate := range distinct {
 		words[i] = fmt.Sprintf("%.4g", rate)
 	}
-	return strings.Join(words, " and ")
+	return fmt.Sprintf("%d of %d verdicts, at %s req/s, say otherwise", len(contrary), of, strings.Join(words, " and "))
 }
 
 // interpolate returns the rate at which the headroom crosses zero, linear in log rate.

@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -77,13 +78,14 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	}
 	try(reaches())
 	try(best.kernel.mixes())
-	logRate, _, ok := best.boundary(p, allowed)
-	if !ok {
-		return e, false
-	}
-	// Once more about the boundary: what is far from it says little of it.
-	best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
 	logRate, gradient, ok := best.boundary(p, allowed)
+	// Again about the boundary, until it stays there: what is far from it says little of it.
+	for moved, n := math.Inf(1), 0; ok && n < mostCenters && (n == 0 || moved > atRest); n++ {
+		best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
+		was := logRate
+		logRate, gradient, ok = best.boundary(p, allowed)
+		moved = math.Abs(logRate - was)
+	}
 	if !ok {
 		return e, false
 	}
@@ -96,30 +98,81 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	return e, true
 }
 
-// between is ln of a rate at which some requests break the limit and most keep it: where the shares of the probes come nearest to
-// twice what is allowed. ok is false when not even two requests broke it, or kept it.
+// A boundary is looked for about itself until it moves by no more than atRest in ln rate, and mostCenters times at most.
+const (
+	mostCenters = 5
+	atRest      = 0.02
+)
+
+// between is ln of a rate at which some requests break the limit and most keep it: where the share of those that do, rising with the rate,
+// crosses twice what is allowed. ok is false when not even two requests broke it, or kept it.
 func between(probes []*Evidence, limit int) (center float64, ok bool) {
-	var sum, weights float64
-	var counts [2]int
-	for _, e := range probes {
-		n, broken := 0, 0
+	goal := 2 * probes[0].Limits[limit].Allowed
+	shares := rising(probes, limit)
+	kept, broken := 0.0, 0.0
+	var below, above *share
+	for i := range shares {
+		s := &shares[i]
+		kept += s.judged - s.broken
+		broken += s.broken
+		switch {
+		case s.broken <= goal*s.judged:
+			below = s
+		case above == nil:
+			above = s
+		}
+	}
+	ok = min(kept, broken) >= 2
+	switch {
+	case len(shares) == 0:
+		return 0, false
+	case above == nil:
+		return below.logRate, ok
+	case below == nil:
+		return above.logRate, ok
+	}
+	low, high := min(0, below.over(goal)), max(0, above.over(goal))
+	if low == high {
+		return (below.logRate + above.logRate) / 2, ok
+	}
+	return below.logRate + low/(low-high)*(above.logRate-below.logRate), ok
+}
+
+// A share is how many requests broke a limit at a rate, or at some that are next to each other.
+type share struct{ logRate, judged, broken float64 }
+
+// over is ln of the share over another, by Jeffreys' estimate: none of a few is not the same as none of many.
+func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
+
+// rising returns the shares in ascending order of their rates. Those that fall are put together with the ones before them, as in an
+// isotonic regression.
+func rising(probes []*Evidence, limit int) (shares []share) {
+	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
+	for _, e := range sorted {
+		s := share{logRate: math.Log(e.Rate)}
 		for _, c := range e.Limits[limit].Each {
-			switch c {
-			case kept:
-				n++
-			case over:
-				n++
-				broken++
+			if c == kept || c == over {
+				s.judged++
+			}
+			if c == over {
+				s.broken++
 			}
 		}
-		counts[0] += n - broken
-		counts[1] += broken
-		share, goal := (float64(broken)+0.5)/float64(n+1), 2*e.Limits[limit].Allowed
-		weight := 1 / (0.3 + math.Abs(math.Log(share/goal)))
-		sum += weight * math.Log(e.Rate)
-		weights += weight
+		if s.judged == 0 {
+			continue
+		}
+		for len(shares) > 0 {
+			last := shares[len(shares)-1]
+			if last.broken*s.judged <= s.broken*last.judged {
+				break
+			}
+			n := last.judged + s.judged
+			s = share{(last.logRate*last.judged + s.logRate*s.judged) / n, n, last.broken + s.broken}
+			shares = shares[:len(shares)-1]
+		}
+		shares = append(shares, s)
 	}
-	return sum / weights, min(counts[0], counts[1]) >= 2
+	return shares
 }
 
 // nearby is the distance in ln rate over which the weight of a probe falls to 1/e²: a straight line is a matter of the

@@ -257,3 +257,64 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 		t.Errorf("Find = %+v, %v; the truth is %.3g, want it found, and the doubt said", c, err, s.truth(p))
 	}
 }
+
+// What a search met on its way, from however far below or above, does not change what it found: far probes that all pass, or all but one
+// of whose requests are slow, tell nothing of the boundary.
+func TestFarProbesDoNotMoveTheAnswer(t *testing.T) {
+	for seed := range uint64(20) {
+		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
+		p, probe := s.population(), s.probe(120, 1, 3) // the second limit binds far above
+		var near []Step
+		for _, rate := range []float64{3.5, 4.5, 4, 4.2, 5} {
+			o, err := probe(t.Context(), rate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			near = append(near, Step{rate, o})
+		}
+		all := slices.Clone(near)
+		for _, rate := range []float64{0.1, 0.2, 0.4, 0.8, 1.2, 20, 40} {
+			o, err := probe(t.Context(), rate)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, Step{rate, o})
+		}
+		want, ok := place(near, p)
+		got, okToo := place(all, p)
+		if !ok || !okToo || math.Abs(got.logRate-want.logRate) > 0.05 || got.limit != want.limit {
+			t.Errorf("seed %d: %.3g req/s of %s from probes nearby, %.3g of %s with some that are far (%v, %v)",
+				seed, math.Exp(want.logRate), want.limit, math.Exp(got.logRate), got.limit, ok, okToo)
+		}
+	}
+}
+
+// A search finds the same capacity from whatever rate it begins.
+func TestTheHintDoesNotMatter(t *testing.T) {
+	var errs, worst float64
+	n, held := 0, 0
+	for seed := range uint64(12) {
+		for _, off := range []float64{0.02, 0.1, 0.3, 3, 10} {
+			s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 13))}
+			p := s.population()
+			truth := s.truth(p)
+			look := search(off * truth)
+			look.Min, look.Max, look.Population = truth/200, truth*50, p
+			c, err := look.Find(t.Context(), s.probe(120, 1, 3))
+			if err != nil || c.Bound != Exact {
+				t.Fatalf("seed %d from %g of the truth: %+v, %v", seed, off, c, err)
+			}
+			e := math.Log(c.Rate / truth)
+			errs += e * e
+			worst = max(worst, math.Abs(e))
+			if n++; c.Lowest <= truth && truth <= c.Highest {
+				held++
+			}
+		}
+	}
+	rmse := math.Sqrt(errs / float64(n))
+	t.Logf("RMSE %.1f %%, at worst %.1f %%; the interval holds the truth in %d of %d", 100*rmse, 100*worst, held, n)
+	if rmse > 0.1 || worst > 0.35 || held < n*9/10 {
+		t.Errorf("RMSE %.1f %%, at worst %.1f %%, the truth in %d of %d intervals", 100*rmse, 100*worst, held, n)
+	}
+}

@@ -36,6 +36,7 @@ type Search struct {
 type Forecast struct {
 	Rate      float64       // as far as it is known
 	Precision float64       // half the width of the interval now, as a part of the rate
+	Reaches   float64       // the same after the further probes: more than was asked for where that cannot be had, or not within MaxProbes
 	Probes    int           // further ones
 	Takes     time.Duration // they, by Cost
 }
@@ -144,6 +145,9 @@ func (l *looking) next() (rate float64, why string) {
 	if len(l.steps) == 0 {
 		return l.round(l.Hint), ""
 	}
+	if l.stumbled() {
+		return l.steps[len(l.steps)-1].Rate, ""
+	}
 	if f := l.forecast; f != nil && l.bracketed() && f.Probes > 0 && len(l.steps)-l.planned >= f.most() {
 		return 0, l.precision() + " after the time that was planned"
 	}
@@ -160,6 +164,15 @@ func (l *looking) next() (rate float64, why string) {
 		return 0, fmt.Sprintf("the time for probes, %s, is spent", l.Budget)
 	}
 	return rate, ""
+}
+
+// stumbled reports whether the load generator was the limit just now, and may not be the next time: it is when it was twice at one rate.
+func (l *looking) stumbled() bool {
+	last := l.steps[len(l.steps)-1]
+	before := l.steps[:len(l.steps)-1]
+	return last.Limited != "" && len(l.steps) < l.MaxProbes &&
+		!slices.ContainsFunc(before, func(s Step) bool { return s.Limited != "" && s.Rate == last.Rate }) &&
+		len(withoutHiccups(l.steps)) == len(withoutHiccups(before))+1 // else it does not count
 }
 
 // bracketed reports whether there is a boundary that single requests can sharpen.
@@ -189,7 +202,7 @@ func (l *looking) narrow() (rate float64, why string) {
 	case low == nil:
 		return l.round(high.Rate / l.stride()), ""
 	case high.Rate/low.Rate-1 <= l.Tolerance+1e-9:
-		return 0, fmt.Sprintf("bracketed to %.0f %%", 100*(high.Rate/low.Rate-1))
+		return 0, fmt.Sprintf("bracketed within %.0f %%", 100*l.Tolerance)
 	}
 	rate = l.round(math.Sqrt(low.Rate * high.Rate))
 	if rate <= low.Rate || rate >= high.Rate {
@@ -246,10 +259,16 @@ func (l *looking) sharpen(why string) (rate float64, sharp string) {
 		}
 	}
 	done := len(l.steps) - l.planned
-	if l.forecast.Probes == 0 || now <= l.Precision && done >= l.forecast.least() {
+	if l.forecast.Probes == 0 || now <= l.aim(&e) && done >= l.forecast.least() {
 		return 0, l.precision()
 	}
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
+}
+
+// aim is how sure an answer is looked for: as was asked, or, where the model alone may be wrong by more, a fifth above that, as
+// further probes would buy next to nothing.
+func (l *looking) aim(e *estimate) float64 {
+	return max(l.Precision, 1.2*half(modelError/e.fit.steepness()))
 }
 
 // A search keeps to its forecast within a quarter: what it takes is as good as a promise to whoever shares the GPU.
@@ -270,7 +289,7 @@ func (l *looking) foresee(e *estimate) Forecast {
 	}
 	load := l.Population.at(e.fit.kernel, f.Rate)
 	information := e.fit.information
-	for half(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near))) > l.Precision && len(l.steps)+f.Probes < l.MaxProbes {
+	for f.Reaches = f.Precision; f.Reaches > l.aim(e) && len(l.steps)+f.Probes < l.MaxProbes; {
 		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])
 		more := e.expected(load, at, requests/near)
 		for r := range information {
@@ -279,6 +298,7 @@ func (l *looking) foresee(e *estimate) Forecast {
 			}
 		}
 		f.Probes++
+		f.Reaches = half(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near)))
 		if l.Cost != nil {
 			f.Takes += l.Cost(math.Exp(at))
 		}

@@ -108,7 +108,8 @@ Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual t
 - s = window + lead-in + run-out, without the start and the priming of the cache, which all methods need alike. A probe that ends
   early ends its window early. coverage: of the 95 % interval, with its binomial standard error, where a method gives one.
 - ≥/≤: answers that are only *at least* or *at most*; they count as the rate at which that was seen.
-- the hint, of ours alone, is lognormal about the truth with a spread of 0.35.
+- the hint, of ours alone, is lognormal about the truth with a spread of 0.35; in the rows "from a tenth" and "from four times" it is that
+  much off besides.
 
 The methods:
 

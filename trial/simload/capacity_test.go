@@ -134,7 +134,10 @@ func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
 	}
-	for _, m := range append(own, rivals()...) {
+	far := []method{
+		{"ours, from a tenth", ours(searchLengths, 0).from(0.1)}, {"ours, from four times", ours(searchLengths, 0).from(4)},
+	}
+	for _, m := range slices.Concat(own, rivals(), far) {
 		f, err := s.repeat(m, 0, reps)
 		if err != nil {
 			return err

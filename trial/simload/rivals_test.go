@@ -49,11 +49,19 @@ type answer struct {
 // methods that begin from one use it.
 type method struct {
 	name string
-	find func(w world, draw int, hint float64) (answer, error)
+	find finder
 }
 
 // cheapest is the rival that takes the least.
 const cheapest = "bisection"
+
+// A finder finds the capacity; see method.
+type finder func(w world, draw int, hint float64) (answer, error)
+
+// from begins at a part, or a multiple, of the hint.
+func (find finder) from(part float64) finder {
+	return func(w world, draw int, hint float64) (answer, error) { return find(w, draw, part*hint) }
+}
 
 // rivals are the methods that people use.
 func rivals() []method {
@@ -341,7 +349,7 @@ var (
 const drawsOfTrial = 64
 
 // ours runs one trial, with a precision unless it is 0.
-func ours(lengths trial.Lengths, precision float64) func(w world, draw int, hint float64) (answer, error) {
+func ours(lengths trial.Lengths, precision float64) finder {
 	return func(w world, draw int, hint float64) (a answer, err error) {
 		rig := &Rig{Profile: w.profile}
 		runner := &trial.Runner{
