@@ -48,8 +48,8 @@ func TestTheGPUTimeOfTheWorstCaseCounts(t *testing.T) {
 }
 
 func TestAServerThatDiesInTheWorstCaseIsInfeasible(t *testing.T) {
-	// Two pieces of warm-up, three probes, and then the sixth load.
-	_, result := trialOf(t, &stub{capacity: 4.8, dieAt: 6}, Reset, func(r *Runner) { r.WorstCase = true })
+	// Two pieces of warm-up, four probes, and then the seventh load.
+	_, result := trialOf(t, &stub{capacity: 4.8, dieAt: 7}, Reset, func(r *Runner) { r.WorstCase = true })
 	if result.Outcome != Infeasible || result.Class != serverctl.OOMLoad || result.Capacity.Met() ||
 		!strings.Contains(result.Evidence, "CUDA out of memory; it had lived through its search, and died under 79 requests at once") {
 		t.Errorf("result %+v, want an infeasible point with the server's last words", result)

@@ -208,9 +208,9 @@ func TestRunMeasuresAPoint(t *testing.T) {
 		protocol Protocol
 		want     string
 	}{
-		{Primed, "start warm warm pass probe probe probe stop"},
-		{Reset, "start warm warm reset probe reset probe reset probe stop"},
-		{Steady, "start warm warm pass pass pass probe probe probe stop"},
+		{Primed, "start warm warm pass probe probe probe probe stop"},
+		{Reset, "start warm warm reset probe reset probe reset probe reset probe stop"},
+		{Steady, "start warm warm pass pass pass probe probe probe probe stop"},
 	} {
 		s := &stub{capacity: 4.8}
 		var stored []Probe

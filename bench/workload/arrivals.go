@@ -80,8 +80,12 @@ type clock struct {
 	unit float64 // unit-rate time of the last arrival
 }
 
-// next returns the time of the next arrival since the beginning of the phase.
+// next returns the time of the next arrival since the beginning of the phase, or never where that is farther away than a Duration
+// can say.
 func (c *clock) next() time.Duration {
 	c.unit += c.gap()
-	return time.Duration(c.unit / c.rate * float64(time.Second))
+	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(never)))
 }
+
+// never is a century.
+const never = 876_000 * time.Hour

@@ -128,8 +128,8 @@ func (b *benching) aimAtRamp(c *cli.Context) error {
 	switch {
 	case kind != kinds[0] && kind != kinds[1]:
 		return usage("--ramp-up %s: there is no such kind; %s", kind, space.DidYouMean(kind, kinds))
-	case !(from > 0 && from <= mostRate && to > 0 && to <= mostRate):
-		return usage("--ramp-up needs --ramp-from and --ramp-to, above 0 and at most %d", mostRate)
+	case !(from >= leastRate && from <= mostRate && to >= leastRate && to <= mostRate):
+		return usage("--ramp-up needs --ramp-from and --ramp-to, at least %g and at most %d", leastRate, mostRate)
 	case b.load.arrivals.Trace != nil || b.load.rescale:
 		return usage("--ramp-up has arrivals of its own; leave out --arrivals trace and --rescale")
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"vllmtuner/bench/workload"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -69,8 +71,8 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		return usage("--budget %s: must be above 0; write a time such as 30m", budget)
 	case !(margin > 0 && margin <= 1):
 		return usage("--margin %g: must be above 0 and at most 1: the advised rate as a part of the capacity's lower end", margin)
-	case !(highest > 0 && highest <= mostRate):
-		return usage("--max-rate %g: must be above 0 and at most %d", highest, mostRate)
+	case !(highest >= leastRate && highest <= mostRate):
+		return usage("--max-rate %g: must be at least %g and at most %d", highest, leastRate, mostRate)
 	case c.Bool("no-prime") && b.resetCache:
 		return usage("--reset-cache empties the cache before each run; leave out --no-prime")
 	case len(rates) == 1 && rates[0] > highest:
@@ -96,16 +98,26 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		most = 200
 	}
 	b.search = &capacitySearch{margin: margin, prime: !b.resetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: hint / least, Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
+		Hint: hint, Min: max(hint/least, leastRate), Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
 	}}
 	if err := b.checkEnough(); err != nil {
 		return err
 	}
 	b.shots = []shot{b.load.open(hint)} // whose requests are looked at before the first run
 	if takes := b.planned(hint); takes > budget {
-		return usage("--budget %s: a single run at %g req/s takes %s; raise it, begin at a higher --rate, or take fewer --requests", budget, hint, roughly(takes))
+		return usage("--budget %s: %s", budget, b.tooLong(hint, takes))
 	}
 	return nil
+}
+
+// tooLong says why a single run takes longer than it may, and what helps.
+func (b *benching) tooLong(rate float64, takes time.Duration) string {
+	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", counted(b.shots[0].planned, "request"), rate, roughly(takes))
+	least, limit := b.slo.LeastRequests()
+	if b.load.atLeast() > least {
+		return single + "fewer --requests"
+	}
+	return single + fmt.Sprintf("a lower percentile (a verdict on %s takes %d requests)", limit, least)
 }
 
 // parsePrecision reads half the width of an interval as a part of the rate, such as 5% or 0.05; "" is 0.
@@ -148,6 +160,7 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	s.weigher = workload.Weigh(b.load.source)
 	s.Population = trial.PopulationOf(b.load.plan(s.Hint, 0), s.weigher)
 	s.Cost, s.Plan = b.cost, b.sayForecast
+	b.client.MaxSamples = math.MaxInt // each request is judged by itself
 	if err := b.prime(ctx); err != nil {
 		return err
 	}
@@ -188,6 +201,9 @@ func (b *benching) prime(ctx context.Context) error {
 	pass := workload.Pass{Source: b.load.source, Seed: b.seed, Stream: workload.PrimeStream, Rate: s.Hint, N: n}
 	r, err := b.run(ctx, shot{primes: true, rate: s.Hint, planned: n, schedule: pass.Schedule()}, nil)
 	s.primed = r.took
+	if err == nil && r.m.Failed > 0 {
+		fmt.Fprintf(b.stderr, "of the %d requests that were sent before the first run %d failed\n", r.m.Requests, r.m.Failed)
+	}
 	return err
 }
 
@@ -244,7 +260,11 @@ func (b *benching) sayForecast(f capacity.Forecast) {
 		return
 	}
 	b.search.whole = true
-	text := fmt.Sprintf("%s; ±%.3g %% takes about %s more, %s", known, 100*b.search.Precision, counted(f.Probes, "run"), roughly(f.Takes))
+	aim := fmt.Sprintf("±%.3g %%", 100*b.search.Precision)
+	if f.Reaches > 1.05*b.search.Precision {
+		aim = fmt.Sprintf("%s cannot be had of this server; ±%.2g %%", aim, 100*f.Reaches)
+	}
+	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, counted(f.Probes, "run"), roughly(f.Takes))
 	if left := b.search.Budget - b.search.spent(); f.Takes > left {
 		text += fmt.Sprintf("; --budget ends it in %s", roughly(max(0, left)))
 	}
@@ -284,6 +304,8 @@ type capacityStep struct {
 	Limited  string          `json:"client_limited,omitempty"`
 	InFlight float64         `json:"in_flight"` // in the mean; 0 where no request was completed
 	Measured []trial.Reading `json:"measured"`
+
+	failing string // how many requests failed, where too many did
 }
 
 func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswer {
@@ -293,7 +315,7 @@ func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswe
 	for _, run := range s.runs {
 		v := run.Verdict
 		probes = append(probes, run.Probe)
-		a.Runs = append(a.Runs, capacityStep{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, run.inFlight(), trial.Readings(v)})
+		a.Runs = append(a.Runs, capacityStep{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, run.inFlight(), trial.Readings(v), failing(v)})
 	}
 	if advice, ok := trial.Advise(found, s.margin, probes); ok {
 		a.Advice = &advice
@@ -304,6 +326,16 @@ func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswe
 		}
 	}
 	return a
+}
+
+// failing says how many requests failed, if they were too many for a limit on a latency.
+func failing(v slo.Verdict) string {
+	for _, c := range v.Checks {
+		if c.Failed > c.Allowed {
+			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)
+		}
+	}
+	return ""
 }
 
 // text is the answer for people.
@@ -366,6 +398,8 @@ func (a capacityAnswer) floorText(t *textLines) {
 	switch {
 	case a.ended:
 		t.item("", "the search was ended before it came lower")
+	case f.failing != "":
+		t.item("", "%s there: before its latencies matter the server must answer; see the failures of the run", f.failing)
 	case f.InFlight > 0 && f.InFlight < alone:
 		t.item("", "%.2g requests were in flight there in the mean: a request alone takes so long, and no rate will do; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:

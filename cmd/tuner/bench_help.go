@@ -71,7 +71,8 @@ WHEN, AND FOR HOW LONG:
                         loop 10 for each stream and at least 30)
    --seconds S          and a window of at least so many seconds
    --lead-in TIME       load before the window, not counted (5s; in a search
-                        4 times what an answer may take, 60s at least)
+                        4 times what an answer may take, 60s to 5m; with
+                        --reset-cache twice, 30s to 2m30s)
    --reset-cache        empty the server's prefix cache before each run; vLLM
                         needs VLLM_SERVER_DEV_MODE=1
    --no-run-out         no load after the window: the last requests then see

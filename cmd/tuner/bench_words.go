@@ -18,6 +18,7 @@ import (
 
 const (
 	mostRate        = 100_000 // requests per second: beyond it no server is meant, and a typo would exhaust this machine first
+	leastRate       = 0.001   // a request in a quarter of an hour: below it no run ends
 	mostConcurrency = 100_000
 	mostRuns        = 1000 // of one sweep
 )
@@ -34,10 +35,10 @@ func parseRates(words []string) ([]float64, error) {
 				return nil, usage("--rate %s: %q is no number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
 			}
 			if math.IsInf(v, 1) {
-				return nil, usage("--rate %s: must be above 0 and at most %d; without a rate, write --concurrency N", word, mostRate)
+				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, leastRate, mostRate)
 			}
-			if !(v > 0 && v <= mostRate) {
-				return nil, usage("--rate %s: must be above 0 and at most %d", word, mostRate)
+			if !(v >= leastRate && v <= mostRate) {
+				return nil, usage("--rate %s: must be at least %g and at most %d", word, leastRate, mostRate)
 			}
 			numbers[i] = v
 		}

@@ -167,7 +167,7 @@ const (
 
 func (p *plan) printPlan(w io.Writer) {
 	f := p.file
-	window := max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
+	window := p.window()
 	each := usualStart + usualProbes*(f.Probe.LeadIn+window)
 	fmt.Fprintf(w, "plan: %d trials by %s, cache %s, window %s; about %s a trial, %s in all",
 		f.Budget.Trials, f.Sampler.Name, f.Protocol(p.source.Len() == 0), window.Round(time.Second), each.Round(time.Minute), (each * time.Duration(f.Budget.Trials)).Round(time.Minute))
@@ -177,7 +177,7 @@ func (p *plan) printPlan(w io.Writer) {
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		most := usualStart + time.Duration(f.Probe.MaxProbes)*(f.Probe.LeadIn+window)
-		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes or %s; "+
+		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for %d probes at most, about %s; "+
 			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, most.Round(time.Minute)), "  "))
 	}
 }

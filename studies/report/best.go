@@ -96,7 +96,7 @@ func (l *lines) nothingMet(study studies.Study) {
 	l.add("")
 	if t, p, ok := nearest(study); ok {
 		l.item("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
-		l.item("try", "lower rates, or limits that this GPU can keep")
+		l.item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
 	}
 	classes := Summarize(study, Options{}).Classes
 	for _, class := range classNames(classes) {
@@ -112,14 +112,15 @@ func (l *lines) nothingMet(study studies.Study) {
 	}
 }
 
-// nearest returns the failed probe with the most headroom: the one that nearly kept the SLO.
+// nearest returns the failed probe with the most headroom, the one that nearly kept the SLO; of equals that at the lowest rate.
 func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bool) {
 	for _, t := range study.Trials {
 		if !measured(t) {
 			continue
 		}
 		for _, p := range t.Probes {
-			if !p.Verdict.Pass && (!found || p.Verdict.Headroom > probe.Verdict.Headroom) {
+			h, most := p.Verdict.Headroom, probe.Verdict.Headroom
+			if !p.Verdict.Pass && (!found || h > most || h == most && p.Rate < probe.Rate) {
 				of, probe, found = t, p, true
 			}
 		}
