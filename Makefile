@@ -109,7 +109,7 @@ sim-fit: ## Hold the simulator against measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
 
 test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestFit)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload ./cmd/tuner
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload ./cmd/tuner ./studies/fence
 
 .PHONY: bench-cache
 

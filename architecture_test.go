@@ -26,6 +26,7 @@ var rooms = map[string]int{
 	"serverctl/host":        1,
 	"serverctl/weights":     1,
 	"studies/logs":          1,
+	"studies/fence":         1,
 	"tuner/space/landscape": 2,
 	"bench":                 2,
 	"bench/truth":           2,

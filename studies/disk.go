@@ -8,9 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/studies/fence"
 )
 
 // minFree is what must be free on the study's disk before GPU time is spent, in bytes. A probe takes about 1.5 kB, so a
@@ -18,20 +19,12 @@ import (
 // it is made.
 const minFree = 64 << 20
 
-// prepare makes the study's directory and takes its lock, then checks that the directory can be written and has space.
-// The lock holds until the returned file is closed, or the process is gone.
-func prepare(dir string) (lock *os.File, err error) {
+// prepare makes the study's directory, and checks that it can be written, has space, and is on a disk that keeps what it is given.
+func prepare(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the study's directory: %w", err)
+		return fmt.Errorf("make the study's directory: %w", err)
 	}
-	lock, err = takeLock(filepath.Join(dir, "lock"))
-	if err != nil {
-		return nil, err
-	}
-	if err := CheckDisk(dir); err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	return lock, nil
+	return CheckDisk(dir)
 }
 
 // CheckDisk says whether a study could be kept in the directory: something can be written and synced there, and at least
@@ -54,7 +47,23 @@ func CheckDisk(dir string) error {
 	if err := checkWrite(dir); err != nil {
 		return fmt.Errorf("%s cannot be written: %w", dir, err)
 	}
+	mount, err := fence.MountOf(dir)
+	if err != nil {
+		return err
+	}
+	if _, err := mount.Check(); err != nil {
+		return err
+	}
 	return checkFree(dir)
+}
+
+// DiskWarnings says what a user should know of the disk that a study would be kept on.
+func DiskWarnings(dir string) ([]string, error) {
+	mount, err := fence.MountOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	return mount.Check()
 }
 
 // takeLock takes the lock or says who has it. flock and not fcntl: it belongs to the open file, so that no other open and
@@ -76,19 +85,10 @@ func takeLock(path string) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", path, err), f.Close())
 	}
-	if err := errors.Join(f.Truncate(0), writeAt(f, owner()+"\n")); err != nil {
+	if err := errors.Join(f.Truncate(0), writeAt(f, thisOwner().String()+"\n")); err != nil {
 		return nil, errors.Join(fmt.Errorf("write %s: %w", path, err), f.Close())
 	}
 	return f, nil
-}
-
-// owner says who this process is, for others to read.
-func owner() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "an unknown host"
-	}
-	return fmt.Sprintf("pid %d on %s since %s", os.Getpid(), host, time.Now().Format(time.RFC3339))
 }
 
 func writeAt(f *os.File, text string) error {
@@ -131,4 +131,9 @@ func syncPath(path string) error {
 
 // Lock makes a directory that one process at a time may use, such as that of a sweep's servers, and takes its lock, which holds
 // until it is closed or the process is gone. It returns ErrOwned when another has it.
-func Lock(dir string) (io.Closer, error) { return prepare(dir) }
+func Lock(dir string) (io.Closer, error) {
+	if err := prepare(dir); err != nil {
+		return nil, err
+	}
+	return takeLock(filepath.Join(dir, "lock"))
+}

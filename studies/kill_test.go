@@ -2,6 +2,7 @@ package studies
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 
 // writeForEver goes on with the study and prints a line for each probe that was acknowledged.
 func writeForEver(dir string) error {
-	s, _, err := Open(dir, llama, Options{})
+	s, _, err := Open(context.Background(), dir, llama, Options{})
 	if err != nil {
 		return err
 	}
@@ -114,7 +115,7 @@ func countProbes(t *testing.T, dir string) int {
 	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
 		t.Fatalf("the snapshot of a killed owner: %v", err)
 	}
-	s, _, err := Open(dir, llama, Options{})
+	s, _, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err)
 	study, err := s.Study()
 	try(t, err)
@@ -139,7 +140,7 @@ func TestTwoOwners(t *testing.T) {
 	if _, err := out.ReadString('\n'); err != nil {
 		t.Fatalf("%v: %s", err, stderr)
 	}
-	_, _, err := Open(dir, llama, Options{})
+	_, _, err := Open(context.Background(), dir, llama, Options{})
 	host, hostErr := os.Hostname()
 	try(t, hostErr)
 	wantError(t, err, "open study llama70b", "another tuner owns this study", fmt.Sprintf("pid %d on %s since 20", cmd.Process.Pid, host))

@@ -17,27 +17,38 @@ import (
 
 	"github.com/xrash/smetrics"
 
+	"vllmtuner/studies/fence"
 	"vllmtuner/trial"
 )
 
-// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor the
-// lock and writes nothing, so it cannot hold up an owner and works on a read-only disk. An owner that was killed may have
+// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor any lock and
+// writes nothing, so it cannot hold up an owner and works on a read-only disk. An owner that was killed may have
 // stored up to a second more than the snapshot shows; whoever resumes the study finds that.
 func ReadSnapshot(dir string) (Study, error) {
-	path := filepath.Join(dir, snapshotFile)
-	study, err := readSnapshot(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		// On NFS the file may be replaced under a reader of another host, whose read then fails: the new one is whole.
-		study, err = readSnapshot(path)
-	}
+	_, study, err := newest(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Study{}, missing(dir)
 	}
-	if err != nil {
-		return Study{}, fmt.Errorf("read %s: %w", path, err)
-	}
-	return study, nil
+	return study, err
 }
+
+// newest returns the newest snapshot with its name below the directory; fs.ErrNotExist when there is none.
+func newest(dir string) (name string, study Study, err error) {
+	for range readSnapshots {
+		if name, err = newestSnapshot(dir); err != nil {
+			return "", Study{}, err
+		}
+		path := filepath.Join(dir, name)
+		if study, err = readSnapshot(path); err == nil {
+			return name, study, nil
+		}
+		err = fmt.Errorf("read %s: %w", path, err)
+	}
+	return "", Study{}, err
+}
+
+// readSnapshots is how often one is looked for: while a reader opens the newest, three newer ones may be published and it be removed.
+const readSnapshots = 3
 
 func readSnapshot(path string) (study Study, err error) {
 	if _, err := os.Stat(path); err != nil {
@@ -60,7 +71,7 @@ func readSnapshot(path string) (study Study, err error) {
 
 // missing says why there is no snapshot, and what there is instead.
 func missing(dir string) error {
-	if _, err := os.Stat(filepath.Join(dir, liveFile)); err == nil {
+	if isStudy(dir) {
 		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began; run it again", dir)
 	}
 	root, name := filepath.Split(filepath.Clean(dir))
@@ -93,11 +104,17 @@ func List(root string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if _, err := os.Stat(filepath.Join(root, e.Name(), liveFile)); err == nil {
+		if isStudy(filepath.Join(root, e.Name())) {
 			names = append(names, e.Name())
 		}
 	}
 	return names, nil
+}
+
+// isStudy reports whether a directory holds a study.
+func isStudy(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, fence.SlotDir))
+	return err == nil
 }
 
 var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
@@ -126,8 +143,8 @@ func load(db *sql.DB) (Study, error) {
 // loadStudy returns the study without its trials; sql.ErrNoRows when it was never begun.
 func loadStudy(db *sql.DB) (s Study, err error) {
 	var seed, world, created, updated string
-	err = db.QueryRow(`SELECT id, name, seed, file, world, state, note, created, updated FROM studies`).
-		Scan(&s.ID, &s.Name, &seed, &s.File, &world, &s.State, &s.Note, &created, &updated)
+	err = db.QueryRow(`SELECT id, name, seed, file, world, state, note, created, updated, commits FROM studies`).
+		Scan(&s.ID, &s.Name, &seed, &s.File, &world, &s.State, &s.Note, &created, &updated, &s.Commits)
 	if err != nil {
 		return Study{}, err
 	}

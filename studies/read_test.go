@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"vllmtuner/studies/fence"
 )
 
 func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
@@ -16,11 +19,11 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 	for _, name := range []string{"llama70b-h200", "qwen32b"} {
 		study := llama
 		study.Name = name
-		s, _, err := Open(filepath.Join(root, name), study, Options{})
+		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
 		try(t, err, s.Close())
 	}
 	killed := filepath.Join(root, "killed")
-	try(t, os.Mkdir(killed, 0o755), os.WriteFile(filepath.Join(killed, liveFile), nil, 0o644),
+	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755),
 		os.Mkdir(filepath.Join(root, "no-study"), 0o755))
 	empty := t.TempDir()
 	for _, c := range []struct {
@@ -42,9 +45,10 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 			}
 		})
 	}
-	try(t, os.WriteFile(filepath.Join(killed, snapshotFile), []byte("torn"), 0o644))
+	torn := filepath.Join(killed, snapshotDir, "000000000001-000000000001.db")
+	try(t, os.Mkdir(filepath.Dir(torn), 0o755), os.WriteFile(torn, []byte("torn"), 0o644))
 	_, err := ReadSnapshot(killed)
-	wantError(t, err, "read "+filepath.Join(killed, snapshotFile), "not a database")
+	wantError(t, err, "read "+torn, "not a database")
 }
 
 func TestList(t *testing.T) {
@@ -52,7 +56,7 @@ func TestList(t *testing.T) {
 	for _, name := range []string{"b", "a"} {
 		study := llama
 		study.Name = name
-		s, _, err := Open(filepath.Join(root, name), study, Options{})
+		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
 		try(t, err, s.Close())
 	}
 	try(t, os.Mkdir(filepath.Join(root, "c"), 0o755))
@@ -64,7 +68,7 @@ func TestList(t *testing.T) {
 	if names, err := List(filepath.Join(root, "nowhere")); err != nil || names != nil {
 		t.Errorf("List of no directory = %q, %v; want nothing", names, err)
 	}
-	_, err = List(filepath.Join(root, "a", liveFile))
+	_, err = List(filepath.Join(root, "a", currentFile))
 	wantError(t, err, "list the studies", "not a directory")
 }
 
@@ -96,7 +100,7 @@ func TestValidName(t *testing.T) {
 func TestSnapshotsFollowByThemselves(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		s, _, err := Open(dir, llama, Options{})
+		s, _, err := Open(context.Background(), dir, llama, Options{})
 		try(t, err, s.Begin(aTrial(0)))
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
@@ -132,7 +136,7 @@ func TestSnapshotsThatAreWaitedFor(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	try(t, err)
 	for _, e := range entries {
-		if !slices.Contains([]string{"lock", liveFile, liveFile + "-journal", snapshotFile}, e.Name()) {
+		if !slices.Contains([]string{fence.SlotDir, "owners", snapshotDir, filepath.Base(filepath.Dir(s.path))}, e.Name()) {
 			t.Errorf("%s is left in the directory", e.Name())
 		}
 	}

@@ -74,7 +74,12 @@ CREATE TABLE events (
 	kind TEXT NOT NULL,
 	text TEXT NOT NULL
 ) STRICT;
+`, `
+ALTER TABLE studies ADD COLUMN commits INTEGER NOT NULL DEFAULT 0;
 `}
+
+// countsCommits is the first version that counts its commits.
+const countsCommits = 2
 
 // settings of the live database. WAL is not used because it needs memory shared between hosts, which NFS does not give.
 // EXCLUSIVE keeps the locks and the journal open from commit to commit: measured on NFSv4.2 it needs 4 round trips a commit

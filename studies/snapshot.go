@@ -6,6 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -44,34 +47,92 @@ func (s *Store) publishLater() {
 	}
 }
 
-// publish writes what is committed to a file of its own and puts that in the place of the last snapshot, so that a reader
-// finds either the old or the new one, whole, and can never hold up the writer. The caller holds s.mu.
+// Snapshots are in a directory of their own, named by the epoch and the commits that they have. A name is used once, and the highest is the
+// newest, whoever wrote it and when: an owner that was superseded long ago has a lower epoch.
+const (
+	snapshotDir = "snap"
+	// currentFile names the newest snapshot. It is written in place: on NFS a reader of another host finds what is in a file when it opens it,
+	// but what is in a directory up to a minute later.
+	currentFile   = snapshotDir + "/CURRENT"
+	keepSnapshots = 3
+)
+
+// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. The caller holds s.mu.
 func (s *Store) publish() error {
 	select {
 	case <-s.dirty: // served by this snapshot
 	default:
 	}
-	path := filepath.Join(s.dir, snapshotFile)
+	name := fmt.Sprintf("%s/%s-%012d.db", snapshotDir, s.hold.Dir()[1:], s.commits)
+	path := filepath.Join(s.dir, name)
+	if _, err := os.Stat(path); err == nil { // nothing is new
+		return nil
+	}
+	if err := s.writeSnapshot(path); err != nil {
+		return fmt.Errorf("publish %s: %w", path, err)
+	}
+	if err := s.folder.Write(currentFile, strings.NewReader(name+"\n")); err != nil {
+		return fmt.Errorf("publish %s: %w", path, err)
+	}
+	return s.removeSnapshots()
+}
+
+// writeSnapshot writes the file under another name first: whoever finds one finds it whole.
+func (s *Store) writeSnapshot(path string) error {
+	if err := s.folder.Make(snapshotDir); err != nil {
+		return err
+	}
 	next := path + ".tmp"
-	if err := s.writeSnapshot(next); err != nil {
-		return fmt.Errorf("publish %s: %w", path, err)
+	// One may be left of an owner that was killed here; VACUUM INTO wants no file.
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("publish: %w", err)
+	if _, err := s.db.Exec("VACUUM INTO ?", next); err != nil {
+		return err
 	}
-	if err := syncPath(s.dir); err != nil {
-		return fmt.Errorf("publish %s: %w", path, err)
+	return errors.Join(syncPath(next), os.Rename(next, path), syncPath(filepath.Dir(path)))
+}
+
+// removeSnapshots removes all but the newest snapshots, and what killed owners left of theirs.
+func (s *Store) removeSnapshots() error {
+	names, err := s.folder.List(snapshotDir)
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasSuffix(name, ".db") && !strings.HasSuffix(name, ".db.tmp") })
+	for _, name := range names[:max(0, len(names)-keepSnapshots)] {
+		if err := s.folder.Remove(snapshotDir + "/" + name); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (s *Store) writeSnapshot(path string) error {
-	// One may be left of an owner that was killed here; VACUUM INTO wants no file.
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// newestSnapshot returns the name of the newest snapshot in a study's directory; fs.ErrNotExist when there is none.
+func newestSnapshot(dir string) (string, error) {
+	newest := ""
+	names, err := os.ReadDir(filepath.Join(dir, snapshotDir))
+	if err != nil {
+		return "", err
 	}
-	if _, err := s.db.Exec("VACUUM INTO ?", path); err != nil {
-		return err
+	for _, e := range names {
+		if strings.HasSuffix(e.Name(), ".db") {
+			newest = max(newest, snapshotDir+"/"+e.Name())
+		}
 	}
-	return syncPath(path)
+	current, err := os.ReadFile(filepath.Join(dir, currentFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if name := strings.TrimSpace(string(current)); snapshotName.MatchString(name) {
+		newest = max(newest, name)
+	}
+	if newest == "" {
+		return "", fmt.Errorf("%s: no snapshot: %w", dir, fs.ErrNotExist)
+	}
+	return newest, nil
 }
+
+// snapshotName is what may be read from currentFile, which may be half written.
+var snapshotName = regexp.MustCompile(`^` + snapshotDir + `/[0-9]{12}-[0-9]{12}\.db$`)

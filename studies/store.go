@@ -1,6 +1,8 @@
 package studies
 
 import (
+	"cmp"
+	"context"
 	"crypto/rand"
 	"database/sql"
 	"errors"
@@ -13,12 +15,8 @@ import (
 	"time"
 
 	"github.com/mattn/go-sqlite3"
-)
 
-// The files of a study's directory. The lock is never removed: another opener may hold it open.
-const (
-	liveFile     = "study.db"    // only ever opened by its owner
-	snapshotFile = "snapshot.db" // for readers; replaced as a whole
+	"vllmtuner/studies/fence"
 )
 
 // New is what a study begins with. Resuming it needs the same again.
@@ -31,8 +29,16 @@ type New struct {
 
 // Options say how to open a study.
 type Options struct {
-	AcceptDrift bool // go on in a changed world, and remember the new one
+	AcceptDrift  bool // go on in a changed world, and remember the new one
+	FromSnapshot bool // where the database is damaged or lost, go on from the newest snapshot, without what came later
+
+	// TakeoverAfter is how long a study's owner must have been silent to be taken for dead, where the disk's locks cannot tell; 0 means
+	// 20 s. An owner whose disk does not answer for half as long gives up.
+	TakeoverAfter time.Duration
 }
+
+// usualTakeover leaves an owner on NFS a few seconds to find its server again.
+const usualTakeover = 20 * time.Second
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
@@ -41,11 +47,14 @@ type Options struct {
 type Store struct {
 	dir     string
 	options Options
-	lock    *os.File
+	folder  *fence.Folder
+	hold    *fence.Hold
 
-	mu     sync.Mutex // of all below
-	db     *sql.DB
-	broken error
+	mu      sync.Mutex // of all below
+	db      *sql.DB
+	path    string // of the live database
+	commits int64
+	broken  error
 
 	dirty chan struct{} // something was committed that readers do not see yet
 	stop  chan struct{}
@@ -56,46 +65,67 @@ type Store struct {
 // owner gives an error that wraps ErrOwned, and a different New one that wraps ErrWorldChanged. A disk that cannot be
 // written or is nearly full is an error too, before anything else happens.
 //
+// On a disk of this host an owner is known to live by its lock. On one that is shared it may take Options.TakeoverAfter to know that it
+// does not.
+//
 // Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running is the half-done
 // one of a dead owner and keeps its probes.
-func Open(dir string, study New, options Options) (store *Store, resumed bool, err error) {
+func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	if err := ValidName(study.Name); err != nil {
 		return nil, false, err
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, false, err
 	}
-	lock, err := prepare(dir)
-	if err != nil {
-		return nil, false, fmt.Errorf("open study %s: %w", study.Name, err)
-	}
-	s := &Store{
-		dir: dir, options: options, lock: lock,
-		dirty: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{}),
+	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{})}
+	if err := s.take(ctx); err != nil {
+		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
 	if resumed, err = s.open(study); err != nil {
-		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, filepath.Join(dir, liveFile), err), s.release())
+		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, s.path, err), s.release())
 	}
 	go s.publishLater()
 	return s, resumed, nil
 }
 
-// open opens the database, brings its schema up to date, and begins or resumes the study.
-func (s *Store) open(study New) (resumed bool, err error) {
-	if s.db, err = openFile(filepath.Join(s.dir, liveFile), settings); err != nil {
-		return false, err
+// take makes this process the study's owner.
+func (s *Store) take(ctx context.Context) (err error) {
+	if err := prepare(s.dir); err != nil {
+		return err
 	}
+	mount, err := fence.MountOf(s.dir)
+	if err != nil {
+		return err
+	}
+	if s.folder, err = fence.OpenFolder(s.dir, mount.Locks()); err != nil {
+		return err
+	}
+	ttl := cmp.Or(s.options.TakeoverAfter, usualTakeover)
+	if s.hold, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.settle); err != nil {
+		return errors.Join(err, s.close(), s.folder.Close())
+	}
+	return nil
+}
+
+// thisOwner is this process.
+func thisOwner() fence.Owner {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "an unknown host"
+	}
+	return fence.Owner{ID: strings.ToLower(rand.Text()), Host: host, PID: os.Getpid(), Since: time.Now().Truncate(time.Second)}
+}
+
+// open brings the database's schema up to date, and begins or resumes the study.
+func (s *Store) open(study New) (resumed bool, err error) {
 	if err := migrate(s.db); err != nil {
 		return false, err
 	}
 	was, err := loadStudy(s.db)
 	resumed = err == nil
 	switch {
-	case errors.Is(err, sql.ErrNoRows) && s.hasSnapshot():
-		err = fmt.Errorf("%s is lost or empty, but %s holds the study as it was published last; copy that over it to go on, or remove both to begin anew",
-			filepath.Join(s.dir, liveFile), filepath.Join(s.dir, snapshotFile))
 	case errors.Is(err, sql.ErrNoRows):
-		err = transact(s.db, func(tx *sql.Tx) error { return insertStudy(tx, study) })
+		err = s.commit("begin", func(tx *sql.Tx) error { return insertStudy(tx, study) })
 	case err == nil:
 		err = s.resume(was, study)
 	}
@@ -105,24 +135,18 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	return resumed, s.publish()
 }
 
-// hasSnapshot reports whether there is a published study.
-func (s *Store) hasSnapshot() bool {
-	_, err := os.Stat(filepath.Join(s.dir, snapshotFile))
-	return err == nil
-}
-
 func insertStudy(tx *sql.Tx, study New) error {
 	world, err := encode(study.World)
 	if err != nil {
 		return err
 	}
 	now := formatTime(time.Now())
-	err = execute(tx, `INSERT INTO studies VALUES (?,?,?,?,?,?,?,?,?)`, strings.ToLower(rand.Text()), study.Name,
+	err = execute(tx, `INSERT INTO studies VALUES (?,?,?,?,?,?,?,?,?,0)`, strings.ToLower(rand.Text()), study.Name,
 		strconv.FormatUint(study.Seed, 10), study.File, world, Running, "", now, now)
 	if err != nil {
 		return err
 	}
-	return addEvent(tx, "begun", owner())
+	return addEvent(tx, "begun", thisOwner().String())
 }
 
 // resume compares the worlds, and writes down who goes on in which.
@@ -137,7 +161,7 @@ func (s *Store) resume(was Study, is New) error {
 	if len(diff) > 0 && !s.options.AcceptDrift {
 		return worldError(diff)
 	}
-	return transact(s.db, func(tx *sql.Tx) error {
+	return s.commit("resume", func(tx *sql.Tx) error {
 		if len(diff) > 0 {
 			world, err := encode(is.World)
 			if err != nil {
@@ -155,7 +179,7 @@ func (s *Store) resume(was Study, is New) error {
 		if err := execute(tx, `UPDATE studies SET file=?`, is.File); err != nil {
 			return err
 		}
-		return addEvent(tx, "resumed", owner())
+		return addEvent(tx, "resumed", thisOwner().String())
 	})
 }
 
@@ -175,7 +199,7 @@ func (s *Store) Study() (Study, error) {
 	}
 	study, err := load(s.db)
 	if err != nil {
-		return Study{}, fmt.Errorf("read %s: %w", filepath.Join(s.dir, liveFile), err)
+		return Study{}, fmt.Errorf("read %s: %w", s.path, err)
 	}
 	return study, nil
 }
@@ -211,37 +235,38 @@ func (s *Store) Close() error {
 
 var errClosed = errors.New("it is closed")
 
-// release lets go of the file and then of the lock.
+// release lets go of the database and then of the study.
 func (s *Store) release() error {
-	var err error
-	if s.db != nil {
-		err = s.db.Close()
-	}
-	return errors.Join(err, s.lock.Close())
+	err := errors.Join(s.close(), s.hold.Release())
+	return errors.Join(err, s.folder.Close())
 }
+
+func (s *Store) close() error {
+	if s.db == nil {
+		return nil
+	}
+	return s.db.Close()
+}
+
+// Lost is closed when the study is not this Store's any more: another owner has it, or may have it because the disk does not answer. Err
+// says which.
+func (s *Store) Lost() <-chan struct{} { return s.hold.Lost() }
+
+// Err is why the study is lost; nil while it is not.
+func (s *Store) Err() error { return s.hold.Err() }
 
 func (s *Store) brokenError(what string) error {
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
-// write runs do in one transaction, on the disk when write returns nil, and has it published now or soon.
+// write runs do in one transaction, acknowledged when write returns nil, and has it published now or soon.
 func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
 		return s.brokenError(what)
 	}
-	err := transact(s.db, func(tx *sql.Tx) error {
-		if err := do(tx); err != nil {
-			return err
-		}
-		return execute(tx, `UPDATE studies SET updated=?`, formatTime(time.Now()))
-	})
-	if err != nil {
-		err = fmt.Errorf("%s in %s: %w", what, filepath.Join(s.dir, liveFile), err)
-		if _, disk := errors.AsType[sqlite3.Error](err); disk {
-			s.broken = err
-		}
+	if err := s.commit(what, do); err != nil {
 		return err
 	}
 	if !now {
@@ -250,6 +275,33 @@ func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
 	}
 	if err := s.publish(); err != nil {
 		s.broken = fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
+	}
+	return s.broken
+}
+
+// commit runs do in one transaction and acknowledges it: first it is on the disk, then it counts. Whether a transaction happened that
+// the disk returned an error for is not known, and neither is whose the study is when it cannot be acknowledged.
+func (s *Store) commit(what string, do func(*sql.Tx) error) error {
+	if err := s.hold.Err(); err != nil {
+		s.broken = err
+		return fmt.Errorf("%s in %s: %w", what, s.path, err)
+	}
+	err := transact(s.db, func(tx *sql.Tx) error {
+		if err := do(tx); err != nil {
+			return err
+		}
+		return execute(tx, `UPDATE studies SET updated=?, commits=?`, formatTime(time.Now()), s.commits+1)
+	})
+	if err != nil {
+		err = fmt.Errorf("%s in %s: %w", what, s.path, err)
+		if _, disk := errors.AsType[sqlite3.Error](err); disk {
+			s.broken = err
+		}
+		return err
+	}
+	s.commits++
+	if err := s.hold.Acknowledge(s.commits); err != nil {
+		s.broken = fmt.Errorf("%s in %s: it is not known to count: %w", what, s.path, err)
 	}
 	return s.broken
 }

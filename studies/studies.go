@@ -6,12 +6,16 @@ import (
 	"errors"
 	"time"
 
+	"vllmtuner/studies/fence"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
 // ErrOwned is returned by Open when another tuner owns the study.
-var ErrOwned = errors.New("another tuner owns this study")
+var ErrOwned = fence.ErrOwned
+
+// ErrSilent is returned when the study's disk does not answer for so long that others may have taken the study over.
+var ErrSilent = fence.ErrSilent
 
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
 var ErrWorldChanged = errors.New("the world changed since the study began")
@@ -49,6 +53,7 @@ type Study struct {
 	Note    string // one line that explains the state
 	Created time.Time
 	Updated time.Time // of the last commit
+	Commits int64     // how many there were
 	Trials  []Trial   // by number
 }
 

@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"context"
 	"errors"
 	"math"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/serverctl"
+	"vllmtuner/studies/fence"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -27,7 +29,7 @@ var llama = New{
 // open opens a study that is closed when the test ends.
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, _, err := Open(dir, llama, Options{})
+	s, _, err := Open(context.Background(), dir, llama, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +148,7 @@ func TestResume(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.SetState(Stopped, "interrupted"), s.Close())
-	s, resumed, err := Open(dir, llama, Options{})
+	s, resumed, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err)
 	if !resumed {
 		t.Error("Open did not say that it resumed the study")
@@ -224,12 +226,12 @@ func TestWorldChanged(t *testing.T) {
 	changed.Seed = 8
 	changed.World = map[string]string{"model": "llama-70b-fp8", "vllm": "0.33.0", "gpu": "H200"}
 
-	_, _, err := Open(dir, changed, Options{})
+	_, _, err := Open(context.Background(), dir, changed, Options{})
 	wantError(t, err, "vllm: 0.14.1 → 0.33.0", "gpu: (nothing) → H200", "seed: 18446744073709551615 → 8", "--accept-drift")
 	if !errors.Is(err, ErrWorldChanged) || strings.Contains(err.Error(), "model:") {
 		t.Errorf("the error is %v", err)
 	}
-	s, _, err = Open(dir, changed, Options{AcceptDrift: true})
+	s, _, err = Open(context.Background(), dir, changed, Options{AcceptDrift: true})
 	try(t, err)
 	drifted := aTrial(0)
 	drifted.Args = append(drifted.Args, "--new-flag")
@@ -246,7 +248,7 @@ func TestWorldChanged(t *testing.T) {
 	}
 	other := llama
 	other.Name = "qwen"
-	_, _, err = Open(dir, other, Options{AcceptDrift: true})
+	_, _, err = Open(context.Background(), dir, other, Options{AcceptDrift: true})
 	wantError(t, err, `holds the study "llama70b", not "qwen"`)
 }
 
@@ -256,7 +258,7 @@ func TestOpenRefuses(t *testing.T) {
 	newer := filepath.Join(root, "newer")
 	foreign := filepath.Join(root, "foreign")
 	try(t, os.WriteFile(file, nil, 0o644), os.Mkdir(foreign, 0o755),
-		os.WriteFile(filepath.Join(foreign, liveFile), []byte(strings.Repeat("no database at all. ", 100)), 0o644))
+		os.WriteFile(filepath.Join(foreign, fence.Database), []byte(strings.Repeat("no database at all. ", 100)), 0o644))
 	s := open(t, newer)
 	_, err := s.db.Exec("PRAGMA user_version=99")
 	try(t, err, s.Close())
@@ -268,13 +270,13 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
 		{"a directory that is a file", file, "llama70b", []string{"make the study's directory", file}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 1)", "study.db"}},
-		{"a file that is no database", foreign, "llama70b", []string{"not a database", filepath.Join(foreign, liveFile)}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 2)", "study.db"}},
+		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := llama
 			study.Name = c.as
-			s, _, err := Open(c.dir, study, Options{})
+			s, _, err := Open(context.Background(), c.dir, study, Options{})
 			if err == nil {
 				try(t, s.Close())
 			}
@@ -329,7 +331,7 @@ func TestSchemaIsDescribed(t *testing.T) {
 // BenchmarkReadSnapshot reads a long study, as every `best` and `status` does.
 func BenchmarkReadSnapshot(b *testing.B) {
 	dir := b.TempDir()
-	s, _, err := Open(dir, llama, Options{})
+	s, _, err := Open(context.Background(), dir, llama, Options{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -349,7 +351,11 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	if err := fill(); err != nil {
 		b.Fatal(err)
 	}
-	info, err := os.Stat(filepath.Join(dir, snapshotFile))
+	name, err := newestSnapshot(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, name))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -103,7 +103,7 @@ func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Stud
 
 func open(t *testing.T, dir string) *studies.Store {
 	t.Helper()
-	store, _, err := studies.Open(dir, studies.New{Name: "small", Seed: 1, World: map[string]string{"model": "m"}}, studies.Options{})
+	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "small", Seed: 1, World: map[string]string{"model": "m"}}, studies.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,6 +66,7 @@ func exitCode(err error) int {
 	}{
 		{nil, 0},
 		{studies.ErrOwned, exitOwned},
+		{studies.ErrSilent, exitOwned},
 		{studies.ErrWorldChanged, exitWorld},
 		{errNothingMet, exitNothingMet},
 		{errNoRunKept, exitNothingMet},

@@ -100,7 +100,7 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
 	file := fmt.Sprintf(smallStudy, overHTTP, 6, 2.0)
-	store, _, err := studies.Open(filepath.Join(root, "small"), studies.New{Name: "small", Seed: 3, File: file}, studies.Options{})
+	store, _, err := studies.Open(t.Context(), filepath.Join(root, "small"), studies.New{Name: "small", Seed: 3, File: file}, studies.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

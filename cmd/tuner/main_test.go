@@ -34,6 +34,7 @@ func TestScripts(t *testing.T) {
 			"freeport":  freePort,
 			"waitready": waitReady,
 			"serve":     serveFile,
+			"lose":      loseDatabase,
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
@@ -87,4 +88,19 @@ func command(t testing.TB, args ...string) string {
 		t.Fatalf("tuner %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
 	}
 	return string(out)
+}
+
+// loseDatabase removes the live database of a study, as a disk may.
+func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: lose study")
+	}
+	found, err := filepath.Glob(filepath.Join(ts.MkAbs(args[0]), "e0*", "study.db"))
+	ts.Check(err)
+	if len(found) == 0 {
+		ts.Fatalf("there is no database in %s", args[0])
+	}
+	for _, path := range found {
+		ts.Check(os.Remove(path))
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -35,6 +36,9 @@ Examples:
 			rootFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
 			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, SLO or server changed since the study began"},
+			&cli.BoolFlag{Name: "from-snapshot", Usage: "where the study's database is damaged or lost, go on from its newest snapshot"},
+			&cli.DurationFlag{Name: "takeover-after", Value: 20 * time.Second,
+				Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"},
 			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "exit with 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
 		},
 		Action: func(c *cli.Context) error {
@@ -42,12 +46,15 @@ Examples:
 			if err != nil {
 				return err
 			}
+			if after := c.Duration("takeover-after"); after < time.Second || after > time.Hour {
+				return usage("--takeover-after %s: must be from 1s to 1h", after)
+			}
 			file, err := studyfile.Read(path)
 			if err != nil {
 				return err
 			}
 			return outcome(runStudy(c.Context, file, runOptions{
-				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"),
+				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"), fromSnapshot: c.Bool("from-snapshot"), takeover: c.Duration("takeover-after"),
 				finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
 			}), c.Bool("outcome-exit-codes"))
 		},
@@ -57,6 +64,8 @@ Examples:
 type runOptions struct {
 	root, listen   string
 	acceptDrift    bool
+	fromSnapshot   bool
+	takeover       time.Duration // after which an owner that is silent is taken for dead; 0 is as usual
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
 }
@@ -85,12 +94,14 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 			return err
 		}
 	}
-	store, _, err := studies.Open(dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: world},
-		studies.Options{AcceptDrift: o.acceptDrift})
+	store, _, err := studies.Open(ctx, dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: world},
+		studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }()
+	defer func() { err = errors.Join(store.Err(), err, store.Close()) }()
+	ctx, stopWatching := whileOwned(ctx, store)
+	defer stopWatching()
 	left, err := reclaim(dir)
 	if err != nil {
 		return err
@@ -116,6 +127,24 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	end, runErr := study.Run(ctx)
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
+}
+
+// whileOwned returns a context that ends when the study is no longer this process's, and what ends the watch over it.
+func whileOwned(ctx context.Context, store *studies.Store) (owned context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		select {
+		case <-store.Lost():
+			cancel(store.Err())
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-gone
+	}
 }
 
 // checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.

@@ -1,0 +1,171 @@
+package fence
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Folder is a study's directory as a Disk. Nothing outside of it is touched, whatever a name says.
+type Folder struct {
+	root  *os.Root
+	locks Locks
+}
+
+// OpenFolder opens a directory that exists.
+func OpenFolder(dir string, locks Locks) (*Folder, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &Folder{root, locks}, nil
+}
+
+// Close gives the directory back. Locks that were taken stay until they are closed.
+func (f *Folder) Close() error { return f.root.Close() }
+
+// Locks says what locks are worth here.
+func (f *Folder) Locks() Locks { return f.locks }
+
+// Create implements Disk with O_EXCL, which NFS decides on the server (RFC 8881, 18.16.3), and fsync.
+func (f *Folder) Create(name string, content []byte) error {
+	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if err == nil && len(content) > 0 {
+		err = errors.Join(file.Sync(), f.Sync(path.Dir(name)))
+	}
+	return errors.Join(err, file.Close())
+}
+
+// Open implements Disk. Where the disk can, it reads past the page cache: on NFS a cached page is as old as the time stamps of the server
+// are coarse.
+func (f *Folder) Open(name string) (io.ReadCloser, error) {
+	file, err := f.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECT, 0)
+	if errors.Is(err, unix.EINVAL) { // tmpfs, and others that have no direct reads
+		return f.root.Open(name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &direct{file: file}, nil
+}
+
+// Write implements Disk.
+func (f *Folder) Write(name string, content io.Reader) error {
+	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, content)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
+}
+
+// List implements Disk.
+func (f *Folder) List(dir string) ([]string, error) {
+	d, err := f.root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	names, err := d.Readdirnames(-1)
+	return names, errors.Join(err, d.Close())
+}
+
+// Make implements Disk.
+func (f *Folder) Make(dir string) error {
+	if err := f.root.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return f.Sync(path.Dir(dir))
+}
+
+// Remove implements Disk.
+func (f *Folder) Remove(name string) error { return f.root.RemoveAll(name) }
+
+// Sync implements Disk.
+func (f *Folder) Sync(dir string) error {
+	d, err := f.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Lock implements Disk with flock, which belongs to the open file, so that no other open and close of the same file in this process can
+// lose it. On NFS Linux makes it a lock of the whole file on the server (flock(2), since 2.6.12).
+func (f *Folder) Lock(name string) (io.Closer, error) {
+	file, err := f.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil || f.locks == NoLocks { // there nobody asks for it
+		return file, nil
+	}
+	return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", name, err), file.Close())
+}
+
+// Locked implements Disk.
+func (f *Folder) Locked(name string) (held bool, err error) {
+	file, err := f.root.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	err = unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return true, nil
+	}
+	return false, err
+}
+
+// direct reads a file in aligned blocks, as O_DIRECT wants it.
+type direct struct {
+	file  *os.File
+	block []byte // aligned
+	rest  []byte // of it, not yet read
+}
+
+// directBlock is a multiple of every block size there is.
+const directBlock = 1 << 20
+
+func (d *direct) Read(into []byte) (int, error) {
+	if len(d.rest) == 0 {
+		if d.block == nil {
+			block, err := unix.Mmap(-1, 0, directBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // pages are aligned
+			if err != nil {
+				return 0, err
+			}
+			d.block = block
+		}
+		n, err := d.file.Read(d.block)
+		if n == 0 || err != nil {
+			return 0, err
+		}
+		d.rest = d.block[:n]
+	}
+	n := copy(into, d.rest)
+	d.rest = d.rest[n:]
+	return n, nil
+}
+
+func (d *direct) Close() error {
+	var err error
+	if d.block != nil {
+		err = unix.Munmap(d.block)
+	}
+	return errors.Join(err, d.file.Close())
+}

@@ -1,0 +1,116 @@
+package fence
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// A Mount is the file system that a directory is on.
+type Mount struct {
+	Point   string
+	Type    string   // such as ext4, nfs4
+	Source  string   // such as server:/export
+	Options []string // of the mount and of the file system, such as hard, vers=4.2
+}
+
+// MountOf returns the mount of a directory that exists.
+func MountOf(dir string) (Mount, error) {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		dir, err = filepath.Abs(dir)
+	}
+	if err != nil {
+		return Mount{}, err
+	}
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return Mount{}, err
+	}
+	defer f.Close() //nolint // it is only read
+	return mountOf(f, dir)
+}
+
+// mountOf finds the mount of a path in the format of proc(5), /proc/pid/mountinfo: the last of the longest mount points above it.
+func mountOf(r io.Reader, path string) (m Mount, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		left, right, ok := strings.Cut(lines.Text(), " - ")
+		before, after := strings.Fields(left), strings.Fields(right)
+		if !ok || len(before) < 6 || len(after) < 3 {
+			continue
+		}
+		point := unescape(before[4])
+		if !below(path, point) || len(point) < len(m.Point) {
+			continue
+		}
+		options := append(strings.Split(before[5], ","), strings.Split(after[2], ",")...)
+		slices.Sort(options)
+		m = Mount{point, after[0], unescape(after[1]), slices.Compact(options)}
+	}
+	if err := lines.Err(); err != nil {
+		return Mount{}, err
+	}
+	if m.Point == "" {
+		return Mount{}, fmt.Errorf("no mount of %s is known", path)
+	}
+	return m, nil
+}
+
+func below(path, point string) bool {
+	return point == "/" || path == point || strings.HasPrefix(path, point+"/")
+}
+
+// unescape undoes what mountinfo does to spaces and the like.
+func unescape(s string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+}
+
+// Has reports whether an option is set.
+func (m Mount) Has(option string) bool { return slices.Contains(m.Options, option) }
+
+// NFS reports whether it is NFS, of any version.
+func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
+
+// own are the file systems of one host alone.
+var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
+
+// Locks is what locks are worth on the mount. Of a file system that is not known to be a host's own they are a hint alone.
+func (m Mount) Locks() Locks {
+	switch {
+	case slices.Contains(own, m.Type):
+		return CertainLocks
+	case m.Has("nolock"), m.Has("local_lock=all"), m.Has("local_lock=flock"):
+		return NoLocks
+	}
+	return SharedLocks
+}
+
+// Check says what makes the mount unfit for a study, and what a user should know of it.
+func (m Mount) Check() (warnings []string, err error) {
+	if !m.NFS() {
+		return nil, nil
+	}
+	for _, soft := range []string{"soft", "softerr"} {
+		if m.Has(soft) {
+			return nil, fmt.Errorf("%s is mounted with %s: when the server does not answer for a while writes fail, or are lost without a word (nfs(5)); mount it with hard",
+				m.Point, soft)
+		}
+	}
+	if m.Locks() == NoLocks {
+		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash a study is taken over only when its owner was silent for --takeover-after",
+			m.Point, strings.Join(m.lockOptions(), ", ")))
+	}
+	if host, err := os.Hostname(); err != nil || host == "localhost" || strings.HasPrefix(host, "localhost.") {
+		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients of one name take each other's locks away; give each host its own name", host))
+	}
+	return warnings, nil
+}
+
+func (m Mount) lockOptions() []string {
+	return slices.DeleteFunc(slices.Clone(m.Options), func(o string) bool { return o != "nolock" && !strings.HasPrefix(o, "local_lock=") })
+}

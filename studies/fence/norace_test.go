@@ -1,0 +1,6 @@
+//go:build !race
+
+package fence
+
+// raceEnabled is whether the race detector is on.
+const raceEnabled = false

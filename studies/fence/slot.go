@@ -1,0 +1,149 @@
+package fence
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// An Owner is one process that wants a study.
+type Owner struct {
+	ID    string    `json:"id"` // random
+	Host  string    `json:"host"`
+	PID   int       `json:"pid"`
+	Since time.Time `json:"since"`
+}
+
+// String is who it is, for people.
+func (o Owner) String() string {
+	if o.ID == "" {
+		return "it has not yet said who it is"
+	}
+	return fmt.Sprintf("pid %d on %s since %s", o.PID, o.Host, o.Since.Format(time.RFC3339))
+}
+
+// lockName is the file that an owner has locked as long as it lives.
+func (o Owner) lockName() string { return path.Join(ownerDir, o.ID) }
+
+// A Kind says what a slot was taken for.
+type Kind string
+
+// The kinds.
+const (
+	Claim    Kind = "claim"    // the study is being taken over: the slot begins an epoch
+	Opened   Kind = "open"     // the epoch has all of the study
+	Commit   Kind = "commit"   // something was stored
+	Beat     Kind = "beat"     // nothing was, but the owner lives
+	Released Kind = "released" // the owner has gone of its own will
+)
+
+// A Slot is one step in the life of a study. Together, in their order, they tell who owned it when.
+type Slot struct {
+	Kind    Kind      `json:"kind"`
+	Epoch   int64     `json:"epoch"`   // where the study is; of a claim, where it is copied from; 0 is nowhere yet
+	Commits int64     `json:"commits"` // acknowledged so far
+	Owner   Owner     `json:"owner"`
+	Time    time.Time `json:"time"` // by the owner's clock, for people only
+}
+
+// A Position is how far the slots of a study go.
+type Position struct {
+	Top  int64 // number of the newest slot; 0 is none
+	Slot Slot  // the newest one that can be read: an owner may die before it has written the one it took
+}
+
+func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
+
+// EpochDir is the directory of an epoch. An epoch has the number of the slot that began it.
+func EpochDir(epoch int64) string { return fmt.Sprintf("e%012d", epoch) }
+
+// epochOf is the inverse of EpochDir.
+func epochOf(name string) (epoch int64, ok bool) {
+	if len(name) != 13 || name[0] != 'e' {
+		return 0, false
+	}
+	epoch, err := strconv.ParseInt(name[1:], 10, 64)
+	return epoch, err == nil && epoch > 0
+}
+
+// Look returns how far the slots go, as of what the disk lists: a minute ago, at worst.
+func Look(d Disk) (Position, error) {
+	numbers, err := slotNumbers(d)
+	if err != nil || len(numbers) == 0 {
+		return Position{}, err
+	}
+	p := Position{Top: numbers[0]}
+	for _, n := range numbers {
+		p.Slot, err = readSlot(d, n)
+		if !errors.Is(err, errUnwritten) {
+			return p, err
+		}
+	}
+	// Nothing was ever acknowledged if nobody came further than to take a slot; an epoch says that somebody did.
+	names, err := d.List(".")
+	for _, name := range names {
+		if _, ok := epochOf(name); ok {
+			return p, fmt.Errorf("no slot in %s can be read, so it is not known which of the study's copies is the last: %s is one", SlotDir, name)
+		}
+	}
+	return p, err
+}
+
+// slotNumbers returns the numbers of the slots that are there, the newest first.
+func slotNumbers(d Disk) ([]int64, error) {
+	names, err := d.List(SlotDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the slots: %w", err)
+	}
+	var numbers []int64
+	for _, name := range names {
+		if n, err := strconv.ParseInt(name, 10, 64); err == nil && len(name) == 12 {
+			numbers = append(numbers, n)
+		}
+	}
+	slices.Sort(numbers)
+	slices.Reverse(numbers)
+	return numbers, nil
+}
+
+// errUnwritten says that a slot was taken, and nothing written into it.
+var errUnwritten = errors.New("the slot is empty")
+
+// An owner that took a slot needs a moment to write it.
+const (
+	readAgain = 10
+	readPause = 20 * time.Millisecond
+)
+
+// readSlot waits a moment for a slot that is still empty.
+func readSlot(d Disk, n int64) (s Slot, err error) {
+	for range readAgain {
+		var content []byte
+		if content, err = readAll(d, slotName(n)); err != nil {
+			return Slot{}, fmt.Errorf("read slot %d: %w", n, err)
+		}
+		if json.Unmarshal(content, &s) == nil {
+			return s, nil
+		}
+		time.Sleep(readPause)
+	}
+	return Slot{}, errUnwritten
+}
+
+func readAll(d Disk, name string) ([]byte, error) {
+	f, err := d.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	content, err := io.ReadAll(io.LimitReader(f, 64<<10))
+	return content, errors.Join(err, f.Close())
+}

@@ -1,0 +1,346 @@
+package fence
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"time"
+)
+
+// A takeover makes the study that is on a disk the new owner's.
+type takeover struct {
+	disk   Disk
+	me     Owner
+	ttl    time.Duration
+	settle Settle
+
+	at      Position // the end of what was before
+	slot    int64    // the newest slot of mine
+	epoch   int64
+	copied  [2]digest
+	commits int64 // in my copy of the study
+}
+
+// A step of a takeover returns errAgain when others have gone on meanwhile and all must be looked at anew.
+type step struct {
+	name string
+	do   func(*takeover, context.Context) error
+}
+
+// steps are in this order; none can be left out.
+var steps = []step{
+	{"look", (*takeover).look},
+	{"wait", (*takeover).wait},
+	{"claim", (*takeover).claim},
+	{"list again", (*takeover).listAgain},
+	{"copy", (*takeover).copy},
+	{"copy again", (*takeover).copyAgain},
+	{"recover", (*takeover).recover},
+	{"check", (*takeover).check},
+	{"open", (*takeover).open},
+}
+
+var errAgain = errors.New("others have gone on meanwhile")
+
+// attempts are how often a takeover begins anew. Each time another owner has got further.
+const attempts = 5
+
+// A Settle recovers the copy of a study in an epoch's directory, looks whether it is whole, and says how many commits it has. So many were
+// acknowledged.
+type Settle func(dir string, acknowledged int64) (commits int64, err error)
+
+// Take takes the study over, or begins it if there is none.
+//
+// An owner that lives is not disturbed: the error wraps ErrOwned and says who it is. Whether it lives is told by its lock where that is
+// certain; else it is dead when it has done nothing for ttl.
+func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, settle Settle) (*Hold, error) {
+	lock, err := prepare(d, me)
+	if err != nil {
+		return nil, err
+	}
+	t := &takeover{disk: d, me: me, ttl: ttl, settle: settle}
+	if err := t.run(ctx, steps); err != nil {
+		if t.epoch != 0 { // nobody will ever go on from there
+			err = errors.Join(err, d.Remove(EpochDir(t.epoch)))
+		}
+		return nil, errors.Join(err, lock.Close(), d.Remove(me.lockName()))
+	}
+	h := newHold(t, lock).keep()
+	if err := t.tidy(); err != nil {
+		return nil, errors.Join(err, h.Release())
+	}
+	return h, nil
+}
+
+// keepEpochs is how many epochs before the own one stay, as a backup of the study as it was before.
+const keepEpochs = 2
+
+// tidy removes what the owners before have left and nobody needs: epochs but for the last ones, and locks.
+func (t *takeover) tidy() error {
+	names, err := t.disk.List(".")
+	if err != nil {
+		return err
+	}
+	var older []int64
+	for _, name := range names {
+		if epoch, ok := epochOf(name); ok && epoch < t.epoch && epoch != t.at.Slot.Epoch {
+			older = append(older, epoch)
+		}
+	}
+	slices.Sort(older)
+	for _, epoch := range older[:max(0, len(older)-keepEpochs+1)] {
+		if err := t.disk.Remove(EpochDir(epoch)); err != nil {
+			return err
+		}
+	}
+	if last := t.at.Slot.Owner; last.ID != "" {
+		return t.disk.Remove(last.lockName())
+	}
+	return nil
+}
+
+// prepare makes the directories, and takes the lock by which others see that this owner lives.
+func prepare(d Disk, me Owner) (io.Closer, error) {
+	for _, dir := range []string{SlotDir, ownerDir} {
+		if err := d.Make(dir); err != nil {
+			return nil, err
+		}
+	}
+	return d.Lock(me.lockName())
+}
+
+func (t *takeover) run(ctx context.Context, steps []step) (err error) {
+	for range attempts {
+		if err = t.once(ctx, steps); !errors.Is(err, errAgain) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w, %d times", ErrOwned, err, attempts)
+}
+
+func (t *takeover) once(ctx context.Context, steps []step) error {
+	for _, s := range steps {
+		if err := s.do(t, ctx); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// look finds the end of what was before.
+func (t *takeover) look(context.Context) (err error) {
+	if err = t.refresh(SlotDir); err != nil {
+		return err
+	}
+	t.at, err = Look(t.disk)
+	if errors.Is(err, fs.ErrNotExist) { // its owner has removed it since it was listed
+		return errAgain
+	}
+	t.slot = t.at.Top
+	return err
+}
+
+// refresh makes the disk list a directory as it is now.
+func (t *takeover) refresh(dir string) error {
+	name := path.Join(dir, "look-"+t.me.ID)
+	if err := t.disk.Create(name, nil); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return t.disk.Remove(name)
+}
+
+// lockPause is how far apart two looks at a lock are that is found free: a client that lost its server takes a moment to get it back.
+const lockPause = time.Second
+
+// wait waits until the owner is known to be gone, or returns ErrOwned.
+func (t *takeover) wait(ctx context.Context) error {
+	last := t.at.Slot
+	if t.at.Top == 0 || last.Kind == Released {
+		return nil
+	}
+	locks := t.disk.Locks()
+	if locks == NoLocks {
+		return t.watch(ctx, t.ttl)
+	}
+	switch held, err := t.disk.Locked(last.Owner.lockName()); {
+	case err != nil:
+		return err
+	case held && locks == CertainLocks:
+		return owned(last.Owner)
+	case held:
+		return t.watch(ctx, t.ttl)
+	case locks == CertainLocks:
+		return nil
+	}
+	if err := t.watch(ctx, lockPause); err != nil {
+		return err
+	}
+	held, err := t.disk.Locked(last.Owner.lockName())
+	if err == nil && held {
+		return errAgain
+	}
+	return err
+}
+
+// watch returns nil if nobody takes a slot for so long.
+func (t *takeover) watch(ctx context.Context, quiet time.Duration) error {
+	for began := time.Now(); time.Since(began) < quiet; {
+		if err := sleep(ctx, quiet/20); err != nil {
+			return err
+		}
+		was := t.at
+		if err := t.look(ctx); err != nil {
+			return err
+		}
+		if t.at.Top != was.Top {
+			return owned(t.at.Slot.Owner)
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+func owned(by Owner) error { return fmt.Errorf("%w: %s", ErrOwned, by) }
+
+// claim ends the time of the owner before: it can acknowledge nothing from here on.
+func (t *takeover) claim(context.Context) error {
+	err := t.put(Claim, t.at.Slot.Epoch, t.at.Slot.Commits)
+	if errors.Is(err, fs.ErrExist) {
+		return errAgain
+	}
+	t.epoch = t.slot
+	return err
+}
+
+// put takes the next slot.
+func (t *takeover) put(kind Kind, epoch, commits int64) error {
+	if err := create(t.disk, t.slot+1, Slot{kind, epoch, commits, t.me, time.Now()}); err != nil {
+		return err
+	}
+	t.slot++
+	return nil
+}
+
+// listAgain sees to it that the claim is the newest slot of all: it may fill a gap that its owner left far below.
+func (t *takeover) listAgain(context.Context) error {
+	numbers, err := slotNumbers(t.disk)
+	if err == nil && (len(numbers) == 0 || numbers[0] != t.slot) {
+		return errAgain
+	}
+	return err
+}
+
+// copy copies the study.
+func (t *takeover) copy(context.Context) (err error) {
+	if err = t.disk.Make(EpochDir(t.epoch)); err == nil {
+		t.copied, err = t.copyRound()
+	}
+	return err
+}
+
+// Reads of a study that is still being written are repeated.
+const (
+	copyRounds = 100
+	copyPause  = 20 * time.Millisecond
+)
+
+// copyAgain copies the study until two rounds have read the same. The journal comes first in each: when it was the same twice, a
+// transaction that wrote into what was read of the database between is either in that journal, or was complete before.
+func (t *takeover) copyAgain(ctx context.Context) error {
+	for range copyRounds {
+		if err := sleep(ctx, copyPause); err != nil {
+			return err
+		}
+		before := t.copied
+		var err error
+		if t.copied, err = t.copyRound(); err != nil {
+			return err
+		}
+		if t.copied == before {
+			return errors.Join(t.disk.Sync(EpochDir(t.epoch)), t.disk.Sync("."))
+		}
+	}
+	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), copyRounds, t.at.Slot.Owner)
+}
+
+// copyRound copies the files of the study, and returns what they were.
+func (t *takeover) copyRound() (copied [2]digest, err error) {
+	for i, name := range [...]string{Journal, Database} {
+		if copied[i], err = t.copyFile(t.source(), EpochDir(t.epoch), name); err != nil {
+			return copied, fmt.Errorf("copy %s: %w", path.Join(t.source(), name), err)
+		}
+	}
+	return copied, nil
+}
+
+// source is where the study is. Before there were epochs it was in the study's directory itself.
+func (t *takeover) source() string {
+	if t.at.Slot.Epoch == 0 {
+		return "."
+	}
+	return EpochDir(t.at.Slot.Epoch)
+}
+
+// A digest tells contents apart; the zero one is that of no file.
+type digest [sha256.Size]byte
+
+// copyFile copies one file, if there is one.
+func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
+	f, err := t.disk.Open(path.Join(from, name))
+	if errors.Is(err, fs.ErrNotExist) { // perhaps it was so when this host looked last: a journal that is not seen is not rolled back
+		if err := t.refresh(from); err != nil {
+			return d, err
+		}
+		f, err = t.disk.Open(path.Join(from, name))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, t.disk.Remove(path.Join(into, name))
+	}
+	if err != nil {
+		return d, err
+	}
+	hash := sha256.New()
+	err = t.disk.Write(path.Join(into, name), io.TeeReader(f, hash))
+	return digest(hash.Sum(nil)), errors.Join(err, f.Close())
+}
+
+// recover has what was being written when it was copied taken back.
+func (t *takeover) recover(context.Context) (err error) {
+	if t.commits, err = t.settle(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
+		return fmt.Errorf("%s: %w", path.Join(t.source(), Database), err)
+	}
+	return nil
+}
+
+// check sees to it that all is there that was ever acknowledged. There may be more: what was stored but not yet acknowledged.
+func (t *takeover) check(context.Context) error {
+	if t.commits < t.at.Slot.Commits {
+		return fmt.Errorf("%w: %s has %d commits, and %d were acknowledged", ErrLost, t.source(), t.commits, t.at.Slot.Commits)
+	}
+	return nil
+}
+
+// open says that the epoch has all of the study: whoever comes next goes on from here.
+func (t *takeover) open(context.Context) error {
+	err := t.put(Opened, t.epoch, t.commits)
+	if errors.Is(err, fs.ErrExist) {
+		return supersededBy(t.disk, t.slot+1)
+	}
+	return err
+}

@@ -1,0 +1,389 @@
+package fence
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A world is a file server with its clients, each of which is one process on a host of its own. It does one thing at a time, and
+// whoever runs it says which: so that all orders can be tried.
+type world struct {
+	files   map[string]content
+	actors  []*actor
+	pending []effect // sent by a client that is gone, and not yet done
+	crashes int      // that may still happen
+	loses   bool     // the server loses what it said was on the disk
+	coarse  bool     // databases are read and written as a whole
+	log     []string // what was done, for a person
+	acks    []ack    // what was acknowledged
+	wrong   string   // what must never happen, and did
+}
+
+// content is a file, in pages that are written and read one at a time.
+type content []string
+
+// An effect is a change of the files. It says what its sender is told.
+type effect struct {
+	what string
+	do   func() error
+}
+
+// An actor is one process that takes the study over and writes it.
+type actor struct {
+	w       *world
+	name    string
+	calls   chan call
+	waiting *call
+	gone    bool // it has ended, or crashed
+	crashed bool
+	seen    [sha256.Size]byte // digest of all that it was told, which is all that its next step depends on
+
+	listed  map[string][]string // directories as this client saw them last; it may believe that for long
+	missing map[string]bool     // files that this client believes are not there
+	empty   string              // the file that it found empty last
+	deaf    bool                // what it believes of an epoch's directory does not change when it changes the directory
+	sloppy  bool                // it makes files that are there already
+}
+
+// A call is what an actor wants done next. It is done in one of several ways.
+type call struct {
+	effect
+	ways  int // at least one
+	do    func(way int) (told string)
+	fails func() // it is never done: the actor has crashed
+	lasts bool   // it may be done although the actor has crashed
+	done  chan struct{}
+}
+
+var errCrashed = errors.New("crashed")
+
+func newWorld(names ...string) *world {
+	w := &world{files: map[string]content{}}
+	for _, name := range names {
+		w.actors = append(w.actors, &actor{
+			w: w, name: name, calls: make(chan call), listed: map[string][]string{}, missing: map[string]bool{},
+		})
+	}
+	return w
+}
+
+// ask has something done when it is this actor's turn.
+func (a *actor) ask(c call) {
+	if a.crashed {
+		c.fails()
+		return
+	}
+	c.done = make(chan struct{})
+	c.ways = max(c.ways, 1)
+	a.calls <- c
+	<-c.done
+}
+
+// change asks for a change of the files.
+func (a *actor) change(what string, do func() error) (err error) {
+	a.ask(call{
+		effect: effect{a.name + " " + what, do}, lasts: true,
+		do:    func(int) string { err = do(); return fmt.Sprint(err) },
+		fails: func() { err = errCrashed },
+	})
+	return err
+}
+
+// The actor is a Disk.
+
+func (a *actor) Create(name string, text []byte) error {
+	if strings.HasPrefix(path.Base(name), "look-") { // only to be told what is new
+		if !a.deaf || strings.HasPrefix(name, SlotDir) {
+			a.changed(name)
+		}
+		return nil
+	}
+	err := a.change("takes "+name, func() error {
+		if _, ok := a.w.files[name]; ok && !a.sloppy {
+			return fs.ErrExist
+		}
+		a.w.files[name] = content{""}
+		a.changed(name)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var s Slot
+	if json.Unmarshal(text, &s) == nil {
+		s.Time = s.Owner.Since // or no two ways would lead to the same state
+		text, _ = json.Marshal(s)
+	}
+	return a.change("writes "+name+" "+string(s.Kind), func() error {
+		if _, ok := a.w.files[name]; ok {
+			a.w.files[name] = content{string(text)}
+		}
+		return nil
+	})
+}
+
+// changed says that this client will look anew at a directory.
+func (a *actor) changed(name string) {
+	dir := path.Dir(name)
+	delete(a.listed, dir)
+	maps.DeleteFunc(a.missing, func(n string, _ bool) bool { return path.Dir(n) == dir })
+}
+
+func (a *actor) Open(name string) (r io.ReadCloser, err error) {
+	if a.empty == name && a.w.isEmpty(name) { // had it looked again later it would be the first look
+		return &pages{a: a, name: name, next: 1}, nil
+	}
+	ways := 1
+	if a.missing[name] {
+		ways = 2
+	}
+	a.ask(call{
+		effect: effect{what: a.name + " opens " + name}, ways: ways,
+		do: func(way int) string {
+			_, ok := a.w.files[name]
+			if !ok || way == 1 {
+				a.missing[name] = true
+				err = fs.ErrNotExist
+			} else {
+				delete(a.missing, name)
+				r = &pages{a: a, name: name}
+			}
+			return fmt.Sprint(err)
+		},
+		fails: func() { err = errCrashed },
+	})
+	return r, err
+}
+
+// pages reads a file a page at a time.
+type pages struct {
+	a    *actor
+	name string
+	next int
+	rest string
+}
+
+func (p *pages) Read(into []byte) (n int, err error) {
+	if p.rest == "" {
+		if file := p.a.w.files[p.name]; p.next > 0 && p.next >= len(file) {
+			return 0, io.EOF
+		}
+		p.a.ask(call{
+			effect: effect{what: fmt.Sprintf("%s reads %s[%d]", p.a.name, p.name, p.next)},
+			do: func(int) string {
+				if file := p.a.w.files[p.name]; p.next < len(file) {
+					p.rest = file[p.next]
+					if p.a.w.coarse {
+						p.rest, p.next = strings.Join(file, ""), len(file)
+					}
+					if p.rest == "" {
+						p.a.empty = p.name
+					}
+				} else {
+					err = io.EOF
+				}
+				return p.rest
+			},
+			fails: func() { err = errCrashed },
+		})
+		p.next++
+		if err != nil || p.rest == "" {
+			return 0, cmpErr(err, io.EOF)
+		}
+	}
+	n = copy(into, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
+}
+
+func (w *world) isEmpty(name string) bool {
+	file, ok := w.files[name]
+	return ok && strings.Join(file, "") == ""
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+func (p *pages) Close() error { return nil }
+
+// Write is of files that nobody else looks at, so that its moment does not matter.
+func (a *actor) Write(name string, r io.Reader) error {
+	text, err := io.ReadAll(r)
+	if err != nil || a.crashed {
+		return cmpErr(err, errCrashed)
+	}
+	a.w.files[name] = splitPages(string(text))
+	return nil
+}
+
+func (a *actor) List(dir string) (names []string, err error) {
+	known, ok := a.listed[dir]
+	ways := 1
+	if ok && !slices.Equal(known, a.w.names(dir)) {
+		ways = 2
+	}
+	a.ask(call{
+		effect: effect{what: a.name + " lists " + dir}, ways: ways,
+		do: func(way int) string {
+			if way == 0 {
+				a.listed[dir] = a.w.names(dir)
+			}
+			names = a.listed[dir]
+			return fmt.Sprint(names)
+		},
+		fails: func() { err = errCrashed },
+	})
+	return names, err
+}
+
+func (w *world) names(dir string) []string {
+	var names []string
+	for name := range w.files {
+		if rest, ok := strings.CutPrefix(name, dir+"/"); ok || dir == "." {
+			if dir == "." {
+				rest = name
+			}
+			first, _, _ := strings.Cut(rest, "/")
+			names = append(names, first)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+func (a *actor) Remove(name string) error {
+	if strings.Contains(name, "look-") || !strings.HasPrefix(name, SlotDir) {
+		return nil
+	}
+	return a.change("removes "+name, func() error {
+		delete(a.w.files, name)
+		a.changed(name)
+		return nil
+	})
+}
+
+func (a *actor) Make(string) error              { return nil }
+func (a *actor) Sync(string) error              { return nil }
+func (a *actor) Lock(string) (io.Closer, error) { return &pages{}, nil }
+func (a *actor) Locked(string) (bool, error)    { return false, nil }
+func (a *actor) Locks() Locks                   { return SharedLocks }
+
+// The study that the actors keep has a database of two pages, each with all values that were ever stored, and a journal that holds the
+// pages as they were while they are being written.
+
+const (
+	cold = "cold"
+	hot  = "hot:"
+)
+
+func splitPages(text string) content {
+	if first, second, ok := strings.Cut(text, "|"); ok {
+		return content{first + "|", second}
+	}
+	return content{text}
+}
+
+// store commits a value as SQLite does.
+func (a *actor) store(dir, value string) error {
+	db, journal := path.Join(dir, Database), path.Join(dir, Journal)
+	was := strings.Join(a.w.files[db], "")
+	before, second, _ := strings.Cut(was, "|")
+	if before != second {
+		a.w.fail("%s writes into a torn study: %q and %q", a.name, before, second)
+	}
+	now := strings.TrimPrefix(before+" "+value, " ")
+	write := func(what, name string, do func(content) content) error {
+		return a.change(what, func() error {
+			a.w.files[name] = do(slices.Clone(a.w.files[name]))
+			return nil
+		})
+	}
+	two := func(c content) content {
+		for len(c) < 2 {
+			c = append(c, "")
+		}
+		return c
+	}
+	if a.w.coarse {
+		return write("stores "+value+" in "+dir, db, func(content) content { return content{now + "|", now} })
+	}
+	return errors.Join(
+		write("keeps the old pages of "+db, journal, func(content) content { return content{hot + before} }),
+		write("writes the first page of "+db, db, func(c content) content { c = two(c); c[0] = now + "|"; return c }),
+		write("writes the second page of "+db, db, func(c content) content { c = two(c); c[1] = now; return c }),
+		write("ends its journal in "+dir, journal, func(content) content { return content{cold + " after " + now} }),
+	)
+}
+
+// settled recovers a database that nobody else sees, and counts its values.
+func (a *actor) settled(dir string, _ int64) (commits int64, err error) {
+	db, journal := path.Join(dir, Database), path.Join(dir, Journal)
+	if before, ok := strings.CutPrefix(strings.Join(a.w.files[journal], ""), hot); ok {
+		a.w.files[db] = content{before + "|", before}
+		a.w.files[journal] = content{cold}
+	}
+	first, second, _ := strings.Cut(strings.Join(a.w.files[db], ""), "|")
+	if first != second {
+		a.w.fail("%s goes on with a torn study: %q and %q", a.name, first, second)
+	}
+	return int64(len(strings.Fields(first))), nil
+}
+
+func (w *world) fail(format string, args ...any) {
+	if w.wrong == "" {
+		w.wrong = fmt.Sprintf(format, args...)
+	}
+}
+
+// An ack is a value that was acknowledged. Its moment is that in which its slot was taken: how long its owner took to learn of that is
+// another matter.
+type ack struct {
+	value       string
+	slot, epoch int64
+}
+
+// acknowledged is called when a value was.
+func (w *world) acknowledged(value string, h *Hold) {
+	is := ack{value, h.slot, h.epoch}
+	for _, was := range w.acks {
+		if was.slot == is.slot || (was.slot < is.slot) != (was.epoch <= is.epoch) {
+			w.fail("two owners at a time: %+v and %+v were acknowledged", was, is)
+		}
+	}
+	w.acks = append(w.acks, is)
+}
+
+// state tells two worlds apart in which something else may happen next.
+func (w *world) state() [sha256.Size]byte {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(w.files)) {
+		fmt.Fprintf(&b, "%s=%q\n", name, w.files[name])
+	}
+	for _, a := range w.actors {
+		fmt.Fprintf(&b, "%s %x %v %v\n", a.name, a.seen, a.gone, a.crashed)
+		if a.gone {
+			continue
+		}
+		for _, dir := range slices.Sorted(maps.Keys(a.listed)) {
+			fmt.Fprintf(&b, " %s:%q", dir, a.listed[dir])
+		}
+		fmt.Fprintf(&b, " %q\n", slices.Sorted(maps.Keys(a.missing)))
+	}
+	for _, p := range w.pending {
+		fmt.Fprintln(&b, p.what)
+	}
+	fmt.Fprintln(&b, w.crashes, w.acks)
+	return sha256.Sum256([]byte(b.String()))
+}
