@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,46 +25,55 @@ func prepare(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the study's directory: %w", err)
 	}
-	return CheckDisk(dir)
+	_, err := ExamineDisk(dir)
+	return err
 }
 
-// CheckDisk says whether a study could be kept in the directory: something can be written and synced there, and at least
-// 64 MiB are free. Of a directory that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
-func CheckDisk(dir string) error {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return err
+// A Disk is what a study would be kept on.
+type Disk struct {
+	Mount    fence.Mount
+	Commit   time.Duration // that a small write takes until it is on the disk, median of five
+	Warnings []string      // what a user should know of it
+}
+
+// Owners says by what a study's owner is known to be gone.
+func (d Disk) Owners() string {
+	switch d.Mount.Locks() {
+	case fence.CertainLocks:
+		return "a killed run is taken over at once"
+	case fence.SharedLocks:
+		return "shared: a killed run is taken over after a second, one that was cut off after --takeover-after"
+	}
+	return "shared, without locks: a killed run is taken over after --takeover-after"
+}
+
+// ExamineDisk says what a study in the directory would be kept on. It is an error when it could not: when nothing can be written and synced
+// there, files can be made that are there already, less than 64 MiB are free, or it is mounted so that it loses what it was given. Of a directory
+// that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
+func ExamineDisk(dir string) (d Disk, err error) {
+	if dir, err = filepath.Abs(dir); err != nil {
+		return d, err
 	}
 	for {
 		info, err := os.Stat(dir)
 		if err == nil && !info.IsDir() {
-			return fmt.Errorf("%s is a file, not a directory for studies", dir)
+			return d, fmt.Errorf("%s is a file, not a directory for studies", dir)
 		}
 		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
 			break // it exists, or the write says what is wrong with it
 		}
 		dir = filepath.Dir(dir)
 	}
-	if err := checkWrite(dir); err != nil {
-		return fmt.Errorf("%s cannot be written: %w", dir, err)
+	if d.Commit, err = checkWrite(dir); err != nil {
+		return d, fmt.Errorf("%s cannot be written: %w", dir, err)
 	}
-	mount, err := fence.MountOf(dir)
-	if err != nil {
-		return err
+	if d.Mount, err = fence.MountOf(dir); err != nil {
+		return d, err
 	}
-	if _, err := mount.Check(); err != nil {
-		return err
+	if d.Warnings, err = d.Mount.Check(); err != nil {
+		return d, err
 	}
-	return checkFree(dir)
-}
-
-// DiskWarnings says what a user should know of the disk that a study would be kept on.
-func DiskWarnings(dir string) ([]string, error) {
-	mount, err := fence.MountOf(dir)
-	if err != nil {
-		return nil, err
-	}
-	return mount.Check()
+	return d, checkFree(dir)
 }
 
 // takeLock takes the lock or says who has it. flock and not fcntl: it belongs to the open file, so that no other open and
@@ -96,15 +106,33 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// checkWrite writes a few kilobytes and waits until they are on the disk: a full or read-only disk is to be found before
-// GPU time is spent.
-func checkWrite(dir string) error {
+// checkWrite writes a few kilobytes and waits until they are on the disk, five times, of which it returns the median: a full or read-only disk is to be
+// found before GPU time is spent. It sees to it that a file that is there cannot be made: on that rests whose a study is.
+func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, "write-check-*.tmp")
 	if err != nil {
-		return err
+		return 0, err
 	}
-	_, err = f.Write(make([]byte, 16<<10))
-	return errors.Join(err, f.Sync(), f.Close(), os.Remove(f.Name()))
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	again, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err == nil {
+		return 0, errors.Join(errors.New("the disk makes a file that is there already (O_EXCL): two tuners could both own a study"), again.Close())
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		return 0, err
+	}
+	var all []time.Duration
+	for range 5 {
+		began := time.Now()
+		if _, err := f.Write(make([]byte, 16<<10)); err != nil {
+			return 0, err
+		}
+		if err := f.Sync(); err != nil {
+			return 0, err
+		}
+		all = append(all, time.Since(began))
+	}
+	return median(all), nil
 }
 
 // checkFree says no when the disk has less than minFree left for us.

@@ -27,7 +27,7 @@ func TestTooLittleSpaceIsFoundBeforeAnythingElse(t *testing.T) {
 	disk := small(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
 	wantError(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
-	wantError(t, CheckDisk(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
+	wantError(t, examineError(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
 	if isStudy(filepath.Join(disk, "llama70b")) {
 		t.Error("a study was begun")
 	}
@@ -45,7 +45,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	}
 	_, _, err = Open(context.Background(), dir, llama, Options{})
 	wantError(t, err, "open study llama70b", "cannot be written", "read-only file system")
-	wantError(t, CheckDisk(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
+	wantError(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
 }
 
 // A disk that fills up in mid-study breaks the store with a clear error and loses nothing that was acknowledged.

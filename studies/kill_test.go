@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -152,4 +154,49 @@ func TestTwoOwners(t *testing.T) {
 		t.Error("the child ended well")
 	}
 	open(t, dir) // a killed owner owns nothing
+}
+
+// Of two tuners that are started at once on one study one runs, and the other says who does.
+func TestTwoBeginAtOnce(t *testing.T) {
+	rounds := 10
+	if n, err := strconv.Atoi(os.Getenv("TWO_OWNERS_ROUNDS")); err == nil {
+		rounds = n
+	}
+	root := t.TempDir()
+	host, err := os.Hostname()
+	try(t, err)
+	for round := range rounds {
+		dir := filepath.Join(root, fmt.Sprint(round/2)) // every second round resumes what a killed one left
+		type tuner struct {
+			cmd    *exec.Cmd
+			out    *bufio.Reader
+			stderr *strings.Builder
+			line   string
+		}
+		var both [2]tuner
+		for i := range both {
+			both[i].cmd, both[i].out, both[i].stderr = child(t, dir)
+		}
+		for i := range both {
+			both[i].line, _ = both[i].out.ReadString('\n') // "" where it ended
+		}
+		winner, loser := both[0], both[1]
+		if winner.line == "" {
+			winner, loser = loser, winner
+		}
+		if winner.line != "open\n" || loser.line != "" {
+			t.Fatalf("round %d: the tuners say %q (%s) and %q (%s); want one that opens the study", round, winner.line, winner.stderr, loser.line, loser.stderr)
+		}
+		if err := loser.cmd.Wait(); err == nil {
+			t.Errorf("round %d: the loser ended well", round)
+		}
+		want := fmt.Sprintf("another tuner owns this study: pid %d on %s since 20", winner.cmd.Process.Pid, host)
+		if !strings.Contains(loser.stderr.String(), want) {
+			t.Errorf("round %d: the loser says %q, want %q", round, loser.stderr, want)
+		}
+		try(t, winner.cmd.Process.Kill())
+		if err := winner.cmd.Wait(); err == nil {
+			t.Errorf("round %d: the winner was killed and ended well", round)
+		}
+	}
 }

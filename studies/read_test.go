@@ -72,16 +72,21 @@ func TestList(t *testing.T) {
 	wantError(t, err, "list the studies", "not a directory")
 }
 
-func TestCheckDisk(t *testing.T) {
+func examineError(dir string) error {
+	_, err := ExamineDisk(dir)
+	return err
+}
+
+func TestExamineDisk(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "file")
-	try(t, os.WriteFile(file, nil, 0o644), CheckDisk(filepath.Join(root, "studies", "llama70b")))
+	try(t, os.WriteFile(file, nil, 0o644), examineError(filepath.Join(root, "studies", "llama70b")))
 	entries, err := os.ReadDir(root)
 	try(t, err)
 	if len(entries) != 1 {
 		t.Errorf("the check left %v", entries)
 	}
-	wantError(t, CheckDisk(file), file+" is a file")
+	wantError(t, examineError(file), file+" is a file")
 }
 
 func TestValidName(t *testing.T) {

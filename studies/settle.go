@@ -76,7 +76,10 @@ func (s *Store) offer(acknowledged int64) string {
 		probes += len(t.Probes)
 	}
 	lost := "nothing was stored after it"
-	if later := acknowledged - study.Commits; later > 0 {
+	switch later := acknowledged - study.Commits; {
+	case later == 1:
+		lost = "a later commit would be lost"
+	case later > 1:
 		lost = fmt.Sprintf("%d later commits would be lost", later)
 	}
 	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %d trials and %d probes; %s.\nTo go on from there: tuner run --from-snapshot",

@@ -87,10 +87,14 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), need)
 	}
 	dir := filepath.Join(root, file.Name)
-	if err := studies.CheckDisk(dir); err != nil {
+	disk, err := studies.ExamineDisk(dir)
+	if err != nil {
 		return err
 	}
-	say("store", "%s can be written", dir)
+	say("store", "%s can be written: %s, %s to the disk; %s", dir, disk.Mount.Type, disk.Commit.Round(10*time.Microsecond), disk.Owners())
+	for _, text := range disk.Warnings {
+		say(warning, "%s", text)
+	}
 	p.printPlan(w)
 	return nil
 }

@@ -99,9 +99,11 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(store.Err(), err, store.Close()) }()
-	ctx, stopWatching := whileOwned(ctx, store)
-	defer stopWatching()
+	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
+	defer func() {
+		err = errors.Join(store.Err(), err, store.Close())
+		stopWatching()
+	}()
 	left, err := reclaim(dir)
 	if err != nil {
 		return err
@@ -129,21 +131,34 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// whileOwned returns a context that ends when the study is no longer this process's, and what ends the watch over it.
-func whileOwned(ctx context.Context, store *studies.Store) (owned context.Context, stop func()) {
+// lostGrace is how long a run whose study is lost has to end its server. It may never end by itself where its disk does not answer: a
+// write to it then waits for ever.
+const lostGrace = time.Minute
+
+// whileOwned returns a context that ends when the study is no longer this process's, and what ends the watch over it. A run that does not
+// end then is ended; its servers die with it.
+func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (owned context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	gone := make(chan struct{})
+	over, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
 		select {
+		case <-over:
+			return
 		case <-store.Lost():
 			cancel(store.Err())
-		case <-ctx.Done():
+		}
+		select {
+		case <-over:
+		case <-time.After(lostGrace):
+			fmt.Fprintf(stderr, "tuner: %v; the run did not end within %s\n", store.Err(), lostGrace)
+			os.Exit(exitOwned)
 		}
 	}()
 	return ctx, func() {
-		cancel(nil)
+		close(over)
 		<-gone
+		cancel(nil)
 	}
 }
 

@@ -92,6 +92,15 @@ func (m Mount) Locks() Locks {
 
 // Check says what makes the mount unfit for a study, and what a user should know of it.
 func (m Mount) Check() (warnings []string, err error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	return m.check(host)
+}
+
+// check is Check on a host of that name.
+func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		return nil, nil
 	}
@@ -105,7 +114,7 @@ func (m Mount) Check() (warnings []string, err error) {
 		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash a study is taken over only when its owner was silent for --takeover-after",
 			m.Point, strings.Join(m.lockOptions(), ", ")))
 	}
-	if host, err := os.Hostname(); err != nil || host == "localhost" || strings.HasPrefix(host, "localhost.") {
+	if host == "" || host == "localhost" || strings.HasPrefix(host, "localhost.") {
 		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients of one name take each other's locks away; give each host its own name", host))
 	}
 	return warnings, nil
