@@ -111,6 +111,14 @@ sim-fit: ## Hold the simulator against measured servers and write docs/simulator
 test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos.
 	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload ./cmd/tuner ./studies/fence
 
+.PHONY: test-nfs soak-nfs
+
+test-nfs: ## Have a study live through kills, a cut network and a restarted server on real NFS, in an emulated machine: two minutes (root, Debian).
+	go test -tags nfs -run '^TestNFS$$' -timeout 30m -count 1 -v ./studies
+
+soak-nfs: ## The same with 60 kills.
+	NFS_KILLS=60 go test -tags nfs -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
+
 .PHONY: bench-cache
 
 bench-cache: ## Measure on the simulator what priming, lead-in and run-out cost and are worth: 10 minutes (CACHE_DRAWS=n).

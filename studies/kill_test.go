@@ -16,22 +16,94 @@ import (
 	"time"
 )
 
-// The test binary is its own stubborn child: with childDir set it is a tuner that writes until it is killed.
-const childDir = "STUDIES_TEST_CHILD_DIR"
+// The test binary is its own stubborn child: with childDir set it is a tuner that writes until it is killed, or what childRole says.
+const (
+	childDir      = "STUDIES_TEST_CHILD_DIR"
+	childRole     = "STUDIES_TEST_ROLE"
+	childTakeover = "STUDIES_TEST_TAKEOVER"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
-		if err := writeForEver(dir); err != nil {
+		role := map[string]func(string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify}[os.Getenv(childRole)]
+		if err := role(dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
+// openAsChild opens the study with the child's patience.
+func openAsChild(dir string) (*Store, error) {
+	var options Options
+	if after := os.Getenv(childTakeover); after != "" {
+		var err error
+		if options.TakeoverAfter, err = time.ParseDuration(after); err != nil {
+			return nil, err
+		}
+	}
+	s, _, err := Open(context.Background(), dir, llama, options)
+	return s, err
+}
+
+// readForEver reads the study again and again, and says so. What it finds never goes back.
+func readForEver(dir string) error {
+	var commits int64
+	for n := 1; ; n++ {
+		study, err := ReadSnapshot(dir)
+		switch {
+		case err != nil:
+			return fmt.Errorf("FAIL read %d: %w", n, err)
+		case study.Commits < commits:
+			return fmt.Errorf("FAIL read %d: %d commits after %d", n, study.Commits, commits)
+		}
+		commits = study.Commits
+		fmt.Printf("%d reads, %d trials, %d commits, %s old\n", n, len(study.Trials), commits, time.Since(study.Updated).Round(time.Second/10))
+		time.Sleep(time.Second / 5)
+	}
+}
+
+// verify looks for all probes that are said to be acknowledged on its standard input.
+func verify(dir string) error {
+	s, err := openAsChild(dir)
+	if err != nil {
+		return err
+	}
+	study, err := s.Study()
+	if err != nil {
+		return err
+	}
+	n, extra := 0, -1
+	acked := map[[2]int]bool{}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var number, seq int
+		if _, err := fmt.Sscanf(lines.Text(), "ack %d %d", &number, &seq); err != nil {
+			continue
+		}
+		if n++; number >= len(study.Trials) || seq >= len(study.Trials[number].Probes) {
+			return fmt.Errorf("probe %d of trial %d was acknowledged and is lost; there are %d trials", seq, number, len(study.Trials))
+		}
+		if acked[[2]int{number, seq}] {
+			return fmt.Errorf("probe %d of trial %d was acknowledged twice", seq, number)
+		}
+		acked[[2]int{number, seq}] = true
+	}
+	for _, t := range study.Trials {
+		extra += len(t.Probes)
+	}
+	damage := ""
+	if err := s.db.QueryRow("PRAGMA integrity_check").Scan(&damage); err != nil || damage != "ok" {
+		return fmt.Errorf("integrity: %s %w", damage, err)
+	}
+	fmt.Printf("all %d acknowledged probes are there, and %d that were not acknowledged\n", n, extra+1-n)
+	return s.Close()
+}
+
 // writeForEver goes on with the study and prints a line for each probe that was acknowledged.
 func writeForEver(dir string) error {
-	s, _, err := Open(context.Background(), dir, llama, Options{})
+	s, err := openAsChild(dir)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,11 @@ import (
 // tens of milliseconds, during which nothing can be committed.
 const publishEvery = time.Second
 
-// publishSoon asks the publisher for a snapshot. The caller holds s.mu.
+// publishWait is how long anybody waits for a snapshot. On NFS a reader whose host is cut off has been promised that what it read does not change
+// (a delegation), and the server keeps that until its lease is over, 90 s as a rule: a writer must not wait for that.
+const publishWait = 2 * time.Second
+
+// publishSoon asks the publisher for a snapshot.
 func (s *Store) publishSoon() {
 	select {
 	case s.dirty <- struct{}{}:
@@ -24,25 +28,48 @@ func (s *Store) publishSoon() {
 	}
 }
 
-// publishLater is the publisher: it makes the snapshots that nobody waits for, until s.stop is closed. Its errors break the
-// Store, so that the next call returns them.
+// publishNow asks for a snapshot and waits for it, but not for long.
+func (s *Store) publishNow() error {
+	done := make(chan error, 1)
+	late := time.After(publishWait)
+	select {
+	case s.asked <- done:
+	case <-late:
+		s.publishSoon()
+		return nil
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-late:
+		return nil // it goes on; if it fails the next commit says so
+	}
+}
+
+// publishLater is the publisher: it makes all snapshots, until s.stop is closed. Its errors break the Store, so that the next call returns
+// them.
 func (s *Store) publishLater() {
 	defer close(s.gone)
 	for {
 		select {
 		case <-s.stop:
 			return
+		case done := <-s.asked:
+			done <- s.publish()
+			continue
 		case <-s.dirty:
 		}
-		s.mu.Lock()
-		if s.broken == nil {
-			s.broken = s.publish()
-		}
-		s.mu.Unlock()
-		select {
-		case <-s.stop:
-			return
-		case <-time.After(publishEvery):
+		s.publish() //nolint // it breaks the store
+		rest := time.After(publishEvery)
+		for resting := true; resting; {
+			select {
+			case <-s.stop:
+				return
+			case done := <-s.asked:
+				done <- s.publish()
+			case <-rest:
+				resting = false
+			}
 		}
 	}
 }
@@ -57,40 +84,66 @@ const (
 	keepSnapshots = 3
 )
 
-// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. The caller holds s.mu.
+// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. Only the publisher calls it. An error
+// breaks the Store.
 func (s *Store) publish() error {
+	err := s.publishOnce()
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.broken == nil {
+			s.broken = err
+		}
+	}
+	return err
+}
+
+func (s *Store) publishOnce() error {
+	name, err := s.writeSnapshot()
+	if err != nil {
+		return fmt.Errorf("publish in %s: %w", filepath.Join(s.dir, snapshotDir), err)
+	}
+	if name == "" {
+		return nil
+	}
+	err = s.folder.Write(currentFile, strings.NewReader(name+"\n"))
+	if err == nil {
+		err = s.removeSnapshots()
+	}
+	if err != nil {
+		err = fmt.Errorf("publish %s: %w", filepath.Join(s.dir, name), err)
+	}
+	return err
+}
+
+// writeSnapshot writes a snapshot and returns its name; "" when nothing is new. It has another name first: whoever finds one finds it whole.
+func (s *Store) writeSnapshot() (name string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	select {
 	case <-s.dirty: // served by this snapshot
 	default:
 	}
-	name := fmt.Sprintf("%s/%s-%012d.db", snapshotDir, s.hold.Dir()[1:], s.commits)
+	if s.broken != nil {
+		return "", s.broken
+	}
+	name = fmt.Sprintf("%s/%s-%012d.db", snapshotDir, s.hold.Dir()[1:], s.commits)
 	path := filepath.Join(s.dir, name)
-	if _, err := os.Stat(path); err == nil { // nothing is new
-		return nil
+	if _, err := os.Stat(path); err == nil {
+		return "", nil
 	}
-	if err := s.writeSnapshot(path); err != nil {
-		return fmt.Errorf("publish %s: %w", path, err)
-	}
-	if err := s.folder.Write(currentFile, strings.NewReader(name+"\n")); err != nil {
-		return fmt.Errorf("publish %s: %w", path, err)
-	}
-	return s.removeSnapshots()
-}
-
-// writeSnapshot writes the file under another name first: whoever finds one finds it whole.
-func (s *Store) writeSnapshot(path string) error {
 	if err := s.folder.Make(snapshotDir); err != nil {
-		return err
+		return "", err
 	}
 	next := path + ".tmp"
 	// One may be left of an owner that was killed here; VACUUM INTO wants no file.
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return "", err
 	}
 	if _, err := s.db.Exec("VACUUM INTO ?", next); err != nil {
-		return err
+		return "", err
 	}
-	return errors.Join(syncPath(next), os.Rename(next, path), syncPath(filepath.Dir(path)))
+	return name, errors.Join(syncPath(next), os.Rename(next, path), syncPath(filepath.Dir(path)))
 }
 
 // removeSnapshots removes all but the newest snapshots, and what killed owners left of theirs.

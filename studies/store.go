@@ -33,12 +33,12 @@ type Options struct {
 	FromSnapshot bool // where the database is damaged or lost, go on from the newest snapshot, without what came later
 
 	// TakeoverAfter is how long a study's owner must have been silent to be taken for dead, where the disk's locks cannot tell; 0 means
-	// 20 s. An owner whose disk does not answer for half as long gives up.
+	// a minute. An owner whose disk does not answer for half as long gives up.
 	TakeoverAfter time.Duration
 }
 
-// usualTakeover leaves an owner on NFS a few seconds to find its server again.
-const usualTakeover = 20 * time.Second
+// usualTakeover leaves an owner half a minute to find a server again that restarts: starting vLLM once more would take longer.
+const usualTakeover = time.Minute
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
@@ -56,7 +56,8 @@ type Store struct {
 	commits int64
 	broken  error
 
-	dirty chan struct{} // something was committed that readers do not see yet
+	dirty chan struct{}   // something was committed that readers do not see yet
+	asked chan chan error // somebody waits for a snapshot
 	stop  chan struct{}
 	gone  chan struct{} // the publisher has ended
 }
@@ -77,7 +78,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, false, err
 	}
-	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), stop: make(chan struct{}), gone: make(chan struct{})}
+	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{})}
 	if err := s.take(ctx); err != nil {
 		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
@@ -85,6 +86,9 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, s.path, err), s.release())
 	}
 	go s.publishLater()
+	if err := s.publishNow(); err != nil {
+		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, dir, err), s.Close())
+	}
 	return s, resumed, nil
 }
 
@@ -129,10 +133,7 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	case err == nil:
 		err = s.resume(was, study)
 	}
-	if err != nil {
-		return false, err
-	}
-	return resumed, s.publish()
+	return resumed && err == nil, err
 }
 
 func insertStudy(tx *sql.Tx, study New) error {
@@ -218,20 +219,29 @@ func (s *Store) SetState(state State, note string) error {
 // A second Close does nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
-	if errors.Is(s.broken, errClosed) {
-		s.mu.Unlock()
+	broken := s.broken
+	s.mu.Unlock()
+	if errors.Is(broken, errClosed) {
 		return nil
 	}
 	var err error
-	if s.broken == nil {
-		err = s.publish()
+	if broken == nil {
+		err = s.publishNow()
 	}
+	s.mu.Lock()
 	s.broken = errClosed
 	s.mu.Unlock()
 	close(s.stop)
-	<-s.gone
+	select {
+	case <-s.gone:
+	case <-time.After(publishEnd):
+		err = errors.Join(err, fmt.Errorf("the snapshot in %s is not written after %s: %w", filepath.Join(s.dir, snapshotDir), publishEnd, ErrSilent))
+	}
 	return errors.Join(err, s.release())
 }
+
+// publishEnd is longer than an NFS server keeps its promises to a host that is lost.
+const publishEnd = 2 * time.Minute
 
 var errClosed = errors.New("it is closed")
 
@@ -261,22 +271,27 @@ func (s *Store) brokenError(what string) error {
 
 // write runs do in one transaction, acknowledged when write returns nil, and has it published now or soon.
 func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken != nil {
-		return s.brokenError(what)
-	}
-	if err := s.commit(what, do); err != nil {
+	if err := s.store(what, do); err != nil {
 		return err
 	}
 	if !now {
 		s.publishSoon()
 		return nil
 	}
-	if err := s.publish(); err != nil {
-		s.broken = fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
+	if err := s.publishNow(); err != nil {
+		return fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
 	}
-	return s.broken
+	return nil
+}
+
+// store is commit for those who do not have s.mu.
+func (s *Store) store(what string, do func(*sql.Tx) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken != nil {
+		return s.brokenError(what)
+	}
+	return s.commit(what, do)
 }
 
 // commit runs do in one transaction and acknowledges it: first it is on the disk, then it counts. Whether a transaction happened that

@@ -37,7 +37,7 @@ Examples:
 			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
 			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, SLO or server changed since the study began"},
 			&cli.BoolFlag{Name: "from-snapshot", Usage: "where the study's database is damaged or lost, go on from its newest snapshot"},
-			&cli.DurationFlag{Name: "takeover-after", Value: 20 * time.Second,
+			&cli.DurationFlag{Name: "takeover-after", Value: time.Minute,
 				Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"},
 			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "exit with 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
 		},
