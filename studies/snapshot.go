@@ -59,7 +59,7 @@ func (s *Store) publishLater() {
 			continue
 		case <-s.dirty:
 		}
-		s.publish() //nolint // it breaks the store
+		_ = s.publish() // an error breaks the store, and the next call returns it
 		rest := time.After(publishEvery)
 		for resting := true; resting; {
 			select {

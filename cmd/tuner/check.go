@@ -169,6 +169,25 @@ const (
 	usualProbes = 4
 )
 
+// checkBudget refuses a study of which a single probe takes longer than all of its GPU time.
+func (p *plan) checkBudget() error {
+	f := p.file
+	probe := f.Probe.LeadIn + p.window()
+	if f.Budget.GPUTime <= 0 || f.Probe.StartRate == 0 || probe <= f.Budget.GPUTime { // without a rate it is not known
+		return nil
+	}
+	least, limit := f.SLO().LeastRequests()
+	return fmt.Errorf("%s: budget.gpu_time %s is less than a single probe takes: %s for %d requests (a verdict on %s takes %d), and a trial takes about %d; "+
+		"raise it, lower probe.min_requests or probe.seconds, or take a lower percentile",
+		f.Path, f.Budget.GPUTime, probe.Round(time.Second), p.requests(), limit, least, usualProbes)
+}
+
+// window is how long a probe counts at the rate where the search begins.
+func (p *plan) window() time.Duration {
+	f := p.file
+	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
+}
+
 func (p *plan) printPlan(w io.Writer) {
 	f := p.file
 	window := p.window()

@@ -2,6 +2,7 @@ package fence
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,8 +32,8 @@ func MountOf(dir string) (Mount, error) {
 	if err != nil {
 		return Mount{}, err
 	}
-	defer f.Close() //nolint // it is only read
-	return mountOf(f, dir)
+	m, err := mountOf(f, dir)
+	return m, errors.Join(err, f.Close())
 }
 
 // mountOf finds the mount of a path in the format of proc(5), /proc/pid/mountinfo: the last of the longest mount points above it.
