@@ -44,22 +44,15 @@ func newHold(t *takeover, lock io.Closer) *Hold {
 
 // keep has the owner show that it lives, and watched, until Release.
 func (h *Hold) keep() *Hold {
-	h.work.Go(h.beat)
+	h.work.Go(func() { h.every(h.ttl/beatsPerTTL, h.beat) })
 	if h.disk.Locks() != CertainLocks {
-		h.work.Go(h.watch)
+		h.work.Go(func() { h.every(h.ttl/40, h.watch) })
 	}
 	return h
 }
 
 // Dir is the directory of this owner's epoch.
 func (h *Hold) Dir() string { return EpochDir(h.epoch) }
-
-// Slot is the number of the newest slot.
-func (h *Hold) Slot() int64 {
-	h.putting.Lock()
-	defer h.putting.Unlock()
-	return h.slot
-}
 
 // Lost is closed when the study is not this owner's any more, or when it cannot be known; Err says why.
 func (h *Hold) Lost() <-chan struct{} { return h.lost }
@@ -112,9 +105,9 @@ func (h *Hold) lose(err error) error {
 // beatsPerTTL is how often an owner that has nothing to store shows that it lives.
 const beatsPerTTL = 4
 
-// beat shows that the owner lives, and removes old slots.
-func (h *Hold) beat() {
-	tick := time.NewTicker(h.ttl / beatsPerTTL)
+// every does something again and again until the study is given up or lost.
+func (h *Hold) every(interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
@@ -123,14 +116,19 @@ func (h *Hold) beat() {
 		case <-h.lost:
 			return
 		case <-tick.C:
+			do()
 		}
-		if !h.putting.TryLock() { // something is being acknowledged, which shows it as well
-			continue
-		}
-		if h.put(Beat, h.commits) == nil { // otherwise Err says it
-			h.prune()
-		}
-		h.putting.Unlock()
+	}
+}
+
+// beat shows that the owner lives, and removes old slots.
+func (h *Hold) beat() {
+	if !h.putting.TryLock() { // something is being acknowledged, which shows it as well
+		return
+	}
+	defer h.putting.Unlock()
+	if h.put(Beat, h.commits) == nil { // otherwise Err says it
+		h.prune()
 	}
 }
 
@@ -142,22 +140,11 @@ func (h *Hold) prune() {
 // watch gives the study up when the disk has been silent for half of the time after which others take it over, so that no two
 // owners are at work. It does not ask the disk, which may not answer.
 func (h *Hold) watch() {
-	tick := time.NewTicker(h.ttl / 40)
-	defer tick.Stop()
-	for {
-		select {
-		case <-h.stop:
-			return
-		case <-h.lost:
-			return
-		case <-tick.C:
-		}
-		h.mu.Lock()
-		silent := time.Since(h.alive)
-		h.mu.Unlock()
-		if silent > h.ttl/2 {
-			h.lose(fmt.Errorf("%w for %s; another tuner may have taken the study over", ErrSilent, silent.Round(time.Millisecond)))
-		}
+	h.mu.Lock()
+	silent := time.Since(h.alive)
+	h.mu.Unlock()
+	if silent > h.ttl/2 {
+		h.lose(fmt.Errorf("%w for %s; another tuner may have taken the study over", ErrSilent, silent.Round(time.Millisecond)))
 	}
 }
 

@@ -29,6 +29,7 @@ type client struct {
 	locks Locks
 	cut   chan struct{} // nil while it is not; closed when it is healed
 	full  bool          // nothing can be written
+	lies  Kind          // slots of this kind are taken, and said to have failed
 }
 
 func newServer() *server { return &server{files: map[string]string{}, locked: map[string]bool{}} }
@@ -58,7 +59,10 @@ func (c *client) heal() {
 	c.cut = nil
 }
 
-var errFull = errors.New("no space left on device")
+var (
+	errFull   = errors.New("no space left on device")
+	errBroken = errors.New("input/output error")
+)
 
 func (c *client) Create(name string, content []byte) error {
 	defer c.ask()()
@@ -70,6 +74,9 @@ func (c *client) Create(name string, content []byte) error {
 		return errFull
 	}
 	c.files[name] = string(content)
+	if c.lies != "" && strings.Contains(string(content), `"kind":"`+string(c.lies)+`"`) {
+		return errBroken
+	}
 	return nil
 }
 
@@ -357,6 +364,27 @@ func TestAFullDiskEndsTheOwnership(t *testing.T) {
 		}
 		try(t, b.Release())
 	})
+}
+
+// A takeover that fails does not know whether its last slot is there. What that slot says must hold if it is.
+func TestAFailedTakeoverLeavesWhatItsSlotsSay(t *testing.T) {
+	for _, kind := range []Kind{Claim, Opened} {
+		synctest.Test(t, func(t *testing.T) {
+			c := &client{server: newServer(), locks: CertainLocks}
+			a := mustTake(t, c, "a")
+			try(t, c.Write(a.Dir()+"/"+Database, strings.NewReader("all of it")), a.Acknowledge(1), a.Release())
+			c.lies = kind
+			if _, _, err := take(c, "b"); !errors.Is(err, errBroken) {
+				t.Fatalf("%s: error %v, want that the disk failed", kind, err)
+			}
+			c.lies = ""
+			h := mustTake(t, c, "c")
+			if got := c.files[h.Dir()+"/"+Database]; got != "all of it" || h.commits != 1 {
+				t.Errorf("%s: the next owner has %q with %d commits", kind, got, h.commits)
+			}
+			try(t, h.Release())
+		})
+	}
 }
 
 // Epochs of the past are kept as a backup, but not all of them.

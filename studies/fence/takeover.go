@@ -22,6 +22,7 @@ type takeover struct {
 	at      Position // the end of what was before
 	slot    int64    // the newest slot of mine
 	epoch   int64
+	opened  bool // or it is not known: whoever comes next may go on from my epoch
 	copied  [2]digest
 	commits int64 // in my copy of the study
 }
@@ -65,7 +66,7 @@ func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, settle Settl
 	}
 	t := &takeover{disk: d, me: me, ttl: ttl, settle: settle}
 	if err := t.run(ctx, steps); err != nil {
-		if t.epoch != 0 { // nobody will ever go on from there
+		if t.epoch != 0 && !t.opened { // nobody will ever go on from there
 			err = errors.Join(err, d.Remove(EpochDir(t.epoch)))
 		}
 		return nil, errors.Join(err, lock.Close(), d.Remove(me.lockName()))
@@ -221,10 +222,12 @@ func owned(by Owner) error { return fmt.Errorf("%w: %s", ErrOwned, by) }
 // claim ends the time of the owner before: it can acknowledge nothing from here on.
 func (t *takeover) claim(context.Context) error {
 	err := t.put(Claim, t.at.Slot.Epoch, t.at.Slot.Commits)
-	if errors.Is(err, fs.ErrExist) {
+	switch {
+	case err == nil:
+		t.epoch = t.slot
+	case errors.Is(err, fs.ErrExist):
 		return errAgain
 	}
-	t.epoch = t.slot
 	return err
 }
 
@@ -339,7 +342,8 @@ func (t *takeover) check(context.Context) error {
 // open says that the epoch has all of the study: whoever comes next goes on from here.
 func (t *takeover) open(context.Context) error {
 	err := t.put(Opened, t.epoch, t.commits)
-	if errors.Is(err, fs.ErrExist) {
+	t.opened = !errors.Is(err, fs.ErrExist) // after any other error the slot may be there
+	if !t.opened {
 		return supersededBy(t.disk, t.slot+1)
 	}
 	return err
