@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"vllmtuner/realtime"
 )
 
 // A cell is one figure that was measured on a real server, with what the simulator says and what the mean over all
@@ -306,9 +308,7 @@ const fitReport = "../../docs/simulator-fit.md"
 // TestFit holds the profiles against what was measured on real servers, and the report in the documentation against the fit.
 // With SIM_FIT it writes the report.
 func TestFit(t *testing.T) {
-	if raceEnabled {
-		t.Skip("simulates all sweeps that were measured, which takes minutes under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "simulates all sweeps that were measured")
 	f := fitAll(t)
 	report := f.report(t)
 	if os.Getenv("SIM_FIT") != "" {

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"vllmtuner/realtime"
 )
 
 // steadyVariable makes a test's server one whose steps take so many milliseconds, whatever is in them, and that has memory for
@@ -28,9 +30,7 @@ func steady(p *Profile, ms float64) {
 // One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1; the clients are here, on
 // another core. What is told is the share of a core that the server used, and how many tokens came of those that were due.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("the race detector, or a machine that is short of time, says nothing of speed")
-	}
+	realtime.Only(t, "says something of speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
 	t.Setenv(steadyVariable, fmt.Sprint(stepMS))
 	t.Setenv("GOMAXPROCS", "1")

@@ -9,6 +9,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -90,9 +91,7 @@ func repeated(probes []trial.Probe) (once, twice int) {
 
 // No probe of a healthy server is measured again, whatever its draw and its rate: some searches begin at twice the capacity.
 func TestAHealthyCacheCostsNoProbe(t *testing.T) {
-	if raceEnabled {
-		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "simulates whole trials")
 	draws := 2
 	if os.Getenv("CACHE_PROTOCOLS") != "" {
 		draws = 10
@@ -120,9 +119,7 @@ func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 // costs 1.5 points of the hit rate, and half of the draws refill so much of it that it makes less than a point. In small-shared a
 // cache is full of other prefixes so soon that a lost one makes no difference at all.
 func TestALostCacheIsFound(t *testing.T) {
-	if raceEnabled {
-		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "simulates whole trials")
 	least := map[string]int{"h200-phase1": 4, "h200-production": 2}
 	for _, w := range reusers(t)[:2] {
 		found := 0
@@ -145,9 +142,7 @@ func TestALostCacheIsFound(t *testing.T) {
 
 // A server that says it emptied its cache and did not is found out: the first probe whose cache holds enough is measured again, in vain.
 func TestAResetThatDidNotHappenIsFound(t *testing.T) {
-	if raceEnabled {
-		t.Skip("simulates trials that take minutes under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "simulates whole trials")
 	least := map[string]int{"h200-phase1": 2, "h200-production": 1} // probes that end early say nothing
 	for _, w := range reusers(t)[:2] {
 		found := 0

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/realtime"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
@@ -293,9 +294,7 @@ func writePage(t *testing.T, file, text string) {
 
 // In the small the truth is the same from other draws, and ours is near it each time.
 func TestCapacityIsFound(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("half a million simulated requests take minutes under the race detector, and 10 s without: make test-real-time")
-	}
+	realtime.Only(t, "simulates half a million requests")
 	worlds, err := namedWorlds()
 	if err != nil {
 		t.Fatal(err)
@@ -329,9 +328,7 @@ func TestCapacityIsFound(t *testing.T) {
 
 // Each rival does what is said of it, and comes as near as its steps are wide.
 func TestRivalsFindACapacity(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("simulates loads that take a minute under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "simulates the loads of rivals")
 	worlds, err := namedWorlds()
 	if err != nil {
 		t.Fatal(err)
@@ -371,9 +368,7 @@ func TestRivalsFindACapacity(t *testing.T) {
 
 // The same seed gives the same world, whoever draws it, and another seed another.
 func TestRandomWorldsAreTheirSeeds(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("draws worlds by simulating them, which takes minutes under the race detector: make test-real-time")
-	}
+	realtime.Only(t, "draws worlds by simulating them")
 	const n = 6
 	got := make([]world, 2*n)
 	if err := each(2*n, func(i int) (err error) {

@@ -12,6 +12,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/trial"
 )
@@ -51,9 +52,7 @@ func httpURL(t *testing.T, p *vllmsim.Profile) string {
 // virtual time, for the same requests at the same moments. A busy machine makes single runs late, so the middle one of at least three
 // counts, and where that is late too there are more of them.
 func TestHTTPTellsWhatVirtualTimeTells(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("real time on a machine that is short of it, or under the race detector, is late")
-	}
+	realtime.Only(t, "holds real time against virtual time")
 	const most = 0.02
 	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
 	if err != nil {

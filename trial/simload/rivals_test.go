@@ -366,7 +366,7 @@ func ours(lengths trial.Lengths, precision float64) finder {
 			a.add(p.Measurement.Requests, runner.Lengths.LeadIn, p.Measurement.Window, p.GPUTime)
 			return nil
 		}
-		result, err := runner.Run(context.Background(), trial.Task{Number: draw + 1, Args: w.args, Hint: hint, Record: record})
+		result, err := runner.Run(context.Background(), trial.Task{Number: draw + 1, Args: w.args, Hint: func() float64 { return hint }, Record: record})
 		if err == nil && result.Outcome != trial.Measured {
 			err = fmt.Errorf("the trial ends as %s: %s", result.Outcome, result.Evidence)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -63,7 +64,7 @@ func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 	for _, kind := range []string{"production", "phase1"} {
 		draws := 100
-		if raceEnabled {
+		if realtime.RaceDetector {
 			draws = 10
 		}
 		twenty, most := 0, 0

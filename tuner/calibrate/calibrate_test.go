@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
@@ -119,6 +120,7 @@ func change(t *testing.T, r *Result, path string) Change {
 
 // What the fit says that it tells is so, and the new profile tells rates and flags that it was not fitted to.
 func TestFitFindsAChangedServer(t *testing.T) {
+	realtime.Only(t, "simulates twelve probes of each config")
 	truth, r := changed(t), runner(t, 150)
 	got := calibrated(t, truth, r, configs, 3, 12, 30, 50)
 	told := 0

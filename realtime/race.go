@@ -1,0 +1,6 @@
+//go:build race
+
+package realtime
+
+// RaceDetector is whether the race detector is on.
+const RaceDetector = true

@@ -1,6 +1,0 @@
-//go:build !race
-
-package vllmsim
-
-// raceEnabled is whether the race detector is on.
-const raceEnabled = false

@@ -1,6 +1,0 @@
-//go:build race
-
-package simload
-
-// raceEnabled is whether the race detector is on.
-const raceEnabled = true
