@@ -13,6 +13,8 @@ type Scope struct {
 	Natural bool          // answers ended where the model ended them: no length is off plan
 	Rules   Rules         // those For the endpoint; "" means Rules033
 	Limits  []Limit       // to count
+
+	Sketches bool // wanted too
 }
 
 // Measure sums up a run: its Tally where it has one, else its counted samples.

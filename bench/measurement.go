@@ -55,6 +55,7 @@ type Measurement struct {
 
 	Sessions Sessions `json:"sessions,omitzero"` // of live conversations
 	Series   Series   `json:"series,omitempty"`
+	Sketches Sketches `json:"sketches,omitzero"` // if they were asked for
 }
 
 // An OverLimit is how many completed requests were over a limit. A failed one breaks every limit and is in Failed alone.

@@ -82,3 +82,45 @@ func (s *sketch) percentile(p float64) float64 {
 		return latencyClasses.Value(s.classes.KeyAtRank(float64(i - s.zeros)))
 	})
 }
+
+// A Sketch is how the values of a latency are spread, to draw it or to add up several. Count i is of the values in milliseconds from γ^(First+i) to
+// γ^(First+i+1), γ = 1.005 / 0.995.
+type Sketch struct {
+	Zeros  int   `json:"zeros,omitempty"` // values of zero
+	First  int   `json:"first"`
+	Counts []int `json:"counts"`
+}
+
+// Sketches are the latencies of a run of which there are any.
+type Sketches struct {
+	TTFT *Sketch `json:"ttft_ms,omitempty"`
+	TPOT *Sketch `json:"tpot_ms,omitempty"`
+	ITL  *Sketch `json:"itl_ms,omitempty"`
+	E2E  *Sketch `json:"e2e_ms,omitempty"`
+}
+
+// spread returns the distribution as a Sketch; nil of one without values.
+func (d *distribution) spread() *Sketch {
+	if d.n == 0 {
+		return nil
+	}
+	all := d.sketch
+	if all == nil {
+		all = newSketch()
+		for _, v := range d.values {
+			all.add(v)
+		}
+	}
+	out := &Sketch{Zeros: all.zeros, Counts: []int{}}
+	all.classes.ForEach(func(class int, count float64) bool {
+		if len(out.Counts) == 0 {
+			out.First = class
+		}
+		for len(out.Counts) < class-out.First {
+			out.Counts = append(out.Counts, 0)
+		}
+		out.Counts = append(out.Counts, int(count))
+		return false
+	})
+	return out
+}

@@ -304,6 +304,9 @@ func (t *Tally) Measurement(scope Scope) Measurement {
 		PromptTokens: t.total.prompt, CachedTokens: t.total.cached, OutputTokens: t.total.output, WantTokens: t.total.want,
 		PeakInFlight: t.inFlight.peak(), Sessions: Sessions{Turns: t.total.turns, Completed: t.total.sessions},
 	}
+	if scope.Sketches {
+		m.Sketches = Sketches{t.ttft.spread(), t.tpot.spread(), t.itl.spread(), t.e2e.spread()}
+	}
 	if t.queue.max > 0 {
 		m.Queue = t.queue.stats()
 	}

@@ -203,3 +203,41 @@ func BenchmarkMeasure(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.N*len(samples))/b.Elapsed().Seconds(), "req/s")
 }
+
+// What the sketches of a run hold are its values, each within its class, whether values were kept or not.
+func TestSketchesAreTheValues(t *testing.T) {
+	limit := 1.005 / 0.995
+	kept, sketched := newTally("", nil), NewTally("", nil)
+	for i := range 500 {
+		first := time.Duration(i*i) * time.Microsecond
+		s := Sample{Sent: 1, First: 1 + first, Last: 1 + first + time.Second, End: 1 + first + time.Second, OutputTokens: 11, WantTokens: 11}
+		kept.Add(&s)
+		sketched.Add(&s)
+	}
+	got := kept.Measurement(Scope{Sketches: true}).Sketches
+	if again := sketched.Measurement(Scope{Sketches: true}).Sketches; !reflect.DeepEqual(got, again) {
+		t.Errorf("sketches of kept values are %+v, of a sketch %+v", got, again)
+	}
+	if got.ITL != nil || got.TPOT == nil || got.E2E == nil {
+		t.Errorf("the sketches are %+v, want those of TTFT, TPOT and E2E", got)
+	}
+	n := got.TTFT.Zeros
+	for i, count := range got.TTFT.Counts {
+		from, to := math.Pow(limit, float64(got.TTFT.First+i)), math.Pow(limit, float64(got.TTFT.First+i+1))
+		in := 0
+		for _, v := range kept.ttft.values {
+			if v >= from*(1-1e-9) && v < to*(1-1e-9) {
+				in++
+			}
+		}
+		if n += count; in != count {
+			t.Errorf("class %d has %d values, there are %d from %g to %g ms", i, count, in, from, to)
+		}
+	}
+	if n != 500 {
+		t.Errorf("the sketch has %d values, want 500", n)
+	}
+	if m := kept.Measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
+		t.Error("there are sketches that nobody asked for")
+	}
+}

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type Runner struct {
 	Arrivals  workload.Arrivals
 	Natural   bool     // answers end where the model ends them, so that no length is off plan
 	Marks     []string // what a reader must know of every result
+	Simulated bool     // no GPU is behind the servers, one that fails before it can say so among them
 
 	// A server that drafts and of whose drafts less than MinAcceptance (accepted / drafted tokens) is accepted, once MinDrafted are
 	// known, is measured no further; 0 asks for nothing.
@@ -56,10 +58,10 @@ type Runner struct {
 // A Task is one trial to run.
 type Task struct {
 	Number int
-	Args   []string // all args of the server after the model
-	Hint   float64  // where to begin the search; 0 means the Runner's
-	Draw   int      // of its first probe; a measurement that is to be independent of another begins with one that has not been
-	Done   []Probe  // measured before an interruption: used again, not repeated
+	Args   []string       // all args of the server after the model
+	Hint   func() float64 // where to begin the search, asked once Accept has seen the server; nil or 0 mean the Runner's
+	Draw   int            // of its first probe; a measurement that is to be independent of another begins with one that has not been
+	Done   []Probe        // measured before an interruption: used again, not repeated
 	Record func(Probe) error
 }
 
@@ -72,7 +74,7 @@ func (r *Runner) Run(ctx context.Context, task Task) (Result, error) {
 // onServer starts the task's server, measures with it, and ends it.
 func (r *Runner) onServer(ctx context.Context, task Task, measure func(*measuring, context.Context) (capacity.Capacity, error)) (result Result, err error) {
 	r.progress("starting the server")
-	result = Result{Notes: slices.Clone(r.Marks)}
+	result = Result{Notes: slices.Clone(r.Marks), Facts: serverctl.Facts{Simulated: r.Simulated}}
 	began := time.Now()
 	server, load, err := r.startServer(ctx, task)
 	if err != nil {
@@ -239,8 +241,8 @@ func (m *measuring) search(known []capacity.Step) capacity.Search {
 			m.Search.Plan(f)
 		}
 	}
-	if m.Hint > 0 {
-		search.Hint = m.Hint
+	if m.Hint != nil {
+		search.Hint = cmp.Or(m.Hint(), search.Hint)
 	}
 	if search.Hint == 0 {
 		search.Hint = m.firstRate
@@ -409,7 +411,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 	if err != nil {
 		return Probe{}, err
 	}
-	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: m.Natural}
+	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: m.Natural, Sketches: true}
 	if o.Streams > 0 {
 		scope = scope.ByNumber(run)
 	}
