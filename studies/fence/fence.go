@@ -6,8 +6,8 @@
 // with a copy of the study in a directory of its own, an epoch, since writes of that owner may still be on their way. Locks
 // only tell how long to wait.
 //
-// An owner removes slots of its own that are neither the newest two nor the first two of its epoch, so that each epoch leaves no more
-// than four. That is safe:
+// An owner removes slots of its own that are neither the newest two nor the first two of its epoch, and its successor those that it had no time to
+// remove, so that each owner leaves no more than four, and a takeover that failed one. That is safe:
 //   - The newest slot of all is never removed. So a claim, one above a number that was listed at any time, is either the newest slot
 //     when it is made, or lies below the newest, which the list after it shows.
 //   - Claims are never removed. So an owner that was superseded, whose next slot is the claim that superseded it, is told so.
@@ -16,6 +16,7 @@ package fence
 import (
 	"errors"
 	"io"
+	"time"
 )
 
 // The files of an epoch.
@@ -27,8 +28,12 @@ const (
 // Where the slots are, by which a directory is known to hold a study, and the locks of their owners.
 const (
 	SlotDir  = "fence"
-	ownerDir = "owners"
+	OwnerDir = "owners"
 )
+
+// UsualSilence is after what time an owner is taken for dead, unless somebody says otherwise. It leaves the owner half a minute to find a server again that
+// restarts: starting vLLM once more would take longer.
+const UsualSilence = time.Minute
 
 // ErrOwned says that another tuner owns the study, or was quicker to take it.
 var ErrOwned = errors.New("another tuner owns this study")
@@ -38,6 +43,11 @@ var ErrSilent = errors.New("the study's disk does not answer")
 
 // ErrLost says that the disk lost what was acknowledged.
 var ErrLost = errors.New("the disk lost what it had stored")
+
+// A DamagedError says that the slots are not as tuners leave them, so that it is not known whose a study is, or which of its copies is the last.
+type DamagedError string
+
+func (e DamagedError) Error() string { return string(e) }
 
 // A Disk keeps a study. Names are relative to the study's directory. What is listed, and that a file does not exist, may be news of a
 // minute ago, as on NFS, unless this host has changed the same directory since.

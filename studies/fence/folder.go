@@ -48,9 +48,9 @@ func (f *Folder) Create(name string, content []byte) error {
 // Open implements Disk. Where the disk can, it reads past the page cache: on NFS a cached page is as old as the time stamps of the server
 // are coarse.
 func (f *Folder) Open(name string) (io.ReadCloser, error) {
-	file, err := f.root.OpenFile(name, os.O_RDONLY|unix.O_DIRECT, 0)
+	file, err := f.open(name, os.O_RDONLY|unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) { // tmpfs, and others that have no direct reads
-		return f.root.Open(name)
+		return f.open(name, os.O_RDONLY)
 	}
 	if err != nil {
 		return nil, err
@@ -58,9 +58,48 @@ func (f *Folder) Open(name string) (io.ReadCloser, error) {
 	return &direct{file: file}, nil
 }
 
+// open opens a file, and nothing else.
+func (f *Folder) open(name string, flag int) (*os.File, error) {
+	file, err := OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, 0o644) })
+	if errors.Is(err, ErrNoFile) {
+		return nil, noFile(name)
+	}
+	return file, err
+}
+
+// ErrNoFile says that what has a file's name is something else, such as a directory or a pipe.
+var ErrNoFile = errors.New("it is not a file")
+
+// OpenRegular opens a file with flags by way of open, and nothing else: a pipe that somebody has put in its place would hold up whoever opens it for
+// good. O_NONBLOCK, by which it does not, is nothing to a file.
+func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
+	file, err := open(flag | unix.O_NONBLOCK)
+	if errors.Is(err, unix.EWOULDBLOCK) { // a file, of which another host has a lease that is first taken back: this is its server
+		file, err = open(flag)
+	}
+	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or a socket
+		return nil, ErrNoFile
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = ErrNoFile
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+func noFile(name string) error {
+	return DamagedError(fmt.Sprintf("%s is not a file: move it away, and bring back what was there from a backup", name))
+}
+
 // Write implements Disk.
 func (f *Folder) Write(name string, content io.Reader) error {
-	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	file, err := f.open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return err
 	}
@@ -73,7 +112,7 @@ func (f *Folder) Write(name string, content io.Reader) error {
 
 // List implements Disk.
 func (f *Folder) List(dir string) ([]string, error) {
-	d, err := f.root.Open(dir)
+	d, err := f.root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +133,7 @@ func (f *Folder) Remove(name string) error { return f.root.RemoveAll(name) }
 
 // Sync implements Disk.
 func (f *Folder) Sync(dir string) error {
-	d, err := f.root.Open(dir)
+	d, err := f.root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
 	}
@@ -104,7 +143,7 @@ func (f *Folder) Sync(dir string) error {
 // Lock implements Disk with flock, which belongs to the open file, so that no other open and close of the same file in this process can
 // lose it. On NFS Linux makes it a lock of the whole file on the server (flock(2), since 2.6.12).
 func (f *Folder) Lock(name string) (io.Closer, error) {
-	file, err := f.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
+	file, err := f.open(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
@@ -117,8 +156,9 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 
 // Locked implements Disk.
 func (f *Folder) Locked(name string) (held bool, err error) {
-	file, err := f.root.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	file, err := f.open(name, os.O_RDONLY)
+	_, other := errors.AsType[DamagedError](err) // such as OwnerDir, of an owner that has not yet said who it is
+	if errors.Is(err, fs.ErrNotExist) || other {
 		return false, nil
 	}
 	if err != nil {

@@ -44,7 +44,7 @@ func newHold(t *takeover, lock io.Closer) *Hold {
 
 // keep has the owner show that it lives, and watched, until Release.
 func (h *Hold) keep() *Hold {
-	h.work.Go(func() { h.every(h.ttl/beatsPerTTL, h.beat) })
+	h.work.Go(func() { h.every(min(h.ttl, UsualSilence)/beatsPerTTL, h.beat) })
 	if h.disk.Locks() != CertainLocks {
 		h.work.Go(func() { h.every(h.ttl/40, h.watch) })
 	}
@@ -53,6 +53,9 @@ func (h *Hold) keep() *Hold {
 
 // Dir is the directory of this owner's epoch.
 func (h *Hold) Dir() string { return EpochDir(h.epoch) }
+
+// Epoch is the number of the owner's epoch.
+func (h *Hold) Epoch() int64 { return h.epoch }
 
 // Lost is closed when the study is not this owner's any more, or when it cannot be known; Err says why.
 func (h *Hold) Lost() <-chan struct{} { return h.lost }
@@ -102,7 +105,8 @@ func (h *Hold) lose(err error) error {
 	return h.err
 }
 
-// beatsPerTTL is how often an owner that has nothing to store shows that it lives.
+// beatsPerTTL is how often an owner that has nothing to store shows that it lives. It does not know after what silence others take it for dead, so one that
+// is itself more patient than usual shows it no less often.
 const beatsPerTTL = 4
 
 // every does something again and again until the study is given up or lost.
@@ -160,7 +164,11 @@ func (h *Hold) Release() error {
 			done <- nil
 			return
 		}
-		done <- h.put(Released, h.commits)
+		err := h.put(Released, h.commits)
+		if err == nil {
+			h.prune()
+		}
+		done <- err
 	}()
 	select {
 	case err := <-done:

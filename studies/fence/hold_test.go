@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -150,9 +151,14 @@ const ttl = 20 * time.Second
 // take takes the study for somebody, with a database that has as many commits as were acknowledged.
 func take(c *client, name string) (*Hold, time.Duration, error) {
 	began := time.Now()
-	h, err := Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: began}, ttl,
-		func(_ string, acknowledged int64) (int64, error) { return acknowledged, nil })
+	h, err := takeAfter(c, name, ttl)
 	return h, time.Since(began), err
+}
+
+// takeAfter is take by somebody of another patience.
+func takeAfter(c *client, name string, silence time.Duration) (*Hold, error) {
+	return Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: time.Now()}, silence,
+		func(_ string, acknowledged int64) (int64, error) { return acknowledged, nil })
 }
 
 func mustTake(t *testing.T, c *client, name string) *Hold {
@@ -187,6 +193,21 @@ func TestALivingOwnerStays(t *testing.T) {
 			try(t, a.Err(), a.Acknowledge(1), a.Release())
 		})
 	}
+}
+
+// Nor is one that is more patient than the usual, which others cannot know.
+func TestAPatientOwnerStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		a, err := takeAfter(&client{server: s}, "a", 10*UsualSilence)
+		try(t, err)
+		for range 3 {
+			if _, err := takeAfter(&client{server: s}, "b", UsualSilence); !errors.Is(err, ErrOwned) {
+				t.Fatalf("a patient owner was taken for dead: %v", err)
+			}
+		}
+		try(t, a.Acknowledge(1), a.Release())
+	})
 }
 
 // How long a takeover takes, by how the owner went.
@@ -321,6 +342,11 @@ func TestSlotsDoNotGrow(t *testing.T) {
 				time.Sleep(time.Second)
 				try(t, h.Acknowledge(int64(200*owner+commit+1)))
 			}
+			if owner%2 == 1 { // killed: nothing more is asked of the disk
+				h.lose(errBroken)
+				delete(s.locked, "owners/"+fmt.Sprint("tuner", owner))
+				continue
+			}
 			time.Sleep(time.Hour)
 			try(t, h.Release())
 		}
@@ -330,7 +356,7 @@ func TestSlotsDoNotGrow(t *testing.T) {
 		if len(numbers) > 5*owners {
 			t.Errorf("%d slots are left of %d owners and %d slots in all", len(numbers), owners, numbers[0])
 		}
-		left, err := c.List(ownerDir)
+		left, err := c.List(OwnerDir)
 		try(t, err)
 		if len(left) > 0 {
 			t.Errorf("owners %v are left", left)
@@ -424,4 +450,97 @@ func TestNothingReadableIsNotNothing(t *testing.T) {
 			t.Errorf("%d files, there were %d", len(c.files), before)
 		}
 	})
+}
+
+// An owner that was cut off and taken for dead acknowledges nothing more after Stop, and a study that was stopped can be taken as any other.
+func TestStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		a, b := &client{server: s, locks: NoLocks}, &client{server: s, locks: NoLocks}
+		owner := mustTake(t, a, "a")
+		stop := func() error {
+			release, err := Stop(t.Context(), b, Owner{ID: "b"}, ttl)
+			return errors.Join(err, release())
+		}
+		if err := stop(); !errors.Is(err, ErrOwned) {
+			t.Errorf("of an owner that lives: %v, want ErrOwned", err)
+		}
+		a.partition()
+		try(t, stop())
+		a.heal()
+		if err := owner.Acknowledge(1); err == nil {
+			t.Error("it acknowledges after the study was stopped")
+		}
+		_ = owner.Release() // it is lost
+		next := mustTake(t, &client{server: s, locks: NoLocks}, "c")
+		try(t, next.Acknowledge(1), next.Release())
+	})
+}
+
+// Where locks tell who lives nobody takes a study between its stop and what it was stopped for.
+func TestStopIsUntilItsRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &client{server: newServer(), locks: CertainLocks}
+		try(t, mustTake(t, c, "a").Release())
+		release, err := Stop(t.Context(), c, Owner{ID: "b"}, ttl)
+		try(t, err)
+		if _, _, err := take(c, "c"); !errors.Is(err, ErrOwned) {
+			t.Errorf("a study that is stopped is taken: %v", err)
+		}
+		try(t, release(), mustTake(t, c, "c").Release())
+	})
+}
+
+// A study whose slots are gone, or damaged, is not begun anew over what is there.
+func TestSlotsThatAreGone(t *testing.T) {
+	for name, harm := range map[string]struct {
+		do   func(files map[string]string, slots []string)
+		want string
+	}{
+		"all gone":        {func(files map[string]string, slots []string) { deleteAll(files, slots) }, "slots are missing in fence: the newest is 0, and e000000000001 is there"},
+		"the newest gone": {func(files map[string]string, slots []string) { deleteAll(files, slots[2:]) }, "slots are missing in fence: the newest is 2, and e00000000000"},
+		"with a gap": {func(files map[string]string, slots []string) {
+			files[slots[len(slots)-1]] = ""
+			delete(files, slots[len(slots)-2])
+		}, "in fence is damaged"},
+		"says nothing": {func(files map[string]string, slots []string) { files[slots[len(slots)-1]] = "{}" }, "in fence is damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := &client{server: newServer(), locks: CertainLocks}
+				for range 2 {
+					h := mustTake(t, c, "a")
+					try(t, c.Write(h.Dir()+"/"+Database, strings.NewReader("all of it")), h.Acknowledge(1), h.Release())
+				}
+				var slots []string
+				for file := range c.files {
+					if strings.HasPrefix(file, SlotDir+"/0") {
+						slots = append(slots, file)
+					}
+				}
+				slices.Sort(slots)
+				if name == "all gone" {
+					for file := range c.files {
+						if strings.HasPrefix(file, "e") && !strings.HasPrefix(file, "e000000000001/") {
+							delete(c.files, file)
+						}
+					}
+				}
+				harm.do(c.files, slots)
+				before := maps.Clone(c.files)
+				if _, _, err := take(c, "b"); err == nil || !strings.Contains(err.Error(), harm.want) {
+					t.Errorf("error %v, want %q", err, harm.want)
+				}
+				if !maps.Equal(before, c.files) {
+					t.Errorf("the files were %v and are %v", before, c.files)
+				}
+			})
+		})
+	}
+}
+
+func deleteAll(files map[string]string, names []string) {
+	for _, name := range names {
+		delete(files, name)
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"vllmtuner/realtime"
 )
 
 // A scenario is what its actors do, each by itself, in a world that is prepared.
@@ -216,6 +218,9 @@ func (a *actor) takeOver(steps []step) (*Hold, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.prunes {
+		_ = t.pruneLast() // one that is stopped here is no owner
+	}
 	return newHold(t, &pages{}), nil
 }
 
@@ -230,6 +235,7 @@ type manner struct {
 	tooEarly       bool // the slot is taken first
 	prunesClaim    bool // the first slots of an epoch are removed too
 	prunesNewest   bool // so are the newest
+	prunesNothing  bool // all slots stay, as of one that is killed
 }
 
 // writes stores and acknowledges values until it may no more.
@@ -257,6 +263,9 @@ func (a *actor) writes(h *Hold, m manner, values ...string) {
 			return
 		}
 		a.w.acknowledged(value, h)
+		if m.prunesNothing {
+			continue
+		}
 		if m.prunesNewest {
 			h.slot += 2
 		}
@@ -291,7 +300,7 @@ func (a *actor) opened(values []string) (h *Hold) {
 			a.w.fail("the first owner: %v", err)
 			return
 		}
-		a.writes(h, manner{}, values...)
+		a.writes(h, manner{prunesNothing: a.prunes}, values...)
 	}()
 	a.w.alone(a, done)
 	a.seen = [sha256.Size]byte{}
@@ -323,6 +332,7 @@ type trouble struct {
 	without      []string // steps of the takeovers
 	manner       manner
 	long         bool // takes a minute under the race detector
+	prunes       bool // whoever comes next removes the slots that stay of one who was killed
 	deaf, sloppy bool
 }
 
@@ -354,6 +364,9 @@ func (tr trouble) scenario() scenario {
 		w.coarse = tr.coarse
 		w.loses = tr.loses
 		a, b := w.actors[0], w.actors[1]
+		for _, one := range w.actors {
+			one.prunes = tr.prunes
+		}
 		h := a.opened(tr.before)
 		holds[w] = h
 		for _, other := range w.actors[1:] {
@@ -374,11 +387,14 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		"three owners":                         {long: true, coarse: true, third: true},
 		"two owners, many slots":               {coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
 		"two owners and a crash":               {coarse: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
+		"slots of one who was killed":          {coarse: true, before: []string{"a1", "a2"}, values: []string{"a3"}, more: []string{"b1"}, prunes: true},
 		"a server that loses what it had":      {coarse: true, before: []string{"a1"}, more: []string{"b1"}, loses: true},
 	}
 	for name, tr := range troubles {
 		t.Run(name, func(t *testing.T) {
-			tr.skipLong(t)
+			if tr.long {
+				realtime.Only(t, "a minute each")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				wrong, tried := explore(tr.scenario())
 				if wrong != "" {
@@ -387,13 +403,6 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 				t.Logf("%+v", tried)
 			})
 		})
-	}
-}
-
-// skipLong leaves out what is for other runs.
-func (tr trouble) skipLong(t *testing.T) {
-	if tr.long && raceEnabled {
-		t.Skip("takes a minute under the race detector: make test-real-time")
 	}
 }
 
@@ -416,7 +425,9 @@ func TestNothingCanBeLeftOut(t *testing.T) {
 		"newest slot that stays":      {coarse: true, values: few, more: more[:1], manner: manner{prunesNewest: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tr.skipLong(t)
+			if tr.long {
+				realtime.Only(t, "a minute each")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				wrong, tried := explore(tr.scenario())
 				if wrong == "" {

@@ -13,10 +13,10 @@ import (
 
 // A Mount is the file system that a directory is on.
 type Mount struct {
-	Point   string
-	Type    string   // such as ext4, nfs4
-	Source  string   // such as server:/export
-	Options []string // of the mount and of the file system, such as hard, vers=4.2
+	Point   string   `json:"point"`
+	Type    string   `json:"type"`    // such as ext4, nfs4
+	Source  string   `json:"source"`  // such as server:/export
+	Options []string `json:"options"` // of the mount and of the file system, such as hard, vers=4.2
 }
 
 // MountOf returns the mount of a directory that exists.
@@ -80,12 +80,15 @@ func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
 // own are the file systems of one host alone.
 var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
 
-// Locks is what locks are worth on the mount. Of a file system that is not known to be a host's own they are a hint alone.
+// shared are the file systems whose locks (flock(2)) all hosts see, unless the mount says otherwise.
+var shared = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
+
+// Locks is what locks are worth on the mount. Of a file system that is not known they may be those of each host alone.
 func (m Mount) Locks() Locks {
 	switch {
 	case slices.Contains(own, m.Type):
 		return CertainLocks
-	case m.Has("nolock"), m.Has("local_lock=all"), m.Has("local_lock=flock"):
+	case m.Has("nolock"), m.Has("local_lock=all"), m.Has("local_lock=flock"), !slices.Contains(shared, m.Type):
 		return NoLocks
 	}
 	return SharedLocks
@@ -103,7 +106,11 @@ func (m Mount) Check() (warnings []string, err error) {
 // check is Check on a host of that name.
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
-		return nil, nil
+		if m.Locks() == NoLocks {
+			warnings = append(warnings, fmt.Sprintf("%s is on %s, and whether its locks are those of all hosts is not known: after a crash a study is taken over only when its "+
+				"owner was silent for --takeover-after", m.Point, m.Type))
+		}
+		return warnings, nil
 	}
 	for _, soft := range []string{"soft", "softerr"} {
 		if m.Has(soft) {
@@ -114,6 +121,10 @@ func (m Mount) check(host string) (warnings []string, err error) {
 	if m.Locks() == NoLocks {
 		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash a study is taken over only when its owner was silent for --takeover-after",
 			m.Point, strings.Join(m.lockOptions(), ", ")))
+	}
+	if m.Has("nocto") {
+		warnings = append(warnings, fmt.Sprintf("%s is mounted with nocto: a host that opens a file may find what was in it long before, so that readers see an older study, and "+
+			"tuners what is no longer so (nfs(5)); mount it without", m.Point))
 	}
 	if host == "" || host == "localhost" || strings.HasPrefix(host, "localhost.") {
 		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients of one name take each other's locks away; give each host its own name", host))

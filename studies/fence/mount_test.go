@@ -15,6 +15,8 @@ const mounts = `22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard
 43 40 0:55 / /mnt/ceph rw,relatime - ceph mon:/ rw,acl
 44 40 0:56 / /mnt/over rw,relatime - nfs4 filer:/first rw,vers=4.1,hard,local_lock=none
 45 44 0:57 / /mnt/over rw,relatime - ext4 /dev/vdb rw
+47 40 0:59 / /mnt/nocto rw,relatime - nfs4 10.0.0.1:/ rw,vers=4.2,hard,nocto,proto=tcp,local_lock=none
+46 40 0:58 / /mnt/bucket rw,relatime - fuse.s3fs s3fs rw,user_id=0
 `
 
 func TestMountOf(t *testing.T) {
@@ -31,6 +33,8 @@ func TestMountOf(t *testing.T) {
 		"/mnt/old disk/a":      {"/mnt/old disk", "nfs", NoLocks, "", "(local_lock=all, nolock): after a crash a study is taken over only when"},
 		"/mnt/soft":            {"/mnt/soft", "nfs4", SharedLocks, "/mnt/soft is mounted with soft: ", ""},
 		"/mnt/ceph":            {"/mnt/ceph", "ceph", SharedLocks, "", ""},
+		"/mnt/nocto":           {"/mnt/nocto", "nfs4", SharedLocks, "", "/mnt/nocto is mounted with nocto: "},
+		"/mnt/bucket":          {"/mnt/bucket", "fuse.s3fs", NoLocks, "", "/mnt/bucket is on fuse.s3fs, and whether its locks"},
 		"/mnt/over/the/others": {"/mnt/over", "ext4", CertainLocks, "", ""},
 	} {
 		m, err := mountOf(strings.NewReader(mounts), path)

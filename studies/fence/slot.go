@@ -29,7 +29,7 @@ func (o Owner) String() string {
 }
 
 // lockName is the file that an owner has locked as long as it lives.
-func (o Owner) lockName() string { return path.Join(ownerDir, o.ID) }
+func (o Owner) lockName() string { return path.Join(OwnerDir, o.ID) }
 
 // A Kind says what a slot was taken for.
 type Kind string
@@ -60,6 +60,15 @@ type Position struct {
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
 
+// slotOf is the inverse of slotName, in the slots' directory.
+func slotOf(name string) (n int64, ok bool) {
+	n, err := strconv.ParseInt(name, 10, 64)
+	return n, err == nil && len(name) == 12
+}
+
+// IsSlot reports whether a file in SlotDir is a slot by its name.
+func IsSlot(name string) bool { _, ok := slotOf(name); return ok }
+
 // EpochDir is the directory of an epoch. An epoch has the number of the slot that began it.
 func EpochDir(epoch int64) string { return fmt.Sprintf("e%012d", epoch) }
 
@@ -79,18 +88,20 @@ func Look(d Disk) (Position, error) {
 		return Position{}, err
 	}
 	p := Position{Top: numbers[0]}
-	for _, n := range numbers {
+	for i, n := range numbers {
+		// An owner that took a slot and could not write it had the one before it, its own or that of the owner before: it has not removed that yet.
+		if i > 0 && n != numbers[i-1]-1 {
+			return p, damaged(numbers[i-1])
+		}
 		p.Slot, err = readSlot(d, n)
 		if !errors.Is(err, errUnwritten) {
 			return p, err
 		}
 	}
 	// Nothing was ever acknowledged if nobody came further than to take a slot; an epoch says that somebody did.
-	names, err := d.List(".")
-	for _, name := range names {
-		if _, ok := epochOf(name); ok {
-			return p, fmt.Errorf("no slot in %s can be read, so it is not known which of the study's copies is the last: %s is one", SlotDir, name)
-		}
+	epoch, err := newestEpoch(d)
+	if epoch > 0 {
+		err = DamagedError(fmt.Sprintf("no slot in %s can be read, so it is not known which of the study's copies is the last: %s is one", SlotDir, EpochDir(epoch)))
 	}
 	return p, err
 }
@@ -106,7 +117,7 @@ func slotNumbers(d Disk) ([]int64, error) {
 	}
 	var numbers []int64
 	for _, name := range names {
-		if n, err := strconv.ParseInt(name, 10, 64); err == nil && len(name) == 12 {
+		if n, ok := slotOf(name); ok {
 			numbers = append(numbers, n)
 		}
 	}
@@ -132,11 +143,26 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 			return Slot{}, fmt.Errorf("read slot %d: %w", n, err)
 		}
 		if json.Unmarshal(content, &s) == nil {
-			return s, nil
+			return s, s.check(n)
 		}
 		time.Sleep(readPause)
 	}
 	return Slot{}, errUnwritten
+}
+
+// damaged says that a slot is not as a tuner leaves it.
+func damaged(n int64) error {
+	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so that it is not known whose the study is: bring it back from a backup, or begin a study under another name "+
+		"with what this one has (tuner import)", n, SlotDir))
+}
+
+// check refuses what no tuner has written.
+func (s Slot) check(n int64) error {
+	known := slices.Contains([]Kind{Claim, Opened, Commit, Beat, Released}, s.Kind)
+	if !known || s.Owner.ID == "" || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {
+		return damaged(n)
+	}
+	return nil
 }
 
 func readAll(d Disk, name string) ([]byte, error) {

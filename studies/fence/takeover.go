@@ -78,6 +78,20 @@ func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, settle Settl
 	return h, nil
 }
 
+// untilMine are the steps after which the owner before can acknowledge nothing.
+const untilMine = 4
+
+// Stop sees to it that a study's owner acknowledges nothing more, without taking its place. One that lives is not disturbed, as with Take. To others
+// the study is this owner's until release, which is never nil.
+func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release func() error, err error) {
+	lock, err := prepare(d, me)
+	if err != nil {
+		return func() error { return nil }, err
+	}
+	t := &takeover{disk: d, me: me, ttl: ttl}
+	return func() error { return errors.Join(lock.Close(), d.Remove(me.lockName())) }, t.run(ctx, steps[:untilMine])
+}
+
 // keepEpochs is how many epochs before the own one stay, as a backup of the study as it was before.
 const keepEpochs = 2
 
@@ -100,14 +114,41 @@ func (t *takeover) tidy() error {
 		}
 	}
 	if last := t.at.Slot.Owner; last.ID != "" {
-		return t.disk.Remove(last.lockName())
+		if err := t.disk.Remove(last.lockName()); err != nil {
+			return err
+		}
+	}
+	return t.pruneLast()
+}
+
+// pruneLast removes the slots of the last owner that it would have removed itself, had it not been killed: see the package's comment. What those before it
+// have left, it has removed when it came.
+func (t *takeover) pruneLast() error {
+	numbers, err := slotNumbers(t.disk)
+	if err != nil {
+		return err
+	}
+	for _, n := range numbers {
+		if n <= t.at.Slot.Epoch || n >= t.epoch-1 {
+			continue
+		}
+		s, err := readSlot(t.disk, n)
+		switch {
+		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // perhaps a claim; gone
+		case err != nil:
+			return err
+		case s.Kind == Commit || s.Kind == Beat:
+			if err := t.disk.Remove(slotName(n)); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
 // prepare makes the directories, and takes the lock by which others see that this owner lives.
 func prepare(d Disk, me Owner) (io.Closer, error) {
-	for _, dir := range []string{SlotDir, ownerDir} {
+	for _, dir := range []string{SlotDir, OwnerDir} {
 		if err := d.Make(dir); err != nil {
 			return nil, err
 		}
@@ -141,12 +182,31 @@ func (t *takeover) look(context.Context) (err error) {
 	if err = t.refresh(SlotDir); err != nil {
 		return err
 	}
+	epoch, err := newestEpoch(t.disk) // first: whoever makes an epoch has a slot of its number
+	if err != nil {
+		return err
+	}
 	t.at, err = Look(t.disk)
 	if errors.Is(err, fs.ErrNotExist) { // its owner has removed it since it was listed
 		return errAgain
 	}
+	if err == nil && epoch > t.at.Top {
+		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s is there; without them it is not known which copy of the study is the last, "+
+			"or whether it has an owner: bring them back, or begin a study under another name with what this one has (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
+	}
 	t.slot = t.at.Top
 	return err
+}
+
+// newestEpoch is the number of the newest epoch; 0 where there is none.
+func newestEpoch(d Disk) (newest int64, err error) {
+	names, err := d.List(".")
+	for _, name := range names {
+		if epoch, ok := epochOf(name); ok {
+			newest = max(newest, epoch)
+		}
+	}
+	return newest, err
 }
 
 // refresh makes the disk list a directory as it is now.
@@ -307,7 +367,7 @@ type digest [sha256.Size]byte
 func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	f, err := t.disk.Open(path.Join(from, name))
 	if errors.Is(err, fs.ErrNotExist) { // perhaps it was so when this host looked last: a journal that is not seen is not rolled back
-		if err := t.refresh(from); err != nil {
+		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // the whole epoch may be lost
 			return d, err
 		}
 		f, err = t.disk.Open(path.Join(from, name))

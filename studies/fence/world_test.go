@@ -49,6 +49,7 @@ type actor struct {
 	listed  map[string][]string // directories as this client saw them last; it may believe that for long
 	missing map[string]bool     // files that this client believes are not there
 	empty   string              // the file that it found empty last
+	prunes  bool                // what the last owner has left
 	deaf    bool                // what it believes of an epoch's directory does not change when it changes the directory
 	sloppy  bool                // it makes files that are there already
 }

@@ -1,0 +1,75 @@
+package fence
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What somebody has put in the place of a file is an error, and holds nobody up.
+func TestAFolderOpensFilesAlone(t *testing.T) {
+	dir := t.TempDir()
+	f, err := OpenFolder(dir, CertainLocks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, make := range map[string]func(path string) error{
+		"pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
+	} {
+		if err := make(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		for call, do := range map[string]func() error{
+			"Open": func() error {
+				file, err := f.Open(name)
+				if err == nil {
+					err = file.Close()
+				}
+				return err
+			},
+			"Write": func() error { return f.Write(name, strings.NewReader("text")) },
+			"Locked": func() error { // by nobody
+				held, err := f.Locked(name)
+				if !held && err == nil {
+					err = fs.ErrNotExist
+				}
+				return err
+			},
+			"Lock": func() error {
+				lock, err := f.Lock(name)
+				if err == nil {
+					err = lock.Close()
+				}
+				return err
+			},
+		} {
+			soon(t, call+" of a "+name, func() bool { return do() != nil })
+		}
+	}
+	soon(t, "List of a pipe", func() bool { _, err := f.List("pipe"); return err != nil })
+	soon(t, "Sync of a pipe", func() bool { return f.Sync("pipe") != nil })
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// soon wants an error, and not to wait for it.
+func soon(t *testing.T, what string, fails func() bool) {
+	t.Helper()
+	done := make(chan bool, 1)
+	go func() { done <- fails() }()
+	select {
+	case failed := <-done:
+		if !failed {
+			t.Errorf("%s is no error", what)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s waits", what)
+	}
+}

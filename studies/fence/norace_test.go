@@ -1,6 +1,0 @@
-//go:build !race
-
-package fence
-
-// raceEnabled is whether the race detector is on.
-const raceEnabled = false
