@@ -1,0 +1,371 @@
+// Package faultfs is a disk that fails when and how a test says: a directory that is mounted a second time by FUSE, where each call is
+// numbered. For tests alone; it never fails by itself.
+package faultfs
+
+import (
+	"errors"
+	"io"
+	"log"
+	"os"
+	"path"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// A Call is what the kernel asks of the disk.
+type Call struct {
+	N    int    // from 1, in the order in which they came
+	Op   string // such as "write"
+	Path string // below the directory; of what is renamed, before it is
+}
+
+// Changes reports whether the call is to change what is on the disk.
+func (c Call) Changes() bool {
+	switch c.Op {
+	case "create", "mkdir", "rename", "rmdir", "setattr", "unlink", "write":
+		return true
+	}
+	return false
+}
+
+// A Fault is what happens to a call. The zero one lets it pass.
+type Fault struct {
+	Before func()        // is called first, such as to kill the caller, or to let it wait
+	Skip   bool          // nothing is done
+	Half   bool          // of what was to be written the first half is
+	Errno  syscall.Errno // what the caller is told instead; 0 is the truth
+	After  func()        // is called last, before the caller is told
+}
+
+// A Mount is a directory that is mounted a second time. All calls are done one after the other.
+type Mount struct {
+	server *fuse.Server
+	disk   *disk
+}
+
+// kind is what the mount says it is: a file system whose locks all hosts see. Owners of one whose locks are not known would wait for each other.
+const kind = "ceph-fuse"
+
+// New mounts the directory from at the directory at, until Close, and asks for the fault of each call. It needs root and /dev/fuse.
+func New(from, at string, fault func(Call) Fault) (*Mount, error) {
+	root, err := fs.NewLoopbackRoot(from)
+	if err != nil {
+		return nil, err
+	}
+	forget := time.Duration(0) // or the kernel would not ask again
+	options := &fs.Options{EntryTimeout: &forget, AttrTimeout: &forget, NegativeTimeout: &forget, MountOptions: fuse.MountOptions{
+		Name: kind, FsName: from, EnableLocks: true, DirectMountStrict: true, DisableReadDirPlus: true, DisableXAttrs: true,
+		Logger: log.New(io.Discard, "", 0),
+	}}
+	d := &disk{RawFileSystem: fs.NewNodeFS(root, options), fault: fault, nodes: map[uint64]*node{}}
+	if d.nodes[fuse.FUSE_ROOT_ID], err = load(from); err != nil {
+		return nil, err
+	}
+	server, err := fuse.NewServer(d, at, &options.MountOptions)
+	if err != nil {
+		return nil, err
+	}
+	// No child is to hold the disk after this process: it would wait for ever for what it asks of it.
+	if err := closeOnExec("/dev/fuse"); err != nil {
+		return nil, errors.Join(err, server.Unmount())
+	}
+	go server.Serve() // until Close
+	// WaitMount opens a file there. A child that is made meanwhile closes it before it begins, which this process must answer, and it may be
+	// about to stop for the garbage collector until that child has begun.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return &Mount{server, d}, server.WaitMount()
+}
+
+// closeOnExec keeps what this process has open of a file from its children.
+func closeOnExec(name string) error {
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	for _, entry := range all {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return err
+		}
+		if is, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil && is == name { // or it is closed meanwhile
+			syscall.CloseOnExec(fd)
+		}
+	}
+	return nil
+}
+
+// Calls is how many calls there were.
+func (m *Mount) Calls() int {
+	m.disk.mu.Lock()
+	defer m.disk.mu.Unlock()
+	return m.disk.calls
+}
+
+// Close unmounts the directory, when all files in it are closed: a process that was killed closes them a moment later.
+func (m *Mount) Close() error {
+	for range 1000 {
+		m.disk.mu.Lock()
+		open := m.disk.open
+		m.disk.mu.Unlock()
+		if open <= 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return m.server.Unmount()
+}
+
+// disk passes calls on to a directory. Calls that close what was opened have no result and are not counted.
+type disk struct {
+	fuse.RawFileSystem
+	fault func(Call) Fault
+
+	mu    sync.Mutex // of all below, and of what is passed on
+	calls int
+	open  int              // files
+	nodes map[uint64]*node // by the kernel's numbers
+}
+
+// call does one call. Of something in a directory, node is the directory.
+func (d *disk) call(op string, node uint64, name string, do func(half bool) fuse.Status) fuse.Status {
+	d.mu.Lock()
+	d.calls++
+	c := Call{N: d.calls, Op: op}
+	if n := d.nodes[node]; n != nil {
+		c.Path = path.Join(n.path(), name)
+	}
+	d.mu.Unlock()
+	fault := d.fault(c)
+	if fault.Before != nil {
+		fault.Before()
+	}
+	status := fuse.OK
+	if !fault.Skip {
+		d.mu.Lock()
+		status = do(fault.Half)
+		d.mu.Unlock()
+	}
+	if fault.Errno != 0 {
+		status = fuse.Status(fault.Errno)
+	}
+	if fault.After != nil {
+		fault.After()
+	}
+	return status
+}
+
+// learn keeps what the kernel calls an entry of a directory.
+func (d *disk) learn(dir uint64, name string, number uint64) {
+	if parent := d.nodes[dir]; parent != nil && parent.names[name] != nil {
+		d.nodes[number] = parent.names[name]
+	}
+}
+
+func (d *disk) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
+	return d.call("lookup", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Lookup(cancel, in, name, out)
+		if status.Ok() {
+			d.learn(in.NodeId, name, out.NodeId)
+		}
+		return status
+	})
+}
+
+func (d *disk) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
+	return d.call("getattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetAttr(cancel, in, out) })
+}
+
+func (d *disk) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
+	return d.call("setattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetAttr(cancel, in, out) })
+}
+
+func (d *disk) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
+	return d.call("mkdir", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Mkdir(cancel, in, name, out)
+		if status.Ok() {
+			d.nodes[in.NodeId].add(name, true)
+			d.learn(in.NodeId, name, out.NodeId)
+		}
+		return status
+	})
+}
+
+func (d *disk) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return d.call("unlink", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Unlink(cancel, in, name)
+		if status.Ok() {
+			delete(d.nodes[in.NodeId].names, name)
+		}
+		return status
+	})
+}
+
+func (d *disk) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
+	return d.call("rmdir", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Rmdir(cancel, in, name)
+		if status.Ok() {
+			delete(d.nodes[in.NodeId].names, name)
+		}
+		return status
+	})
+}
+
+func (d *disk) Rename(cancel <-chan struct{}, in *fuse.RenameIn, name, newName string) fuse.Status {
+	return d.call("rename", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Rename(cancel, in, name, newName)
+		if status.Ok() {
+			d.nodes[in.NodeId].move(name, d.nodes[in.Newdir], newName)
+		}
+		return status
+	})
+}
+
+func (d *disk) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	in.Flags &^= syscall.O_DIRECT
+	done := false
+	status := d.call("create", in.NodeId, name, func(bool) fuse.Status {
+		status := d.RawFileSystem.Create(cancel, in, name, out)
+		if done = status.Ok(); done {
+			d.open++
+			d.nodes[in.NodeId].add(name, false)
+			d.learn(in.NodeId, name, out.NodeId)
+		}
+		return status
+	})
+	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+	if done && !status.Ok() {
+		d.untold(out.NodeId, out.Fh)
+	}
+	return status
+}
+
+// untold closes a file of which the kernel does not know that it is open.
+func (d *disk) untold(node, handle uint64) {
+	d.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: node}, Fh: handle})
+	d.Forget(node, 1)
+}
+
+// Open has every read and write asked of the disk: nothing is answered from the page cache.
+func (d *disk) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	in.Flags &^= syscall.O_DIRECT // its buffers are not aligned here
+	done := false
+	status := d.call("open", in.NodeId, "", func(bool) fuse.Status {
+		status := d.RawFileSystem.Open(cancel, in, out)
+		if done = status.Ok(); done {
+			d.open++
+		}
+		return status
+	})
+	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+	if done && !status.Ok() {
+		d.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
+	}
+	return status
+}
+
+func (d *disk) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.RawFileSystem.Release(cancel, in)
+	d.open--
+}
+
+func (d *disk) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
+	status = d.call("read", in.NodeId, "", func(bool) (s fuse.Status) {
+		result, s = d.RawFileSystem.Read(cancel, in, buf)
+		return s
+	})
+	return result, status
+}
+
+func (d *disk) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
+	status = d.call("write", in.NodeId, "", func(half bool) (s fuse.Status) {
+		if half {
+			data = data[:len(data)/2]
+		}
+		n, s = d.RawFileSystem.Write(cancel, in, data)
+		return s
+	})
+	return n, status
+}
+
+// Writev has the pieces put together.
+func (d *disk) Writev(<-chan struct{}, *fuse.WriteIn, [][]byte) (uint32, fuse.Status) {
+	return 0, fuse.ENOSYS
+}
+
+// CopyFileRange has the caller read and write.
+func (d *disk) CopyFileRange(<-chan struct{}, *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
+	return 0, fuse.ENOSYS
+}
+
+func (d *disk) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
+	return d.call("getlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetLk(cancel, in, out) })
+}
+
+func (d *disk) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
+	return d.call("setlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetLk(cancel, in) })
+}
+
+func (d *disk) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	return d.call("flush", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.Flush(cancel, in) })
+}
+
+func (d *disk) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	return d.call("fsync", in.NodeId, "", func(bool) fuse.Status {
+		status := d.RawFileSystem.Fsync(cancel, in)
+		if status.Ok() {
+			d.nodes[in.NodeId].keep(d.base())
+		}
+		return status
+	})
+}
+
+func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	done := false
+	status := d.call("opendir", in.NodeId, "", func(bool) fuse.Status {
+		status := d.RawFileSystem.OpenDir(cancel, in, out)
+		if done = status.Ok(); done {
+			d.open++
+		}
+		return status
+	})
+	if done && !status.Ok() {
+		d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
+	}
+	return status
+}
+
+func (d *disk) ReleaseDir(in *fuse.ReleaseIn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.RawFileSystem.ReleaseDir(in)
+	d.open--
+}
+
+func (d *disk) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
+	return d.call("readdir", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.ReadDir(cancel, in, out) })
+}
+
+func (d *disk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	return d.call("fsyncdir", in.NodeId, "", func(bool) fuse.Status {
+		status := d.RawFileSystem.FsyncDir(cancel, in)
+		if status.Ok() {
+			d.nodes[in.NodeId].keep(d.base())
+		}
+		return status
+	})
+}
+
+func (d *disk) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
+	return d.call("statfs", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.StatFs(cancel, in, out) })
+}
+
+// base is the directory that is mounted.
+func (d *disk) base() string { return d.nodes[fuse.FUSE_ROOT_ID].name }

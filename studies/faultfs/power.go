@@ -1,0 +1,134 @@
+package faultfs
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// A node is a file or directory with what of it would be left if the power went.
+type node struct {
+	parent *node
+	name   string // of the root, the directory that is mounted
+	isDir  bool
+	names  map[string]*node // in a directory
+	synced map[string]*node // in a directory when it was last synced
+	text   []byte           // of a file when it was last synced
+}
+
+// A Loss is what a power cut takes. At the least, a disk has kept what was synced.
+type Loss struct {
+	Names bool // new, changed and removed names in directories that were not synced since
+	Text  bool // what was written to files that were not synced since
+}
+
+// PowerCut makes a directory as the mounted one would be after a power cut.
+func (m *Mount) PowerCut(into string, loss Loss) error {
+	m.disk.mu.Lock()
+	defer m.disk.mu.Unlock()
+	return m.disk.nodes[1].left(into, m.disk.base(), loss)
+}
+
+// load returns all that is in a directory, as if it was synced.
+func load(dir string) (*node, error) {
+	root := &node{name: dir, isDir: true, names: map[string]*node{}}
+	err := filepath.WalkDir(dir, func(at string, entry fs.DirEntry, err error) error {
+		if err != nil || at == dir {
+			return err
+		}
+		root.find(strings.TrimPrefix(filepath.Dir(at), dir)).add(entry.Name(), entry.IsDir())
+		return nil
+	})
+	if err == nil {
+		err = root.keepAll(dir)
+	}
+	return root, err
+}
+
+func (n *node) find(below string) *node {
+	for _, name := range strings.FieldsFunc(below, func(r rune) bool { return r == '/' }) {
+		n = n.names[name]
+	}
+	return n
+}
+
+func (n *node) keepAll(base string) error {
+	if err := n.keep(base); err != nil {
+		return err
+	}
+	for _, child := range n.names {
+		if err := child.keepAll(base); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// path is where it is below the root.
+func (n *node) path() string {
+	if n.parent == nil {
+		return ""
+	}
+	return path.Join(n.parent.path(), n.name)
+}
+
+func (n *node) add(name string, isDir bool) {
+	if was := n.names[name]; was != nil && !isDir { // a file that was there is opened
+		return
+	}
+	child := &node{parent: n, name: name, isDir: isDir}
+	if isDir {
+		child.names = map[string]*node{}
+	}
+	n.names[name] = child
+}
+
+func (n *node) move(name string, into *node, newName string) {
+	child := n.names[name]
+	delete(n.names, name)
+	child.parent, child.name = into, newName
+	into.names[newName] = child
+}
+
+// keep is called when it is synced.
+func (n *node) keep(base string) (err error) {
+	if n.isDir {
+		n.synced = maps.Clone(n.names)
+		return nil
+	}
+	if n.parent.names[n.name] != n { // it is removed, and open
+		return nil
+	}
+	n.text, err = os.ReadFile(filepath.Join(base, n.path()))
+	return err
+}
+
+// left makes what is left of it.
+func (n *node) left(at, base string, loss Loss) error {
+	if !n.isDir {
+		text := n.text
+		if !loss.Text && n.parent.names[n.name] == n {
+			var err error
+			if text, err = os.ReadFile(filepath.Join(base, n.path())); err != nil {
+				return err
+			}
+		}
+		return os.WriteFile(at, text, 0o644)
+	}
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return err
+	}
+	names := n.names
+	if loss.Names {
+		names = n.synced
+	}
+	for name, child := range names {
+		if err := child.left(filepath.Join(at, name), base, loss); err != nil {
+			return err
+		}
+	}
+	return nil
+}
