@@ -18,10 +18,11 @@ import (
 
 // A Store keeps the study. What it has acknowledged survives a kill.
 type Store interface {
-	Study() (studies.Study, error)
+	History() (studies.Study, error) // see studies.Store
 	Begin(studies.Trial) error
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
+	Served(number int, version, changed string) error
 	SetState(state studies.State, note string) error
 }
 
@@ -87,7 +88,7 @@ type End struct {
 // with the probes it had. On an error, trial.ErrInterrupted among them, everything acknowledged is stored.
 func (s *Study) Run(ctx context.Context) (End, error) {
 	for {
-		study, err := s.Store.Study()
+		study, err := s.Store.History()
 		if err != nil {
 			return End{}, err
 		}
@@ -142,6 +143,8 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
 	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
 		return End{}, nothingStarts(study, "none of the first %d points is feasible", finished)
+	case finished >= s.Budget.Trials && finished > 0 && len(study.Present().Trials) == 0:
+		return End{Why: fmt.Sprintf("all %d trials were done before the world changed: raise budget.trials to measure in the present one", finished), Spent: true}, nil
 	case finished >= s.Budget.Trials:
 		return End{Why: fmt.Sprintf("all %d trials are done", finished)}, nil
 	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
@@ -155,20 +158,24 @@ func nothingStarts(study studies.Study, format string, args ...any) error {
 	return fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence)
 }
 
-// ask returns the trial to run: a half-done one, the server's default, the user's current args, or the sampler's choice. A
-// reference that failed by nobody's fault is asked for again.
+// ask returns the trial to run: a half-done one, the server's default, the user's current args, the best of what was measured elsewhere,
+// or the sampler's choice. A reference that failed by nobody's fault is asked for again, and so is one that was measured before the world changed.
 func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
+	now := study.Present()
+	prior := s.untriedPrior(now)
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
 	case n > 0 && study.Trials[n-1].State == studies.Running:
 		next = study.Trials[n-1]
-	case !known(study, studies.Default):
+	case !known(now, studies.Default):
 		next.Origin, next.Point = studies.Default, space.Point{}
-	case len(s.Current) > 0 && !known(study, studies.Current):
+	case len(s.Current) > 0 && !known(now, studies.Current):
 		next.Origin, next.Point = studies.Current, s.Current
+	case prior != nil:
+		next.Origin, next.Point = studies.Prior, prior
 	default:
-		point, err := s.Sampler.Next(n, study.Trials)
+		point, err := s.Sampler.Next(n, history(now))
 		if err != nil {
 			return next, err
 		}
@@ -187,6 +194,9 @@ func known(study studies.Study, origin studies.Origin) bool {
 // chance before it is held against the point, or counted.
 func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnce(ctx, t, study)
+	if changed, ok := errors.AsType[*changedError](err); ok {
+		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: measured(t.Probes)}, nil
+	}
 	if err == nil && result.Class.Retryable() {
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
 		first, recorded := result, measured(t.Probes)
@@ -213,9 +223,9 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 	runner := *s.Runner
 	runner.Finish = s.Finish
 	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) }
-	runner.Accept = func(facts serverctl.Facts) error { return s.sameServer(study, facts) }
+	runner.Accept = func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) }
 	return runner.Run(ctx, trial.Task{
-		Number: t.Number, Args: t.Args, Hint: hint(study), Done: t.Probes,
+		Number: t.Number, Args: t.Args, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err
@@ -227,30 +237,52 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 	})
 }
 
-// sameServer refuses a server of another version than that of earlier trials: their capacities could not be compared.
-func (s *Study) sameServer(study studies.Study, facts serverctl.Facts) error {
-	for _, t := range slices.Backward(study.Trials) {
-		was := t.Result.Facts.Version
-		if was == "" || was == facts.Version {
-			continue
-		}
-		if s.AcceptDrift {
-			return nil
-		}
-		return fmt.Errorf("%w: server version: %s in trial %d → %s", studies.ErrWorldChanged, was, t.Number, facts.Version)
+// served stores of which version a trial's server is. Another one than that of earlier trials, or of the trial's own first probes, is refused unless the
+// user accepts it: what was measured on the two cannot be compared.
+func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
+	if t.Version == version { // of a half-done trial; that the user accepted it, if he had to, is stored
+		return nil
 	}
+	before := *t
+	if len(t.Probes) == 0 || t.Version == "" {
+		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
+		if i < 0 || study.Trials[i].Version == version {
+			return s.serve(t, version, "")
+		}
+		before = study.Trials[i]
+	}
+	change := fmt.Sprintf("server version: %s in trial %d → %s", before.Version, before.Number, version)
+	switch {
+	case !s.AcceptDrift:
+		return fmt.Errorf("%w: %s; start the old version, begin a study under another name, or go on with --accept-drift", studies.ErrWorldChanged, change)
+	case len(t.Probes) > 0:
+		return &changedError{change}
+	}
+	return s.serve(t, version, change)
+}
+
+func (s *Study) serve(t *studies.Trial, version, changed string) error {
+	if err := s.Store.Served(t.Number, version, changed); err != nil {
+		return err
+	}
+	t.Version = version
 	return nil
 }
 
-// hint is where the next search begins: at the best capacity so far. 0 means that there is none.
-func hint(study studies.Study) float64 {
-	best := 0.0
-	for _, t := range study.Trials {
-		if t.Met() {
-			best = max(best, t.Result.Capacity.Rate)
+// A changedError says that the server is another one than that on which a trial's first probes were measured.
+type changedError struct{ change string }
+
+func (e *changedError) Error() string {
+	return "the world changed before the trial was finished: " + e.change
+}
+
+func lastIndex(trials []studies.Trial, is func(studies.Trial) bool) int {
+	for i, t := range slices.Backward(trials) {
+		if is(t) {
+			return i
 		}
 	}
-	return best
+	return -1
 }
 
 func (s *Study) observe(e Event) {

@@ -53,6 +53,9 @@ func (k *killer) Begin(t studies.Trial) error {
 func (k *killer) Record(n int, p trial.Probe) error {
 	return k.write(func() error { return k.Store.Record(n, p) })
 }
+func (k *killer) Served(n int, version, changed string) error {
+	return k.write(func() error { return k.Store.Served(n, version, changed) })
+}
 func (k *killer) Finish(n int, r trial.Result) error {
 	return k.write(func() error { return k.Store.Finish(n, r) })
 }
@@ -364,17 +367,144 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	if _, err := study(t, store, trial.Primed, 2).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := study(t, store, trial.Primed, 4)
-	good := s.Runner.Start
-	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
-		server, load, err := good(ctx, l)
-		return upgraded{server}, load, err
-	}
+	s := upgrade(study(t, store, trial.Primed, 4))
 	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
 		t.Errorf("Run = %v, want the change of version", err)
 	}
 	s.AcceptDrift = true
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Errorf("with the drift accepted Run = %v", err)
+	}
+	got, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The default is measured anew, once it is known that the server is another.
+	if worlds := got.Worlds(); len(worlds) != 2 || len(worlds[0]) != 2 || len(worlds[1]) != 2 || worlds[1][1].Origin != studies.Default {
+		t.Errorf("there are %d worlds, the first of %d trials; want two trials in each, the default in both", len(worlds), len(worlds[0]))
+	}
+	if i := slices.IndexFunc(got.Events, func(e studies.Event) bool { return e.Kind == studies.Drift }); i < 0 ||
+		got.Events[i].Text != "server version: simulated small-fast in trial 1 → 0.33.0" {
+		t.Errorf("the events are %+v, want the change of version", got.Events)
+	}
+}
+
+// stopped is a store whose owner is killed when it has stored a probe of a trial.
+type stopped struct {
+	*studies.Store
+	trial int
+}
+
+func (s *stopped) Record(n int, p trial.Probe) error {
+	if err := s.Store.Record(n, p); err != nil || n != s.trial {
+		return err
+	}
+	return errKilled
+}
+
+// Probes of two servers make no capacity: a trial that was half done on another server is begun as another one.
+func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	if _, err := study(t, &stopped{store, 2}, trial.Primed, 6).Run(t.Context()); !errors.Is(err, errKilled) {
+		t.Fatalf("Run = %v, want it killed", err)
+	}
+	s := upgrade(study(t, store, trial.Primed, 6))
+	s.AcceptDrift = true
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := got.Trials[2]
+	if half.State != studies.Done || half.Result.Outcome != trial.Unknown || len(half.Probes) != 1 || half.Result.GPUTime != half.Probes[0].GPUTime ||
+		!strings.Contains(half.Result.Evidence, "the world changed before the trial was finished: server version: ") {
+		t.Errorf("what was half done is %+v", half)
+	}
+	worlds := got.Worlds() // a server that does not start does not say its version
+	if len(worlds) != 2 || len(worlds[0]) < 3 || len(worlds[1]) < 2 || worlds[1][1].Origin != studies.Default {
+		t.Errorf("there are %d worlds of %d trials, want some in both, and the default again after the first of the second", len(worlds), len(got.Trials))
+	}
+}
+
+// upgrade has a study's servers say another version.
+func upgrade(s *Study) *Study {
+	good := s.Runner.Start
+	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
+		server, load, err := good(ctx, l)
+		return upgraded{server}, load, err
+	}
+	return s
+}
+
+// Of which version a half-done trial's server was is known after a kill: the very first trial is not finished on another, and a change that was
+// accepted is neither asked for again nor stored again.
+func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	run := func(at int, accept bool, how func(*Study) *Study) error {
+		t.Helper()
+		s := how(study(t, &stopped{store, at}, trial.Primed, 4))
+		s.AcceptDrift = accept
+		_, err := s.Run(t.Context())
+		return err
+	}
+	same := func(s *Study) *Study { return s }
+	if err := run(0, false, same); !errors.Is(err, errKilled) {
+		t.Fatalf("Run = %v, want it killed in trial 0", err)
+	}
+	if err := run(-1, false, upgrade); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 0 → 0.33.0") {
+		t.Errorf("on another server Run = %v", err)
+	}
+	if err := run(1, false, same); !errors.Is(err, errKilled) {
+		t.Fatalf("Run = %v, want it killed in trial 1", err)
+	}
+	for _, at := range []int{2, 2} { // 1 was half done
+		if err := run(at, at == 2, upgrade); !errors.Is(err, errKilled) {
+			t.Fatalf("Run = %v, want it killed in trial 2", err)
+		}
+	}
+	if err := run(-1, false, same); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "0.33.0 in trial 2 → simulated small-fast") {
+		t.Errorf("back on the first server Run = %v", err)
+	}
+	if err := run(-1, false, upgrade); err != nil {
+		t.Errorf("on the server that was accepted Run = %v", err)
+	}
+	got, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	drifts := 0
+	for _, e := range got.Events {
+		if e.Kind == studies.Drift {
+			drifts++
+		}
+	}
+	if worlds := got.Worlds(); drifts != 1 || len(worlds) != 2 || worlds[1][0].Number != 2 || worlds[1][0].Result.Outcome != trial.Measured || worlds[0][1].Result.Outcome != trial.Unknown {
+		t.Errorf("%d changes were stored, and there are %d worlds; trial 2 is %s", drifts, len(worlds), got.Trials[2].Result.Outcome)
+	}
+}
+
+// The first search in a changed world does not begin at a capacity of the one before, which says nothing of it.
+func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	if _, err := study(t, store, trial.Primed, 3).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := upgrade(study(t, store, trial.Primed, 6))
+	s.AcceptDrift = true
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // others do not start
+	if first, anew := got.Trials[0].Probes[0].Rate, got.Trials[3+i].Probes[0].Rate; anew != first {
+		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)
 	}
 }

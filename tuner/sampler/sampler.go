@@ -15,7 +15,8 @@ import (
 // ErrExhausted is returned by Next when the sampler has no further point to offer.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. Next is a function of its arguments and the sampler's seed alone, so that a study
+// A Sampler chooses the next point. The history may begin with what was measured elsewhere, trials with a negative number, whose
+// capacities are as this study would have measured them. Next is a function of its arguments and the sampler's seed alone, so that a study
 // resumed after a kill chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
@@ -71,11 +72,13 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 }
 
 // tried returns the points of the history by their strings. A point that failed for reasons of nobody's may be tried again,
-// but it need not: the search has others.
+// but it need not: the search has others. One that was measured elsewhere was not tried here: if it is good it should be.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
-		all[t.Point.String()] = true
+		if t.Number >= 0 {
+			all[t.Point.String()] = true
+		}
 	}
 	return all
 }

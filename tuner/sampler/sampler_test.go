@@ -348,3 +348,26 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 		t.Errorf("the best first they stand %v, %d of them good, want %v and one", got, len(better), want)
 	}
 }
+
+// What was measured elsewhere teaches, and keeps no point from being tried.
+func TestAPriorIsNotATrial(t *testing.T) {
+	s := mixedSpace(t)
+	grid, err := New("grid", s, 1, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := grid.Next(0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	history := anyHistory(t, s, 3, 12)
+	for i := range history {
+		history[i].Number, history[i].Origin, history[i].Point = -1, studies.Prior, first
+	}
+	if again, err := grid.Next(0, history); err != nil || again.String() != first.String() {
+		t.Errorf("Next = %s, %v; want %s, which was measured elsewhere alone", again, err, first)
+	}
+	if observed := observe(s, history); len(observed) == 0 {
+		t.Error("TPE learns nothing from priors")
+	}
+}

@@ -153,7 +153,7 @@ func (s *Space) parse(f Flag) (name, value string, err error) {
 	case len(f.Values) != 1:
 		return "", "", fmt.Errorf("--%s has %d values (%s); write one after it", f.Name, len(f.Values), strings.Join(f.Values, " "))
 	}
-	value, err = p.read(f.Values[0])
+	value, err = p.Read(f.Values[0])
 	return p.Name, value, err
 }
 
@@ -197,8 +197,8 @@ func (s *Space) parseSpeculation(f Flag) (string, error) {
 	return shortest(k), nil
 }
 
-// read returns a value as the parameter writes it. It may be out of range.
-func (p *Parameter) read(text string) (string, error) {
+// Read returns a value as the parameter writes it. It may be out of range.
+func (p *Parameter) Read(text string) (string, error) {
 	if p.Kind == Int {
 		text = plainInt(text)
 	}

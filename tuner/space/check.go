@@ -21,7 +21,7 @@ func (s *Space) Check(p Point) error {
 			errs = append(errs, fmt.Errorf("unknown parameter %q; %s", name, DidYouMean(name, sortedNames(s.index))))
 			continue
 		}
-		if err := parameter.check(p[name]); err != nil {
+		if err := parameter.Check(p[name]); err != nil {
 			errs = append(errs, err)
 		}
 		if !s.active(s.index[name], p) {
@@ -95,8 +95,8 @@ func (s *Space) values(names []string, p Point) string {
 // Rounding of decimal fractions is forgiven up to this part of a step.
 const forgiven = 1e-6
 
-// check says what is wrong with a value, by itself.
-func (p *Parameter) check(text string) error {
+// Check says what is wrong with a value, by itself.
+func (p *Parameter) Check(text string) error {
 	switch p.Kind {
 	case Float, Int:
 		return p.checkNumber(text)

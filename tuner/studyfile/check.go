@@ -3,13 +3,13 @@ package studyfile
 import (
 	"errors"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
 
 	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
 
@@ -30,11 +30,11 @@ func (d *decoder) check(f *File) {
 	d.readDynamo(f)
 }
 
-var studyName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
-
 func (d *decoder) checkNames(f *File) {
-	if f.Name != "" && !studyName.MatchString(f.Name) {
-		d.failAt("name", "name %q must be 1 to 63 of a-z, 0-9, . and -, and begin with a letter or digit", f.Name)
+	if f.Name != "" {
+		if err := studies.ValidName(f.Name); err != nil {
+			d.failAt("name", "%v", err)
+		}
 	}
 	if strings.HasPrefix(f.Model, "-") || strings.ContainsAny(f.Model, " \t\n") {
 		d.failAt("model", "model %q is no Hugging Face id and no path; write one such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -127,8 +126,8 @@ func (d *decoder) env(s *Server, path string, n ast.Node) {
 			d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
 			continue
 		}
-		if whole := reference.FindString(value); serverctl.SecretName(e.key) && (value == "" || whole != value) {
-			d.fail(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
+		if isSecret(e.key, value) {
+			d.failHidden(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
 			continue
 		}
 		if strings.Contains(reference.ReplaceAllString(value, ""), "${") {

@@ -2,6 +2,7 @@ package studyfile
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -9,6 +10,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 )
+
+// ErrUnreadable says that there is no study file, or none that this user may read.
+var ErrUnreadable = errors.New("read study file")
 
 // An Error is everything that is wrong with a study file.
 type Error struct {
@@ -55,7 +59,7 @@ type problems struct {
 func (p *problems) add(line, column int, what string) {
 	problem := Problem{Line: max(line, 1), Column: max(column, 1), What: printable(what)}
 	// A value may stand on the line after its name.
-	afterSecret := problem.Line > 1 && problem.Line-1 <= len(p.lines) && mayBeSecret.MatchString(p.lines[problem.Line-2])
+	afterSecret := problem.Line > 1 && problem.Line-1 <= len(p.lines) && mayShowSecret(p.lines[problem.Line-2])
 	if problem.Line <= len(p.lines) && !afterSecret {
 		problem.Source = shown(p.lines[problem.Line-1], problem.Column)
 	}
@@ -81,11 +85,15 @@ const longestShown = 160
 // mayBeSecret is a line that gives a value to something whose name sounds like a secret. The keys of a study file that end
 // in tokens hold numbers; names of environment variables are written in capitals.
 var mayBeSecret = regexp.MustCompile(
-	`(?i:token|keys?|secrets?|password|passwd|credentials?)["']?\s*[:=,]|TOKENS["']?\s*[:=]|(?i:api[-_]?key|hf[-_]token)`)
+	`(?i:token|keys?|secrets?|password|passwd|credentials?)["']?\s*[:=,]|TOKENS["']?\s*[:=]|(?i:api[-_]?key|hf[-_]token)` +
+		`|(?i:pass|passphrase|_pwd|cookies?|auth|authorization|auth_[a-z]+)["']?\s*[:=]`)
+
+// mayShowSecret reports whether a line names or looks like a secret.
+func mayShowSecret(line string) bool { return mayBeSecret.MatchString(line) || secretValue(line) }
 
 // shown returns a line as it is shown below its problem, or "" when it should not be.
 func shown(line string, column int) string {
-	if column > utf8.RuneCountInString(line)+1 || len(line) > longestShown || mayBeSecret.MatchString(line) {
+	if column > utf8.RuneCountInString(line)+1 || len(line) > longestShown || mayShowSecret(line) {
 		return ""
 	}
 	line = strings.ReplaceAll(line, "\t", " ")

@@ -160,7 +160,7 @@ func defaults() *File {
 func Read(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("read study file: %w; `tuner init > %s` writes one", err, path)
+		return nil, fmt.Errorf("%w: %w; `tuner init > %s` writes one", ErrUnreadable, err, path)
 	}
 	// One byte more than allowed shows that a file is too long without reading all of it.
 	text, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
@@ -168,7 +168,7 @@ func Read(path string) (*File, error) {
 		err = closeErr
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read study file %s: %w", path, err)
+		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	return Parse(path, text)
 }

@@ -148,6 +148,9 @@ func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
 	return values
 }
 
+// SLOKey names the limits in World.
+const SLOKey = "slo"
+
 // World returns what must be the same when a study goes on, each a short text by its name: everything that a measured
 // capacity, or which points come next, depends on. Timeouts, ports and budgets are not in it.
 func (f *File) World() map[string]string {
@@ -158,7 +161,7 @@ func (f *File) World() map[string]string {
 		"server simulate":    f.Server.Simulate,
 		"server args":        strings.Join(f.Server.Args, " "),
 		"server current":     strings.Join(f.Server.Current, " "),
-		"slo":                fmt.Sprintf("%s, error rate <= %g %%", f.SLO(), 100*f.MaxErrorRate),
+		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO(), 100*f.MaxErrorRate),
 		"workload":           describeWorkload(f.Workload),
 		"constraints":        strings.Join(f.Constraints, "; "),
 		"speculative config": describeSpeculation(f.Speculative),

@@ -231,6 +231,12 @@ func TestNoSecretIsShown(t *testing.T) {
 		"server:\n  args: [--api-key, hf_verysecret]\n",
 		"server:\n  args:\n  - --api-key\n  - hf_verysecret\n",
 		"server:\n  args: [--hf-token=hf_verysecret]\n",
+		"server:\n  env: {PASSPHRASE: verysecret}\n",
+		"server:\n  env: {X: {PASSPHRASE: verysecret}}\n",
+		"server:\n  env: {DATABASE_URL: \"postgres://me:verysecret@db/x\"}\n",
+		"server:\n  wrong: {DATABASE_URL: \"postgres://me:verysecret@db/x\"}\n",
+		"server:\n  command: [env, PGPASS=verysecret, vllm, serve]\n",
+		"server:\n  command: [vllm, serve, --api, 'Bearer verysecret']\n",
 	} {
 		_, err := Parse("study.yaml", []byte(text))
 		if err == nil || strings.Contains(err.Error(), "verysecret") {

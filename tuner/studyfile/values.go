@@ -25,6 +25,7 @@ func (d *decoder) text(to *string) reader {
 		if ok && strings.TrimSpace(text) == "" {
 			d.fail(n, "%s is empty; write a value or remove the key", path)
 		}
+		d.checkWord(path, n, text)
 		*to = text
 	}
 }
@@ -60,12 +61,13 @@ func (d *decoder) yes(to *bool) reader {
 	}
 }
 
-// words reads a list of texts. Numbers are taken as they are written.
+// words reads a list of texts, none of which may be a secret. Numbers are taken as they are written.
 func (d *decoder) words(to *[]string) reader {
 	return func(path string, n ast.Node) {
 		*to = []string{}
 		for i, v := range d.list(path, n) {
 			if text, ok := d.scalar(item(path, i), v); ok {
+				d.checkWord(item(path, i), v, text)
 				*to = append(*to, text)
 			}
 		}

@@ -107,6 +107,12 @@ func (d *decoder) fail(n ast.Node, format string, args ...any) {
 	d.add(line, column, fmt.Sprintf(format, args...))
 }
 
+// failHidden is fail of a line that must not be shown.
+func (d *decoder) failHidden(n ast.Node, format string, args ...any) {
+	line, column := place(n)
+	d.found = append(d.found, Problem{Line: max(line, 1), Column: max(column, 1), What: printable(fmt.Sprintf(format, args...))})
+}
+
 // failAt adds what is wrong with the value at a path, or at the nearest above it that is there.
 func (d *decoder) failAt(path, format string, args ...any) {
 	for {
