@@ -45,3 +45,46 @@ func finite(path string, v reflect.Value) error {
 const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
+
+// decodeList is decode of a list of strings. One that encode wrote, without anything that is escaped, can be cut at its separators, which
+// takes a tenth of the time.
+func decodeList(text string, list *[]string) error {
+	inner, ok := unescaped(text, `["`, `"]`)
+	if !ok {
+		return decode(text, list)
+	}
+	parts := strings.Split(inner, `","`)
+	for _, part := range parts {
+		if strings.Contains(part, `"`) { // somebody else wrote it
+			return decode(text, list)
+		}
+	}
+	*list = parts
+	return nil
+}
+
+// decodeMap is the same of an object whose values are strings.
+func decodeMap(text string, m *map[string]string) error {
+	inner, ok := unescaped(text, `{"`, `"}`)
+	if !ok {
+		return decode(text, m)
+	}
+	out := map[string]string{}
+	for pair := range strings.SplitSeq(inner, `","`) {
+		key, value, ok := strings.Cut(pair, `":"`)
+		if !ok || strings.Contains(key+value, `"`) {
+			return decode(text, m)
+		}
+		out[key] = value
+	}
+	*m = out
+	return nil
+}
+
+func unescaped(text, open, end string) (inner string, ok bool) {
+	inner, ok = strings.CutPrefix(text, open)
+	if ok {
+		inner, ok = strings.CutSuffix(inner, end)
+	}
+	return inner, ok && !strings.Contains(inner, `\`)
+}

@@ -1,0 +1,41 @@
+package studies
+
+import (
+	"reflect"
+	"testing"
+)
+
+// FuzzDecode holds the quick ways to read against the JSON library, for what encode wrote and for what anybody did.
+func FuzzDecode(f *testing.F) {
+	for _, text := range []string{`[]`, `{}`, `["a","b c"]`, `["a", "b"]`, `[""]`, `["\"",">"]`, `{"a":"b","c":""}`, `{"a":1}`, `["a" "b"]`, `{"":""}`, `null`, `["a","b"`, `[","]`, `{"a":","}`} {
+		f.Add(text, text)
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		written, err := encode([]string{a, b})
+		try(t, err)
+		pair, err := encode(map[string]string{a: b, b: a})
+		try(t, err)
+		for _, text := range []string{written, pair} {
+			checkDecode(t, text)
+		}
+		for _, r := range a + b {
+			if r < ' ' || r == '\uFFFD' {
+				return // which a strict reader would refuse or replace, and encode never writes
+			}
+		}
+		checkDecode(t, a)
+	})
+}
+
+func checkDecode(t *testing.T, text string) {
+	t.Helper()
+	var list, wantList []string
+	var m, wantMap map[string]string
+	if got, want := decodeList(text, &list), decode(text, &wantList); (got == nil) != (want == nil) || want == nil && !reflect.DeepEqual(list, wantList) {
+		t.Errorf("%s as a list is %q, %v; want %q, %v", text, list, got, wantList, want)
+	}
+	got, want := decodeMap(text, &m), decode(text, &wantMap)
+	if (got == nil) != (want == nil) || want == nil && !reflect.DeepEqual(m, wantMap) {
+		t.Errorf("%s as an object is %q, %v; want %q, %v", text, m, got, wantMap, want)
+	}
+}

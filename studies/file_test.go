@@ -1,0 +1,82 @@
+package studies
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+)
+
+// A study that is exported to a file is read as it is in its directory, and nothing is written beside it.
+func TestReadFile(t *testing.T) {
+	dir, out := t.TempDir(), t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
+	path := filepath.Join(out, "llama70b.db")
+	try(t, exported(Export(context.Background(), dir, path)))
+	want, err := ReadSnapshot(dir)
+	try(t, err)
+	got, err := ReadFile(path)
+	try(t, err)
+	if len(got.Trials) != 1 || !reflect.DeepEqual(got, want) {
+		t.Errorf("ReadFile = %+v, want %+v", got, want)
+	}
+	if is, err := IsFile(path); !is || err != nil {
+		t.Errorf("IsFile = %t, %v of an export", is, err)
+	}
+	left, err := os.ReadDir(out)
+	try(t, err)
+	if len(left) != 1 {
+		t.Errorf("it left %v", left)
+	}
+	for _, pattern := range []string{"e*/study.db", "snap/*.db"} {
+		parts, err := filepath.Glob(filepath.Join(dir, pattern))
+		try(t, err)
+		_, err = ReadFile(parts[0])
+		wantError(t, err, parts[0]+" is a part of the study in "+dir+": name that directory")
+	}
+}
+
+func TestReadFileOfAnOlderSchema(t *testing.T) {
+	for version := 1; version < len(migrations); version++ {
+		path := filepath.Join(t.TempDir(), "old.db")
+		db := older(t, version, path)
+		want := asWritten(t, db)
+		try(t, db.Close())
+		before, err := os.ReadFile(path)
+		try(t, err)
+		is, err := IsFile(path)
+		try(t, err)
+		got, err := ReadFile(path)
+		try(t, err)
+		if !is || len(got.Trials) != len(want) || len(want) == 0 || !reflect.DeepEqual(got.Trials[0].Point, want[0].Point) {
+			t.Errorf("schema %d: IsFile = %t, ReadFile = %+v, want %+v", version, is, got.Trials, want)
+		}
+		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
+			t.Errorf("schema %d: the file has changed, %v", version, err)
+		}
+	}
+}
+
+func TestNoFileOfOurs(t *testing.T) {
+	for name, sql := range map[string]string{
+		"another program's": `CREATE TABLE studies (study_id INTEGER); CREATE TABLE trials (trial_id INTEGER)`,
+		"a version alone":   `CREATE TABLE a (b); PRAGMA user_version=3`,
+		"a newer tuner's":   fmt.Sprintf(`CREATE TABLE studies (a); CREATE TABLE trials (a); CREATE TABLE probes (a); CREATE TABLE events (a); PRAGMA user_version=%d`, len(migrations)+1),
+	} {
+		path := filepath.Join(t.TempDir(), "a.db")
+		db, err := openFile(path, settings)
+		try(t, err)
+		_, err = db.Exec(sql)
+		try(t, err, db.Close())
+		is, err := IsFile(path)
+		if newer := name == "a newer tuner's"; is != newer || err != nil {
+			t.Errorf("%s: IsFile = %t, %v", name, is, err)
+		}
+		if _, err := ReadFile(path); err == nil {
+			t.Errorf("%s: ReadFile reads it", name)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package optuna
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// A Study is one of a file.
+type Study struct {
+	Name       string
+	Directions []string // MINIMIZE or MAXIMIZE, one for each objective
+	Trials     []Trial  // by number
+}
+
+// A Trial is one of a Study.
+type Trial struct {
+	Number int
+	State  string                     // COMPLETE, PRUNED, FAIL, RUNNING or WAITING
+	Value  *float64                   // of the first objective; nil where there is none, or none that is a number
+	Params map[string]string          // as text; a choice that is None is left out
+	User   map[string]json.RawMessage // user attributes
+}
+
+// magic is what a SQLite file begins with.
+const magic = "SQLite format 3\x00"
+
+// IsSQLite reports whether the file is one of SQLite's.
+func IsSQLite(path string) (bool, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	head := make([]byte, len(magic))
+	_, err = io.ReadFull(f, head)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return false, nil
+	}
+	return string(head) == magic, err
+}
+
+// Read reads all studies of a file. It writes nothing, and Optuna may go on writing the file.
+func Read(path string) (all []Study, err error) {
+	db, err := open(path, "mode=ro&_query_only=1&_busy_timeout=5000")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = inTransaction(db, func(tx *sql.Tx) error {
+		r := &reader{tx: tx, trials: map[int64]place{}}
+		if err := r.checkVersion(filepath.Base(path)); err != nil {
+			return err
+		}
+		all, err = r.read()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return all, nil
+}
+
+// A reader reads one file.
+type reader struct {
+	tx     *sql.Tx
+	all    []Study
+	trials map[int64]place // by Optuna's id
+}
+
+// A place is that of a trial among all studies.
+type place struct{ study, trial int }
+
+// checkVersion refuses a file with other tables.
+func (r *reader) checkVersion(name string) error {
+	var found string
+	err := r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
+	switch {
+	case err != nil && strings.Contains(err.Error(), "no such table"):
+		return errors.New("it is a SQLite file, and none of Optuna's; give one that Optuna's RDBStorage wrote, or tuner export --format sqlite")
+	case err != nil:
+		return err
+	case found != revision:
+		return fmt.Errorf("its schema is %s, and %s can be read; bring a copy to it: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
+	}
+	return nil
+}
+
+func (r *reader) read() ([]Study, error) {
+	indexes := map[int64]int{} // of the studies by Optuna's id
+	err := r.each(`SELECT study_id, study_name FROM studies ORDER BY study_id`, func(scan func(...any) error) error {
+		var id int64
+		var s Study
+		err := scan(&id, &s.Name)
+		indexes[id] = len(r.all)
+		r.all = append(r.all, s)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = r.each(`SELECT study_id, direction FROM study_directions ORDER BY objective`, func(scan func(...any) error) error {
+		var id int64
+		var direction string
+		err := scan(&id, &direction)
+		if i, ok := indexes[id]; ok {
+			r.all[i].Directions = append(r.all[i].Directions, direction)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = r.each(`SELECT trial_id, study_id, number, state FROM trials ORDER BY number`, func(scan func(...any) error) error {
+		var id int64
+		var study, number sql.NullInt64
+		t := Trial{Params: map[string]string{}, User: map[string]json.RawMessage{}}
+		err := scan(&id, &study, &number, &t.State)
+		if i, ok := indexes[study.Int64]; ok && err == nil {
+			if t.Number = int(number.Int64); !number.Valid {
+				return fmt.Errorf("trial_id %d: the trial has no number: correct it in trials, or take the row out", id)
+			}
+			r.trials[id] = place{i, len(r.all[i].Trials)}
+			r.all[i].Trials = append(r.all[i].Trials, t)
+		}
+		return err
+	})
+	return r.all, errors.Join(err, r.values(), r.params(), r.attributes())
+}
+
+func (r *reader) values() error {
+	return r.each(`SELECT trial_id, value FROM trial_values WHERE objective=0 AND value_type='FINITE'`, func(scan func(...any) error) error {
+		var id int64
+		var value any
+		if err := scan(&id, &value); err != nil {
+			return err
+		}
+		t := r.trial(id)
+		if t == nil {
+			return nil
+		}
+		v, ok := numberOf(value)
+		if !ok {
+			return fmt.Errorf("trial %d: its value is %s where a finite number should be: correct it in trial_values, or take the row out", t.Number, textOf(value))
+		}
+		t.Value = &v
+		return nil
+	})
+}
+
+// numberOf is a number of SQLite's, which keeps whatever it is given in a column for numbers.
+func numberOf(value any) (v float64, ok bool) {
+	switch v := value.(type) {
+	case float64:
+		return v, !math.IsInf(v, 0) && !math.IsNaN(v)
+	case int64:
+		return float64(v), true
+	}
+	return 0, false
+}
+
+// textOf is a value of SQLite's in an error.
+func textOf(value any) string {
+	switch v := value.(type) {
+	case nil:
+		return "NULL"
+	case []byte:
+		return fmt.Sprintf("%.40q", v)
+	case string:
+		return fmt.Sprintf("%.40q", v)
+	}
+	return fmt.Sprint(value)
+}
+
+func (r *reader) params() error {
+	return r.each(`SELECT trial_id, param_name, param_value, distribution_json FROM trial_params`, func(scan func(...any) error) error {
+		var id int64
+		var name, dist sql.NullString
+		var value any
+		if err := scan(&id, &name, &value, &dist); err != nil {
+			return err
+		}
+		t := r.trial(id)
+		if t == nil {
+			return nil
+		}
+		v, ok := numberOf(value)
+		if !ok {
+			return fmt.Errorf("trial %d: parameter %s: it is %s where a finite number should be: correct it in trial_params, or take the row out", t.Number, name.String, textOf(value))
+		}
+		text, ok, err := decodeParam(v, []byte(dist.String))
+		if err != nil {
+			return fmt.Errorf("trial %d: parameter %s: %w", t.Number, name.String, err)
+		}
+		if ok {
+			t.Params[name.String] = text
+		}
+		return nil
+	})
+}
+
+func (r *reader) attributes() error {
+	return r.each(`SELECT trial_id, "key", value_json FROM trial_user_attributes`, func(scan func(...any) error) error {
+		var id int64
+		var key, value sql.NullString
+		err := scan(&id, &key, &value)
+		if t := r.trial(id); t != nil && value.Valid {
+			t.User[key.String] = json.RawMessage(value.String)
+		}
+		return err
+	})
+}
+
+// trial is the one with Optuna's id; nil for one of no study.
+func (r *reader) trial(id int64) *Trial {
+	at, ok := r.trials[id]
+	if !ok {
+		return nil
+	}
+	return &r.all[at.study].Trials[at.trial]
+}
+
+// each has do scan every row.
+func (r *reader) each(query string, do func(scan func(...any) error) error) (err error) {
+	rows, err := r.tx.Query(query)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
+	for rows.Next() {
+		scan := func(into ...any) error {
+			if err := rows.Scan(into...); err != nil {
+				return fmt.Errorf("%s: a row that Optuna does not write: %w; give a copy that Optuna reads", query, err)
+			}
+			return nil
+		}
+		if err := do(scan); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,194 @@
+package optuna
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/space"
+)
+
+// Write writes the study into the SQLite file at path, which is empty or does not exist. parameters are the searched flags; those that only trials
+// before a change of the study file have are written too.
+//
+// The objective is the capacity in requests per second, to be maximised; a trial in which no rate kept the SLO has 0. A trial is
+// COMPLETE when it was measured; PRUNED when it was dropped, or was measured in another world than the best one, so that Optuna does not compare
+// the two; FAIL when it was infeasible or failed by nobody's fault, and RUNNING. Its intermediate values are the rates that were probed, in
+// their order: they end about the capacity. Times are UTC.
+func Write(path string, study studies.Study, parameters []space.Parameter) error {
+	return WriteEach(path, study, study.Each(), parameters)
+}
+
+// WriteEach is Write of trials that are not in memory: of those of the study only their points and what they came to are used.
+func WriteEach(path string, study studies.Study, trials iter.Seq2[studies.Trial, error], parameters []space.Parameter) (err error) {
+	// Nobody reads the file before it is whole, so that a journal would protect nothing.
+	db, err := open(path, "mode=rwc&_journal_mode=MEMORY&_synchronous=FULL")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = inTransaction(db, func(tx *sql.Tx) error {
+		w := &writer{tx: tx, parameters: parametersOf(parameters, study.Trials), worlds: study.WorldNumbers(), deciding: study.Deciding()}
+		w.study(study)
+		for t, err := range trials {
+			if err != nil {
+				return err
+			}
+			if w.trial(t); w.err != nil {
+				break
+			}
+		}
+		return w.err
+	})
+	if err != nil {
+		return fmt.Errorf("write Optuna's tables: %w", err)
+	}
+	return nil
+}
+
+// A writer fills the tables. Its first error stays, and nothing is done after it.
+type writer struct {
+	tx         *sql.Tx
+	parameters []parameter
+	worlds     map[int]int // of the trials by their numbers
+	deciding   int         // the one that the best trial is of
+	err        error
+}
+
+func (w *writer) run(query string, args ...any) {
+	if w.err == nil {
+		_, w.err = w.tx.Exec(query, args...)
+	}
+}
+
+// studyID is the only study's.
+const studyID = 1
+
+// study makes the tables and writes all but the trials.
+func (w *writer) study(s studies.Study) {
+	w.run(schema)
+	w.run(`INSERT INTO alembic_version VALUES (?)`, revision)
+	w.run(`INSERT INTO version_info VALUES (1, ?, ?)`, schemaVersion, libraryVersion)
+	w.run(`INSERT INTO studies VALUES (?, ?)`, studyID, s.Name)
+	w.run(`INSERT INTO study_directions VALUES (1, 'MAXIMIZE', ?, 0)`, studyID)
+	for _, a := range studyAttributes(s) {
+		w.run(`INSERT INTO study_user_attributes (study_id, "key", value_json) VALUES (?, ?, ?)`, studyID, a.key, w.json(a.value))
+	}
+}
+
+// trial writes one trial. Optuna's ids count from 1.
+func (w *writer) trial(t studies.Trial) {
+	id, as := t.Number+1, w.stateOf(t)
+	w.run(`INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)`, id, t.Number, studyID, as, timeText(t.Began), timeText(t.Ended))
+	if as == complete {
+		w.run(`INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (?, 0, ?, ?)`, id, objective(t), finite)
+	}
+	illegal := map[string]string{}
+	for _, p := range w.parameters {
+		text, given := t.Point[p.name]
+		if !given {
+			continue
+		}
+		value, dist, ok := p.encode(text)
+		if !ok {
+			illegal[p.name] = text
+			continue
+		}
+		w.run(`INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (?, ?, ?, ?)`, id, p.name, value, w.json(dist))
+	}
+	for _, p := range t.Probes {
+		w.run(`INSERT INTO trial_intermediate_values (trial_id, step, intermediate_value, intermediate_value_type) VALUES (?, ?, ?, ?)`, id, p.Seq, p.Rate, finite)
+	}
+	for _, a := range trialAttributes(t, w.worlds[t.Number], illegal) {
+		w.run(`INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES (?, ?, ?)`, id, a.key, w.json(a.value))
+	}
+}
+
+func (w *writer) json(v any) string {
+	text, err := json.Marshal(v)
+	w.err = errors.Join(w.err, err)
+	return string(text)
+}
+
+// timeText is how SQLAlchemy writes a time; nil for none.
+func timeText(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UTC().Format("2006-01-02 15:04:05.000000")
+}
+
+// stateOf is what Optuna calls what became of a trial. Its best value is that of a COMPLETE one, whatever world that was measured in.
+func (w *writer) stateOf(t studies.Trial) state {
+	if t.State != studies.Done {
+		return running
+	}
+	switch t.Result.Outcome {
+	case trial.Measured:
+		if w.worlds[t.Number] != w.deciding {
+			return pruned
+		}
+		return complete
+	case trial.Dropped:
+		return pruned
+	}
+	return fail
+}
+
+// objective is the capacity; 0 where no rate kept the SLO, for the lowest rate that failed is no capacity.
+func objective(t studies.Trial) float64 {
+	if !t.Met() {
+		return 0
+	}
+	return t.Result.Capacity.Rate
+}
+
+// An attribute is what Optuna keeps of a study or a trial beside its own.
+type attribute struct {
+	key   string
+	value any
+}
+
+func studyAttributes(s studies.Study) []attribute {
+	return []attribute{
+		{"tuner_study_id", s.ID}, {"objective", "capacity: the highest rate that keeps the SLO, requests per second"},
+		{"state", s.State}, {"note", s.Note}, {"seed", fmt.Sprint(s.Seed)}, {"world", s.World}, {"file", s.File},
+	}
+}
+
+// A probeAttribute is one probe in a few words.
+type probeAttribute struct {
+	Rate     float64 `json:"rate"`
+	Pass     bool    `json:"pass"`
+	Headroom float64 `json:"headroom"`
+	Binding  string  `json:"binding"`
+}
+
+// trialAttributes are the figures of a trial that Optuna has no place for. illegal are values of the point that are no choices.
+func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
+	probes := make([]probeAttribute, len(t.Probes))
+	for i, p := range t.Probes {
+		probes[i] = probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
+	}
+	all := []attribute{{"origin", t.Origin}, {"world", world}, {"args", append([]string{}, t.Args...)}, {"probes", probes}}
+	if len(illegal) > 0 {
+		all = append(all, attribute{"not_among_choices", illegal})
+	}
+	if t.State != studies.Done {
+		return all
+	}
+	r := t.Result
+	all = append(all, attribute{"outcome", r.Outcome}, attribute{"gpu_seconds", r.GPUTime.Seconds()}, attribute{"simulated", r.Facts.Simulated})
+	if r.Outcome != trial.Measured {
+		return append(all, attribute{"class", r.Class}, attribute{"cause", r.Cause}, attribute{"evidence", r.Evidence})
+	}
+	c := r.Capacity
+	return append(all, attribute{"capacity_rps", objective(t)}, attribute{"bound", c.Bound}, attribute{"binding", c.Binding}, attribute{"passed_rps", c.Low}, attribute{"failed_rps", c.High},
+		attribute{"lowest_rps", c.Lowest}, attribute{"highest_rps", c.Highest}, attribute{"std_err", c.StdErr}, attribute{"in_flight", c.InFlight},
+		attribute{"doubt", c.Doubt}, attribute{"notes", append([]string{}, r.Notes...)})
+}

@@ -1,0 +1,130 @@
+package prior
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"vllmtuner/tuner/space"
+)
+
+// flagName writes a name as vLLM's flags are written in a study: vLLM takes underscores too.
+func flagName(name string) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimLeft(name, "-")), "_", "-")
+}
+
+// point makes a point of flags, given by name. A flag that the study does not search must be one that all its servers have with that
+// value; and the point must be one that the study may measure.
+func (r *Reader) point(flags map[string]string) (space.Point, error) {
+	p := space.Point{}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		text := brief(flags[name])
+		parameter := r.Space.Parameter(name)
+		fixed, isFixed := r.Space.Defaults[name]
+		switch {
+		case parameter != nil:
+			value, err := read(parameter, text)
+			errs = append(errs, err)
+			p[name] = value
+		case isFixed && !same(fixed, text):
+			errs = append(errs, fmt.Errorf("%s is %s there, and %s in the server.args of this study", name, text, fixed))
+		case !isFixed:
+			errs = append(errs, fmt.Errorf("%s=%s is not searched in this study; search it, or set it in server.args", name, text))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if err := r.Space.Check(p); err != nil {
+		return p, err
+	}
+	return r.legal(p), nil
+}
+
+// legal writes the values of a point as the study's sampler does: Optuna's 0.8799999999999999 is 0.88.
+func (r *Reader) legal(p space.Point) space.Point {
+	u, active := r.Space.Unit(p)
+	nearest := r.Space.Sample(u)
+	for i, parameter := range r.Space.Parameters() {
+		if value, ok := nearest[parameter.Name]; ok && active[i] {
+			p[parameter.Name] = value
+		}
+	}
+	return p
+}
+
+// read returns the value of a flag as the study writes it. Python writes True and False.
+func read(p *space.Parameter, text string) (string, error) {
+	if p.Kind == space.Bool {
+		text = strings.ToLower(text)
+	}
+	return p.Read(text)
+}
+
+// same compares two values as texts or as numbers.
+func same(a, b string) bool {
+	x, errX := strconv.ParseFloat(a, 64)
+	y, errY := strconv.ParseFloat(b, 64)
+	return a == b || strings.EqualFold(a, b) || errX == nil && errY == nil && x == y
+}
+
+// withSet adds what the user says of the servers' flags to what a source says itself.
+func (r *Reader) withSet(flags map[string]string) map[string]string {
+	all := maps.Clone(r.Set)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, flags)
+	return all
+}
+
+// known are the searched and the fixed flags among some words that may also be other ones.
+func (r *Reader) known(words map[string]string) map[string]string {
+	flags := map[string]string{}
+	for word, value := range words {
+		name := flagName(word)
+		_, isFixed := r.Space.Defaults[name]
+		if isFixed || r.Space.Parameter(name) != nil {
+			flags[name] = value
+		}
+	}
+	return flags
+}
+
+// inPath are the searched flags that the names of a file and its folders say, as in max_num_seqs=128,gpu-memory-utilization=0.9/2qps.json.
+func (r *Reader) inPath(path string) map[string]string {
+	flags := map[string]string{}
+	parameters := r.Space.Parameters()
+	path = filepath.ToSlash(path)
+	for i := range parameters {
+		p := &parameters[i]
+		name := strings.ReplaceAll(regexp.QuoteMeta(p.Name), "-", "[-_]") // QuoteMeta leaves a dash as it is
+		at := regexp.MustCompile(`(?:^|[^a-zA-Z0-9])(?i:` + name + `)=(` + values(p) + `)(?:$|[^a-zA-Z0-9]|\.[^0-9])`)
+		if all := at.FindAllStringSubmatch(path, -1); len(all) > 0 {
+			flags[p.Name] = all[len(all)-1][1] // the nearest to the file
+		}
+	}
+	return flags
+}
+
+// values is a pattern of what a parameter's value may look like.
+func values(p *space.Parameter) string {
+	switch p.Kind {
+	case space.Bool:
+		return `(?i:true|false)`
+	case space.Float, space.Int:
+		return `[0-9]+(?:\.[0-9]+)?`
+	}
+	words := make([]string, len(p.Choices))
+	for i, c := range p.Choices {
+		words[i] = regexp.QuoteMeta(c)
+	}
+	slices.SortFunc(words, func(a, b string) int { return len(b) - len(a) }) // the longest that fits
+	return strings.Join(words, "|")
+}

@@ -1,0 +1,567 @@
+package prior
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/studies/optuna"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/space"
+)
+
+func reader(t testing.TB) *Reader {
+	t.Helper()
+	s, err := space.NewWithDefaults([]space.Parameter{
+		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.98, Step: 0.01},
+		{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
+		{Name: "enable-prefix-caching", Kind: space.Bool},
+		{Name: "attention-backend", Kind: space.Categorical, Choices: []string{"FLASH_ATTN", "FLASHINFER"}},
+	}, nil, nil, map[string]string{"max-num-batched-tokens": "2048"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Reader{Space: s, World: map[string]string{"model": "my/model"}, SLO: slo.SLO{Limits: []slo.Limit{
+		{Metric: slo.TTFT, Percentile: 99, Max: time.Second}, {Metric: slo.TPOT, Percentile: 99, Max: 60 * time.Millisecond},
+	}}}
+}
+
+// put writes files below a new directory.
+func put(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// taken are the trials as "capacity bound point", and what was left out as "file: why".
+func taken(dir string, s Source) (got, left []string) {
+	for _, t := range s.Taken {
+		c := t.Trial.Result.Capacity
+		got = append(got, fmt.Sprintf("%g %s %s", c.Rate, c.Bound, t.Trial.Point))
+	}
+	for _, l := range s.Left {
+		left = append(left, strings.TrimPrefix(l.From, dir+"/")+": "+l.Why)
+	}
+	return got, left
+}
+
+func readOne(t *testing.T, r *Reader, paths ...string) Source {
+	t.Helper()
+	all, err := r.Read(paths)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("Read = %+v, %v; want one source", all, err)
+	}
+	return all[0]
+}
+
+const autoTuneResult = `hash:0123456789abcdef
+max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: inf, e2el: 450.5, throughput: 9.81, goodput: 9.7
+max_num_seqs: 256, max_num_batched_tokens: 2048, request_rate: 8, e2el: 499.12, throughput: 7.4, goodput: 7.4
+
+max_num_seqs: 512, max_num_batched_tokens: 2048 does not meet latency requirement 500
+max_num_seqs: 128, max_num_batched_tokens: 4096, request_rate: 9, e2el: 450.5, throughput: 8.9, goodput: 8.9
+max_num_seqs: 8, max_num_batched_tokens: 2048, request_rate: 9, e2el: 450.5, throughput: 8.9, goodput: 8.9
+max_num_seqs: 64, max_num_batched_tokens: 2048, request_rate: inf, e2el: , throughput: , goodput:
+best_max_num_seqs: 128, best_num_batched_tokens: 2048, best_throughput: 9.81, profile saved in: /x/profile
+`
+
+// auto_tune.sh goes down from 0.98, so that the last log is that of the value it took.
+func TestAutoTune(t *testing.T) {
+	dir := put(t, map[string]string{
+		"2026_03_01_10_30/result.txt":                                     autoTuneResult,
+		"2026_03_01_10_30/vllm_log_gpu_memory_utilization_0.98.log":       "",
+		"2026_03_01_10_30/vllm_log_gpu_memory_utilization_.97.log":        "",
+		"2026_03_01_10_30/profile/trace.json":                             "{}",
+		"2026_03_01_10_30/vllm_log_gpu_memory_utilization_0.98.log.other": "",
+	})
+	s := readOne(t, reader(t), dir)
+	got, left := taken(dir, s)
+	if want := []string{
+		"9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=128",
+		"8 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=256",
+	}; s.Name != dir || s.Kind != AutoTune || !slices.Equal(got, want) {
+		t.Errorf("%s of %s gives %q, want %q", s.Name, s.Kind, got, want)
+	}
+	for i, want := range []string{
+		"result.txt:5: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=512: no rate kept its limit, or the server did not start",
+		"result.txt:6: max-num-batched-tokens is 4096 there, and 2048 in the server.args of this study",
+		"result.txt:7: max-num-seqs=8 is below the range [16, 1024]",
+		"result.txt:8: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=64: the file has no throughput",
+	} {
+		if i >= len(left) || !strings.Contains(left[i], want) {
+			t.Errorf("left out %q, want %q", left, want)
+		}
+	}
+	for _, one := range s.Trials() {
+		if one.Number != -1 || one.Origin != studies.Prior || one.State != studies.Done || !one.Met() || one.Source != dir || len(one.Args) == 0 {
+			t.Errorf("a prior is %+v", one)
+		}
+	}
+
+	// The file alone does not say the utilization.
+	alone := put(t, map[string]string{"result.txt": autoTuneResult})
+	s = readOne(t, reader(t), filepath.Join(alone, "result.txt"))
+	if got, _ := taken(alone, s); got[0] != "9.81 at least enable-prefix-caching=true max-num-seqs=128" || !strings.Contains(strings.Join(s.Notes, " "), "--set gpu-memory-utilization=0.95") {
+		t.Errorf("without logs %q with the notes %q", got, s.Notes)
+	}
+	r := reader(t)
+	r.Set = map[string]string{"gpu-memory-utilization": "0.90"}
+	if got, _ := taken(alone, readOne(t, r, alone)); got[0] != "9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.9 max-num-seqs=128" {
+		t.Errorf("with --set %q", got)
+	}
+}
+
+func TestPointsAreWrittenAsTheSamplerDoes(t *testing.T) {
+	point, err := reader(t).point(map[string]string{"gpu-memory-utilization": "0.8799999999999999", "max-num-seqs": "128.0", "enable-prefix-caching": "True", "max-num-batched-tokens": "2048.0"})
+	if want := "enable-prefix-caching=true gpu-memory-utilization=0.88 max-num-seqs=128"; err != nil || point.String() != want {
+		t.Errorf("point %s, %v; want %s", point, err, want)
+	}
+}
+
+// result is a result of vllm bench serve without lists, of 300 requests.
+func result(rate any, ttft, tpot float64, more map[string]any) string {
+	fields := map[string]any{
+		"model_id": "my/model", "backend": "openai", "num_prompts": 300, "request_rate": rate, "burstiness": 1.0, "max_concurrency": nil,
+		"duration": 100.0, "completed": 300, "failed": 0, "total_input_tokens": 30000, "total_output_tokens": 30000, "request_throughput": 3.0,
+	}
+	for metric, p99 := range map[string]float64{"ttft": ttft, "tpot": tpot} {
+		for _, name := range []string{"mean", "median", "std", "p99"} {
+			fields[name+"_"+metric+"_ms"] = p99
+		}
+	}
+	maps.Copy(fields, more)
+	text, err := json.Marshal(fields)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
+}
+
+// Runs of one config at several rates are one capacity, whatever files they are in.
+func TestBenchRunsAreJoined(t *testing.T) {
+	dir := put(t, map[string]string{
+		"a/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}),
+		"a/2.json": result(2, 300, 50, map[string]any{"max-num-seqs": "128"}),
+		"a/4.json": result(4, 300, 70, map[string]any{"max_num_seqs": "128", "gpu": "H200"}),
+		"b/max_num_seqs=256,gpu-memory-utilization=0.95/rate-3.json":         result(3, 300, 50, nil),
+		"b/max_num_seqs=256,gpu-memory-utilization=0.95/rate-inf.json":       result("inf", 9000, 90, nil),
+		"c/SERVE--max_num_seqs=512, enable_prefix_caching=True-/run=0.json":  result("inf", 300, 50, nil),
+		"c/SERVE--max_num_seqs=64, attention-backend=FLASHINFER-/run=0.json": result(3, 300, 90, nil),
+	})
+	s := readOne(t, reader(t), dir)
+	got, left := taken(dir, s)
+	if want := []string{
+		"3 at least enable-prefix-caching=true max-num-seqs=512",
+		"3 exact gpu-memory-utilization=0.95 max-num-seqs=256",
+		"2 exact max-num-seqs=128",
+	}; !slices.Equal(got, want) {
+		t.Errorf("taken %q, want %q", got, want)
+	}
+	if len(left) != 1 || !strings.Contains(left[0], "no rate kept the SLO (p99 TPOT 90 of 60 ms); measure lower ones") {
+		t.Errorf("left out %q", left)
+	}
+	if len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "the runs of max-num-seqs=128 differ in gpu, which this study does not know") {
+		t.Errorf("notes %q", s.Notes)
+	}
+	for _, one := range s.Trials() {
+		if one.Point["max-num-seqs"] == "128" && (len(one.Probes) != 3 || one.Probes[2].Rate != 4 || one.Probes[2].Verdict.Pass || one.Result.Capacity.High != 4) {
+			t.Errorf("joined %+v", one)
+		}
+	}
+}
+
+func TestBenchRunsThatAreOfNoUse(t *testing.T) {
+	for _, c := range []struct {
+		name, text, want string
+		change           func(*Reader)
+	}{
+		{"the flags are not known", result(1, 200, 40, nil), "neither the file nor its name says the server's flags", nil},
+		{"the model is another", result(1, 200, 40, map[string]any{"model_id": "other/model"}), "its model is other/model, and this study's my/model", nil},
+		{"a closed loop", result("inf", 200, 40, map[string]any{"max_concurrency": 64}), "--max-concurrency 64 held requests back", nil},
+		{"a latency that is not there", strings.ReplaceAll(result(1, 200, 40, nil), "p99_tpot_ms", "p98_tpot_ms"), "missing p99_tpot_ms", nil},
+		{"too few requests", result(1, 200, 40, map[string]any{"num_prompts": 50, "completed": 50}), "50 requests are too few for p99 TTFT, it takes 100; run it with --num-prompts 100", func(r *Reader) { r.Defaults = true }},
+		{"no request completed", result(1, 0, 0, map[string]any{"completed": 0, "failed": 300}), "no request was completed", nil},
+		{"a limit on E2E, which is not there", result(1, 200, 40, nil), "p99 E2E is not in the file; run it with --percentile-metrics", func(r *Reader) {
+			r.Defaults = true
+			r.SLO.Limits = append(r.SLO.Limits, slo.Limit{Metric: slo.E2E, Percentile: 99, Max: time.Minute})
+		}},
+		{"requests failed", result(1, 200, 40, map[string]any{"completed": 290, "failed": 10}), "no rate kept the SLO (10 of 300 requests failed)", func(r *Reader) { r.Defaults = true }},
+		{"out of the range", result(1, 200, 40, map[string]any{"max_num_seqs": "4"}), "max-num-seqs=4 is below the range", nil},
+		{"other fixed args", result(1, 200, 40, map[string]any{"max_num_seqs": "32", "max_num_batched_tokens": "512"}), "max-num-batched-tokens is 512 there, and 2048", nil},
+		{"a latency that none has", result(1, 1e-308, 40, nil), "p99 TTFT is 1e-308 ms, in which no server answers; measure it again", func(r *Reader) { r.Defaults = true }},
+		{"a rate that none has", result(1e300, 200, 40, nil), "its probe 0 is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000", func(r *Reader) { r.Defaults = true }},
+		{"a rate at which nobody asks", result(1e-300, 200, 40, nil), "num_prompts / request_rate", func(r *Reader) { r.Defaults = true }},
+		{"a throughput that none has", result("inf", 200, 40, map[string]any{"duration": 1e-6}), "its probe 0 is at 3e+08 requests per second", func(r *Reader) { r.Defaults = true }},
+		{"a value of very many digits", result(1, 200, 40, map[string]any{"max_num_seqs": strings.Repeat("9", 300)}), "--max-num-seqs 1e+300 is no number; write one such as 16", nil},
+		{"another file", `{"a": 1}`, "missing num_prompts", nil},
+		{"a list", `[{"a": 1}]`, "no JSON object", nil},
+		{"two results in one file", result(1, 200, 40, nil) + result(2, 200, 40, nil), "give each result a file of its own", nil},
+	} {
+		r := reader(t)
+		if c.change != nil {
+			c.change(r)
+		}
+		dir := put(t, map[string]string{"x.json": c.text})
+		got, left := taken(dir, readOne(t, r, filepath.Join(dir, "x.json")))
+		if len(got) > 0 || len(left) != 1 || !strings.HasPrefix(left[0], "x.json: ") || !strings.Contains(left[0], c.want) {
+			t.Errorf("%s: taken %q and left %q, want %q", c.name, got, left, c.want)
+		}
+	}
+}
+
+// With the lists of --save-detailed requests are judged one by one, as a sweep's are.
+func TestRealBenchRun(t *testing.T) {
+	r := reader(t)
+	r.Defaults, r.AnyModel = true, true
+	r.SLO.Limits = []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: 100 * time.Millisecond}, {Metric: slo.TPOT, Percentile: 95, Max: 10 * time.Millisecond}}
+	path := "../../bench/testdata/vllm-0.32-openai.json"
+	s := readOne(t, r, path)
+	got, _ := taken("", s)
+	if !slices.Equal(got, []string{"4 at least "}) || s.Taken[0].Trial.Probes[0].Verdict.Checks[0].Each == "" {
+		t.Errorf("%q of %+v", got, s)
+	}
+	// An error of more than one request in a hundred breaks the SLO.
+	path = "../../bench/testdata/vllm-0.14.1.json"
+	if _, left := taken("", readOne(t, r, path)); len(left) != 1 {
+		t.Errorf("of 12 requests, 2 of them failed: %q", left)
+	}
+}
+
+func TestSeveralPathsAreOneSource(t *testing.T) {
+	dir := put(t, map[string]string{
+		"runs/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}), "runs/2.json": result(2, 200, 90, map[string]any{"max_num_seqs": "128"}),
+	})
+	s := readOne(t, reader(t), filepath.Join(dir, "runs/1.json"), filepath.Join(dir, "runs/2.json"), filepath.Join(dir, "runs/1.json"))
+	if got, _ := taken(dir, s); s.Name != filepath.Join(dir, "runs/*.json") || !slices.Equal(got, []string{"1 exact max-num-seqs=128"}) {
+		t.Errorf("%s: %q", s.Name, got)
+	}
+}
+
+func TestWhatCannotBeRead(t *testing.T) {
+	dir := put(t, map[string]string{
+		"result.txt": "hash:1\nmax_num_seqs: 128\n", "empty.txt": "", "broken.json": "{\n\"a\": 1,\n\"b\": }\n", "short.json": "{\n\"a\": 1,\n", "nothing/x.txt": "",
+	})
+	for _, c := range []struct{ path, want string }{
+		{"result.txt", `result.txt:2: "max_num_seqs: 128" is no line that auto_tune.sh writes`},
+		{"empty.txt", "empty.txt:1: it is empty"},
+		{"broken.json", "broken.json:3: invalid character '}'"},
+		{"short.json", "short.json:3: unexpected EOF"},
+		{"nothing", "holds neither a result.txt of auto_tune.sh, nor a .json file of vllm bench serve --save-result, nor a study"},
+		{"none", "no such file"},
+	} {
+		if all, err := reader(t).Read([]string{filepath.Join(dir, c.path)}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %+v, %v; want %q", c.path, all, err, c.want)
+		}
+	}
+}
+
+// What cannot have been measured is left out where it is read, with its place and in few digits.
+func TestWhatIsNotPlausible(t *testing.T) {
+	many := strings.Repeat("9", 300)
+	dir := put(t, map[string]string{
+		"auto/result.txt": "max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: " + many + ", e2el: 450.5, throughput: 9.81, goodput: 9.7\n" +
+			"max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: inf, e2el: 450.5, throughput: 1e300, goodput: 9.7\n" +
+			"max_num_seqs: " + many + ", max_num_batched_tokens: 2048, request_rate: 9, e2el: 450.5, throughput: 9.81, goodput: 9.7\n" +
+			"max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: 9, e2el: 450.5, throughput: 9.81, goodput: 9.7\n",
+		"long.txt": "max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: " + many + many + ", e2el: 450.5, throughput: 9.81, goodput: 9.7\n",
+	})
+	study := old()
+	study.Trials[0].Result.Capacity.Rate = 1e300
+	study.Trials[1].Result.Capacity.Rate = 1e-300
+	study.Trials[2].Result.Capacity.High = -1
+	if err := optuna.Write(filepath.Join(dir, "old.db"), study, oldParameters); err != nil {
+		t.Fatal(err)
+	}
+	r := reader(t)
+	for path, want := range map[string][]string{
+		"auto": {
+			"auto/result.txt:1: its capacity is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000; correct it where it was written",
+			"auto/result.txt:2: its capacity is at 1e+300 requests per second",
+			"auto/result.txt:3: --max-num-seqs 1e+300 is no number; write one such as 16",
+		},
+		"old.db": {"old.db, trial 0: its capacity is at 1e+300 requests", "old.db, trial 1: its capacity is at 1e-300 requests", "old.db, trial 2: its value 0 is no rate"},
+	} {
+		got, left := taken(dir, readOne(t, r, filepath.Join(dir, path)))
+		if path == "auto" && len(got) != 1 {
+			t.Errorf("%s: taken %q, want the one that is plausible", path, got)
+		}
+		for i, want := range want {
+			if i >= len(left) || !strings.HasPrefix(left[i], want) {
+				t.Errorf("%s: left out %q, want %q", path, left, want)
+			}
+		}
+	}
+	const want = "long.txt:1: request_rate 99999999999999999999 is no number of requests per second; correct the line, or take it out"
+	if _, err := r.Read([]string{filepath.Join(dir, "long.txt")}); err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("more digits than a number has: %v, want %q", err, want)
+	}
+	if why := implausible(trial.Result{Capacity: capacity.Capacity{StdErr: math.Inf(1)}}, nil); !strings.Contains(why, "Result.Capacity.StdErr is +Inf, which cannot be stored; correct") {
+		t.Errorf("a number that is none: %q", why)
+	}
+}
+
+// old is another study of ours.
+func old() studies.Study {
+	trials := []studies.Trial{
+		{Origin: studies.Default, Point: space.Point{}, Args: []string{"--max-num-seqs", "99"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{
+			Rate: 2.1, Low: 2, High: 2.4, Bound: capacity.Exact, Binding: "p99 TPOT"}}},
+		{Point: space.Point{"gpu-memory-utilization": "0.9"}, Args: []string{"--gpu-memory-utilization", "0.9", "--no-enable-prefix-caching"}, Result: trial.Result{Outcome: trial.Measured,
+			Capacity: capacity.Capacity{Rate: 3, Low: 3, Bound: capacity.AtLeast}}},
+		{Point: space.Point{"gpu-memory-utilization": "0.91"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: 0.5, High: 0.5, Bound: capacity.AtMost}}},
+		{Point: space.Point{"gpu-memory-utilization": "0.98"}, Result: trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Evidence: "CUDA out of memory"}},
+		{Point: space.Point{"gpu-memory-utilization": "0.92"}, Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero}},
+		{Point: space.Point{"gpu-memory-utilization": "0.93"}, Result: trial.Result{Outcome: trial.Unknown, Class: serverctl.Infrastructure}},
+		{Point: space.Point{"block-size": "32"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: 3, Bound: capacity.AtLeast}}},
+		{Point: space.Point{"gpu-memory-utilization": "0.94"}, State: studies.Running},
+	}
+	for i := range trials {
+		trials[i].Number = i
+		trials[i].Began = time.Unix(int64(i), 0)
+		if trials[i].State == "" {
+			trials[i].State = studies.Done
+		}
+	}
+	return studies.Study{Name: "old", Trials: trials}
+}
+
+var oldParameters = []space.Parameter{{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.98, Step: 0.01}, {Name: "block-size", Kind: space.Categorical, Choices: []string{"16", "32"}}}
+
+// What is exported to Optuna comes back as it was.
+func TestOptunaRoundTrip(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "old.db")
+	if err := optuna.Write(path, old(), oldParameters); err != nil {
+		t.Fatal(err)
+	}
+	s := readOne(t, reader(t), path)
+	got, left := taken(path, s)
+	if want := []string{"2.1 exact ", "3 at least gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91", "0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; !slices.Equal(got, want) {
+		t.Errorf("taken %q, want %q", got, want)
+	}
+	for i, want := range []string{"trial 5: its state is FAIL", "trial 6: block-size=32 is not searched in this study; search it, or set it in server.args", "trial 7: its state is RUNNING"} {
+		if i >= len(left) || !strings.Contains(left[i], want) {
+			t.Errorf("left out %q, want %q", left, want)
+		}
+	}
+	for i, one := range s.Trials() {
+		was := old().Trials[i].Result
+		if one.Result.Outcome != was.Outcome || one.Result.Class != was.Class || one.Result.Capacity.High != was.Capacity.High || one.Met() != old().Trials[i].Met() {
+			t.Errorf("trial %d came back as %+v, was %+v", i, one.Result, was)
+		}
+	}
+	if len(s.Notes) > 0 {
+		t.Errorf("notes of our own export: %q", s.Notes)
+	}
+
+	r := reader(t)
+	r.OptunaStudy = "olds"
+	if _, err := r.Read([]string{path}); err == nil || !strings.Contains(err.Error(), `it holds no study "olds"; did you mean "old"?`) {
+		t.Errorf("another name: %v", err)
+	}
+}
+
+func TestAnotherStudy(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "old")
+	store, _, err := studies.Open(t.Context(), dir, studies.New{Name: "old", World: map[string]string{"model": "my/model", "slo": "p99 TTFT <= 500 ms"}}, studies.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range old().Trials {
+		if err := store.Begin(one); err != nil {
+			t.Fatal(err)
+		}
+		if one.State == studies.Done {
+			if err := store.Finish(one.Number, one.Result); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := readOne(t, reader(t), dir)
+	got, left := taken(dir, s)
+	// A flag that the old study fixed and this one searches is part of the point.
+	if want := []string{"2.1 exact max-num-seqs=99", "3 at least enable-prefix-caching=false gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91",
+		"0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; s.Kind != Study || !slices.Equal(got, want) || len(left) != 3 {
+		t.Errorf("%s: taken %q, want %q; left %q", s.Kind, got, want, left)
+	}
+	if !slices.Contains(s.Notes, `its slo is "p99 TTFT <= 500 ms", and this study's ""`) {
+		t.Errorf("notes %q", s.Notes)
+	}
+	r := reader(t)
+	r.World["model"] = "other"
+	if got, left := taken(dir, readOne(t, r, dir)); len(got) > 0 || !strings.Contains(left[0], "its model is my/model, and this study's other") {
+		t.Errorf("of another model %q, left %q", got, left)
+	}
+}
+
+// drifted is a study that was begun with one model length, and went on with another: its third trial is of that.
+func drifted(t *testing.T) (dir string, study studies.Study) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "old")
+	begin := func(args string, trials ...studies.Trial) {
+		world := map[string]string{"model": "my/model", "server args": args}
+		store, _, err := studies.Open(t.Context(), dir, studies.New{Name: "old", World: world}, studies.Options{AcceptDrift: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range trials {
+			if err := errors.Join(store.Begin(one), store.Finish(one.Number, one.Result)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	met := func(number int, seqs string, rate float64) studies.Trial {
+		one := studies.Trial{Number: number, Origin: studies.Sampled, Point: space.Point{}, Result: trial.Result{Outcome: trial.Measured,
+			Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}}
+		if seqs != "" {
+			one.Point["max-num-seqs"] = seqs
+		}
+		return one
+	}
+	begin("--max-model-len 2048", met(0, "", 60), met(1, "64", 70))
+	begin("--max-model-len 4096", met(2, "", 2.99))
+	begin("--max-model-len 8192") // in which nothing was measured yet
+	study, err := studies.ReadSnapshot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, study
+}
+
+// What a study measured in two worlds is of two sources, for the search compares what is of one; a study that came by way of Optuna as well.
+func TestEachWorldIsASource(t *testing.T) {
+	dir, study := drifted(t)
+	file := filepath.Join(t.TempDir(), "old.db")
+	if err := optuna.Write(file, study, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
+		t.Fatal(err)
+	}
+	r := reader(t)
+	r.World["server args"] = "--max-model-len 2048"
+	for _, c := range []struct {
+		path         string
+		newer, older []string // notes
+	}{
+		{dir, []string{
+			"its world changed later, before trial 3: server args: --max-model-len 4096 → --max-model-len 8192",
+			`its server args is "--max-model-len 4096", and this study's "--max-model-len 2048"`,
+		}, []string{"its world changed later, before trial 2: server args: --max-model-len 2048 → --max-model-len 4096"}},
+		{file, nil, []string{"it was measured in another world than the best of that study"}},
+	} {
+		all, err := r.Read([]string{c.path})
+		if err != nil || len(all) != 2 {
+			t.Fatalf("%s: Read = %+v, %v; want two sources", c.path, all, err)
+		}
+		newer, _ := taken(dir, all[0])
+		older, _ := taken(dir, all[1])
+		if !slices.Equal(newer, []string{"2.99 at least "}) || !slices.Equal(older, []string{"60 at least ", "70 at least max-num-seqs=64"}) {
+			t.Errorf("%s: the newer world has %q, the older %q", c.path, newer, older)
+		}
+		if all[0].Name != c.path+", world 2" || all[1].Name != c.path+", world 1" || all[1].Path != c.path || all[1].Trials()[0].Source != all[1].Name {
+			t.Errorf("they are called %q and %q", all[0].Name, all[1].Name)
+		}
+		if !slices.Equal(all[0].Notes, c.newer) || !slices.Equal(all[1].Notes, c.older) {
+			t.Errorf("%s: the notes are %q and %q", c.path, all[0].Notes, all[1].Notes)
+		}
+	}
+}
+
+func FuzzAutoTune(f *testing.F) {
+	f.Add([]byte(autoTuneResult))
+	f.Add([]byte("max_num_seqs: 1, max_num_batched_tokens: 1, request_rate: ..., e2el: , throughput: Inf, goodput: "))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		rows, err := parseAutoTune(text)
+		if err != nil {
+			return
+		}
+		for _, row := range rows {
+			if c := row.capacity(); row.met && (math.IsInf(c.Rate, 0) || math.IsNaN(c.Rate) || c.Rate < 0) {
+				t.Errorf("%+v carried %g", row, c.Rate)
+			}
+		}
+	})
+}
+
+// FuzzBench reads any text as a result, and any name as one that may say flags.
+func FuzzBench(f *testing.F) {
+	f.Add([]byte(result(2, 200, 40, map[string]any{"max_num_seqs": "128"})), "a/max-num-seqs=64/x.json")
+	f.Add([]byte(result(2, 1e-308, 40, map[string]any{"max_num_seqs": "128"})), "")
+	f.Add([]byte(`{"request_rate": "inf", "a": NaN}`), "gpu_memory_utilization=0.9.json")
+	f.Add([]byte("{\n"), "enable-prefix-caching=TRUE,attention_backend=flashinfer.json")
+	r := reader(f)
+	path := filepath.Join(f.TempDir(), "x.json")
+	f.Fuzz(func(t *testing.T, text []byte, name string) {
+		for flag, value := range r.inPath(name) {
+			if p := r.Space.Parameter(flag); p == nil || value == "" {
+				t.Errorf("%q says %s=%q", name, flag, value)
+			}
+		}
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		point, one, why, err := r.readBench(path)
+		if err == nil && why == "" && (point == nil || one.probe.Measurement.Completed == 0 || !finite(one.probe)) {
+			t.Errorf("%q is taken as %s with %+v", text, point, one.probe)
+		}
+	})
+}
+
+// finite reports whether a probe can be stored.
+func finite(p trial.Probe) bool {
+	_, err := json.Marshal(p)
+	return err == nil && p.Rate >= 0
+}
+
+// A device has no end, and a pipe without a writer is never opened: both are refused before they are read, named or found in a folder.
+func TestOnlyRegularFilesAreRead(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "bench", "pipe.json")
+	if err := errors.Join(os.Mkdir(filepath.Dir(pipe), 0o755), unix.Mkfifo(pipe, 0o644), os.Symlink("/dev/zero", filepath.Join(dir, "zero"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/dev/zero", filepath.Join(dir, "zero"), pipe, filepath.Dir(pipe)} {
+		all, err := reader(t).Read([]string{path})
+		if err == nil || !strings.Contains(err.Error(), "is no regular file; name a file or folder of results") {
+			t.Errorf("Read(%s) = %v, %v; want that it is no regular file", path, all, err)
+		}
+	}
+}
+
+func TestAPathInTwoSpellingsIsReadOnce(t *testing.T) {
+	dir := put(t, map[string]string{"a/result.txt": autoTuneResult})
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("a", link); err != nil {
+		t.Fatal(err)
+	}
+	s := readOne(t, reader(t), filepath.Join(dir, "a")+"/", filepath.Join(dir, "a"), dir+"/./a", link)
+	if s.Name != filepath.Join(dir, "a") {
+		t.Errorf("it is called %s, want its first name", s.Name)
+	}
+}
