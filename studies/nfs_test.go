@@ -3,31 +3,119 @@
 package studies
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
-// TestNFS has tuners and readers live through what happens to them on real NFS: see nfslab/smoke.sh.
+// TestNFS has tuners and readers live through what happens to them on real NFS, each script of nfslab in a machine of its own.
 func TestNFS(t *testing.T) {
+	if out, err := exec.CommandContext(t.Context(), "nfslab/run.sh", "--setup").CombinedOutput(); err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 77 {
+			t.Skip("real NFS cannot be set up here: ", strings.TrimSpace(string(out)))
+		}
+		t.Fatalf("%v: %s", err, out)
+	}
 	self, err := os.Executable()
 	try(t, err)
 	binary := filepath.Join(t.TempDir(), "studies.test")
 	try(t, os.Link(self, binary))
-	kills := os.Getenv("NFS_KILLS")
-	if kills == "" {
-		kills = "6"
+	kills, cuts, rounds := number(t, "NFS_KILLS", 6), number(t, "NFS_POWER_CUTS", 1), number(t, "NFS_ROUNDS", 1)
+	often := []string{"--env", fmt.Sprint("KILLS=", kills), "--env", fmt.Sprint("CRASHES=", cuts), "--env", fmt.Sprint("ROUNDS=", rounds)}
+	for _, tt := range []struct {
+		name, script string
+		scenarios    int
+	}{
+		{"cut off in mid-commit, with plain SQLite and with a study", "cutoff.sh", 8 * rounds},
+		{"restarted, cut off, killed", "life.sh", 6},
+		{"a disk that is full, and one that was restored", "disk.sh", 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			out, code := inMachine(t, slices.Concat(often, []string{"--add", binary, "--", "nfslab/" + tt.script})...)
+			if ok := strings.Count("\n"+out, "\nok "); code != 0 || ok != tt.scenarios || strings.Contains(out, "FAIL") {
+				t.Errorf("exit code %d; %d of %d scenarios went well", code, ok, tt.scenarios)
+			}
+		})
 	}
-	lab := exec.CommandContext(t.Context(), "nfslab/run.sh", "--timeout", "1500", "--add", binary, "--env", "KILLS="+kills, "--", "nfslab/smoke.sh")
-	out, err := lab.CombinedOutput()
-	t.Logf("%s", out)
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 77 {
-		t.Skip("real NFS cannot be set up here: ", strings.TrimSpace(string(out)))
+	t.Run("power cuts", func(t *testing.T) {
+		t.Parallel()
+		cutPower(t, binary, cuts)
+	})
+}
+
+// cutPower cuts the power of a machine in the middle of a write, again and again, and looks each time for all that it has acknowledged before.
+func cutPower(t *testing.T, binary string, cuts int) {
+	disk, list := filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "acked")
+	var acked bytes.Buffer
+	for n := range cuts + 1 {
+		try(t, os.WriteFile(list, acked.Bytes(), 0o644))
+		args, want := []string{"--kill-after", strconv.Itoa(1 + n%3)}, 99
+		if n == cuts {
+			args, want = []string{"--env", "LAST=yes"}, 0
+		}
+		out, code := inMachine(t, append(args, "--disk", disk, "--add", binary, "--add", list, "--", "nfslab/power.sh")...)
+		if code != want {
+			t.Fatalf("cut %d of %d: exit code %d, want %d", n+1, cuts, code, want)
+		}
+		for line := range strings.Lines(out) {
+			if strings.HasPrefix(line, "ack ") && strings.HasSuffix(line, "\n") {
+				acked.WriteString(line)
+			}
+		}
 	}
-	if err != nil || strings.Count(string(out), "\nok ") < 7 {
-		t.Errorf("%v; a scenario failed, or not all of them ran", err)
+	if acked.Len() == 0 {
+		t.Error("nothing was acknowledged")
 	}
+	t.Logf("\nok power cut %d times: all %d acknowledged probes were there each time", cuts, bytes.Count(acked.Bytes(), []byte("\n")))
+}
+
+// inMachine runs a script on node a of a machine, and returns what it prints and its exit code.
+func inMachine(t *testing.T, args ...string) (out string, code int) {
+	began := time.Now()
+	lab := exec.CommandContext(t.Context(), "nfslab/run.sh", append([]string{"--timeout", "1500", "--add", "nfslab/lib.sh"}, args...)...)
+	lab.Cancel = func() error { return lab.Process.Signal(syscall.SIGTERM) } // so that it ends its machine
+	lab.WaitDelay = 10 * time.Second
+	var stderr strings.Builder
+	lab.Stderr = &stderr
+	stdout, err := lab.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		t.Fatal(err)
+	} else if ok {
+		code = exit.ExitCode()
+	}
+	t.Logf("%s, exit code %d\n%s%s", time.Since(began).Round(time.Second), code, withoutAcks(string(stdout)), stderr.String())
+	return string(stdout), code
+}
+
+func withoutAcks(out string) string {
+	var rest strings.Builder
+	for line := range strings.Lines(out) {
+		if !strings.HasPrefix(line, "ack ") {
+			rest.WriteString(line)
+		}
+	}
+	return rest.String()
+}
+
+// number is what the environment says, or else the usual.
+func number(t *testing.T, name string, usual int) int {
+	text := os.Getenv(name)
+	if text == "" {
+		return usual
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s: %w", name, err))
+	}
+	return n
 }

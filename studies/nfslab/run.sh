@@ -10,13 +10,15 @@
 # Inside, for PROGRAM:
 #   on a|b CMD…          run CMD on a node               partition a|b, heal a|b   cut its network, mend it
 #   nfsd-restart [S]     stop nfsd, start it S later     srv CMD…                  run CMD on the server, which has the export in /srv/export
+#   server-crash [S]     cut the server's power and start it S later, while its clients live on (studies.test must be in /payload)
 # Options:
 #   --disk FILE      keep the exported disk in FILE (else it is a fresh one, removed afterwards)
 #   --add FILE       put a file into /payload; repeatable
 #   --env K=V        environment of PROGRAM; repeatable
 #   --lease S        NFSv4 lease and grace in seconds (10; Linux has 90)
 #   --timeout S      end the machine after S seconds (300), with exit code 124
-#   --kill-after S   cut the power S seconds after PROGRAM began, with exit code 99
+#   --kill-after S   cut the power S seconds after PROGRAM acknowledged something (a line that begins with ack), with exit code 99
+#   --setup          no more than set it up
 #
 # Needs root, Debian packages (installed: qemu, busybox, cpio, e2fsprogs, kmod; unpacked only: a kernel and the NFS tools), 60 MB in
 # ~/.cache/tuner-nfs (TUNER_NFS_CACHE). Exit code 77: it cannot be set up here.
@@ -26,8 +28,10 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 CACHE=${TUNER_NFS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tuner-nfs}
 DISK= LEASE=10 TIMEOUT=300 KILLAFTER=
 ADD=() ENVS=()
+ONLY_SETUP=
 while [ $# -gt 0 ]; do
   case $1 in
+    --setup) ONLY_SETUP=1; shift; continue ;;
     --disk) DISK=$2 ;; --add) ADD+=("$2") ;; --env) ENVS+=("$2") ;; --lease) LEASE=$2 ;;
     --timeout) TIMEOUT=$2 ;; --kill-after) KILLAFTER=$2 ;;
     --) shift; break ;;
@@ -85,6 +89,7 @@ copylibs() { # root binary [libpath]
   local l; for l in $(LD_LIBRARY_PATH=${3:-} ldd "$2" 2>/dev/null | grep -oE '/[^ ]+\.so[^ ]*'); do
     case $l in */ld-linux*) mkdir -p "$1/lib64"; cp -nL "$l" "$1/lib64/";; *) mkdir -p "$1/lib/x86_64-linux-gnu"; cp -nL "$l" "$1/lib/x86_64-linux-gnu/";; esac; done; return 0; }
 setup
+[ -z "$ONLY_SETUP" ] || exit 0
 
 W=$(mktemp -d "${TMPDIR:-/tmp}/tunernfs.XXXXXX"); QPID=
 cleanup() { [ -n "$QPID" ] && kill -9 "$QPID" 2>/dev/null || true; rm -rf "$W"; }
@@ -110,12 +115,13 @@ args=(-M q35 -nodefaults -no-user-config -display none -no-reboot -accel tcg -cp
   -serial "file:$W/console" -chardev "file,id=o,path=$W/out" -device isa-serial,chardev=o)
 nice -n 5 qemu-system-x86_64 "${args[@]}" 2>"$W/qemu.err" & QPID=$!
 tail -n +1 -f "$W/out" --pid=$QPID 2>/dev/null | sed -u '/^RIG-/d' & TPID=$!
-t0=$SECONDS; started=
+t0=$SECONDS; started= acked=
 rc=
 while kill -0 $QPID 2>/dev/null; do
   sleep 0.2
   if [ -z "$started" ] && grep -q '^RIG-START' "$W/out"; then started=$SECONDS; fi
-  if [ -n "$KILLAFTER" ] && [ -n "$started" ] && [ $((SECONDS-started)) -ge "$KILLAFTER" ]; then kill -9 $QPID; rc=99; break; fi
+  if [ -n "$KILLAFTER" ] && [ -z "$acked" ] && grep -q '^ack' "$W/out"; then acked=$SECONDS; fi
+  if [ -n "$acked" ] && [ $((SECONDS-acked)) -ge "$KILLAFTER" ]; then kill -9 $QPID; rc=99; break; fi
   if [ $((SECONDS-t0)) -ge "$TIMEOUT" ]; then kill -9 $QPID; rc=124; break; fi
 done
 wait $QPID 2>/dev/null || true; QPID=; wait $TPID 2>/dev/null || true

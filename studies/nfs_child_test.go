@@ -1,0 +1,145 @@
+//go:build nfs
+
+package studies
+
+import (
+	"bufio"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/studies/nfslab/pause"
+)
+
+// Of a child on real NFS: where it waits, as POINT:PAGE:FILE, and of a plain one its journal mode and how many commits it makes.
+const (
+	childPause   = "STUDIES_TEST_PAUSE"
+	childJournal = "STUDIES_TEST_JOURNAL"
+	childCommits = "STUDIES_TEST_COMMITS"
+)
+
+func init() {
+	childRoles["write"] = func(dir string) error { return paused(dir, writeForEver) }
+	childRoles["plain-write"] = func(dir string) error { return paused(dir, writePlain) }
+	childRoles["power-off"] = powerOff
+	childRoles["plain-look"] = lookPlain
+	childRoles["plain-verify"] = verifyPlain
+}
+
+// paused has a child wait where it is told to.
+func paused(dir string, role func(string) error) error {
+	if at := strings.SplitN(os.Getenv(childPause), ":", 3); len(at) == 3 {
+		page, err := strconv.Atoi(at[1])
+		if err != nil {
+			return err
+		}
+		if err := pause.At(pause.Point(at[0]), page, at[2]); err != nil {
+			return err
+		}
+	}
+	return role(dir)
+}
+
+// openPlain opens what a study would be without epochs and slots: one SQLite file, and its locks.
+func openPlain(dir, mode string) (*sql.DB, error) {
+	return openFile(filepath.Join(dir, "study.db"), "mode="+mode+"&_journal_mode="+os.Getenv(childJournal)+
+		"&_synchronous=FULL&_txlock=immediate&_busy_timeout=90000")
+}
+
+// plainRows are so many and so large that each commit moves rows of earlier ones from page to page.
+const (
+	plainRows = 4
+	plainText = 1500
+)
+
+// writePlain makes commits and prints a line for each row that was acknowledged. Each goes before those that are there.
+func writePlain(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	db, err := openPlain(dir, "rwc")
+	if err != nil {
+		return err
+	}
+	if _, err := db.Exec(`CREATE TABLE IF NOT EXISTS probes (seq INTEGER PRIMARY KEY, text TEXT)`); err != nil {
+		return err
+	}
+	commits, _ := strconv.Atoi(os.Getenv(childCommits))
+	for n := 1; commits == 0 || n <= commits; n++ {
+		var first int
+		err := transact(db, func(tx *transaction) error {
+			if err := tx.scan(`SELECT coalesce(min(seq), 1000000) FROM probes`, nil, &first); err != nil {
+				return err
+			}
+			for i := range plainRows {
+				tx.exec(`INSERT INTO probes VALUES (?, ?)`, first-1-i, strings.Repeat("x", plainText))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for i := range plainRows {
+			fmt.Println("ack", first-1-i)
+		}
+	}
+	return db.Close()
+}
+
+// lookPlain is somebody who asks how far the study is.
+func lookPlain(dir string) error {
+	db, err := openPlain(dir, "ro")
+	if err != nil {
+		return err
+	}
+	var n int
+	if err := db.QueryRow(`SELECT count(*) FROM probes`).Scan(&n); err != nil {
+		return err
+	}
+	fmt.Println(n, "rows")
+	return db.Close()
+}
+
+// verifyPlain opens the database as a successor does, and looks for all rows that are said to be acknowledged on its standard input.
+func verifyPlain(dir string) error {
+	db, err := openPlain(dir, "rw")
+	if err != nil {
+		return err
+	}
+	acked, lost, damage := 0, 0, ""
+	if err := db.QueryRow("PRAGMA integrity_check(1)").Scan(&damage); err != nil {
+		damage = err.Error()
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var seq, found int
+		if _, err := fmt.Sscanf(lines.Text(), "ack %d", &seq); err != nil {
+			continue
+		}
+		acked++
+		if err := db.QueryRow(`SELECT count(*) FROM probes WHERE seq=? AND length(text)=?`, seq, plainText).Scan(&found); err != nil {
+			found = 0 // damage says why
+		}
+		lost += 1 - found
+	}
+	if lost > 0 {
+		return fmt.Errorf("lost %d of %d acknowledged rows, integrity: %s", lost, acked, damage)
+	}
+	fmt.Printf("all %d acknowledged rows are there, integrity: %s\n", acked, damage)
+	return db.Close()
+}
+
+// powerOff has a file system lose what it has not yet put on its disk, and do nothing more, as when its power goes (FS_IOC_SHUTDOWN without a flush of
+// its log).
+func powerOff(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), 0x8004587d, 2), f.Close())
+}
