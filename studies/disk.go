@@ -6,8 +6,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/user"
+	"path"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,19 +20,171 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// minFree is what must be free on the study's disk before GPU time is spent, in bytes. A probe takes about 1.5 kB, so a
-// study of a thousand trials with five probes each takes 8 MiB, its snapshot as much again, and so does the next one while
-// it is made.
+// minFree is what must be free on the study's disk for new trials before GPU time is spent, in bytes. A probe takes 4.4 kB (docs/evidence/store.md),
+// so a thousand trials with five probes each take 22 MB, their snapshot as much again, and so does the next one while it is made.
 const minFree = 64 << 20
 
+// slowCommit is what a small write to a healthy disk takes at most, one on a network too.
+const slowCommit = 200 * time.Millisecond
+
 // prepare makes the study's directory, and checks that it can be written, has space, and is on a disk that keeps what it is given.
-func prepare(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the study's directory: %w", err)
+func prepare(dir string) (Disk, error) {
+	if err := makeDir(dir); err != nil {
+		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrExist) { // a file, or a link to nothing, is in the way
+			if _, why := ExamineDisk(dir); why != nil {
+				return Disk{}, why
+			}
+		}
+		return Disk{}, judged(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
 	}
-	_, err := ExamineDisk(dir)
-	return err
+	disk, err := ExamineDisk(dir)
+	if err == nil {
+		err = judged(checkOwn(dir))
+	}
+	return disk, err
 }
+
+// checkOwn says no to a study's directory of which this user could not write to a part, or of which one is elsewhere: found later, it would end a
+// run that has begun a new epoch already.
+func checkOwn(dir string) error {
+	for _, part := range []struct {
+		name string
+		dir  bool
+		what string
+	}{
+		{fence.SlotDir, true, "who owned the study when"}, {fence.OwnerDir, true, "who owns it"}, {snapshotDir, true, "what is published of it"},
+		{currentFile, false, "which snapshot is the newest"},
+	} {
+		path := filepath.Join(dir, part.name)
+		info, err := os.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		kind, rights := "directory", uint32(unix.R_OK|unix.W_OK|unix.X_OK)
+		if !part.dir {
+			kind, rights = "file", unix.R_OK|unix.W_OK
+		}
+		switch mode := info.Mode(); {
+		case mode.Type() == fs.ModeSymlink:
+			return unusablef("%s is a link: %s is kept in the study's own directory alone; remove the link, and put the %s that it leads to in its place", path, part.what, kind)
+		case part.dir && !mode.IsDir(), !part.dir && !mode.IsRegular():
+			return unusablef("%s is not a %s, as it must be to keep %s: move it away", path, kind, part.what)
+		}
+		if err := unix.Faccessat(unix.AT_FDCWD, path, rights, unix.AT_EACCESS); err != nil {
+			return fmt.Errorf("%s cannot be read and written: %w%s", path, err, whose(err, path))
+		}
+	}
+	return nil
+}
+
+// whose says to whom a directory belongs, or the nearest one above it that can be seen, that this user may not write to; "" where that is not what
+// is wrong.
+func whose(err error, dir string) string {
+	info, statErr := os.Stat(dir)
+	for statErr != nil && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		info, statErr = os.Stat(dir)
+	}
+	if !errors.Is(err, fs.ErrPermission) || statErr != nil {
+		return ""
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return ""
+	}
+	name := func(uid int) string {
+		if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+			return fmt.Sprintf("%s (uid %d)", u.Username, uid)
+		}
+		return fmt.Sprintf("uid %d", uid)
+	}
+	return fmt.Sprintf("; %s belongs to %s with mode %s, and this is %s: run as that user, or use another --root",
+		dir, name(int(stat.Uid)), info.Mode().Perm(), name(os.Geteuid()))
+}
+
+// makeDir makes a directory, and those above it, unless they are there. What it made is on the disk when it returns.
+func makeDir(dir string) error {
+	above := filepath.Dir(dir)
+	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
+		if err := makeDir(above); err != nil {
+			return err
+		}
+	}
+	err := os.Mkdir(dir, 0o755)
+	if info, statErr := os.Stat(dir); errors.Is(err, fs.ErrExist) && statErr == nil && info.IsDir() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return syncPath(above)
+}
+
+// sweepAfter is far longer than any file needs that is made for a moment. That it is nobody's any more is told by the disk's own clock.
+const sweepAfter = time.Hour
+
+// leftovers are the files that a tuner which is killed leaves, by the names that tuners make: of a check or a look, half a snapshot, locks that nobody
+// holds. SQLite has a journal beside a database that it makes. What is called otherwise is the user's.
+var leftovers = []struct {
+	dir  string
+	name *regexp.Regexp
+}{
+	{".", regexp.MustCompile(`^write-check-[0-9]+\.tmp$`)},
+	{".", lookName},
+	{fence.SlotDir, lookName},
+	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
+	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal)?$`)},
+	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
+}
+
+// ownerID is the ID that thisOwner makes: 26 characters of base32.
+const ownerID = `[a-z2-7]{26}`
+
+var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
+
+// sweep removes leftovers.
+func (s *Store) sweep() error {
+	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // where this owner has just made one
+	if err != nil {
+		return err
+	}
+	for _, of := range leftovers {
+		names, err := s.folder.List(of.dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		for _, name := range names {
+			if of.name.MatchString(name) && err == nil {
+				err = s.sweepFile(path.Join(of.dir, name), slots.ModTime())
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("remove what a killed tuner has left: %w", err)
+		}
+	}
+	return nil
+}
+
+// sweepFile removes a file that is so old, unless somebody has it locked.
+func (s *Store) sweepFile(name string, now time.Time) error {
+	info, err := os.Lstat(filepath.Join(s.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil || !info.Mode().IsRegular() || now.Sub(info.ModTime()) < sweepAfter {
+		return err
+	}
+	if held, err := s.folder.Locked(name); held || err != nil {
+		return err
+	}
+	return s.folder.Remove(name)
+}
+
+// checkName is what checkWrite writes.
+const checkName = "write-check-*.tmp"
 
 // A Disk is what a study would be kept on.
 type Disk struct {
@@ -48,32 +205,49 @@ func (d Disk) Owners() string {
 }
 
 // ExamineDisk says what a study in the directory would be kept on. It is an error when it could not: when nothing can be written and synced
-// there, files can be made that are there already, less than 64 MiB are free, or it is mounted so that it loses what it was given. Of a directory
-// that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
+// there, files can be made that are there already, less is free than a study takes, the one that is there or a new one, or it is mounted so that it
+// loses what it was given. Of a directory that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
 func ExamineDisk(dir string) (d Disk, err error) {
+	defer func() { err = judged(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
 		return d, err
 	}
 	for {
 		info, err := os.Stat(dir)
 		if err == nil && !info.IsDir() {
-			return d, fmt.Errorf("%s is a file, not a directory for studies", dir)
+			return d, unusablef("%s is a file, not a directory for studies", dir)
 		}
-		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+		if to, linkErr := os.Readlink(dir); errors.Is(err, fs.ErrNotExist) && linkErr == nil {
+			return d, unusablef("%s is a link to %s, which is not there: make that directory, or remove the link", dir, to)
+		}
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || dir == filepath.Dir(dir) {
 			break // it exists, or the write says what is wrong with it
 		}
 		dir = filepath.Dir(dir)
 	}
+	if err := checkFree(dir); err != nil { // before a write that says no more than that there is no space left
+		return d, err
+	}
 	if d.Commit, err = checkWrite(dir); err != nil {
-		return d, fmt.Errorf("%s cannot be written: %w", dir, err)
+		return d, fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
 	}
 	if d.Mount, err = fence.MountOf(dir); err != nil {
 		return d, err
 	}
 	if d.Warnings, err = d.Mount.Check(); err != nil {
-		return d, err
+		return d, unusable{err}
 	}
-	return d, checkFree(dir)
+	d.Warnings = append(d.Warnings, slow(d.Commit)...)
+	return d, nil
+}
+
+// slow warns of a disk on which a small write takes too long.
+func slow(commit time.Duration) []string {
+	if commit <= slowCommit {
+		return nil
+	}
+	return []string{fmt.Sprintf("a small write takes %s until it is on the disk, and on a healthy one at most %s: each probe waits for a few of them; look at the disk, "+
+		"or at the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
 // takeLock takes the lock or says who has it. flock and not fcntl: it belongs to the open file, so that no other open and
@@ -109,14 +283,14 @@ func writeAt(f *os.File, text string) error {
 // checkWrite writes a few kilobytes and waits until they are on the disk, five times, of which it returns the median: a full or read-only disk is to be
 // found before GPU time is spent. It sees to it that a file that is there cannot be made: on that rests whose a study is.
 func checkWrite(dir string) (took time.Duration, err error) {
-	f, err := os.CreateTemp(dir, "write-check-*.tmp")
+	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
 	again, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err == nil {
-		return 0, errors.Join(errors.New("the disk makes a file that is there already (O_EXCL): two tuners could both own a study"), again.Close())
+		return 0, errors.Join(unusablef("the disk makes a file that is there already (O_EXCL): two tuners could both own a study"), again.Close())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return 0, err
@@ -135,17 +309,45 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	return median(all), nil
 }
 
-// checkFree says no when the disk has less than minFree left for us.
+// checkFree says no when the disk has less left for us than a study takes: the one in the directory, or a new one.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
 		return fmt.Errorf("ask for the free space of %s: %w", dir, err)
 	}
-	if free := uint64(s.Bavail) * uint64(s.Bsize); free < minFree {
-		return fmt.Errorf("%s has only %d bytes (%d MiB) free, a study needs %d MiB: make room or use another --root",
-			dir, free, free>>20, minFree>>20)
+	copied, err := copiedSize(dir)
+	if err != nil {
+		return fmt.Errorf("ask for the size of the study in %s: %w", dir, err)
+	}
+	free, need, what := uint64(s.Bavail)*uint64(s.Bsize), minFree+copied, "a study needs"
+	if copied > 0 {
+		what = "this study, whose database and snapshot are copied when it goes on, needs"
+	}
+	if free < need {
+		return unusablef("%s has only %d bytes (%d MiB) free, %s %d MiB: make room or use another --root", dir, free, free>>20, what, (need+1<<20-1)>>20)
 	}
 	return nil
+}
+
+// copiedSize is what is written of the study in a directory before it goes on: its database, for the next epoch, and a base snapshot of it. The
+// largest of each is the newest that is whole.
+func copiedSize(dir string) (size uint64, err error) {
+	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
+		var largest int64
+		for _, pattern := range patterns {
+			names, err := fs.Glob(os.DirFS(dir), pattern)
+			if err != nil {
+				return 0, err
+			}
+			for _, name := range names {
+				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // else it was removed meanwhile
+					largest = max(largest, info.Size())
+				}
+			}
+		}
+		size += uint64(largest)
+	}
+	return size, nil
 }
 
 // syncPath waits until a file's data, or a directory's names, are on the disk.
@@ -160,7 +362,7 @@ func syncPath(path string) error {
 // Lock makes a directory that one process at a time may use, such as that of a sweep's servers, and takes its lock, which holds
 // until it is closed or the process is gone. It returns ErrOwned when another has it.
 func Lock(dir string) (io.Closer, error) {
-	if err := prepare(dir); err != nil {
+	if _, err := prepare(dir); err != nil {
 		return nil, err
 	}
 	return takeLock(filepath.Join(dir, "lock"))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,8 +27,8 @@ func small(t *testing.T, mib int) string {
 func TestTooLittleSpaceIsFoundBeforeAnythingElse(t *testing.T) {
 	disk := small(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
-	wantError(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
-	wantError(t, examineError(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
+	wantUnusable(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
+	wantUnusable(t, examineError(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
 	if isStudy(filepath.Join(disk, "llama70b")) {
 		t.Error("a study was begun")
 	}
@@ -44,8 +45,8 @@ func TestReadOnlyDisk(t *testing.T) {
 		t.Errorf("%d trials, want 1", len(study.Trials))
 	}
 	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantError(t, err, "open study llama70b", "cannot be written", "read-only file system")
-	wantError(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
+	wantUnusable(t, err, "open study llama70b", "cannot be written", "read-only file system")
+	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
 }
 
 // A disk that fills up in mid-study breaks the store with a clear error and loses nothing that was acknowledged.
@@ -76,5 +77,57 @@ func TestDiskFillsUp(t *testing.T) {
 	try(t, err)
 	if got := len(study.Trials[0].Probes); got < acked || got > acked+1 {
 		t.Errorf("%d probes are stored, %d were acknowledged", got, acked)
+	}
+}
+
+// A study that goes on is copied first: what that takes is asked for before a file is written, and said as long as there is less.
+func TestALargeStudyNeedsItsOwnSpace(t *testing.T) {
+	disk := small(t, 134)
+	dir := filepath.Join(disk, "llama70b")
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Close())
+	epochs, err := filepath.Glob(filepath.Join(dir, "e*", "study.db"))
+	try(t, err, os.Truncate(epochs[0], 100<<20)) // a hole: the database is large, and the disk is empty
+	for _, err := range []error{examineError(dir), second(Open(context.Background(), dir, llama, Options{}))} {
+		wantUnusable(t, err, dir+" has only", "MiB) free", "this study, whose database and snapshot are copied when it goes on, needs 165 MiB", "--root")
+	}
+	try(t, examineError(filepath.Join(disk, "qwen")))
+	try(t, os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 132<<20), 0o644))
+	if err := os.WriteFile(filepath.Join(disk, "rest"), make([]byte, 8<<20), 0o644); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" has only", "a study needs 64 MiB")
+}
+
+func second(_ *Store, _ bool, err error) error { return err }
+
+// A directory below one of another user names that one, whatever is to be made below it.
+func TestWhoseAnotherUsersDirectoryIs(t *testing.T) {
+	root := t.TempDir()
+	err := whose(os.ErrPermission, filepath.Join(root, "pp", "llama70b"))
+	if want := "; " + root + " belongs to "; !strings.HasPrefix(err, want) {
+		t.Errorf("whose = %q, want %q", err, want)
+	}
+	if text := whose(os.ErrNotExist, root); text != "" {
+		t.Errorf("whose = %q of an error that is not about rights", text)
+	}
+}
+
+func TestALinkToNothingIsNoStudysDirectory(t *testing.T) {
+	root := t.TempDir()
+	link := filepath.Join(root, "llama70b")
+	try(t, os.Symlink("nowhere", link))
+	for _, err := range []error{examineError(link), examineError(filepath.Join(link, "below")), second(Open(context.Background(), link, llama, Options{}))} {
+		wantUnusable(t, err, link+" is a link to nowhere, which is not there: make that directory, or remove the link")
+	}
+	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), examineError(link))
+}
+
+func TestASlowDiskIsWarnedOf(t *testing.T) {
+	if got := slow(200 * time.Millisecond); got != nil {
+		t.Errorf("slow = %q of a write that is fast enough", got)
+	}
+	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312ms") || !strings.Contains(got[0], "at most 200ms") {
+		t.Errorf("slow = %q", got)
 	}
 }

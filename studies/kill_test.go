@@ -10,10 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"vllmtuner/studies/fence"
 )
 
 // The test binary is its own stubborn child: with childDir set it is a tuner that writes until it is killed, or what childRole says.
@@ -21,12 +24,15 @@ const (
 	childDir      = "STUDIES_TEST_CHILD_DIR"
 	childRole     = "STUDIES_TEST_ROLE"
 	childTakeover = "STUDIES_TEST_TAKEOVER"
+	childSnapshot = "STUDIES_TEST_FROM_SNAPSHOT"
 )
+
+// childRoles are what a child may be.
+var childRoles = map[string]func(dir string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify, "finish": finishStudy}
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
-		role := map[string]func(string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify}[os.Getenv(childRole)]
-		if err := role(dir); err != nil {
+		if err := childRoles[os.Getenv(childRole)](dir); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -35,9 +41,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// openAsChild opens the study with the child's patience.
+// openAsChild opens the study as the child is told to.
 func openAsChild(dir string) (*Store, error) {
-	var options Options
+	options := Options{FromSnapshot: os.Getenv(childSnapshot) != ""}
 	if after := os.Getenv(childTakeover); after != "" {
 		var err error
 		if options.TakeoverAfter, err = time.ParseDuration(after); err != nil {
@@ -271,4 +277,61 @@ func TestTwoBeginAtOnce(t *testing.T) {
 			t.Errorf("round %d: the winner was killed and ended well", round)
 		}
 	}
+}
+
+// What killed tuners have left is removed an hour later, but for the lock of one that lives, and nothing that is a user's; an owner that goes leaves few slots.
+func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for n := range 20 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(1)))
+	}
+	try(t, s.Close())
+	if slots := names(t, filepath.Join(dir, fence.SlotDir)); len(slots) > 5 {
+		t.Errorf("an owner that went has left the slots %q", slots)
+	}
+	id := func(begins string) string { return begins + strings.Repeat("2", 26-len(begins)) }
+	lives, young := "owners/"+id("lives"), "look-"+id("young")
+	old := []string{
+		"write-check-1.tmp", "look-" + id("a"), "fence/look-" + id("a"), "owners/" + id("dead"), "owners/" + thisOwner().ID, "snap/000000000001-000000000009.db.tmp",
+		"snap/000000000001-000000000009.db.tmp-journal", "snap/000000000001-000000000009-000000000002.delta.tmp", "backup/schema-2.db.tmp",
+	}
+	stay := []string{
+		young, lives, "notes.txt", "write-check-list.tmp", "look-at-me.txt", "look-results/of-mine", "fence/look-here", "owners/README", "owners/" + id("folder") + "/mine",
+		"owners/" + strings.ToUpper(id("upper")), "snap/notes.tmp", "snap/000000000001-000000000009.db.tmp.mine", "backup/mine.tmp",
+	}
+	hour := time.Now().Add(-sweepAfter - time.Minute)
+	for _, name := range slices.Concat(old, stay) {
+		path := filepath.Join(dir, name)
+		try(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644))
+		if name != young {
+			try(t, os.Chtimes(path, hour, hour), os.Chtimes(filepath.Dir(path), hour, hour))
+		}
+	}
+	folder, err := fence.OpenFolder(dir, fence.CertainLocks)
+	try(t, err)
+	lock, err := folder.Lock(lives)
+	try(t, err)
+	open(t, dir)
+	for _, name := range old {
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+	for _, name := range stay {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	try(t, lock.Close(), folder.Close())
+}
+
+// An owner that was killed before it could say who it is holds up nobody.
+func TestAnOwnerThatNeverSaidWhoItIs(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{fence.SlotDir, fence.OwnerDir} {
+		try(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+	}
+	try(t, os.WriteFile(filepath.Join(dir, fence.SlotDir, "000000000001"), nil, 0o644))
+	open(t, dir)
 }

@@ -2,6 +2,7 @@ package studies
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,9 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 		try(t, err, s.Close())
 	}
 	killed := filepath.Join(root, "killed")
-	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755),
+	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755), os.WriteFile(filepath.Join(killed, fence.SlotDir, "000000000001"), nil, 0o644),
+		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // which is no study
+
 		os.Mkdir(filepath.Join(root, "no-study"), 0o755))
 	empty := t.TempDir()
 	for _, c := range []struct {
@@ -35,7 +38,7 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 			`no study "lama70b-h200" in ROOT: did you mean "llama70b-h200"? There are: killed, llama70b-h200, qwen32b`},
 		{"a name like no other", filepath.Join(root, "zzz"), `no study "zzz" in ROOT: there are: killed, llama70b-h200, qwen32b`},
 		{"a root without studies", filepath.Join(empty, "x"), "no study EMPTY/x: there are none in EMPTY"},
-		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began; run it again"},
+		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began, or they were removed; run it again"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ReadSnapshot(c.dir)
@@ -43,12 +46,15 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 			if err == nil || err.Error() != want {
 				t.Errorf("error %v, want %s", err, want)
 			}
+			if later := c.dir == killed; errors.Is(err, ErrUnusable) == later {
+				t.Errorf("%v wraps ErrUnusable: %t", err, !later)
+			}
 		})
 	}
 	torn := filepath.Join(killed, snapshotDir, "000000000001-000000000001.db")
 	try(t, os.Mkdir(filepath.Dir(torn), 0o755), os.WriteFile(torn, []byte("torn"), 0o644))
 	_, err := ReadSnapshot(killed)
-	wantError(t, err, "read "+torn, "not a database")
+	wantUnusable(t, err, "read "+torn, "not a database")
 }
 
 func TestList(t *testing.T) {
@@ -86,14 +92,14 @@ func TestExamineDisk(t *testing.T) {
 	if len(entries) != 1 {
 		t.Errorf("the check left %v", entries)
 	}
-	wantError(t, examineError(file), file+" is a file")
+	wantUnusable(t, examineError(file), file+" is a file")
 }
 
 func TestValidName(t *testing.T) {
 	for name, valid := range map[string]bool{
 		"llama70b": true, "a": true, "qwen2.5-72b": true, "0": true, strings.Repeat("a", 63): true,
 		"": false, "-a": false, ".": false, "..": false, "A": false, "a/b": false, "a b": false, "a_b": false, "ä": false,
-		strings.Repeat("a", 64): false, "a\n": false,
+		strings.Repeat("a", 64): false, "a\n": false, "a-": false, "a.": false, "a.yaml": false, "a.yml": false,
 	} {
 		if err := ValidName(name); (err == nil) != valid {
 			t.Errorf("ValidName(%q) = %v, want valid: %t", name, err, valid)

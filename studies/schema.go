@@ -76,6 +76,65 @@ CREATE TABLE events (
 ) STRICT;
 `, `
 ALTER TABLE studies ADD COLUMN commits INTEGER NOT NULL DEFAULT 0;
+`, `
+CREATE TABLE world (
+	key   TEXT PRIMARY KEY,
+	value TEXT NOT NULL,
+	kind  TEXT NOT NULL -- asked, found, noted
+) STRICT;
+INSERT INTO world SELECT w.key, w.value, 'asked' FROM studies, json_each(studies.world) AS w;
+ALTER TABLE studies DROP COLUMN world;
+
+ALTER TABLE trials ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE trials ADD COLUMN cause TEXT;
+ALTER TABLE trials ADD COLUMN lowest_rps REAL;
+ALTER TABLE trials ADD COLUMN highest_rps REAL;
+ALTER TABLE trials ADD COLUMN std_err REAL;
+ALTER TABLE trials ADD COLUMN doubt TEXT;
+ALTER TABLE trials ADD COLUMN version TEXT;
+ALTER TABLE trials ADD COLUMN start_seconds REAL;
+ALTER TABLE trials ADD COLUMN log TEXT;
+ALTER TABLE trials ADD COLUMN near_rps REAL;
+ALTER TABLE trials ADD COLUMN near_headroom REAL;
+UPDATE trials SET (near_rps, near_headroom)=(SELECT rate, headroom FROM probes WHERE trial=number AND NOT pass ORDER BY headroom DESC, rate LIMIT 1)
+	WHERE result IS NOT NULL;
+UPDATE trials SET cause=coalesce(result->>'$.cause', ''),
+	lowest_rps=coalesce(result->>'$.capacity.lowest', 0.0)+0.0, highest_rps=coalesce(result->>'$.capacity.highest', 0.0)+0.0,
+	std_err=coalesce(result->>'$.capacity.std_err', 0.0)+0.0, doubt=coalesce(result->>'$.capacity.doubt', ''),
+	version=coalesce(result->>'$.facts.version', ''), start_seconds=coalesce(result->>'$.facts.start_up_ns', 0)/1e9
+	WHERE result IS NOT NULL;
+CREATE TABLE results ( -- apart, so that those who look at all trials need not read them
+	trial  INTEGER PRIMARY KEY REFERENCES trials(number),
+	result TEXT NOT NULL -- JSON object
+) STRICT;
+INSERT INTO results SELECT number, result FROM trials WHERE result IS NOT NULL;
+ALTER TABLE trials DROP COLUMN result;
+CREATE INDEX trials_changed ON trials(changed);
+
+ALTER TABLE probes ADD COLUMN series BLOB; -- compressed
+ALTER TABLE probes ADD COLUMN sketches BLOB;
+
+CREATE TABLE ledger (
+	id          INTEGER PRIMARY KEY,
+	time        TEXT NOT NULL,
+	trial       INTEGER NOT NULL,
+	what        TEXT NOT NULL, -- server, probe
+	gpu_seconds REAL NOT NULL
+) STRICT;
+INSERT INTO ledger (time, trial, what, gpu_seconds)
+	SELECT recorded, trial, 'probe', gpu_seconds FROM probes
+	UNION ALL SELECT t.ended, t.number, 'server',
+		t.gpu_seconds - (SELECT coalesce(sum(p.gpu_seconds), 0) FROM probes p WHERE p.trial = t.number) FROM trials t WHERE t.ended IS NOT NULL
+	ORDER BY 1;
+
+ALTER TABLE events ADD COLUMN trial INTEGER NOT NULL DEFAULT 0; -- the first that began after it
+UPDATE events SET trial=(SELECT count(*) FROM trials WHERE began < events.time);
+
+CREATE TABLE priors (
+	id     INTEGER PRIMARY KEY,
+	source TEXT NOT NULL, -- what it was read from
+	trial  TEXT NOT NULL  -- JSON object
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -89,7 +148,10 @@ const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode
 	"&_busy_timeout=5000&_foreign_keys=1"
 
 // published opens a file that nobody will ever write again: no lock, no journal, nothing written beside it.
-const published = "mode=ro&immutable=1&_query_only=1"
+const published = "mode=ro&immutable=1"
+
+// scratch is a file that counts only when all of it is written.
+const scratch = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
 
 // connector opens one SQLite file. It implements driver.Connector, so that no driver has to be registered under a name of
 // the whole process.
@@ -130,34 +192,59 @@ func migrate(db *sql.DB) error {
 		return err
 	}
 	if version > len(migrations) {
-		return fmt.Errorf("written by a newer tuner (schema %d, this one knows %d): use that one", version, len(migrations))
+		return newerError{version}
 	}
 	for ; version < len(migrations); version++ {
 		step := migrations[version] + fmt.Sprintf("PRAGMA user_version=%d", version+1)
-		if err := transact(db, func(tx *sql.Tx) error { return execute(tx, step) }); err != nil {
+		if err := transact(db, func(tx *transaction) error { tx.exec(step); return nil }); err != nil {
 			return fmt.Errorf("migrate to schema %d: %w", version+1, err)
 		}
 	}
 	return nil
 }
 
+// A transaction runs statements until one fails, and none after that: on an error of the disk SQLite takes the whole transaction back at once, and
+// what followed would be committed by itself.
+type transaction struct {
+	tx  *sql.Tx
+	err error
+}
+
+// exec runs a statement whose result nobody needs. transact returns its error.
+func (t *transaction) exec(query string, args ...any) {
+	if t.err == nil {
+		_, t.err = t.tx.Exec(query, args...)
+	}
+}
+
+// scan reads the row that a query finds; sql.ErrNoRows where there is none, which is no failure.
+func (t *transaction) scan(query string, args []any, into ...any) error {
+	if t.err != nil {
+		return t.err
+	}
+	err := t.tx.QueryRow(query, args...).Scan(into...)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		t.err = err
+	}
+	return err
+}
+
 // transact runs do in one transaction. The transaction is on the disk when it returns nil.
-func transact(db *sql.DB, do func(*sql.Tx) error) error {
+func transact(db *sql.DB, do func(*transaction) error) error {
 	tx, err := db.Begin()
 	if err != nil {
 		return fmt.Errorf("begin the transaction: %w", err)
 	}
-	if err := do(tx); err != nil {
+	t := &transaction{tx: tx}
+	err = do(t)
+	if t.err != nil { // the first that went wrong
+		err = t.err
+	}
+	if err != nil {
 		return errors.Join(err, tx.Rollback())
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
-}
-
-// execute runs one statement whose result nobody needs.
-func execute(tx *sql.Tx, query string, args ...any) error {
-	_, err := tx.Exec(query, args...)
-	return err
 }

@@ -1,12 +1,17 @@
 package studies
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"os"
+	"io"
+	"io/fs"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/mattn/go-sqlite3"
 
 	"vllmtuner/studies/fence"
 )
@@ -20,16 +25,81 @@ func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err err
 		return 0, err
 	}
 	s.commits, err = whole(s.db)
+	if hot := notHot(s.path); err == nil {
+		err = hot
+	} else if hot != nil { // which may be all that is wrong
+		err = fmt.Errorf("%w; %w", err, hot)
+	}
+	// What was published had been acknowledged: where it is more, it is the slots that are lost.
+	_, published, readErr := newest(s.dir, loadStudy)
+	if readErr == nil { // else nobody can tell
+		acknowledged = max(acknowledged, published.Commits)
+	}
 	if err == nil && s.commits < acknowledged {
 		err = fmt.Errorf("%w: of %d commits %d are left", fence.ErrLost, acknowledged, s.commits)
 	}
-	if _, newer := errors.AsType[newerError](err); err == nil || newer {
-		return s.commits, err
+	if err == nil && readErr == nil {
+		err = sameStudy(s.db, published)
 	}
-	if s.options.FromSnapshot {
+	if err == nil {
+		return s.commits, nil
+	}
+	if s.options.FromSnapshot && gone(err) {
 		return s.restore(err, acknowledged)
 	}
+	if !gone(err) {
+		return 0, err
+	}
 	return 0, fmt.Errorf("%w%s", err, s.offer(acknowledged))
+}
+
+// sameStudy returns an error when a database holds another study than was published.
+func sameStudy(db *sql.DB, published Study) error {
+	var id string
+	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
+	if err == nil && id != published.ID {
+		err = fmt.Errorf("%w: it holds another study than the one that is published, %s and not %s", errDamaged, id, published.ID)
+	}
+	return err
+}
+
+// gone says that a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+func gone(err error) bool {
+	var of sqlite3.Error
+	if errors.As(err, &of) {
+		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // without our tables
+	}
+	return errors.Is(err, errDamaged) || errors.Is(err, fence.ErrLost)
+}
+
+// errDamaged says that SQLite finds a database damaged.
+var errDamaged = errors.New("it is damaged")
+
+// notHot returns an error when a database that was read has a transaction in its journal that was not taken back. To SQLite a journal that
+// it cannot look at is one that is not there.
+func notHot(path string) error {
+	hot, err := isHot(path)
+	if err == nil && hot {
+		err = errors.New("a transaction that was not complete is not taken back; run it again before anything else")
+	}
+	return err
+}
+
+// isHot says whether a database has a journal by which SQLite would take back a transaction: one that does not begin with a zero.
+func isHot(path string) (bool, error) {
+	f, err := openRegular(path + "-journal")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	first := make([]byte, 1)
+	n, err := f.Read(first)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n == 1 && first[0] != 0, errors.Join(err, f.Close())
 }
 
 // newerError says that a database has a schema that this tuner does not know.
@@ -53,7 +123,7 @@ func whole(db *sql.DB) (commits int64, err error) {
 		return 0, err
 	}
 	if damage != "ok" {
-		return 0, fmt.Errorf("it is damaged: %s", damage)
+		return 0, fmt.Errorf("%w: %s", errDamaged, strings.ReplaceAll(damage, "\n", " "))
 	}
 	if version < countsCommits {
 		return 0, nil
@@ -67,51 +137,58 @@ func whole(db *sql.DB) (commits int64, err error) {
 
 // offer says what there is instead of a database that is damaged or lost, and what would be lost with it.
 func (s *Store) offer(acknowledged int64) string {
-	name, study, err := newest(s.dir)
+	name, study, err := newest(s.dir, loadWhole)
 	if err != nil {
-		return fmt.Sprintf("; there is no snapshot to go on from (%v)", err)
+		none := fmt.Sprintf("; there is no snapshot to go on from (%v)", err)
+		if backup, found := newestBackup(s.dir, s.path); found {
+			return none + backup.offer(acknowledged)
+		}
+		return none + ", and no whole copy in an older epoch: bring the study's directory back from a backup, or begin the study under another name"
 	}
 	probes := 0
 	for _, t := range study.Trials {
 		probes += len(t.Probes)
 	}
-	lost := "nothing was stored after it"
-	switch later := acknowledged - study.Commits; {
-	case later == 1:
-		lost = "a later commit would be lost"
-	case later > 1:
-		lost = fmt.Sprintf("%d later commits would be lost", later)
-	}
 	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %d trials and %d probes; %s.\nTo go on from there: tuner run --from-snapshot",
-		filepath.Join(s.dir, name), study.Updated.Local().Format(time.DateTime), len(study.Trials), probes, lost)
+		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), len(study.Trials), probes, lostAfter(acknowledged-study.Commits))
+}
+
+// loadWhole is load of a database that is looked through first.
+func loadWhole(db *sql.DB) (Study, error) {
+	if _, err := whole(db); err != nil {
+		return Study{}, err
+	}
+	return load(db)
 }
 
 // restore puts the newest snapshot in the place of a copy that is of no use.
 func (s *Store) restore(why error, acknowledged int64) (commits int64, err error) {
-	name, study, err := newest(s.dir)
-	if err != nil {
-		return 0, errors.Join(why, err)
-	}
-	f, err := os.Open(filepath.Join(s.dir, name))
-	if err != nil {
-		return 0, errors.Join(why, err)
+	name, study, err := newest(s.dir, loadWhole)
+	if err != nil { // what there is instead
+		return 0, fmt.Errorf("%w%s", why, s.offer(acknowledged))
 	}
 	epoch := filepath.Base(filepath.Dir(s.path))
-	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Write(epoch+"/"+fence.Database, f), f.Close())
+	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Remove(epoch+"/"+fence.Database))
 	if err != nil {
+		return 0, errors.Join(why, err)
+	}
+	if err := name.write(context.Background(), s.dir, s.path); err != nil {
 		return 0, errors.Join(why, err)
 	}
 	if s.db, err = openFile(s.path, settings); err != nil {
 		return 0, err
 	}
+	if _, err := whole(s.db); err != nil {
+		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
+	}
 	if err := migrate(s.db); err != nil {
 		return 0, err
 	}
 	s.commits = max(acknowledged, study.Commits)
-	return s.commits, transact(s.db, func(tx *sql.Tx) error {
-		if err := execute(tx, `UPDATE studies SET commits=?`, s.commits); err != nil {
-			return err
-		}
-		return addEvent(tx, "restored", fmt.Sprintf("from %s, which has %d of %d commits: %v", name, study.Commits, s.commits, why))
+	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
+	return s.commits, transact(s.db, func(tx *transaction) error {
+		tx.exec(`UPDATE studies SET commits=?`, s.commits)
+		addEvent(tx, Restored, s.restored)
+		return nil
 	})
 }

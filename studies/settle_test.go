@@ -3,7 +3,6 @@ package studies
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"os"
 	"path/filepath"
@@ -32,8 +31,9 @@ func left(t *testing.T) (dir string) {
 	try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
 	s.mu.Lock() // nothing more is published
 	defer s.mu.Unlock()
-	try(t, s.commit("begin trial 1", func(tx *sql.Tx) error {
-		return execute(tx, `INSERT INTO trials (number, origin, point, args, state, began) VALUES (1, 'sampler', '{}', '[]', 'running', ?)`, formatTime(time.Now()))
+	try(t, s.commit("begin trial 1", func(tx *transaction) error {
+		tx.exec(`INSERT INTO trials (number, origin, point, args, state, began) VALUES (1, 'sampler', '{}', '[]', 'running', ?)`, formatTime(time.Now()))
+		return nil
 	}), s.release())
 	close(s.stop)
 	return dir
@@ -62,10 +62,11 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 			}
 			return os.WriteFile(path, content, 0o644)
 		},
-		"lost":      os.Remove,
-		"truncated": func(path string) error { return os.Truncate(path, 6000) },
-		"empty":     func(path string) error { return os.Truncate(path, 0) },
-		"foreign":   func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("no database "), 1000), 0o644) },
+		"lost":                os.Remove,
+		"lost with its epoch": func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		"truncated":           func(path string) error { return os.Truncate(path, 6000) },
+		"empty":               func(path string) error { return os.Truncate(path, 0) },
+		"foreign":             func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("no database "), 1000), 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := left(t)
@@ -73,7 +74,7 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 			before, epochs := names(t, filepath.Join(dir, snapshotDir)), names(t, dir)
 			for range 2 {
 				_, _, err := Open(context.Background(), dir, llama, Options{})
-				wantError(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trials and 1 probes", "a later commit would be lost", "--from-snapshot")
+				wantUnusable(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trials and 1 probes", "a later commit would be lost", "--from-snapshot")
 			}
 			if now := names(t, filepath.Join(dir, snapshotDir)); !slices.Equal(now, before) {
 				t.Errorf("the snapshots were %v and are %v", before, now)
@@ -107,9 +108,29 @@ func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
 	try(t, s.Record(0, aProbe(0, 2)), s.Close())
 	try(t, os.WriteFile(database(t, dir), old, 0o644))
 	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantError(t, err, "the disk lost what it had stored: of 4 commits 2 are left")
+	wantUnusable(t, err, "the disk lost what it had stored: of 4 commits 2 are left")
 	if !errors.Is(err, fence.ErrLost) {
 		t.Errorf("%v does not wrap ErrLost", err)
+	}
+}
+
+// Nor is the database of another study of the same name, whatever it has.
+func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
+	dir, other := left(t), t.TempDir()
+	s := open(t, other)
+	for n := range 5 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	try(t, s.Close())
+	foreign, err := os.ReadFile(database(t, other))
+	try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
+	_, _, err = Open(context.Background(), dir, llama, Options{})
+	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trials and 1 probes", "--from-snapshot")
+	s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+	try(t, err)
+	study, err := s.Study()
+	if try(t, err); len(study.Trials) != 1 {
+		t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
 	}
 }
 
@@ -152,5 +173,97 @@ func TestAStudyCanBeCopied(t *testing.T) {
 	try(t, err, s.Close())
 	if !resumed || len(study.Trials) != 2 {
 		t.Errorf("resumed %t with %d trials, want 2", resumed, len(study.Trials))
+	}
+}
+
+// A snapshot that is damaged, or was not copied, is passed over for the one before it.
+func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for n := range 4 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	all, err := snapshots(dir)
+	try(t, err)
+	try(t, os.Truncate(filepath.Join(dir, all[0].file()), 5000))
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Trials) != 3 {
+		t.Errorf("%d trials, want the 3 of the snapshot before", len(study.Trials))
+	}
+	try(t, os.Remove(filepath.Join(dir, all[0].file())), os.WriteFile(filepath.Join(dir, currentFile), []byte(all[0].file()+"\n"), 0o644))
+	again, err := ReadSnapshot(dir)
+	try(t, err, exported(Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))))
+	if len(again.Trials) != 3 {
+		t.Errorf("%d trials, want the 3 of the snapshot before", len(again.Trials))
+	}
+}
+
+// The base and the delta that a new base is made of stay until it is made, however long that takes.
+func TestWhatABaseIsMadeOfStays(t *testing.T) {
+	base := snapshot{1, 10, -1}
+	all := []snapshot{base}
+	for commits := range int64(8) {
+		all = append(all, snapshot{1, 11 + commits, 10})
+	}
+	source, done := all[2], snapshot{1, 30, -1}
+	gone := obsolete(slices.Clone(all), source)
+	if slices.Contains(gone, source) || slices.Contains(gone, base) || len(gone) != 4 {
+		t.Errorf("of %v these go: %v", all, gone)
+	}
+	if gone := obsolete(append(slices.Clone(all), done), snapshot{}); slices.Contains(gone, done) || slices.Contains(gone, base) {
+		t.Errorf("beside a new base these go: %v", gone)
+	}
+}
+
+// A run that is refused changes nothing, an older schema among it.
+func TestARefusedRunChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Finish(0, aResult(2)), s.Close())
+	var files []string
+	list := func() (all []string) {
+		try(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			all = append(all, path)
+			return err
+		}))
+		return all
+	}
+	files = list()
+	other, changed := llama, llama
+	other.Name, changed.World = "other", map[string]string{"model": "another"}
+	for range 3 {
+		_, _, err := Open(context.Background(), dir, other, Options{AcceptDrift: true})
+		wantError(t, err, `the directory holds the study "llama70b", not "other"`)
+		_, _, err = Open(context.Background(), dir, changed, Options{})
+		wantError(t, err, "model: llama-70b-fp8 → another", "--accept-drift")
+	}
+	if now := list(); !slices.Equal(now, files) {
+		t.Errorf("the directory had %v and has %v", files, now)
+	}
+}
+
+// A study whose database and slots are older than what was published is not taken for the newest.
+func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
+	dir, backup := t.TempDir(), t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
+	try(t, os.CopyFS(backup, os.DirFS(dir)))
+	s = open(t, dir)
+	last := s.hold.Dir()
+	try(t, s.Record(0, aProbe(1, 2.5)), s.Close())
+
+	try(t, os.RemoveAll(filepath.Join(dir, last)), os.RemoveAll(filepath.Join(dir, fence.SlotDir)))
+	try(t, os.CopyFS(filepath.Join(dir, fence.SlotDir), os.DirFS(filepath.Join(backup, fence.SlotDir))))
+	for range 2 {
+		_, _, err := Open(t.Context(), dir, llama, Options{})
+		wantUnusable(t, err, "the disk lost what it had stored", "with 1 trials and 2 probes; nothing was stored after it", "--from-snapshot")
+	}
+	s, _, err := Open(t.Context(), dir, llama, Options{FromSnapshot: true})
+	try(t, err)
+	study, err := s.Study()
+	try(t, err, s.Close())
+	if len(study.Trials[0].Probes) != 2 {
+		t.Errorf("it goes on with %d probes, want 2", len(study.Trials[0].Probes))
 	}
 }

@@ -1,78 +1,23 @@
 package studies
 
 import (
+	"cmp"
+	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
+
+	"vllmtuner/studies/fence"
 )
-
-// publishEvery is the least time between two snapshots that nobody waits for. A snapshot of a thousand trials takes some
-// tens of milliseconds, during which nothing can be committed.
-const publishEvery = time.Second
-
-// publishWait is how long anybody waits for a snapshot. On NFS a reader whose host is cut off has been promised that what it read does not change
-// (a delegation), and the server keeps that until its lease is over, 90 s as a rule: a writer must not wait for that.
-const publishWait = 2 * time.Second
-
-// publishSoon asks the publisher for a snapshot.
-func (s *Store) publishSoon() {
-	select {
-	case s.dirty <- struct{}{}:
-	default: // asked already
-	}
-}
-
-// publishNow asks for a snapshot and waits for it, but not for long.
-func (s *Store) publishNow() error {
-	done := make(chan error, 1)
-	late := time.After(publishWait)
-	select {
-	case s.asked <- done:
-	case <-late:
-		s.publishSoon()
-		return nil
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-late:
-		return nil // it goes on; if it fails the next commit says so
-	}
-}
-
-// publishLater is the publisher: it makes all snapshots, until s.stop is closed. Its errors break the Store, so that the next call returns
-// them.
-func (s *Store) publishLater() {
-	defer close(s.gone)
-	for {
-		select {
-		case <-s.stop:
-			return
-		case done := <-s.asked:
-			done <- s.publish()
-			continue
-		case <-s.dirty:
-		}
-		_ = s.publish() // an error breaks the store, and the next call returns it
-		rest := time.After(publishEvery)
-		for resting := true; resting; {
-			select {
-			case <-s.stop:
-				return
-			case done := <-s.asked:
-				done <- s.publish()
-			case <-rest:
-				resting = false
-			}
-		}
-	}
-}
 
 // Snapshots are in a directory of their own, named by the epoch and the commits that they have. A name is used once, and the highest is the
 // newest, whoever wrote it and when: an owner that was superseded long ago has a lower epoch.
@@ -80,112 +25,249 @@ const (
 	snapshotDir = "snap"
 	// currentFile names the newest snapshot. It is written in place: on NFS a reader of another host finds what is in a file when it opens it,
 	// but what is in a directory up to a minute later.
-	currentFile   = snapshotDir + "/CURRENT"
-	keepSnapshots = 3
+	currentFile = snapshotDir + "/CURRENT"
 )
 
-// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. Only the publisher calls it. An error
-// breaks the Store.
-func (s *Store) publish() error {
-	err := s.publishOnce()
+// A snapshot is a whole database, the base, or what a later one has beside its base, the delta: so a long study is not written anew for
+// each probe.
+type snapshot struct {
+	epoch   int64
+	commits int64
+	base    int64 // commits of a delta's base, which is of the same epoch; -1 of a base
+}
+
+func (n snapshot) isBase() bool { return n.base < 0 }
+
+// file is the snapshot's name in the study's directory.
+func (n snapshot) file() string {
+	if n.isBase() {
+		return fmt.Sprintf("%s/%012d-%012d.db", snapshotDir, n.epoch, n.commits)
+	}
+	return fmt.Sprintf("%s/%012d-%012d-%012d.delta", snapshotDir, n.epoch, n.commits, n.base)
+}
+
+// of is the base that belongs to a delta; a base is its own.
+func (n snapshot) of() snapshot {
+	if n.isBase() {
+		return n
+	}
+	return snapshot{n.epoch, n.base, -1}
+}
+
+// compare puts the newest last. A base and a delta with the same commits hold the same.
+func (n snapshot) compare(m snapshot) int {
+	return cmp.Or(cmp.Compare(n.epoch, m.epoch), cmp.Compare(n.commits, m.commits), cmp.Compare(n.base, m.base))
+}
+
+var snapshotName = regexp.MustCompile(`^([0-9]{12})-([0-9]{12})(?:\.db|-([0-9]{12})\.delta)$`)
+
+// parseSnapshot reads a file's name, without its directory. It may come from currentFile, which may be half written.
+func parseSnapshot(name string) (n snapshot, ok bool) {
+	m := snapshotName.FindStringSubmatch(name)
+	if m == nil {
+		return snapshot{}, false
+	}
+	number := func(text string) int64 { i, _ := strconv.ParseInt(text, 10, 64); return i } // twelve digits always are
+	n = snapshot{number(m[1]), number(m[2]), -1}
+	if m[3] != "" {
+		n.base = number(m[3])
+	}
+	return n, true
+}
+
+var errNone = errors.New("no snapshot")
+
+// snapshots returns the snapshots in a study's directory, the newest first; errNone when there are none.
+func snapshots(dir string) ([]snapshot, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, snapshotDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", dir, errNone)
+	}
 	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.broken == nil {
-			s.broken = err
+		return nil, err
+	}
+	current, err := readCurrent(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []snapshot
+	for _, name := range append(fileNames(entries), strings.TrimPrefix(strings.TrimSpace(current), snapshotDir+"/")) {
+		if n, ok := parseSnapshot(name); ok {
+			all = append(all, n)
 		}
 	}
-	return err
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s: %w", dir, errNone)
+	}
+	slices.SortFunc(all, func(a, b snapshot) int { return b.compare(a) })
+	return slices.Compact(all), nil
 }
 
-func (s *Store) publishOnce() error {
-	name, err := s.writeSnapshot()
-	if err != nil {
-		return fmt.Errorf("publish in %s: %w", filepath.Join(s.dir, snapshotDir), err)
-	}
-	if name == "" {
-		return nil
-	}
-	err = s.folder.Write(currentFile, strings.NewReader(name+"\n"))
-	if err == nil {
-		err = s.removeSnapshots()
-	}
-	if err != nil {
-		err = fmt.Errorf("publish %s: %w", filepath.Join(s.dir, name), err)
-	}
-	return err
-}
+// currentSize is more than currentFile ever has.
+const currentSize = 512
 
-// writeSnapshot writes a snapshot and returns its name; "" when nothing is new. It has another name first: whoever finds one finds it whole.
-func (s *Store) writeSnapshot() (name string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case <-s.dirty: // served by this snapshot
-	default:
-	}
-	if s.broken != nil {
-		return "", s.broken
-	}
-	name = fmt.Sprintf("%s/%s-%012d.db", snapshotDir, s.hold.Dir()[1:], s.commits)
-	path := filepath.Join(s.dir, name)
-	if _, err := os.Stat(path); err == nil {
+// readCurrent returns what is in currentFile. Where that is no file, what the directory lists is all that is known, and the next run says it.
+func readCurrent(dir string) (string, error) {
+	f, err := openRegular(filepath.Join(dir, currentFile))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fence.ErrNoFile) {
 		return "", nil
 	}
-	if err := s.folder.Make(snapshotDir); err != nil {
+	if err != nil {
 		return "", err
 	}
-	next := path + ".tmp"
-	// One may be left of an owner that was killed here; VACUUM INTO wants no file.
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if _, err := s.db.Exec("VACUUM INTO ?", next); err != nil {
-		return "", err
-	}
-	return name, errors.Join(syncPath(next), os.Rename(next, path), syncPath(filepath.Dir(path)))
+	content, err := io.ReadAll(io.LimitReader(f, currentSize))
+	return string(content), errors.Join(err, f.Close())
 }
 
-// removeSnapshots removes all but the newest snapshots, and what killed owners left of theirs.
-func (s *Store) removeSnapshots() error {
-	names, err := s.folder.List(snapshotDir)
+// openRegular opens a file to be read, and nothing else.
+func openRegular(path string) (*os.File, error) {
+	f, err := fence.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
+	if errors.Is(err, fence.ErrNoFile) {
+		return nil, unusablef("open %s: %w", path, fence.ErrNoFile)
+	}
+	return f, err
+}
+
+func fileNames(entries []os.DirEntry) (names []string) {
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// open opens a snapshot as one database.
+func (n snapshot) open(dir string) (db *sql.DB, err error) {
+	for _, part := range []snapshot{n, n.of()} { // whatever SQLite would say of a file that is not there
+		info, err := os.Stat(filepath.Join(dir, part.file()))
+		if err != nil {
+			return nil, err
+		}
+		if !info.Mode().IsRegular() { // a pipe would be waited for
+			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), fence.ErrNoFile)
+		}
+	}
+	if db, err = openFile(filepath.Join(dir, n.of().file()), published); err != nil || n.isBase() {
+		return db, err
+	}
+	if err := n.join(dir, db); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// join has the database of a base show its delta too.
+func (n snapshot) join(dir string, db *sql.DB) error {
+	switch version, err := schemaVersion(db); {
+	case err != nil:
+		return err
+	case version > len(migrations): // whose tables are not known
+		return newerError{version}
+	}
+	if err := attach(db, filepath.Join(dir, n.file())); err != nil {
+		return err
+	}
+	_, err := db.Exec(joined + "PRAGMA query_only=1")
+	return err
+}
+
+// attach joins a delta to the database of its base.
+func attach(db *sql.DB, delta string) error {
+	path, err := filepath.Abs(delta)
 	if err != nil {
 		return err
 	}
-	slices.Sort(names)
-	names = slices.DeleteFunc(names, func(name string) bool { return !strings.HasSuffix(name, ".db") && !strings.HasSuffix(name, ".db.tmp") })
-	for _, name := range names[:max(0, len(names)-keepSnapshots)] {
-		if err := s.folder.Remove(snapshotDir + "/" + name); err != nil {
-			return err
-		}
+	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: published}
+	if _, err = db.Exec(`ATTACH ? AS delta`, name.String()); err != nil {
+		return fmt.Errorf("attach the delta to its base: %w", err)
 	}
 	return nil
 }
 
-// newestSnapshot returns the name of the newest snapshot in a study's directory; fs.ErrNotExist when there is none.
-func newestSnapshot(dir string) (string, error) {
-	newest := ""
-	names, err := os.ReadDir(filepath.Join(dir, snapshotDir))
-	if err != nil {
-		return "", err
-	}
-	for _, e := range names {
-		if strings.HasSuffix(e.Name(), ".db") {
-			newest = max(newest, snapshotDir+"/"+e.Name())
-		}
-	}
-	current, err := os.ReadFile(filepath.Join(dir, currentFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if name := strings.TrimSpace(string(current)); snapshotName.MatchString(name) {
-		newest = max(newest, name)
-	}
-	if newest == "" {
-		return "", fmt.Errorf("%s: no snapshot: %w", dir, fs.ErrNotExist)
-	}
-	return newest, nil
+// write writes a snapshot as one database to a path, and waits until it is on the disk.
+func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
+	return n.writeWith(ctx, dir, filepath.Join(dir, n.file()), path)
 }
 
-// snapshotName is what may be read from currentFile, which may be half written.
-var snapshotName = regexp.MustCompile(`^` + snapshotDir + `/[0-9]{12}-[0-9]{12}\.db$`)
+// writeWith is write with the delta, if it is one, at a path of its own.
+func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err error) {
+	if err := copyFile(ctx, filepath.Join(dir, n.of().file()), path); err != nil {
+		return err
+	}
+	if !n.isBase() {
+		if err := merge(path, delta); err != nil {
+			return err
+		}
+	}
+	return syncPath(path)
+}
+
+// writeNewest is write in the newest schema. It has a copy of the delta first: while it copies the base, its owner may publish three newer ones
+// and remove this one.
+func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error) {
+	delta := path + ".delta"
+	if !n.isBase() {
+		defer func() {
+			if removed := os.Remove(delta); !errors.Is(removed, fs.ErrNotExist) {
+				err = errors.Join(err, removed)
+			}
+		}()
+		if err := copyFile(ctx, filepath.Join(dir, n.file()), delta); err != nil {
+			return err
+		}
+	}
+	if err := n.writeWith(ctx, dir, delta, path); err != nil {
+		return err
+	}
+	if err := renew(path); err != nil {
+		return err
+	}
+	return syncPath(path)
+}
+
+// renew brings a copy to the newest schema.
+func renew(path string) error {
+	db, err := openFile(path, scratch)
+	if err != nil {
+		return err
+	}
+	return errors.Join(migrate(db), db.Close())
+}
+
+// merge brings a copy of a base up to a delta. When it fails the copy is of no use.
+func merge(path, delta string) (err error) {
+	db, err := openFile(path, scratch)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := attach(db, delta); err != nil {
+		return err
+	}
+	if err := transact(db, func(tx *transaction) error { tx.exec(merged); return nil }); err != nil {
+		return fmt.Errorf("merge the delta into its base: %w", err)
+	}
+	_, err = db.Exec(`DETACH delta`)
+	return err
+}
+
+func copyFile(ctx context.Context, from, to string) error {
+	r, err := openRegular(from)
+	if err != nil {
+		return err
+	}
+	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return errors.Join(err, r.Close())
+	}
+	_, err = io.Copy(w, readerFunc(func(into []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return r.Read(into)
+	}))
+	return errors.Join(err, w.Close(), r.Close())
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(into []byte) (int, error) { return f(into) }

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,7 +25,14 @@ type New struct {
 	Name  string // see ValidName
 	Seed  uint64
 	File  string            // text of the study file; the last owner's is kept
-	World map[string]string // what must not change between two runs: model, server version, workload, SLO, …
+	World map[string]string // what must not change between two runs, as it was asked for: model, workload, SLO, …
+	Found map[string]string // likewise, as the machine has it: GPU, image, …; of what was not known before, anything is right
+	Noted map[string]string // what may change, and is written down: host, driver, …
+	Final []string          // keys of World that not even Options.AcceptDrift changes: all that was measured was judged by them
+
+	// State and Note are those of a study that is begun; "" is Running. One that is resumed keeps its own.
+	State State
+	Note  string
 }
 
 // Options say how to open a study.
@@ -33,12 +41,9 @@ type Options struct {
 	FromSnapshot bool // where the database is damaged or lost, go on from the newest snapshot, without what came later
 
 	// TakeoverAfter is how long a study's owner must have been silent to be taken for dead, where the disk's locks cannot tell; 0 means
-	// a minute. An owner whose disk does not answer for half as long gives up.
+	// fence.UsualSilence. An owner whose disk does not answer for half as long gives up.
 	TakeoverAfter time.Duration
 }
-
-// usualTakeover leaves an owner half a minute to find a server again that restarts: starting vLLM once more would take longer.
-const usualTakeover = time.Minute
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
@@ -46,15 +51,21 @@ const usualTakeover = time.Minute
 // only opening the study again can tell. All later calls return the same error.
 type Store struct {
 	dir     string
+	disk    Disk
 	options Options
 	folder  *fence.Folder
 	hold    *fence.Hold
 
+	restored string // from what and why, in this Open; empty where the database was whole
+
 	mu      sync.Mutex // of all below
 	db      *sql.DB
 	path    string // of the live database
+	file    os.FileInfo
 	commits int64
 	broken  error
+	untold  error // broken, if the publisher has broken it and nobody was told
+	rebase  bool  // the next snapshot is to be written whole
 
 	dirty chan struct{}   // something was committed that readers do not see yet
 	asked chan chan error // somebody waits for a snapshot
@@ -64,7 +75,7 @@ type Store struct {
 
 // Open begins the study in the directory, or resumes the one that is there. The Store owns the study until Close; another
 // owner gives an error that wraps ErrOwned, and a different New one that wraps ErrWorldChanged. A disk that cannot be
-// written or is nearly full is an error too, before anything else happens.
+// written or is nearly full is an error too, before anything else happens. What trying again does not mend wraps ErrUnusable.
 //
 // On a disk of this host an owner is known to live by its lock. On one that is shared it may take Options.TakeoverAfter to know that it
 // does not.
@@ -72,17 +83,28 @@ type Store struct {
 // Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running is the half-done
 // one of a dead owner and keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
+	defer func() { err = judged(err) }()
 	if err := ValidName(study.Name); err != nil {
 		return nil, false, err
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, false, err
 	}
+	if err := refuse(dir, study, options); err != nil {
+		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
+	}
 	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{})}
 	if err := s.take(ctx); err != nil {
 		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
-	if resumed, err = s.open(study); err != nil {
+	resumed, err = s.open(study)
+	if err == nil {
+		err = s.folder.Sync(s.hold.Dir()) // SQLite goes on when the names of its files cannot be kept
+	}
+	if err == nil {
+		err = s.sweep()
+	}
+	if err != nil {
 		return nil, false, errors.Join(fmt.Errorf("open study %s (%s): %w", study.Name, s.path, err), s.release())
 	}
 	go s.publishLater()
@@ -92,19 +114,43 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	return s, resumed, nil
 }
 
+// refuse says no to what the study's snapshot shows to be another study or another world, before anything is changed. Where there is none to be read,
+// the database itself tells.
+func refuse(dir string, is New, options Options) error {
+	_, was, err := newest(dir, loadStudy)
+	if newer, ok := errors.AsType[newerError](err); ok {
+		return newer
+	}
+	if err != nil {
+		return nil
+	}
+	return is.fits(was, options)
+}
+
+// fits reports whether a study can go on as this one.
+func (is New) fits(was Study, options Options) error {
+	if was.Name != is.Name {
+		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
+	}
+	diff := drift(was, is)
+	switch {
+	case len(is.final(was)) > 0:
+		return finalError(is.final(was), is.Name)
+	case len(diff) > 0 && !options.AcceptDrift:
+		return worldError(diff)
+	}
+	return nil
+}
+
 // take makes this process the study's owner.
 func (s *Store) take(ctx context.Context) (err error) {
-	if err := prepare(s.dir); err != nil {
+	if s.disk, err = prepare(s.dir); err != nil {
 		return err
 	}
-	mount, err := fence.MountOf(s.dir)
-	if err != nil {
+	if s.folder, err = fence.OpenFolder(s.dir, s.disk.Mount.Locks()); err != nil {
 		return err
 	}
-	if s.folder, err = fence.OpenFolder(s.dir, mount.Locks()); err != nil {
-		return err
-	}
-	ttl := cmp.Or(s.options.TakeoverAfter, usualTakeover)
+	ttl := cmp.Or(s.options.TakeoverAfter, fence.UsualSilence)
 	if s.hold, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.settle); err != nil {
 		return errors.Join(err, s.close(), s.folder.Close())
 	}
@@ -122,83 +168,124 @@ func thisOwner() fence.Owner {
 
 // open brings the database's schema up to date, and begins or resumes the study.
 func (s *Store) open(study New) (resumed bool, err error) {
-	if err := migrate(s.db); err != nil {
+	if err := s.upgrade(); err != nil {
 		return false, err
 	}
 	was, err := loadStudy(s.db)
 	resumed = err == nil
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		err = s.commit("begin", func(tx *sql.Tx) error { return insertStudy(tx, study) })
+		err = s.commit("begin", func(tx *transaction) error { insertStudy(tx, study); return nil })
 	case err == nil:
 		err = s.resume(was, study)
 	}
 	return resumed && err == nil, err
 }
 
-func insertStudy(tx *sql.Tx, study New) error {
-	world, err := encode(study.World)
-	if err != nil {
+// backupDir keeps the database of each schema that a study was brought on from. Nothing is ever removed from it.
+const backupDir = "backup"
+
+// upgrade brings the database to the newest schema, and keeps what was before.
+func (s *Store) upgrade() error {
+	version, err := schemaVersion(s.db)
+	if err != nil || version == 0 || version == len(migrations) {
+		return errors.Join(err, migrate(s.db))
+	}
+	if err := s.folder.Make(backupDir); err != nil {
 		return err
 	}
+	name := fmt.Sprintf("%s/schema-%d.db", backupDir, version)
+	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // else a run that was killed here has made it
+		if err := s.put(name, s.writeWhole); err != nil {
+			return fmt.Errorf("keep the database of schema %d: %w", version, err)
+		}
+	}
+	return migrate(s.db)
+}
+
+// writeWhole writes the live database to a file that is not there.
+func (s *Store) writeWhole(path string) error {
+	_, err := s.db.Exec("VACUUM INTO ?", path)
+	return err
+}
+
+func insertStudy(tx *transaction, study New) {
 	now := formatTime(time.Now())
-	err = execute(tx, `INSERT INTO studies VALUES (?,?,?,?,?,?,?,?,?,0)`, strings.ToLower(rand.Text()), study.Name,
-		strconv.FormatUint(study.Seed, 10), study.File, world, Running, "", now, now)
-	if err != nil {
-		return err
+	tx.exec(`INSERT INTO studies (id, name, seed, file, state, note, created, updated, commits) VALUES (?,?,?,?,?,?,?,?,0)`,
+		strings.ToLower(rand.Text()), study.Name, strconv.FormatUint(study.Seed, 10), study.File, cmp.Or(study.State, Running), study.Note, now, now)
+	writeWorld(tx, study)
+	addEvent(tx, "begun", thisOwner().String())
+	if study.State != "" {
+		addEvent(tx, string(study.State), study.Note)
 	}
-	return addEvent(tx, "begun", thisOwner().String())
 }
 
 // resume compares the worlds, and writes down who goes on in which.
 func (s *Store) resume(was Study, is New) error {
-	if was.Name != is.Name {
-		return fmt.Errorf("the directory holds the study %q, not %q", was.Name, is.Name)
+	if err := is.fits(was, s.options); err != nil {
+		return err
 	}
-	diff := worldDiff(was.World, is.World)
-	if was.Seed != is.Seed {
-		diff = append(diff, fmt.Sprintf("seed: %d → %d", was.Seed, is.Seed))
-	}
-	if len(diff) > 0 && !s.options.AcceptDrift {
-		return worldError(diff)
-	}
-	return s.commit("resume", func(tx *sql.Tx) error {
-		if len(diff) > 0 {
-			world, err := encode(is.World)
-			if err != nil {
+	return s.commit("resume", func(tx *transaction) error {
+		if diff := drift(was, is); len(diff) > 0 {
+			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff, "; ")); err != nil {
 				return err
 			}
-			seed := strconv.FormatUint(is.Seed, 10)
-			if err := execute(tx, `UPDATE studies SET world=?, seed=?`, world, seed); err != nil {
-				return err
-			}
-			if err := addEvent(tx, "drift", strings.Join(diff, "\n")); err != nil {
-				return err
-			}
+			addEvent(tx, Drift, strings.Join(diff, "\n"))
+		}
+		if now := noticed(was, is); len(now) > 0 {
+			addEvent(tx, noted, strings.Join(now, "\n"))
 		}
 		// What is not of the world may differ: a larger budget, another timeout.
-		if err := execute(tx, `UPDATE studies SET file=?`, is.File); err != nil {
-			return err
-		}
-		return addEvent(tx, "resumed", thisOwner().String())
+		tx.exec(`UPDATE studies SET file=?, seed=?`, is.File, strconv.FormatUint(is.Seed, 10))
+		writeWorld(tx, is)
+		addEvent(tx, "resumed", thisOwner().String())
+		return nil
 	})
 }
 
-func addEvent(tx *sql.Tx, kind, text string) error {
-	return execute(tx, `INSERT INTO events (time, kind, text) VALUES (?,?,?)`, formatTime(time.Now()), kind, text)
+// addEvent stores an event that all trials so far came before.
+func addEvent(tx *transaction, kind, text string) {
+	tx.exec(`INSERT INTO events (time, kind, text, trial) VALUES (?,?,?,(SELECT count(*) FROM trials))`, formatTime(time.Now()), kind, text)
 }
 
 // Dir returns the study's directory, for the files that others keep beside the database.
 func (s *Store) Dir() string { return s.dir }
 
+// Restored says from which snapshot the study goes on, what that lacks, and why; "" where its database was whole.
+func (s *Store) Restored() string { return s.restored }
+
+// Disk is what the study is kept on.
+func (s *Store) Disk() Disk { return s.disk }
+
 // Study returns all that is stored.
-func (s *Store) Study() (Study, error) {
+func (s *Store) Study() (Study, error) { return s.read(load) }
+
+// Summary returns the study as ReadSummary does.
+func (s *Store) Summary(whole func(Study) []int) (Study, error) {
+	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
+}
+
+// History is the Summary that a search goes on from: of the finished trials what they came to, of the others all that is known.
+func (s *Store) History() (Study, error) {
+	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, unfinished, long) })
+}
+
+func unfinished(study Study) (numbers []int) {
+	for _, t := range study.Trials {
+		if t.State != Done {
+			numbers = append(numbers, t.Number)
+		}
+	}
+	return numbers
+}
+
+func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
 		return Study{}, s.brokenError("read the study")
 	}
-	study, err := load(s.db)
+	study, err := from(s.db)
 	if err != nil {
 		return Study{}, fmt.Errorf("read %s: %w", s.path, err)
 	}
@@ -207,11 +294,10 @@ func (s *Store) Study() (Study, error) {
 
 // SetState stores how far the study has come, with one line of explanation, and publishes it.
 func (s *Store) SetState(state State, note string) error {
-	return s.write("set the study's state", true, func(tx *sql.Tx) error {
-		if err := execute(tx, `UPDATE studies SET state=?, note=?`, state, note); err != nil {
-			return err
-		}
-		return addEvent(tx, string(state), note)
+	return s.write("set the study's state", true, func(tx *transaction) error {
+		tx.exec(`UPDATE studies SET state=?, note=?`, state, note)
+		addEvent(tx, string(state), note)
+		return nil
 	})
 }
 
@@ -225,17 +311,23 @@ func (s *Store) Close() error {
 		return nil
 	}
 	var err error
+	wait := publishEnd
 	if broken == nil {
-		err = s.publishNow()
+		if err = s.publishWithin(publishEnd); errors.Is(err, errLate) {
+			err, wait = fmt.Errorf("%w after %s, so that readers do not see the end of the study: %w", errLate, publishEnd, ErrSilent), time.Second
+		}
 	}
 	s.mu.Lock()
+	if err == nil {
+		err = s.untold
+	}
 	s.broken = errClosed
 	s.mu.Unlock()
 	close(s.stop)
 	select {
 	case <-s.gone:
-	case <-time.After(publishEnd):
-		err = errors.Join(err, fmt.Errorf("the snapshot in %s is not written after %s: %w", filepath.Join(s.dir, snapshotDir), publishEnd, ErrSilent))
+	case <-time.After(wait):
+		err = errors.Join(err, fmt.Errorf("what is being written in %s is not at its end after %s: %w", filepath.Join(s.dir, snapshotDir), wait, ErrSilent))
 	}
 	return errors.Join(err, s.release())
 }
@@ -248,7 +340,10 @@ var errClosed = errors.New("it is closed")
 // release lets go of the database and then of the study.
 func (s *Store) release() error {
 	err := errors.Join(s.close(), s.hold.Release())
-	return errors.Join(err, s.folder.Close())
+	if err = errors.Join(err, s.folder.Close()); err != nil {
+		err = fmt.Errorf("give up the study in %s: %w", s.dir, err)
+	}
+	return err
 }
 
 func (s *Store) close() error {
@@ -263,14 +358,21 @@ func (s *Store) close() error {
 func (s *Store) Lost() <-chan struct{} { return s.hold.Lost() }
 
 // Err is why the study is lost; nil while it is not.
-func (s *Store) Err() error { return s.hold.Err() }
+func (s *Store) Err() error {
+	if err := s.hold.Err(); err != nil {
+		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
+	}
+	return nil
+}
 
+// brokenError is that of a call on a broken Store, which is locked.
 func (s *Store) brokenError(what string) error {
+	s.untold = nil
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
 // write runs do in one transaction, acknowledged when write returns nil, and has it published now or soon.
-func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
+func (s *Store) write(what string, now bool, do func(*transaction) error) error {
 	if err := s.store(what, do); err != nil {
 		return err
 	}
@@ -285,7 +387,7 @@ func (s *Store) write(what string, now bool, do func(*sql.Tx) error) error {
 }
 
 // store is commit for those who do not have s.mu.
-func (s *Store) store(what string, do func(*sql.Tx) error) error {
+func (s *Store) store(what string, do func(*transaction) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
@@ -296,16 +398,17 @@ func (s *Store) store(what string, do func(*sql.Tx) error) error {
 
 // commit runs do in one transaction and acknowledges it: first it is on the disk, then it counts. Whether a transaction happened that
 // the disk returned an error for is not known, and neither is whose the study is when it cannot be acknowledged.
-func (s *Store) commit(what string, do func(*sql.Tx) error) error {
+func (s *Store) commit(what string, do func(*transaction) error) error {
 	if err := s.hold.Err(); err != nil {
 		s.broken = err
 		return fmt.Errorf("%s in %s: %w", what, s.path, err)
 	}
-	err := transact(s.db, func(tx *sql.Tx) error {
+	err := transact(s.db, func(tx *transaction) error {
 		if err := do(tx); err != nil {
 			return err
 		}
-		return execute(tx, `UPDATE studies SET updated=?, commits=?`, formatTime(time.Now()), s.commits+1)
+		tx.exec(`UPDATE studies SET updated=?, commits=?`, formatTime(time.Now()), s.commits+1)
+		return nil
 	})
 	if err != nil {
 		err = fmt.Errorf("%s in %s: %w", what, s.path, err)
@@ -314,9 +417,28 @@ func (s *Store) commit(what string, do func(*sql.Tx) error) error {
 		}
 		return err
 	}
+	if err := s.inPlace(); err != nil {
+		s.broken = fmt.Errorf("%s in %s: %w", what, s.path, err)
+		return s.broken
+	}
 	s.commits++
 	if err := s.hold.Acknowledge(s.commits); err != nil {
 		s.broken = fmt.Errorf("%s in %s: it is not known to count: %w", what, s.path, err)
 	}
 	return s.broken
+}
+
+// inPlace sees to it that the database still has its name: one that somebody removed or replaced can be written, and is gone when it is closed. On
+// NFS this may be news of a minute ago.
+func (s *Store) inPlace() error {
+	info, err := os.Stat(s.path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("it was removed while it was written: %w", err)
+	case s.file == nil:
+		s.file = info
+	case !os.SameFile(s.file, info):
+		return errors.New("it was replaced by another file while it was written")
+	}
+	return nil
 }

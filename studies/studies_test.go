@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,15 @@ func wantError(t *testing.T, err error, words ...string) {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("error %q does not say %q", err, word)
 		}
+	}
+}
+
+// wantUnusable wants an error of which is said that trying again does not mend it.
+func wantUnusable(t *testing.T, err error, words ...string) {
+	t.Helper()
+	wantError(t, err, words...)
+	if !errors.Is(err, ErrUnusable) {
+		t.Errorf("%v does not wrap ErrUnusable", err)
 	}
 }
 
@@ -129,7 +139,7 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 	}
 	one := study.Trials[1]
 	want := aTrial(1)
-	want.State, want.Began, want.Ended = Done, one.Began, one.Ended
+	want.State, want.Began, want.Ended, want.Version = Done, one.Began, one.Ended, "0.14.1"
 	want.Probes, want.Result = []trial.Probe{aProbe(0, 2), aProbe(1, 2.62)}, aResult(2.71)
 	if !reflect.DeepEqual(one, want) {
 		t.Errorf("trial 1 came back as\n%+v, want\n%+v", one, want)
@@ -233,18 +243,30 @@ func TestWorldChanged(t *testing.T) {
 	}
 	s, _, err = Open(context.Background(), dir, changed, Options{AcceptDrift: true})
 	try(t, err)
-	drifted := aTrial(0)
-	drifted.Args = append(drifted.Args, "--new-flag")
-	try(t, s.Begin(drifted))
-	var events int
-	try(t, s.db.QueryRow(`SELECT count(*) FROM events WHERE kind='drift' AND text LIKE '%0.33.0%'`).Scan(&events), s.Close())
-	if events != 1 {
-		t.Errorf("%d drift events, want 1", events)
-	}
+	// What was half done would have been finished in another world than it was begun in.
+	try(t, s.Begin(aTrial(1)), s.Record(1, aProbe(0, 3)), s.Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
-	if !reflect.DeepEqual(study.World, changed.World) || study.Seed != 8 || len(study.Trials[0].Args) != 5 {
+	i := slices.IndexFunc(study.Events, func(e Event) bool { return e.Kind == Drift })
+	if i < 0 || study.Events[i].Trial != 1 || !strings.Contains(study.Events[i].Text, "vllm: 0.14.1 → 0.33.0") {
+		t.Errorf("the events are %+v, want the drift before trial 1", study.Events)
+	}
+	if !reflect.DeepEqual(study.World, changed.World) || study.Seed != 8 {
 		t.Errorf("after the accepted drift the study is %+v", study)
+	}
+	first := study.Trials[0]
+	if first.State != Done || first.Result.Outcome != trial.Unknown || first.Result.GPUTime != 3*time.Minute || !strings.Contains(first.Result.Evidence, "the world changed before the trial was finished: gpu") {
+		t.Errorf("what was half done is %+v", first)
+	}
+	worlds, now := study.Worlds(), study.Present()
+	if len(worlds) != 2 || len(worlds[0]) != 1 || len(now.Trials) != 1 || now.Trials[0].Number != 1 || len(now.Prior) != 1 || now.Prior[0].Source != "trials 0 to 0, before the world changed" {
+		t.Errorf("the worlds are %+v, and now it is %+v", worlds, now)
+	}
+	if numbers := study.WorldNumbers(); numbers[0] != 1 || numbers[1] != 2 || study.Deciding() != 2 {
+		t.Errorf("the worlds of the trials are %v, and %d decides; want the second", numbers, study.Deciding())
+	}
+	if asked := study.Asked(); !reflect.DeepEqual(asked, []map[string]string{llama.World, changed.World}) {
+		t.Errorf("it was asked for %v, want %v and %v", asked, llama.World, changed.World)
 	}
 	other := llama
 	other.Name = "qwen"
@@ -269,8 +291,9 @@ func TestOpenRefuses(t *testing.T) {
 		want []string
 	}{
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
-		{"a directory that is a file", file, "llama70b", []string{"make the study's directory", file}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 2)", "study.db"}},
+		{"a directory that is a file", file, "llama70b", []string{file, "director"}},
+		{"a root that is a file", filepath.Join(file, "llama70b"), "llama70b", []string{file + " is a file, not a directory for studies"}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 3)", "study.db"}},
 		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -280,7 +303,7 @@ func TestOpenRefuses(t *testing.T) {
 			if err == nil {
 				try(t, s.Close())
 			}
-			wantError(t, err, c.want...)
+			wantUnusable(t, err, c.want...)
 		})
 	}
 }
@@ -351,11 +374,11 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	if err := fill(); err != nil {
 		b.Fatal(err)
 	}
-	name, err := newestSnapshot(dir)
+	name, _, err := newest(dir, loadStudy)
 	if err != nil {
 		b.Fatal(err)
 	}
-	info, err := os.Stat(filepath.Join(dir, name))
+	info, err := os.Stat(filepath.Join(dir, name.file()))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -365,4 +388,74 @@ func BenchmarkReadSnapshot(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(info.Size())/4000, "bytes/probe")
+}
+
+// A database that is removed or replaced can still be written by who has it open, which would acknowledge what is gone afterwards.
+func TestADatabaseThatIsTakenAwayAcknowledgesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		replace    bool
+	}{
+		{"removed", "it was removed while it was written", false},
+		{"replaced by a copy", "it was replaced by another file", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			s, _, err := Open(t.Context(), dir, llama, Options{})
+			try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
+			content, err := os.ReadFile(s.path)
+			try(t, err, os.Remove(s.path))
+			if tt.replace {
+				try(t, os.WriteFile(s.path, content, 0o644))
+			}
+			wantError(t, s.Record(0, aProbe(1, 3)), s.path, tt.want)
+			wantError(t, s.Record(0, aProbe(2, 3)), "not usable")
+			try(t, s.Close())
+		})
+	}
+}
+
+// What is found on the machine may become known, and must then stay; what is noted may change, and is said.
+func TestDriftOfTheMachine(t *testing.T) {
+	dir := t.TempDir()
+	begin := func(options Options, found, noted map[string]string) (Study, error) {
+		is := llama
+		is.Found, is.Noted = found, noted
+		s, _, err := Open(context.Background(), dir, is, options)
+		if err != nil {
+			return Study{}, err
+		}
+		study, err := s.Study()
+		return study, errors.Join(err, s.Close())
+	}
+	h200 := map[string]string{"gpu": "1 × NVIDIA H200"}
+	_, err := begin(Options{}, nil, map[string]string{"host": "node-a"})
+	try(t, err)
+	study, err := begin(Options{}, h200, map[string]string{"host": "node-b"})
+	try(t, err)
+	if study.Found["gpu"] != h200["gpu"] || study.Noted["host"] != "node-b" {
+		t.Errorf("found %v, noted %v", study.Found, study.Noted)
+	}
+	study, err = begin(Options{}, nil, nil) // a driver that does not answer forgets nothing
+	try(t, err)
+	if study.Found["gpu"] != h200["gpu"] {
+		t.Errorf("found %v", study.Found)
+	}
+	_, err = begin(Options{}, map[string]string{"gpu": "1 × NVIDIA L4"}, nil)
+	wantError(t, err, "gpu: 1 × NVIDIA H200 → 1 × NVIDIA L4", "--accept-drift")
+	if !errors.Is(err, ErrWorldChanged) {
+		t.Errorf("%v does not wrap ErrWorldChanged", err)
+	}
+	study, err = begin(Options{AcceptDrift: true}, map[string]string{"gpu": "1 × NVIDIA L4"}, nil)
+	try(t, err)
+	if study.Found["gpu"] != "1 × NVIDIA L4" {
+		t.Errorf("found %v", study.Found)
+	}
+	db, err := openFile(database(t, dir), settings)
+	try(t, err)
+	var texts string
+	try(t, db.QueryRow(`SELECT group_concat(kind || ' ' || text, '; ') FROM events WHERE kind IN ('drift', 'noted')`).Scan(&texts), db.Close())
+	if want := "noted host: node-a → node-b; drift gpu: 1 × NVIDIA H200 → 1 × NVIDIA L4"; texts != want {
+		t.Errorf("the events say %q, want %q", texts, want)
+	}
 }

@@ -4,9 +4,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"vllmtuner/serverctl"
+	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -28,12 +32,13 @@ func (s *Store) Begin(t Trial) error {
 	if err != nil {
 		return fmt.Errorf("begin trial %d: %w", t.Number, err)
 	}
-	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *sql.Tx) error {
+	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, t.Number)
 		switch {
 		case errors.Is(err, errNoTrial):
-			err = execute(tx, `INSERT INTO trials (number, origin, point, args, state, began) VALUES (?,?,?,?,?,?)`,
-				t.Number, t.Origin, point, args, Running, formatTime(t.Began))
+			err = nil
+			tx.exec(`INSERT INTO trials (number, origin, point, args, state, began, changed) VALUES (?,?,?,?,?,?,?)`,
+				t.Number, t.Origin, point, args, Running, formatTime(t.Began), s.commits+1)
 		case err != nil:
 		case was.state == Done:
 			err = errors.New("it is finished already")
@@ -42,50 +47,32 @@ func (s *Store) Begin(t Trial) error {
 		case was.args != args && !s.options.AcceptDrift:
 			err = fmt.Errorf("it was begun with the args %s, not %s", was.args, args)
 		default:
-			err = execute(tx, `UPDATE trials SET args=? WHERE number=?`, args, t.Number)
+			tx.exec(`UPDATE trials SET args=?, changed=? WHERE number=?`, args, s.commits+1, t.Number)
+		}
+		setRunning(tx)
+		return err
+	})
+}
+
+// Served stores, before a running trial's first probe, of which version its server is. changed says that this is another than before, which the user has
+// accepted: from this trial on the world is another.
+func (s *Store) Served(number int, version, changed string) error {
+	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
+		was, err := trialRow(tx, number)
+		if err == nil && was.state == Done {
+			err = errors.New("it is finished already")
 		}
 		if err != nil {
 			return err
 		}
-		return setRunning(tx)
+		tx.exec(`UPDATE trials SET version=?, changed=? WHERE number=?`, version, s.commits+1, number)
+		tx.exec(`INSERT OR REPLACE INTO world (key, value, kind) VALUES ('server version', ?, ?)`, version, noted)
+		if changed != "" {
+			addEvent(tx, Drift, changed)
+			tx.exec(`UPDATE events SET trial=? WHERE id=(SELECT max(id) FROM events)`, number)
+		}
+		return nil
 	})
-}
-
-// Record stores one probe of a running trial; it is on the disk when Record returns nil. The same probe may be recorded
-// twice, a different one under the same Seq is an error.
-func (s *Store) Record(number int, p trial.Probe) error {
-	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
-	text, err := encode(p)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return s.write(what, false, func(tx *sql.Tx) error {
-		row, err := trialRow(tx, number)
-		if err != nil {
-			return err
-		}
-		var was string
-		err = tx.QueryRow(`SELECT probe FROM probes WHERE trial=? AND seq=?`, number, p.Seq).Scan(&was)
-		switch {
-		case err == nil:
-			return same[trial.Probe](was, text)
-		case !errors.Is(err, sql.ErrNoRows):
-			return err
-		case row.state == Done:
-			return errors.New("the trial is finished already")
-		}
-		if err := insertProbe(tx, number, p, text); err != nil {
-			return err
-		}
-		return setRunning(tx)
-	})
-}
-
-func insertProbe(tx *sql.Tx, number int, p trial.Probe, text string) error {
-	m := p.Measurement
-	return execute(tx, `INSERT INTO probes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`, number, p.Seq, formatTime(time.Now()),
-		p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding, m.Requests, m.Completed, m.Failed,
-		m.TTFT.P99, m.TPOT.P99, m.OutputThroughput, m.MeanInFlight, p.HitRate, p.GPUTime.Seconds(), text)
 }
 
 // Finish stores the result of a running trial and publishes it. Finishing twice is legal with an equal result.
@@ -95,25 +82,64 @@ func (s *Store) Finish(number int, r trial.Result) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return s.write(what, true, func(tx *sql.Tx) error {
+	return s.write(what, true, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err != nil {
 			return err
 		}
 		if was.state == Done {
-			return same[trial.Result](was.result, text)
+			return sameResult(was.result, text)
 		}
-		c := r.Capacity
-		return execute(tx, `UPDATE trials SET state=?, ended=?, outcome=?, class=?, evidence=?, capacity_rps=?, passed_rps=?,
-			failed_rps=?, bound=?, binding=?, in_flight=?, kv_tokens=?, gpu_seconds=?, simulated=?, result=? WHERE number=?`,
-			Done, formatTime(time.Now()), r.Outcome, r.Class, r.Evidence, c.Rate, c.Low, c.High, c.Bound, c.Binding, c.InFlight,
-			r.Facts.KVCacheTokens, r.GPUTime.Seconds(), r.Facts.Simulated, text, number)
+		return s.finish(tx, number, r, text)
 	})
 }
 
+// abandon ends a trial that is half done: what is left of it would be measured in another world.
+func (s *Store) abandon(tx *transaction, why string) error {
+	var number int
+	var spent float64
+	err := tx.scan(`SELECT number, (SELECT coalesce(sum(gpu_seconds), 0.0) FROM probes WHERE trial=number) FROM trials WHERE state=?`, []any{Running}, &number, &spent)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r := trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: why, GPUTime: time.Duration(spent * float64(time.Second))}
+	text, err := encode(r)
+	if err != nil {
+		return err
+	}
+	return s.finish(tx, number, r, text)
+}
+
+// finish stores a result, and what of the GPU time no probe took.
+func (s *Store) finish(tx *transaction, number int, r trial.Result, text string) error {
+	var probes float64
+	if err := tx.scan(`SELECT coalesce(sum(gpu_seconds), 0.0) FROM probes WHERE trial=?`, []any{number}, &probes); err != nil {
+		return err
+	}
+	log := sql.NullString{String: logs.Name(number)}
+	if _, err := os.Stat(filepath.Join(s.dir, log.String)); err == nil { // a simulated server has none
+		log.Valid = true
+	}
+	c := r.Capacity
+	tx.exec(`UPDATE trials SET state=?, ended=?, outcome=?, class=?, cause=?, evidence=?, capacity_rps=?, passed_rps=?, failed_rps=?,
+			lowest_rps=?, highest_rps=?, std_err=?, doubt=?, bound=?, binding=?, in_flight=?, kv_tokens=?, gpu_seconds=?, simulated=?,
+			version=coalesce(nullif(?, ''), version, ''), start_seconds=?, log=?, changed=?,
+			(near_rps, near_headroom)=(SELECT rate, headroom FROM probes WHERE trial=number AND NOT pass ORDER BY headroom DESC, rate LIMIT 1)
+			WHERE number=?`,
+		Done, formatTime(time.Now()), r.Outcome, r.Class, r.Cause, r.Evidence, c.Rate, c.Low, c.High,
+		c.Lowest, c.Highest, c.StdErr, c.Doubt, c.Bound, c.Binding, c.InFlight, r.Facts.KVCacheTokens, r.GPUTime.Seconds(), r.Facts.Simulated,
+		r.Facts.Version, r.Facts.StartUp.Seconds(), log, s.commits+1, number)
+	tx.exec(`INSERT INTO results VALUES (?,?)`, number, text)
+	addToLedger(tx, number, "server", r.GPUTime.Seconds()-probes)
+	return nil
+}
+
 // setRunning says that someone is at work.
-func setRunning(tx *sql.Tx) error {
-	return execute(tx, `UPDATE studies SET state=?, note='' WHERE state<>?`, Running, Running)
+func setRunning(tx *transaction) {
+	tx.exec(`UPDATE studies SET state=?, note='' WHERE state<>?`, Running, Running)
 }
 
 // A row is what is stored of a trial, as it is stored.
@@ -124,19 +150,18 @@ type row struct {
 
 var errNoTrial = errors.New("the trial was never begun")
 
-func trialRow(tx *sql.Tx, number int) (row, error) {
+func trialRow(tx *transaction, number int) (row, error) {
 	var r row
-	err := tx.QueryRow(`SELECT point, args, state, coalesce(result, '') FROM trials WHERE number=?`, number).
-		Scan(&r.point, &r.args, &r.state, &r.result)
+	err := tx.scan(`SELECT point, args, state, coalesce((SELECT result FROM results WHERE trial=number), '') FROM trials WHERE number=?`, []any{number}, &r.point, &r.args, &r.state, &r.result)
 	if errors.Is(err, sql.ErrNoRows) {
 		err = errNoTrial
 	}
 	return r, err
 }
 
-// same compares what is stored with what is to be stored, by way of the type: an older tuner may have known fewer fields.
-func same[T any](was, is string) error {
-	var v T
+// sameResult compares what is stored with what is to be stored, by way of the type: an older tuner may have known fewer fields.
+func sameResult(was, is string) error {
+	var v trial.Result
 	if err := decode(was, &v); err != nil {
 		return fmt.Errorf("read what is stored: %w", err)
 	}
@@ -144,8 +169,12 @@ func same[T any](was, is string) error {
 	if err != nil {
 		return err
 	}
-	if again != is {
-		return fmt.Errorf("something else is stored already: %s, not %s", again, is)
+	return sameText(again, is)
+}
+
+func sameText(was, is string) error {
+	if was != is {
+		return fmt.Errorf("something else is stored already: %s, not %s", was, is)
 	}
 	return nil
 }

@@ -66,6 +66,9 @@ func partNumbers(root *os.Root, trial int) ([]int, error) {
 	return parts, nil
 }
 
+// Name is where the head of a trial's log is, in the study's directory. The newest parts of a long one lie beside it, as Name.1 and so on.
+func Name(trial int) string { return folder + "/" + fileName(trial, 0) }
+
 func checkNumber(trial int) error {
 	if trial < 0 {
 		return fmt.Errorf("log of trial %d: trials count from 0", trial)

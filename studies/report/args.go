@@ -34,7 +34,7 @@ func BestShell(w io.Writer, study studies.Study) error {
 	}
 	words := make([]string, len(best.Trial.Args))
 	for i, arg := range best.Trial.Args {
-		words[i] = shellWord(arg)
+		words[i] = ShellWord(arg)
 	}
 	var l lines
 	l.add("%s", strings.Join(words, " "))
@@ -68,6 +68,9 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	if c.Doubt != "" {
 		l.add("# note: %s", c.Doubt)
 	}
+	for _, note := range Outdated(study, best) {
+		l.add("# note: %s", note)
+	}
 	l.add("%s", strings.TrimSuffix(string(list), "\n"))
 	return l.writeTo(w)
 }
@@ -76,7 +79,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 func flagLines(args []string) []string {
 	var all []string
 	for _, arg := range args {
-		if word := shellWord(arg); isFlag(arg) || len(all) == 0 {
+		if word := ShellWord(arg); isFlag(arg) || len(all) == 0 {
 			all = append(all, word)
 		} else {
 			all[len(all)-1] += " " + word
@@ -91,8 +94,8 @@ func isFlag(arg string) bool { return flagRule.MatchString(arg) }
 
 var plainRule = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellWord quotes a word where a POSIX shell would read it otherwise.
-func shellWord(word string) string {
+// ShellWord quotes a word where a POSIX shell would read it otherwise.
+func ShellWord(word string) string {
 	if plainRule.MatchString(word) {
 		return word
 	}

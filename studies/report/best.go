@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/samber/lo"
 
@@ -26,12 +28,15 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
 		l.best(best, o)
+		l.outdated(study, best)
 	} else {
 		l.nothingMet(study)
 	}
-	l.item("study", "%s, %s", study.Name, stateText(study, s))
-	l.item("trials", "%s", countsText(s))
+	l.wrapped("study", "%s, %s", study.Name, stateText(study, s))
+	l.wrapped("trials", "%s", countsText(s))
 	l.dropped(study)
+	l.priors(study)
+	l.restored(study)
 	l.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
 	return l.writeTo(w)
 }
@@ -46,12 +51,12 @@ func (l *lines) best(b Winner, o Options) {
 		l.add("(no args: the server's default)")
 	}
 	l.add("")
-	l.item("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
+	l.wrapped("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
 	if c.StdErr > 0 {
 		l.item("", "%s", bracketText(c))
 	}
 	l.item("in flight", "%s requests at capacity", number(c.InFlight))
-	l.item("limit", "%s binds", c.Binding)
+	l.wrapped("limit", "%s binds", c.Binding)
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass }
 	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // the advice says it
@@ -60,9 +65,9 @@ func (l *lines) best(b Winner, o Options) {
 	if advised {
 		l.wrapped("advice", "%s", advice)
 	}
-	l.item("gain", "%s", gainText(b))
+	l.wrapped("gain", "%s", gainText(b))
 	if b.Gain != nil && b.Gain.Why != "" {
-		l.item("", "%s", b.Gain.Why)
+		l.wrapped("", "%s", b.Gain.Why)
 	}
 	if trust := trustText(b); trust != "" {
 		l.wrapped("", "%s", trust)
@@ -77,6 +82,39 @@ func (l *lines) best(b Winner, o Options) {
 		l.wrapped("note", "%s", note)
 	}
 	l.item("trial", "%d, from %s", t.Number, t.Origin)
+}
+
+// restored says that the study goes on from a snapshot, and how much was lost with what came later.
+func (l *lines) restored(study studies.Study) {
+	for _, e := range study.Events {
+		if e.Kind == studies.Restored {
+			l.wrapped("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Text)
+		}
+	}
+}
+
+// Outdated says that the best trial was measured in another world than the study has now, or with which trials it is not compared as they were.
+func Outdated(study studies.Study, best Winner) (lines []string) {
+	before := 0
+	for _, e := range study.Events {
+		switch {
+		case e.Kind != studies.Drift:
+		case best.Trial.Number < e.Trial:
+			lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, strings.ReplaceAll(e.Text, "\n", "; ")))
+		default:
+			before = max(before, e.Trial)
+		}
+	}
+	if before > 0 {
+		lines = append(lines, fmt.Sprintf("the trials before %d are not compared with it, for they were measured in another world (`--accept-drift`)", before))
+	}
+	return lines
+}
+
+func (l *lines) outdated(study studies.Study, best Winner) {
+	for _, note := range Outdated(study, best) {
+		l.wrapped("note", "%s", note)
+	}
 }
 
 // notes are what a reader must know before believing a trial, each once.
@@ -95,7 +133,7 @@ func (l *lines) nothingMet(study studies.Study) {
 	l.add("no trial has met the SLO")
 	l.add("")
 	if t, p, ok := nearest(study); ok {
-		l.item("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
+		l.wrapped("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
 		l.item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
 	}
 	classes := Summarize(study, Options{}).Classes
@@ -108,7 +146,7 @@ func (l *lines) nothingMet(study studies.Study) {
 		if evidence == "" {
 			evidence = "no line of the log shows why"
 		}
-		l.item("failed", "%d with %s; trial %d: %s", classes[class], class, study.Trials[i].Number, evidence)
+		l.wrapped("failed", "%d with %s; trial %d: %s", classes[class], class, study.Trials[i].Number, evidence)
 	}
 }
 
@@ -139,6 +177,23 @@ type bestDocument struct {
 	Gain    *Gain         `json:"gain,omitempty"`
 	Trust   string        `json:"trust,omitempty"` // what the gain is worth, in words
 	Summary Summary       `json:"trials"`
+	Priors  []PriorSource `json:"priors,omitempty"` // what was measured elsewhere
+	Drifts  []driftItem   `json:"drifts,omitempty"` // changes of the world that were accepted, the oldest first
+}
+
+// A driftItem parts the trials that began before it from those that were measured in the world as it is since.
+type driftItem struct {
+	Time time.Time `json:"time"`
+	Text string    `json:"text"` // a line for each thing
+}
+
+func driftItems(study studies.Study) (items []driftItem) {
+	for _, e := range study.Events {
+		if e.Kind == studies.Drift {
+			items = append(items, driftItem{e.Time, e.Text})
+		}
+	}
+	return items
 }
 
 type bestTrial struct {
@@ -164,7 +219,10 @@ func BestJSON(w io.Writer, study studies.Study, o Options) error {
 }
 
 func bestOf(study studies.Study, o Options) bestDocument {
-	d := bestDocument{Study: study.Name, ID: study.ID, State: study.State, Note: study.Note, Summary: Summarize(study, o)}
+	d := bestDocument{
+		Study: study.Name, ID: study.ID, State: study.State, Note: study.Note, Summary: Summarize(study, o),
+		Priors: priorSources(study), Drifts: driftItems(study),
+	}
 	best, ok := Best(study)
 	if !ok {
 		return d

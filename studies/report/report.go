@@ -27,6 +27,8 @@ type Winner struct {
 	Trial studies.Trial
 	Gain  *Gain // over the reference; nil when no reference has been measured
 	Among int   // so many trials met the SLO
+
+	same []studies.Trial // that were measured in the same world
 }
 
 // A Gain compares the best trial with what the user has without the tuner.
@@ -44,18 +46,56 @@ type Gain struct {
 	reference capacity.Capacity
 }
 
+// Whole names the trials of a study that a report of so many rows says more of than what they came to: those that run, the newest, and the
+// best with its reference, or where none met the SLO the one that came nearest.
+func Whole(rows int) func(studies.Study) []int {
+	if rows == 0 {
+		rows = manyRows
+	}
+	return func(study studies.Study) (numbers []int) {
+		best, met := Best(study)
+		if !met {
+			numbers = append(numbers, studies.Nearest)
+		}
+		for i, t := range study.Trials {
+			winner := met && t.Number == best.Trial.Number
+			reference := met && best.Gain != nil && t.Number == best.Gain.Trial
+			if winner || reference || t.State != studies.Done || i >= len(study.Trials)-rows {
+				numbers = append(numbers, t.Number)
+			}
+		}
+		return numbers
+	}
+}
+
 // Best returns the finished trial with the highest capacity among those that met the SLO. Equal ones are decided by the
 // highest rate that passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
+// Trials that were measured before the world changed count only where none has met it since.
 func Best(study studies.Study) (Winner, bool) {
-	met := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Met() })
-	if len(met) == 0 {
+	return bestIn(study.Worlds()[study.Deciding()-1])
+}
+
+// bestIn is Best of trials of one world.
+func bestIn(trials []studies.Trial) (Winner, bool) {
+	var best *studies.Trial
+	among := 0
+	for i := range trials { // there may be many, and one is a kilobyte
+		if t := &trials[i]; t.Met() {
+			if among++; best == nil || compare(t, best) > 0 {
+				best = t
+			}
+		}
+	}
+	if best == nil {
 		return Winner{}, false
 	}
-	best := slices.MaxFunc(met, func(a, b studies.Trial) int { // the first of equal ones
-		x, y := a.Result.Capacity, b.Result.Capacity
-		return cmp.Or(cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
-	})
-	return Winner{Trial: best, Gain: gainOf(best, study), Among: len(met)}, true
+	return Winner{Trial: *best, Gain: gainOf(*best, trials), Among: among, same: trials}, true
+}
+
+// compare is positive where a is the better one.
+func compare(a, b *studies.Trial) int {
+	x, y := &a.Result.Capacity, &b.Result.Capacity
+	return cmp.Or(cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
 }
 
 func measured(t studies.Trial) bool {
@@ -63,22 +103,29 @@ func measured(t studies.Trial) bool {
 }
 
 // gainOf compares the best trial with the reference: the default, or, where it could not be measured, the user's current
-// args, or else the first trial that could.
-func gainOf(best studies.Trial, study studies.Study) *Gain {
-	i := slices.IndexFunc(study.Trials, measured) // trials 0 and 1 are the default and the current args
-	reference := study.Trials[i]
+// args, or else the first trial that could. All were measured in one world, whose first trials these need not be: that a server is another is known only
+// when it runs. It is nil while the default is still to be measured.
+func gainOf(best studies.Trial, trials []studies.Trial) *Gain {
+	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
+	i := cmp.Or(1+firstMeasured(trials, studies.Default), 1+firstMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
+	if first < 0 && trials[i].Origin == studies.Sampled || first >= 0 && trials[first].State != studies.Done {
+		return nil
+	}
+	reference := trials[i]
 	g := &Gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
-	if first := study.Trials[0]; i > 0 {
-		if first.State != studies.Done {
-			return nil
-		}
-		g.Why = "the default could not be measured: " + string(first.Result.Class)
+	if first >= 0 && reference.Origin != studies.Default {
+		g.Why = "the default could not be measured: " + string(trials[first].Result.Class)
 	}
 	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
 	if c, ok := capacity.Compare(best.Result.Capacity, g.reference); ok && g.Trial != best.Number {
 		g.Comparison, g.Distinguishable = &c, c.Distinguishable()
 	}
 	return g
+}
+
+// firstMeasured is the index of the first measured trial of an origin, or -1.
+func firstMeasured(trials []studies.Trial, origin studies.Origin) int {
+	return slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == origin && measured(t) })
 }
 
 // ratio returns best/reference - 1 and what kind of number that is, given the kinds of the two.

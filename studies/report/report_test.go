@@ -9,10 +9,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"sigs.k8s.io/yaml"
 
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
@@ -106,6 +109,21 @@ func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial 
 	return t
 }
 
+// withPriors adds priors, each source before its trials.
+func withPriors(study studies.Study, words ...any) studies.Study {
+	source := ""
+	for _, word := range words {
+		switch word := word.(type) {
+		case string:
+			source = word
+		case studies.Trial:
+			word.Number, word.Origin, word.State, word.Source = -1, studies.Prior, studies.Done, source
+			study.Prior = append(study.Prior, word)
+		}
+	}
+	return study
+}
+
 func running(probes ...trial.Probe) studies.Trial {
 	return studies.Trial{State: studies.Running, Probes: probes}
 }
@@ -184,6 +202,12 @@ var cases = []struct {
 		of(studies.Done, "all 2 trials are done", with(atMost(0.5, 90), studies.Default),
 			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, Evidence: "0 of 1,000 drafted tokens were accepted"}})),
 		Options{Planned: 2},
+	}, {
+		"priors", "what was measured elsewhere is named with its best, there and here, and wins nothing",
+		withPriors(of(studies.Running, "", with(exact(2.28), studies.Default), with128(exact(2.71)), with512(atMost(0.5, 90))),
+			"auto/2026_03_01/result.txt", with128(exact(9)), with512(exact(8)), "runs/*.json", with512(exact(3)), "old.db", with(exact(4), studies.Prior, "--max-num-seqs", "64"),
+			"failed.db", with(atMost(4, 90), studies.Prior, "--max-num-seqs", "64")),
+		Options{Planned: 30},
 	}, {
 		"simulated", "no GPU is behind a figure: each one says so; the default wins",
 		of(studies.Done, "", simulated(with(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
@@ -281,14 +305,89 @@ func TestStatusFitsATerminal(t *testing.T) {
 
 // Flags and the words of a server may be longer; all that is ours fits a terminal.
 func TestBestFitsATerminal(t *testing.T) {
-	var got strings.Builder
-	reference := with(doubted(sure(1233.5, 0.07)), studies.Default)
-	if err := BestText(&got, of(studies.Done, "", reference, with128(doubted(sure(1234.5, 0.07)))), Options{}); err != nil {
-		t.Fatal(err)
+	oom := with512(failed(trial.Infeasible, serverctl.OOMStart, strings.Repeat("CUDA out of memory, and more words of it. ", 5)))
+	far := atMost(0.5, 90)
+	far.Probes[1].Verdict.Reason = "p99 TTFT 5514 ms breaks 1000 ms (11 of 11 over it, 3 may be), and p99 TPOT 90 ms breaks 60 ms (11 of 11)"
+	unlike := []studies.Trial{oom, far}
+	for _, class := range []serverctl.Class{serverctl.KVTooSmall, serverctl.StartCrash, serverctl.FlagsRejected, serverctl.Infrastructure} {
+		unlike = append(unlike, failed(trial.Infeasible, class, "a word"))
 	}
-	for line := range strings.Lines(got.String()) {
-		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
-			t.Errorf("%d columns: %s", n, line)
+	for name, study := range map[string]studies.Study{
+		"met":         of(studies.Done, "", with(doubted(sure(1233.5, 0.07)), studies.Default), with128(doubted(sure(1234.5, 0.07)))),
+		"nothing met": of(studies.Failed, strings.Repeat("a long story ", 20), unlike...),
+
+		"both passed everywhere":           of(studies.Done, "", with(atLeast(1233.5), studies.Default), with128(atLeast(1234.5))),
+		"the default failed everywhere":    of(studies.Done, "", with(atMost(1200.5, 90), studies.Default), with128(atLeast(1234.5))),
+		"the default could not be started": of(studies.Done, "", with(oom, studies.Default), with(atLeast(1233.5), studies.Current), with128(atLeast(1234.5))),
+	} {
+		var got, status strings.Builder
+		if err := errors.Join(BestText(&got, study, Options{}), StatusText(&status, study, Options{})); err != nil {
+			t.Fatal(err)
+		}
+		if text, _, _ := strings.Cut(status.String(), "\n\n"); name != "nothing met" && strings.Contains(text, "…") {
+			t.Errorf("%s: the status is cut off:\n%s", name, text)
+		}
+		for line := range strings.Lines(got.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
+	}
+}
+
+// Programs are told of a change of the world that was accepted, as people are.
+func TestDocumentsHaveDrifts(t *testing.T) {
+	study := of(studies.Done, "", with(exact(2), studies.Default))
+	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift, Text: "slo: 120 ms → 20 ms\nseed: 1 → 2"}}
+	for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestJSON, "status": StatusJSON, "status as YAML": StatusYAML} {
+		var text bytes.Buffer
+		if err := write(&text, study, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Drifts []driftItem `json:"drifts"`
+		}
+		if err := yaml.Unmarshal(text.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if want := []driftItem{{start.Add(time.Hour), "slo: 120 ms → 20 ms\nseed: 1 → 2"}}; !slices.Equal(got.Drifts, want) {
+			t.Errorf("%s: drifts %v, want %v", name, got.Drifts, want)
+		}
+	}
+}
+
+// A long study's probes take seconds to read, so that few trials are asked for.
+func TestWholeAsksForFewTrials(t *testing.T) {
+	many := func(make func(i int) studies.Trial) (trials []studies.Trial) {
+		for i := range 100 {
+			trials = append(trials, make(i))
+		}
+		trials[0].Origin = studies.Default
+		return trials
+	}
+	unmet := func(int) studies.Trial { return atMost(0.5, 90) }
+	met := func(i int) studies.Trial {
+		switch i {
+		case 20:
+			return exact(3)
+		case 40:
+			return running()
+		}
+		return exact(2)
+	}
+	for _, c := range []struct {
+		name   string
+		trials []studies.Trial
+		rows   int
+		want   []int
+	}{
+		{"the reference, the best, what runs and the newest", many(met), 3, []int{0, 20, 40, 97, 98, 99}},
+		{"where none met the SLO the nearest and the newest", many(unmet), 3, []int{studies.Nearest, 97, 98, 99}},
+		{"ten rows unless told", many(unmet), 0, []int{studies.Nearest, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99}},
+		{"of none none", nil, 3, []int{studies.Nearest}},
+	} {
+		if got := Whole(c.rows)(of(studies.Running, "", c.trials...)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: Whole(%d) = %v, want %v", c.name, c.rows, got, c.want)
 		}
 	}
 }
@@ -351,5 +450,62 @@ func TestGain(t *testing.T) {
 				t.Errorf("trust %q, want %q", got, c.trust)
 			}
 		})
+	}
+}
+
+// What was measured before a change of the world that was accepted is neither the best nor the reference of what was measured since. Where nothing
+// was, the best from before is said to be of another world.
+func TestWorldsAreNotCompared(t *testing.T) {
+	of := func(number int, rate float64) studies.Trial {
+		return studies.Trial{Number: number, State: studies.Done, Result: trial.Result{Outcome: trial.Measured,
+			Capacity: capacity.Capacity{Rate: rate, Low: 0.95 * rate, High: 1.05 * rate, Bound: capacity.Exact}}}
+	}
+	const before = "was measured before a change that was accepted, and not anew: gpu: H200 → L4; seed: 1 → 2"
+	for _, c := range []struct {
+		name   string
+		trials []studies.Trial
+		drift  int // the first trial after it
+		best   string
+		gain   string
+		said   bool
+	}{
+		{"nothing since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % over trial 0", true},
+		{"the default anew", []studies.Trial{of(0, 20), of(1, 30), of(2, 2)}, 2, "trial 2: 2 req/s", "none: it is trial 2", false},
+		{"a better one since", []studies.Trial{of(0, 20), of(1, 30), of(2, 2), of(3, 2.5)}, 2, "trial 3: 2.5 req/s", "+25 % over trial 2", false},
+		{"all since", []studies.Trial{of(0, 2), of(1, 3)}, 0, "trial 1: 3 req/s", "+50 % over trial 0", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			study := studies.Study{Name: "s", State: studies.Done, Trials: c.trials, Events: []studies.Event{
+				{Kind: "resumed", Trial: 1}, {Kind: studies.Drift, Text: "gpu: H200 → L4\nseed: 1 → 2", Trial: c.drift}}}
+			for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestText, "status": StatusText} {
+				var b strings.Builder
+				if err := write(&b, study, Options{}); err != nil {
+					t.Fatal(err)
+				}
+				text := strings.Join(strings.Fields(b.String()), " ")
+				if !strings.Contains(text, "gain "+c.gain) || name == "status" && !strings.Contains(text, c.best) || strings.Contains(text, before) != c.said ||
+					strings.Contains(text, "the trials before 2 are not compared with it") != (c.drift == 2 && !c.said) {
+					t.Errorf("%s: want %q, %q and that it is of another world: %t; got\n%s", name, c.best, c.gain, c.said, b.String())
+				}
+			}
+		})
+	}
+}
+
+// In a changed world the default need not come first: the trial in which the change was noticed had been chosen before.
+func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
+	sampled, reference, best := exact(2), exact(3), exact(4)
+	reference.Origin = studies.Default
+	trials := []studies.Trial{exact(9), sampled, reference, best}
+	trials[0].Origin = studies.Default
+	study := of(studies.Done, "", trials...)
+	study.Events = []studies.Event{{Kind: studies.Drift, Trial: 1, Text: "server version: 1 → 2"}}
+	got, ok := Best(study)
+	if !ok || got.Trial.Number != 3 || got.Gain == nil || got.Gain.Trial != 2 || got.Gain.Why != "" {
+		t.Errorf("the best is trial %d, compared with %+v; want trial 3, compared with trial 2, the default", got.Trial.Number, got.Gain)
+	}
+	study.Trials = study.Trials[:2]
+	if got, _ := Best(study); got.Gain != nil {
+		t.Errorf("before the default is measured anew trial %d is compared with %+v", got.Trial.Number, got.Gain)
 	}
 }

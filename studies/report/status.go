@@ -34,20 +34,21 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	if !o.Now.IsZero() {
 		text.item("stored", "%s ago", span(max(0, o.Now.Sub(study.Updated))))
 	}
-	text.item("trials", "%s", countsText(s))
+	text.wrapped("trials", "%s", countsText(s))
 	text.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
 	if starts := startsText(study.Trials); starts != "" {
-		text.item("starts", "%s", starts)
+		text.wrapped("starts", "%s", starts)
 	}
 	if met {
-		text.item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
+		text.wrapped("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
 		if doubt := best.Trial.Result.Capacity.Doubt; doubt != "" {
 			text.wrapped("note", "%s", doubt)
 		}
 		if advice, ok := o.advice(best.Trial); ok {
 			text.wrapped("advice", "%s", advice)
 		}
-		text.item("gain", "%s", gainText(best))
+		text.outdated(study, best)
+		text.wrapped("gain", "%s", gainText(best))
 		if trust := trustText(best); trust != "" {
 			text.wrapped("", "%s", trust)
 		}
@@ -55,9 +56,11 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 		text.item("best", "%s", ErrNothingMet)
 	}
 	text.dropped(study)
+	text.priors(study)
+	text.restored(study)
 	for _, t := range study.Trials {
 		if t.State == studies.Running {
-			text.item("now", "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
+			text.wrapped("now", "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
 		}
 	}
 	if len(study.Trials) > 0 {
@@ -72,7 +75,8 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 
 // startsText says what the starts cost and what the most of it went into; "" where no server told.
 func startsText(trials []studies.Trial) string {
-	starts := studies.StartsOf(trials)
+	const enough = 1000 // newest ones, for medians
+	starts := studies.StartsOf(trials[max(0, len(trials)-enough):])
 	parts := starts.Parts()
 	const worthAWord = 5 * time.Second
 	if starts.Cold() < worthAWord || len(parts) == 0 { // a start in virtual time has no parts
@@ -139,7 +143,7 @@ func (l *lines) legend(short map[string]string) {
 // against compares a trial with the best one, such as "-12 %".
 func against(t studies.Trial, best Winner) string {
 	switch {
-	case !t.Met():
+	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // which would be measured otherwise now
 		return "-"
 	case t.Number == best.Trial.Number:
 		return "best"

@@ -1,0 +1,119 @@
+package studies
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/studies/fence"
+)
+
+// An epochBackup is the database of an epoch that is not the study's any more, but is whole.
+type epochBackup struct {
+	path    string
+	hot     bool // its journal has a transaction that is still to be taken back
+	name    string
+	commits int64
+	trials  int
+	updated time.Time
+}
+
+// newestBackup returns the newest whole database of an epoch but one. Nothing beside it is written, nor is it changed.
+func newestBackup(dir, but string) (b epochBackup, found bool) {
+	epochs, err := fs.Glob(os.DirFS(dir), "e[0-9]*/"+fence.Database)
+	if err != nil {
+		return b, false
+	}
+	slices.SortFunc(epochs, func(a, b string) int { return cmp.Compare(b, a) }) // their numbers have the same length
+	for _, name := range epochs {
+		if path := filepath.Join(dir, name); path != but {
+			if b, err := readBackup(path); err == nil {
+				return b, true
+			}
+		}
+	}
+	return b, false
+}
+
+// readBackup looks a database through. Where a transaction is to be taken back, that is done in a copy.
+func readBackup(path string) (b epochBackup, err error) {
+	b.path = path
+	if b.hot, err = isHot(path); err != nil {
+		return b, err
+	}
+	if !b.hot {
+		info, err := os.Stat(path)
+		if err == nil && !info.Mode().IsRegular() {
+			err = fence.ErrNoFile
+		}
+		if err != nil {
+			return b, err
+		}
+		err = b.read(path, published)
+		return b, err
+	}
+	temp, err := os.MkdirTemp("", "tuner-backup-")
+	if err != nil {
+		return b, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
+	for _, name := range []string{fence.Journal, fence.Database} {
+		if err := copyFile(context.Background(), filepath.Join(filepath.Dir(path), name), filepath.Join(temp, name)); err != nil {
+			return b, err
+		}
+	}
+	err = b.read(filepath.Join(temp, fence.Database), settings)
+	return b, err
+}
+
+// read reads what there is to be said of a database that is whole; sql.ErrNoRows where no study is in it.
+func (b *epochBackup) read(path, query string) (err error) {
+	db, err := openFile(path, query)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if b.commits, err = whole(db); err != nil {
+		return err
+	}
+	return b.scan(db)
+}
+
+func (b *epochBackup) scan(db *sql.DB) error {
+	var updated string
+	if err := db.QueryRow(`SELECT name, updated, (SELECT count(*) FROM trials) FROM studies`).Scan(&b.name, &updated, &b.trials); err != nil {
+		return err
+	}
+	return parseTime(updated, &b.updated)
+}
+
+// offer says how to go on from it: as a study of the first schema, whose database was in the study's directory itself. It takes a place of its own,
+// as nothing says any more that it follows on what the slots of this one tell.
+func (b *epochBackup) offer(acknowledged int64) string {
+	files := b.path
+	if b.hot {
+		files += " " + b.path + strings.TrimPrefix(fence.Journal, fence.Database)
+	}
+	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %d trials and %d commits; %s.\n"+
+		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",
+		b.path, b.updated.Local().Format(time.DateTime), b.trials, b.commits, lostAfter(acknowledged-b.commits), b.name, files, b.name)
+}
+
+// lostAfter says how much is lost with so many commits.
+func lostAfter(commits int64) string {
+	switch {
+	case commits == 1:
+		return "a later commit would be lost"
+	case commits > 1:
+		return fmt.Sprintf("%d later commits would be lost", commits)
+	}
+	return "nothing was stored after it"
+}

@@ -1,0 +1,69 @@
+package studies
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"reflect"
+	"testing"
+)
+
+// Trial by trial a study is what it is at once, whatever is in the base and what in the delta.
+func TestReadEachReadsAllOfAStudy(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	const trials = together + 3 // the last ones are read apart
+	for number := range trials {
+		try(t, s.Begin(aTrial(number)))
+		if number%20 == 1 || number == trials-1 {
+			try(t, s.Record(number, aProbe(0, 2)), s.Record(number, aProbe(1, 3)), s.Finish(number, aResult(2.5)))
+		}
+	}
+	try(t, s.Close())
+	want, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(want.Trials) != trials {
+		t.Fatalf("%d trials are published, want %d", len(want.Trials), trials)
+	}
+	for _, series := range []bool{true, false} {
+		var got []Trial
+		_, err := ReadEach(dir, series, func(study Study, each iter.Seq2[Trial, error]) error {
+			for range 2 { // it can be gone through again
+				got = nil
+				for one, err := range each {
+					try(t, err)
+					got = append(got, one)
+				}
+			}
+			if study.ID != want.ID || len(study.Trials) != trials || study.Trials[1].Probes != nil {
+				t.Errorf("the study is %+v, want that of %s with its summaries", study, want.ID)
+			}
+			return nil
+		})
+		try(t, err)
+		if !reflect.DeepEqual(got, want.Trials) {
+			t.Errorf("series %t: got %+v, want %+v", series, got, want.Trials)
+		}
+	}
+}
+
+// What was given out cannot be taken back, so that no other snapshot is begun after an error.
+func TestReadEachIsGivenUpOnce(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2.5)))
+	try(t, s.Close())
+	calls, full := 0, errors.New("the disk is full")
+	_, err := ReadEach(dir, true, func(_ Study, each iter.Seq2[Trial, error]) error {
+		calls++
+		for range each {
+			return fmt.Errorf("write: %w", full)
+		}
+		return nil
+	})
+	if !errors.Is(err, full) || calls != 1 {
+		t.Errorf("ReadEach = %v after %d calls, want %v after one", err, calls, full)
+	}
+	_, err = ReadEach(t.TempDir()+"/none", true, nil)
+	wantError(t, err, "no study")
+}

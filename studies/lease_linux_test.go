@@ -1,0 +1,54 @@
+package studies
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/studies/fence"
+)
+
+// A file that another process has a lease of, as the NFS server has for its clients, is waited for until the lease is given back.
+func TestALeaseIsWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	try(t, os.WriteFile(path, []byte("content"), 0o644))
+	folder, err := fence.OpenFolder(dir, fence.CertainLocks)
+	try(t, err)
+	for name, open := range map[string]func() error{
+		"a snapshot": func() error {
+			f, err := openRegular(path)
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		},
+		"a slot": func() error {
+			f, err := folder.Open("a")
+			if err == nil {
+				err = f.Close()
+			}
+			return err
+		},
+	} {
+		holder, err := os.OpenFile(path, os.O_RDWR, 0)
+		try(t, err)
+		if _, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+			t.Skipf("no leases here: %v", err)
+		}
+		given := make(chan error)
+		go func() {
+			time.Sleep(100 * time.Millisecond)
+			_, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+			given <- err
+		}()
+		if err := open(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		try(t, <-given, holder.Close())
+	}
+	try(t, folder.Close())
+}

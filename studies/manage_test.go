@@ -1,0 +1,304 @@
+package studies
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/studies/fence"
+)
+
+// A deleted study is in the trash as it was, and can be had again; one that runs is not deleted.
+func TestDelete(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "llama70b")
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
+	_, err := Delete(t.Context(), dir, time.Second)
+	wantError(t, err, "delete the study in "+dir, "another tuner owns this study", "pid")
+	if !errors.Is(err, ErrOwned) {
+		t.Errorf("%v does not wrap ErrOwned", err)
+	}
+	try(t, s.Record(0, aProbe(1, 2)), s.Close())
+
+	to, err := Delete(t.Context(), dir, time.Second)
+	try(t, err)
+	if names, err := List(root); err != nil || len(names) != 0 {
+		t.Errorf("the root still has %v, %v", names, err)
+	}
+	if !strings.HasPrefix(to, filepath.Join(root, TrashDir, "llama70b-20")) {
+		t.Errorf("it went to %s", to)
+	}
+	_, err = Delete(t.Context(), dir, time.Second)
+	wantError(t, err, "no study "+dir, "there are none in "+root)
+	try(t, os.Rename(to, dir))
+	again := open(t, dir)
+	study, err := again.Study()
+	try(t, err)
+	if len(study.Trials) != 1 || len(study.Trials[0].Probes) != 2 {
+		t.Errorf("it came back as %+v", study)
+	}
+}
+
+// What a link leads to is deleted where it is: the trash beside the link would have only the link.
+func TestDeleteRefusesALink(t *testing.T) {
+	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "llama70b")
+	link := filepath.Join(root, "llama70b")
+	try(t, open(t, elsewhere).Close(), os.Symlink(elsewhere, link))
+	_, err := Delete(t.Context(), link, time.Second)
+	wantError(t, err, "it is a link to "+elsewhere)
+	if _, err := ReadSnapshot(link); err != nil {
+		t.Errorf("the study that a link leads to: %v", err)
+	}
+}
+
+// A trash that nothing can be moved into is found before the study is touched.
+func TestDeleteIntoNoTrash(t *testing.T) {
+	elsewhere := t.TempDir()
+	for want, put := range map[string]func(trash string) error{
+		"into which studies are moved, is not a directory: move it away": func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
+		" is a link, and a study is moved into":                          func(trash string) error { return os.Symlink(elsewhere, trash) },
+	} {
+		root := t.TempDir()
+		dir := filepath.Join(root, "llama70b")
+		try(t, open(t, dir).Close(), put(filepath.Join(root, TrashDir)))
+		before := all(t, root)
+		_, err := Delete(t.Context(), dir, time.Second)
+		wantUnusable(t, err, "delete the study in "+dir, filepath.Join(root, TrashDir), want)
+		if after := all(t, root); !slices.Equal(before, after) {
+			t.Errorf("%s: there was %v and is %v", want, before, after)
+		}
+	}
+}
+
+// A path is in a study's directory however it is named.
+func TestAround(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	try(t, err)
+	dir, link := filepath.Join(root, "llama70b"), filepath.Join(t.TempDir(), "link")
+	try(t, open(t, dir).Close(), os.Symlink(filepath.Join(dir, snapshotDir), link))
+	try(t, os.WriteFile(filepath.Join(root, fence.Database), nil, 0o644)) // as an export may be called
+	for path, want := range map[string]string{
+		filepath.Join(dir, "one.db"):                    dir,
+		database(t, dir):                                dir,
+		filepath.Join(link, "one.db"):                   dir,
+		filepath.Join(root, "one.db"):                   "",
+		filepath.Join(root, "not", "there", "one.db"):   "",
+		filepath.Join(dir, "..", "llama70b", "one.csv"): dir,
+	} {
+		if got := Around(path); got != want {
+			t.Errorf("Around(%s) = %q, want %q", path, got, want)
+		}
+	}
+}
+
+// An exported study is one file, of the newest schema.
+func TestExport(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
+	path := filepath.Join(t.TempDir(), "one.db")
+	try(t, exported(Export(t.Context(), dir, path)))
+	if left := names(t, filepath.Dir(path)); !slices.Equal(left, []string{"one.db"}) {
+		t.Errorf("beside it there is %v", left)
+	}
+	db, err := openFile(path, published)
+	try(t, err)
+	study, err := load(db)
+	version, versionErr := schemaVersion(db)
+	try(t, err, versionErr, db.Close())
+	if version != len(migrations) || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 1 {
+		t.Errorf("schema %d, %+v", version, study)
+	}
+	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
+}
+
+// What this user may not write to is not his: it is said whose it is, and nothing is changed.
+func TestAnotherUsersStudy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	for _, part := range []string{".", fence.SlotDir, fence.OwnerDir, snapshotDir, currentFile} { // that is root's
+		t.Run(part, func(t *testing.T) {
+			root := t.TempDir()
+			dir := filepath.Join(root, "llama70b")
+			try(t, open(t, dir).Close(), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755))
+			self := filepath.Join(root, "studies.test")
+			content, err := os.ReadFile(os.Args[0])
+			try(t, err, os.WriteFile(self, content, 0o755))
+			if part != "." {
+				try(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+					return errors.Join(err, os.Chown(path, 65534, 65534))
+				}), os.Chown(filepath.Join(dir, part), 0, 0))
+			}
+			before := all(t, dir)
+			cmd := exec.CommandContext(t.Context(), self)
+			cmd.Env = append(os.Environ(), childDir+"="+dir)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Fatalf("another user opened it: %s", out)
+			}
+			for _, want := range []string{"open study llama70b", "permission denied", filepath.Join(dir, part) + " belongs to root (uid 0) with mode -rw",
+				"and this is nobody (uid 65534): run as that user, or use another --root"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("it says %s, not %q", out, want)
+				}
+			}
+			if after := all(t, dir); !slices.Equal(before, after) {
+				t.Errorf("the directory had %v and has %v", before, after)
+			}
+		})
+	}
+}
+
+// all are the files of a directory and of those below it.
+func all(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	try(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	}))
+	return paths
+}
+
+// Where a part of a study's directory is something else than a run could write to, the run ends before it has changed anything.
+func TestAStudysDirectoryIsItsOwn(t *testing.T) {
+	elsewhere := t.TempDir()
+	link := func(path string) error { return os.Symlink(elsewhere, path) }
+	file := func(path string) error { return os.WriteFile(path, nil, 0o644) }
+	folder := func(path string) error { return os.Mkdir(path, 0o755) }
+	for _, tt := range []struct {
+		part string
+		put  func(path string) error
+		want string
+	}{
+		{fence.SlotDir, file, "is not a directory, as it must be to keep who owned the study when: move it away"},
+		{fence.SlotDir, link, "is a link"},
+		{fence.OwnerDir, file, "is not a directory"},
+		{fence.OwnerDir, link, "is a link"},
+		{snapshotDir, file, "is not a directory"},
+		{snapshotDir, link, "is a link: what is published of it is kept in the study's own directory alone; remove the link, and put the directory that it leads to in its place"},
+		{currentFile, folder, "is not a file"},
+		{currentFile, link, "is a link"},
+	} {
+		dir := t.TempDir()
+		try(t, open(t, dir).Close())
+		path := filepath.Join(dir, tt.part)
+		try(t, os.RemoveAll(path), tt.put(path))
+		before := all(t, dir)
+		_, _, err := Open(t.Context(), dir, llama, Options{})
+		wantUnusable(t, err, path+" "+tt.want)
+		if after := all(t, dir); !slices.Equal(before, after) {
+			t.Errorf("%s: the directory had %v and has %v", err, before, after)
+		}
+	}
+}
+
+// exported is the error of an Export.
+func exported(_ Study, err error) error { return err }
+
+// harmProbes zeroes a page of a snapshot of which the trials' summaries have no need, so that only who reads the probes finds the damage.
+func harmProbes(t *testing.T, path string) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	try(t, err)
+	const page = 4096
+	for at := page; at < len(content); at += page {
+		harmed := slices.Clone(content)
+		clear(harmed[at : at+page])
+		try(t, os.WriteFile(path, harmed, 0o644))
+		db, err := openFile(path, published)
+		try(t, err)
+		_, read := summarize(db, func(Study) []int { return nil }, short)
+		_, damage := whole(db)
+		_, probes := load(db)
+		try(t, db.Close())
+		if read == nil && damage != nil && probes != nil {
+			return
+		}
+	}
+	t.Fatalf("no page of %s has probes alone", path)
+}
+
+// inOneBase is a study of which all is in its newest base, and of which an older snapshot has a probe less.
+func inOneBase(t *testing.T) (dir string, all []snapshot) {
+	t.Helper()
+	dir = t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)))
+	for seq := range 40 {
+		try(t, s.Record(0, aProbe(seq, 2)))
+	}
+	try(t, s.Finish(0, aResult(2)), s.Close(), open(t, dir).Close())
+	all, err := snapshots(dir)
+	try(t, err)
+	if len(all) < 2 || !all[0].isBase() || all[1].of() == all[0] {
+		t.Fatalf("the snapshots are %v: the test tests nothing", all)
+	}
+	return dir, all
+}
+
+// A damaged snapshot is not exported as if it were whole: one before it is, and it is said; where all are damaged it is said what publishes the
+// study anew.
+func TestADamagedSnapshotIsNotExported(t *testing.T) {
+	dir, all := inOneBase(t)
+	newest := filepath.Join(dir, all[0].file())
+	harmProbes(t, newest)
+	path := filepath.Join(t.TempDir(), "one.db")
+	each := func(study Study, trials iter.Seq2[Trial, error]) error {
+		for _, err := range trials {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, export := range []func() (Study, error){
+		func() (Study, error) { return Export(t.Context(), dir, path) },
+		func() (Study, error) { return ReadEach(dir, false, each) },
+	} {
+		study, err := export()
+		try(t, err)
+		if !strings.Contains(study.Behind, "read "+newest) || study.Commits != all[1].commits {
+			t.Errorf("of a damaged one %q is said, with %d commits, want those of %v", study.Behind, study.Commits, all[1])
+		}
+	}
+	db, err := openFile(path, published)
+	try(t, err)
+	commits, err := whole(db)
+	if try(t, db.Close()); err != nil || commits != all[1].commits {
+		t.Errorf("exported was a database with %d commits, %v", commits, err)
+	}
+
+	for _, n := range all[1:] {
+		try(t, os.Remove(filepath.Join(dir, n.file())))
+	}
+	const remedy = "`tuner run` publishes the study anew, if its database is whole"
+	_, err = Export(t.Context(), dir, path)
+	wantUnusable(t, err, "read "+newest, remedy)
+	_, err = ReadEach(dir, false, each)
+	wantUnusable(t, err, "read "+newest, remedy)
+	_, err = ReadSnapshot(dir)
+	wantUnusable(t, err, "read "+newest, remedy)
+	try(t, open(t, dir).Close(), exported(Export(t.Context(), dir, path)))
+}
+
+// What is wrong with the file that is written is not blamed on the snapshot.
+func TestExportToWhereNothingCanBeWritten(t *testing.T) {
+	dir, _ := inOneBase(t)
+	path := filepath.Join(t.TempDir(), "none", "one.db")
+	_, err := Export(t.Context(), dir, path)
+	wantError(t, err, "open "+path)
+	if strings.Contains(err.Error(), snapshotDir) || errors.Is(err, ErrUnusable) {
+		t.Errorf("the snapshot is blamed: %v", err)
+	}
+}

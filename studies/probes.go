@@ -1,0 +1,203 @@
+package studies
+
+import (
+	"bytes"
+	"compress/gzip"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial"
+)
+
+// A probeRow is a probe as it is stored: figures that a person may ask for by SQL, and what is long, compressed.
+type probeRow struct {
+	figures  string
+	series   []byte // nil where there is none
+	sketches []byte
+}
+
+// A longPart is what of a probe is in the column series: what happened second by second, and request by request.
+type longPart struct {
+	Client bench.Series      `json:"client,omitempty"`
+	Server *serverctl.Series `json:"server,omitempty"`
+	Each   []string          `json:"each,omitempty"` // of the verdict's checks, in their order; see slo.Check
+}
+
+// rowOf takes a probe apart.
+func rowOf(p trial.Probe) (r probeRow, err error) {
+	long := longPart{Client: p.Measurement.Series, Server: p.Server}
+	checks := slices.Clone(p.Verdict.Checks)
+	some := len(long.Client) > 0 || long.Server != nil
+	for i := range checks {
+		long.Each = append(long.Each, checks[i].Each)
+		some = some || checks[i].Each != ""
+		checks[i].Each = ""
+	}
+	if some {
+		if r.series, err = compress(long); err != nil {
+			return r, err
+		}
+	}
+	if p.Measurement.Sketches != (bench.Sketches{}) {
+		if r.sketches, err = compress(p.Measurement.Sketches); err != nil {
+			return r, err
+		}
+	}
+	p.Verdict.Checks, p.Measurement.Series, p.Measurement.Sketches, p.Server = checks, nil, bench.Sketches{}, nil
+	r.figures, err = encode(p)
+	return r, err
+}
+
+// probe puts it together again.
+func (r probeRow) probe() (p trial.Probe, err error) {
+	if err := decode(r.figures, &p); err != nil {
+		return p, err
+	}
+	if r.sketches != nil {
+		if err := expand(r.sketches, &p.Measurement.Sketches); err != nil {
+			return p, fmt.Errorf("sketches: %w", err)
+		}
+	}
+	if r.series == nil { // none, or in the figures, as before schema 3
+		return p, nil
+	}
+	var long longPart
+	if err := expand(r.series, &long); err != nil {
+		return p, fmt.Errorf("series: %w", err)
+	}
+	if len(long.Each) != len(p.Verdict.Checks) {
+		return p, fmt.Errorf("series: requests judged by %d limits, not %d", len(long.Each), len(p.Verdict.Checks))
+	}
+	p.Measurement.Series, p.Server = long.Client, long.Server
+	for i, each := range long.Each {
+		p.Verdict.Checks[i].Each = each
+	}
+	return p, nil
+}
+
+// compress returns v as gzipped JSON.
+func compress(v any) ([]byte, error) {
+	text, err := encode(v)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err = io.WriteString(w, text)
+	if err := errors.Join(err, w.Close()); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// expand reads what compress writes.
+func expand(from []byte, v any) error {
+	r, err := gzip.NewReader(bytes.NewReader(from))
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, v)
+}
+
+// Record stores one probe of a running trial; it is on the disk when Record returns nil. The same probe may be recorded
+// twice, a different one under the same Seq is an error.
+func (s *Store) Record(number int, p trial.Probe) error {
+	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
+	is, err := rowOf(p)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return s.write(what, false, func(tx *transaction) error {
+		t, err := trialRow(tx, number)
+		if err != nil {
+			return err
+		}
+		var was string
+		err = tx.scan(`SELECT probe FROM probes WHERE trial=? AND seq=?`, []any{number, p.Seq}, &was)
+		switch {
+		case err == nil:
+			return sameProbe(was, is)
+		case !errors.Is(err, sql.ErrNoRows):
+			return err
+		case t.state == Done:
+			return errors.New("the trial is finished already")
+		}
+		insertProbe(tx, number, p, is)
+		addToLedger(tx, number, "probe", p.GPUTime.Seconds())
+		setRunning(tx)
+		return nil
+	})
+}
+
+// sameProbe compares the figures. Before schema 3 the long parts were among them.
+func sameProbe(was string, is probeRow) error {
+	var p trial.Probe
+	if err := decode(was, &p); err != nil {
+		return fmt.Errorf("read what is stored: %w", err)
+	}
+	again, err := rowOf(p)
+	if err != nil {
+		return err
+	}
+	return sameText(again.figures, is.figures)
+}
+
+func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
+	m := p.Measurement
+	tx.exec(`INSERT INTO probes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`, number, p.Seq, formatTime(time.Now()),
+		p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding, m.Requests, m.Completed, m.Failed,
+		m.TTFT.P99, m.TPOT.P99, m.OutputThroughput, m.MeanInFlight, p.HitRate, p.GPUTime.Seconds(), r.figures, r.series, r.sketches)
+}
+
+// addToLedger writes down what GPU time went into.
+func addToLedger(tx *transaction, number int, what string, seconds float64) {
+	tx.exec(`INSERT INTO ledger (time, trial, what, gpu_seconds) VALUES (?,?,?,?)`, formatTime(time.Now()), number, what, seconds)
+}
+
+// probeColumns are what of a probe is read.
+type probeColumns string
+
+const (
+	long  probeColumns = "probe, series, sketches"
+	short probeColumns = "probe, NULL, NULL" // a fifth of the time
+)
+
+// loadProbes gives the trials, which are in the order of their numbers, their probes. where chooses among these.
+func loadProbes(db *sql.DB, trials []Trial, columns probeColumns, where string, args ...any) (err error) {
+	rows, err := db.Query(`SELECT trial, seq, `+string(columns)+` FROM probes `+where+` ORDER BY trial, seq`, args...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
+	i := 0
+	for rows.Next() {
+		var number, seq int
+		var r probeRow
+		if err := rows.Scan(&number, &seq, &r.figures, &r.series, &r.sketches); err != nil {
+			return err
+		}
+		for i < len(trials) && trials[i].Number < number {
+			i++
+		}
+		if i == len(trials) || trials[i].Number != number {
+			return fmt.Errorf("probe %d belongs to trial %d, which is not there", seq, number)
+		}
+		p, err := r.probe()
+		if err != nil {
+			return fmt.Errorf("probe %d of trial %d: %w", seq, number, err)
+		}
+		trials[i].Probes = append(trials[i].Probes, p)
+	}
+	return nil
+}

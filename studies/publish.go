@@ -1,0 +1,295 @@
+package studies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// publishEvery is the least time between two snapshots that nobody waits for.
+const publishEvery = time.Second
+
+// publishWait is how long anybody waits for a snapshot. On NFS a reader whose host is cut off has been promised that what it read does not change
+// (a delegation), and the server keeps that until its lease is over, 90 s as a rule: a writer must not wait for that.
+const publishWait = 2 * time.Second
+
+// leastRebase is how many bytes of deltas are written, at least, before a new base is.
+const leastRebase = 1 << 20
+
+// mostFailed is how many bases in a row may fail to be made, as on a disk that is full for a while.
+const mostFailed = 3
+
+// keepSnapshots is how many of the newest are kept, so that a reader finds the one that it has chosen; and the bases that they need.
+const keepSnapshots = 3
+
+// publishSoon asks the publisher for a snapshot.
+func (s *Store) publishSoon() {
+	select {
+	case s.dirty <- struct{}{}:
+	default: // asked already
+	}
+}
+
+// publishNow asks for a snapshot and waits for it, but not for long: if it fails later the next commit says so.
+func (s *Store) publishNow() error {
+	err := s.publishWithin(publishWait)
+	if errors.Is(err, errLate) {
+		s.publishSoon()
+		return nil
+	}
+	return err
+}
+
+var errLate = errors.New("the snapshot is not written yet")
+
+// publishWithin asks for a snapshot and waits so long for it, or returns errLate.
+func (s *Store) publishWithin(wait time.Duration) error {
+	done := make(chan error, 1)
+	late := time.After(wait)
+	select {
+	case s.asked <- done:
+	case <-late:
+		return errLate
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-late:
+		return errLate
+	}
+}
+
+// A publisher makes all snapshots of a Store. Bases but the first are made beside it, from the one before and a delta, so that neither the study
+// nor its readers wait for a long one.
+type publisher struct {
+	store *Store
+	base  mark  // how far the base goes
+	last  mark  // how far the newest snapshot goes; zero when there is none
+	size  int64 // of the base, bytes
+	since int64 // bytes of the deltas that have it
+
+	rebasing chan rebased // gets the base that is being made; nil when none is
+	from     snapshot     // what it is made of
+	failed   int          // so many in a row could not be made
+}
+
+// A rebased is a base that was made.
+type rebased struct {
+	goes mark
+	size int64
+	err  error
+}
+
+// publishLater publishes when something was committed or somebody asks, until s.stop is closed. Errors break the Store, so that the next call
+// returns them.
+func (s *Store) publishLater() {
+	defer close(s.gone)
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &publisher{store: s}
+	defer p.end(cancel)
+	dirty, rest := s.dirty, (<-chan time.Time)(nil)
+	for {
+		select {
+		case <-s.stop:
+			return
+		case done := <-s.asked:
+			done <- p.publish(ctx)
+		case <-dirty:
+			p.publish(ctx)
+			dirty, rest = nil, time.After(publishEvery)
+		case <-rest:
+			dirty, rest = s.dirty, nil
+		}
+	}
+}
+
+// end waits for a base that is being made, which is not needed any more.
+func (p *publisher) end(cancel context.CancelFunc) {
+	cancel()
+	if p.rebasing != nil {
+		<-p.rebasing
+	}
+}
+
+// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. An error breaks the Store.
+func (p *publisher) publish(ctx context.Context) error {
+	err := p.once(ctx)
+	if err != nil {
+		err = fmt.Errorf("publish in %s: %w", filepath.Join(p.store.dir, snapshotDir), err)
+		p.store.mu.Lock()
+		defer p.store.mu.Unlock()
+		if p.store.broken == nil {
+			p.store.broken, p.store.untold = err, err
+		}
+	}
+	return err
+}
+
+func (p *publisher) once(ctx context.Context) error {
+	if err := p.adopt(); err != nil {
+		return err
+	}
+	n, err := p.next()
+	if err != nil || n == (snapshot{}) {
+		return err
+	}
+	if err := p.store.folder.Write(currentFile, strings.NewReader(n.file()+"\n")); err != nil {
+		return err
+	}
+	if p.rebasing == nil && p.since > max(p.size, leastRebase) {
+		p.rebasing, p.from = make(chan rebased, 1), n
+		go p.rebase(ctx, n, p.last)
+	}
+	return p.removeOld(n.epoch)
+}
+
+// next writes the next snapshot; none where nothing is new.
+func (p *publisher) next() (snapshot, error) {
+	s := p.store
+	s.mu.Lock()
+	select {
+	case <-s.dirty: // served by this snapshot
+	default:
+	}
+	if s.broken != nil {
+		defer s.mu.Unlock()
+		return snapshot{}, s.broken
+	}
+	if p.last == (mark{}) || s.rebase {
+		defer s.mu.Unlock()
+		return p.first()
+	}
+	n := snapshot{s.hold.Epoch(), s.commits, p.base.commits}
+	if n.commits == p.last.commits {
+		s.mu.Unlock()
+		return snapshot{}, nil
+	}
+	content, err := deltaSince(s.db, p.base)
+	if err == nil {
+		p.last, err = markOf(s.db, s.commits)
+	}
+	s.mu.Unlock() // writing may take long
+	if err != nil {
+		return snapshot{}, err
+	}
+	p.since += int64(len(content))
+	return n, s.put(n.file(), func(path string) error { return os.WriteFile(path, content, 0o644) })
+}
+
+// first writes a base straight from the live database. The Store is locked.
+func (p *publisher) first() (n snapshot, err error) {
+	s := p.store
+	n = snapshot{s.hold.Epoch(), s.commits, -1}
+	if err := s.folder.Make(snapshotDir); err != nil {
+		return n, err
+	}
+	if err := s.put(n.file(), s.writeWhole); err != nil {
+		return n, err
+	}
+	s.rebase = false
+	if p.last, err = markOf(s.db, s.commits); err != nil {
+		return n, err
+	}
+	p.base, p.since = p.last, 0
+	p.size, err = sizeOf(filepath.Join(s.dir, n.file()))
+	return n, err
+}
+
+// rebase makes a base of what is published, which goes so far.
+func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
+	base := snapshot{n.epoch, n.commits, -1}
+	err := p.store.put(base.file(), func(path string) error { return n.write(ctx, p.store.dir, path) })
+	var size int64
+	if err == nil {
+		size, err = sizeOf(filepath.Join(p.store.dir, base.file()))
+	}
+	p.rebasing <- rebased{goes, size, err}
+}
+
+// adopt takes a base into use that was made.
+func (p *publisher) adopt() error {
+	select {
+	case r := <-p.rebasing:
+		p.rebasing, p.from = nil, snapshot{}
+		switch {
+		case r.err != nil: // the base that there is does as well; it is tried again when as much has been written once more
+			p.since = 0
+			if p.failed++; p.failed == mostFailed {
+				return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, r.err)
+			}
+		case r.goes.commits > p.base.commits: // else the live database was written whole meanwhile
+			p.base, p.size, p.since, p.failed = r.goes, r.size, 0, 0
+		}
+		return nil
+	default:
+		return nil
+	}
+}
+
+// put has a file of the study's directory written under another name, and renames it when it is on the disk: whoever finds it finds it whole.
+func (s *Store) put(name string, write func(path string) error) error {
+	path := filepath.Join(s.dir, name)
+	next := name + ".tmp"
+	if err := s.folder.Remove(next); err != nil { // of an owner that was killed here
+		return err
+	}
+	if err := errors.Join(write(filepath.Join(s.dir, next)), syncPath(filepath.Join(s.dir, next))); err != nil {
+		return errors.Join(err, s.folder.Remove(next))
+	}
+	return errors.Join(os.Rename(filepath.Join(s.dir, next), path), syncPath(filepath.Dir(path)))
+}
+
+func sizeOf(path string) (int64, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// removeOld removes all but the newest snapshots with their bases, and what killed owners, of epochs before, left of theirs.
+func (p *publisher) removeOld(epoch int64) error {
+	names, err := p.store.folder.List(snapshotDir)
+	if err != nil {
+		return err
+	}
+	var all []snapshot
+	for _, name := range names {
+		if n, ok := parseSnapshot(name); ok {
+			all = append(all, n)
+		}
+		unfinished, isUnfinished := parseSnapshot(strings.TrimSuffix(name, ".tmp"))
+		if isUnfinished && strings.HasSuffix(name, ".tmp") && unfinished.epoch < epoch {
+			if err := p.store.folder.Remove(snapshotDir + "/" + name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, n := range obsolete(all, p.from) {
+		if err := p.store.folder.Remove(n.file()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// obsolete returns the snapshots that nobody will want: not the newest ones, nor a base of theirs, nor one that a delta is yet to have, nor the
+// one that a base is being made from.
+func obsolete(all []snapshot, source snapshot) []snapshot {
+	if len(all) == 0 {
+		return nil
+	}
+	slices.SortFunc(all, snapshot.compare)
+	newest := all[max(0, len(all)-keepSnapshots):]
+	oldest := newest[0].of()
+	wantedToo := append(slices.Clone(newest), source)
+	return slices.DeleteFunc(all, func(n snapshot) bool {
+		wanted := func(m snapshot) bool { return m == n || m.of() == n }
+		return slices.ContainsFunc(wantedToo, wanted) || n.isBase() && n.compare(oldest) > 0
+	})
+}

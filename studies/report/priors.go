@@ -1,0 +1,101 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"vllmtuner/studies"
+)
+
+// A PriorSource sums up what was measured elsewhere and read from one place.
+type PriorSource struct {
+	Source string  `json:"source"`
+	Trials int     `json:"trials"`
+	Best   float64 `json:"best_rps,omitempty"` // as measured there; absent where nothing met the SLO
+	Here   float64 `json:"here_rps,omitempty"` // the same point as measured here; absent where it was not, or met no SLO
+	Trial  *int    `json:"trial,omitempty"`    // in which it was
+}
+
+// priorSources are the sources in the order in which they were added.
+func priorSources(study studies.Study) (all []PriorSource) {
+	points := map[string]string{} // the best one's by source
+	index := map[string]int{}
+	for _, t := range study.Prior {
+		i, known := index[t.Source]
+		if !known {
+			i = len(all)
+			index[t.Source] = i
+			all = append(all, PriorSource{Source: t.Source})
+		}
+		all[i].Trials++
+		if rate := t.Result.Capacity.Rate; t.Met() && rate > all[i].Best {
+			all[i].Best, points[t.Source] = rate, t.Point.String()
+		}
+	}
+	for i := range all {
+		for _, t := range study.Trials {
+			if all[i].Best > 0 && measured(t) && t.Point.String() == points[all[i].Source] {
+				all[i].Trial = new(t.Number)
+				if t.Met() { // what failed everywhere has no capacity
+					all[i].Here = t.Result.Capacity.Rate
+				}
+			}
+		}
+	}
+	return all
+}
+
+// priors adds a line for each source.
+func (l *lines) priors(study studies.Study) {
+	name := "priors"
+	for _, s := range priorSources(study) {
+		l.wrapped(name, "%s", s)
+		name = ""
+	}
+}
+
+// String is a source in words, such as "12 from result.txt; best 2.4 req/s there, 2.1 here (trial 2)".
+func (s PriorSource) String() string {
+	text := fmt.Sprintf("%d from %s", s.Trials, s.Source)
+	switch {
+	case s.Best == 0:
+		return text + "; none met the SLO"
+	case s.Trial == nil:
+		return text + fmt.Sprintf("; best %s req/s there, not measured here yet", number(s.Best))
+	case s.Here == 0:
+		return text + fmt.Sprintf("; best %s req/s there, fails at every rate here (trial %d)", number(s.Best), *s.Trial)
+	}
+	return text + fmt.Sprintf("; best %s req/s there, %s here (trial %d)", number(s.Best), number(s.Here), *s.Trial)
+}
+
+// PriorTable writes the trials that were measured elsewhere, the best first, at most so many.
+func PriorTable(trials []studies.Trial, most int) string {
+	sorted := slices.SortedStableFunc(slices.Values(trials), func(a, b studies.Trial) int {
+		return cmp.Or(compareMet(a, b), cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate))
+	})
+	var l lines
+	for _, t := range sorted[:min(most, len(sorted))] {
+		point := t.Point.String()
+		if point == "" {
+			point = "(nothing set)"
+		}
+		l.add("  %7s req/s  %-14s  %s", shortCapacity(t), clip(resultText(t), 14), point)
+	}
+	if more := len(sorted) - most; more > 0 {
+		l.add("  and %d more", more)
+	}
+	return strings.TrimRight(l.String(), " ")
+}
+
+// compareMet puts those that met the SLO first.
+func compareMet(a, b studies.Trial) int {
+	switch {
+	case a.Met() && !b.Met():
+		return -1
+	case b.Met() && !a.Met():
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,138 @@
+package studies
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	"vllmtuner/studies/fence"
+	"vllmtuner/trial"
+)
+
+// older makes a database of a schema at a path, as the tuners that wrote it left it at the end of a small study.
+func older(t *testing.T, version int, path string) *sql.DB {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))
+	try(t, err)
+	db, err := openFile(path, settings)
+	try(t, err)
+	_, err = db.Exec(string(text))
+	try(t, err)
+	return db
+}
+
+// asWritten are the trials of an older database, from the JSON that has all of them.
+func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
+	t.Helper()
+	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, result FROM trials ORDER BY number`)
+	try(t, err)
+	for rows.Next() {
+		var one Trial
+		var point, args, began, ended, result string
+		try(t, rows.Scan(&one.Number, &one.Origin, &point, &args, &one.State, &began, &ended, &result))
+		try(t, decode(point, &one.Point), decode(args, &one.Args), decode(result, &one.Result), parseTime(began, &one.Began), parseTime(ended, &one.Ended))
+		one.Version = one.Result.Facts.Version
+		trials = append(trials, one)
+	}
+	try(t, rows.Err(), rows.Close())
+	rows, err = db.Query(`SELECT trial, probe FROM probes ORDER BY trial, seq`)
+	try(t, err)
+	for rows.Next() {
+		var number int
+		var text []byte
+		var p trial.Probe
+		try(t, rows.Scan(&number, &text))
+		try(t, json.Unmarshal(text, &p))
+		trials[number].Probes = append(trials[number].Probes, p)
+	}
+	try(t, rows.Err(), rows.Close())
+	return trials
+}
+
+// A study of each older schema can be read as it is, goes on in the newest with all that it has, and is kept as it was.
+func TestEachOlderSchemaGoesOn(t *testing.T) {
+	for version := 1; version < len(migrations); version++ {
+		t.Run(fmt.Sprint(version), func(t *testing.T) {
+			dir := t.TempDir()
+			first := filepath.Join(dir, fence.Database)
+			db := older(t, version, first)
+			want := asWritten(t, db)
+			try(t, db.Close(), os.Mkdir(filepath.Join(dir, snapshotDir), 0o755), os.Mkdir(filepath.Join(dir, fence.SlotDir), 0o755),
+				copyFile(t.Context(), first, filepath.Join(dir, snapshot{0, 5, -1}.file())))
+			was, err := os.ReadFile(first)
+			try(t, err)
+
+			study, err := ReadSnapshot(dir)
+			try(t, err)
+			if !reflect.DeepEqual(study.Trials, want) {
+				t.Errorf("read from its snapshot the trials are\n%+v, want\n%+v", study.Trials, want)
+			}
+			s, resumed, err := Open(context.Background(), dir, New{Name: study.Name, Seed: study.Seed, File: study.File, World: study.World}, Options{})
+			try(t, err)
+			again, err := s.Study()
+			try(t, err)
+			if !resumed || !reflect.DeepEqual(again.Trials, want) || len(want) != 4 || len(want[0].Probes) < 3 || want[0].Probes[0].Measurement.Series == nil {
+				t.Errorf("resumed %t, with %d trials", resumed, len(again.Trials))
+			}
+			checkColumns(t, s, want)
+			try(t, s.Begin(aTrial(4)), s.Record(4, aLongProbe(0, rand.New(rand.NewPCG(1, 1)))), s.Close())
+
+			if is, err := os.ReadFile(first); err != nil || !reflect.DeepEqual(is, was) {
+				t.Errorf("the database of schema %d was changed: %v", version, err)
+			}
+			kept, err := openFile(filepath.Join(dir, backupDir, fmt.Sprintf("schema-%d.db", version)), published)
+			try(t, err)
+			if of, err := schemaVersion(kept); err != nil || of != version || !reflect.DeepEqual(asWritten(t, kept), want) {
+				t.Errorf("the backup has schema %d, %v; or other trials", of, err)
+			}
+			try(t, kept.Close())
+		})
+	}
+}
+
+// checkColumns holds the columns that a migration filled against what they are the key figures of.
+func checkColumns(t *testing.T, s *Store, want []Trial) {
+	t.Helper()
+	summary, err := s.Summary(func(Study) []int { return nil })
+	try(t, err)
+	var gpu float64
+	for i, is := range summary.Trials {
+		w := want[i]
+		gpu += w.Result.GPUTime.Seconds()
+		c, r := w.Result.Capacity, w.Result
+		c.Why, c.Probes, c.Pieces, c.Steps = "", 0, nil, nil
+		if got := is.Result; !reflect.DeepEqual(got.Capacity, c) || got.Class != r.Class || got.Cause != r.Cause || got.Evidence != r.Evidence || got.Outcome != r.Outcome ||
+			got.GPUTime.Milliseconds() != r.GPUTime.Milliseconds() || got.Facts.Version != r.Facts.Version || got.Facts.StartUp != r.Facts.StartUp || got.Facts.Simulated != r.Facts.Simulated {
+			t.Errorf("trial %d has the columns\n%+v of\n%+v", i, got, r)
+		}
+		wantNearest(t, s, w)
+	}
+	var booked float64
+	try(t, s.db.QueryRow(`SELECT sum(gpu_seconds) FROM ledger`).Scan(&booked))
+	if booked < gpu-0.001 || booked > gpu+0.001 {
+		t.Errorf("the ledger has %g s of GPU time, the trials took %g", booked, gpu)
+	}
+}
+
+// wantNearest holds the columns of the probe that came nearest against all that failed.
+func wantNearest(t *testing.T, s *Store, of Trial) {
+	t.Helper()
+	var rate, headroom sql.NullFloat64
+	try(t, s.db.QueryRow(`SELECT near_rps, near_headroom FROM trials WHERE number=?`, of.Number).Scan(&rate, &headroom))
+	failed := slices.DeleteFunc(slices.Clone(of.Probes), func(p trial.Probe) bool { return p.Verdict.Pass })
+	if rate.Valid != (len(failed) > 0) || headroom.Valid != rate.Valid {
+		t.Errorf("trial %d: of %d probes that failed the nearest is %v, %v", of.Number, len(failed), rate, headroom)
+	}
+	for _, p := range failed {
+		if h := p.Verdict.Headroom; h > headroom.Float64 || h == headroom.Float64 && p.Rate < rate.Float64 {
+			t.Errorf("trial %d: the nearest is %g at %g req/s, and %g at %g is nearer", of.Number, headroom.Float64, rate.Float64, h, p.Rate)
+		}
+	}
+}
