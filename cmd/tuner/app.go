@@ -39,9 +39,9 @@ Your server:  tuner init > study.yaml       a commented study file
 func commands(finish <-chan struct{}) []*cli.Command {
 	all := []*cli.Command{
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
-		statusCommand(), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
+		listCommand(), statusCommand(), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
 		logsCommand(finish),
-		doctorCommand(),
+		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(),
 	}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
@@ -78,7 +78,13 @@ func unknownCommand(c *cli.Context) error {
 
 // rootFlag is where the studies are.
 func rootFlag() cli.Flag {
-	return &cli.StringFlag{Name: "root", Value: "studies", EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies"}
+	return &cli.StringFlag{Name: "root", Value: "studies", EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
+		Action: func(_ *cli.Context, root string) error {
+			if root == "" { // which would be this one
+				return usage("--root (TUNER_ROOT) is empty: name a directory, such as . for this one")
+			}
+			return nil
+		}}
 }
 
 // formatFlag is how to print.
@@ -173,5 +179,26 @@ func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, cont
 	return ctx, func() {
 		cancel()
 		<-done
+	}
+}
+
+// answered returns what do returns, or how the context ended where that comes first. A disk whose server is gone never answers, and a call that
+// waits for it cannot be ended: it then ends with the process.
+func answered[T any](ctx context.Context, do func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		value, err := do()
+		answers <- answer{value, err}
+	}()
+	select {
+	case got := <-answers:
+		return got.value, got.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/urfave/cli/v2"
 
@@ -31,15 +32,21 @@ Examples:
 			if err != nil {
 				return err
 			}
-			study, err := readStudy(c)
+			study, err := readSummary(c, report.Whole(0))
 			if err != nil {
 				return err
 			}
 			if err := printBest(c, study, format); err != nil && !errors.Is(err, report.ErrNothingMet) {
 				return err
 			}
-			if _, met := report.Best(study); !met {
+			best, met := report.Best(study)
+			if !met {
 				return errNothingMet
+			}
+			if c.Bool("shell") { // the other formats say it
+				for _, note := range report.Outdated(study, best) {
+					fmt.Fprintf(c.App.ErrWriter, "note: %s\n", note)
+				}
 			}
 			return nil
 		},

@@ -56,7 +56,9 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		if what == warning {
 			mark = "!!"
 		}
-		fmt.Fprintf(w, "%s  %-10s %s\n", mark, what, fmt.Sprintf(format, args...))
+		head := fmt.Sprintf("%s  %-10s ", mark, what)
+		margin := strings.Repeat(" ", len(head))
+		fmt.Fprint(w, head, wrapped(margin+fmt.Sprintf(format, args...), margin)[len(head):])
 	}
 	p, err := makePlan(file)
 	if err != nil {
@@ -87,16 +89,21 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), need)
 	}
 	dir := filepath.Join(root, file.Name)
-	disk, err := studies.ExamineDisk(dir)
+	disk, err := examineDisk(ctx, dir)
 	if err != nil {
 		return err
 	}
-	say("store", "%s can be written: %s, %s to the disk; %s", dir, disk.Mount.Type, disk.Commit.Round(10*time.Microsecond), disk.Owners())
+	say("store", "%s can be written: %s", dir, diskText(disk))
 	for _, text := range disk.Warnings {
 		say(warning, "%s", text)
 	}
 	p.printPlan(w)
 	return nil
+}
+
+// diskText says what a study would be kept on.
+func diskText(d studies.Disk) string {
+	return fmt.Sprintf("%s, %s to the disk; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
 }
 
 // checkFlags holds the flags of the study against those that the server itself knows.

@@ -51,7 +51,7 @@ Example: tuner demo --seed 7`,
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {
-		if s, err := studies.ReadSnapshot(filepath.Join(root, name)); err == nil && s.State == studies.Done {
+		if s, err := readNone(filepath.Join(root, name)); err == nil && s.State == studies.Done {
 			name = fmt.Sprintf("%s-%d", base, n)
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"vllmtuner/realtime"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner/space/landscape"
@@ -65,9 +66,7 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 // The whole demo, held against the true capacities: its winner must be good and better than the default on every seed.
 // Few seeds here; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
-	if raceEnabled {
-		t.Skip("takes minutes under the race detector: make test-real-time runs it without")
-	}
+	realtime.Only(t, "whole demos on three seeds")
 	regrets, better, _ := demoRegrets(t, "tpe", 3)
 	if median := regrets[1]; median > 0.07 || better != 3 {
 		t.Errorf("regrets %.3f, %d of 3 better than the default; want a median of at most 0.07 and all better", regrets, better)

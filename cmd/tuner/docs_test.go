@@ -105,6 +105,7 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 
 // The console blocks are run from a copy of the documents, line by line, and must end well.
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
 		t.Fatal(err)

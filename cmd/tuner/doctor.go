@@ -27,17 +27,22 @@ func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "show GPUs, cores, memory and limits, and what a study would lack",
-		Description: `It reads what this machine, or this container, lets a server and the load on it
-use. GPUs are asked for by nvidia-smi in PATH, or by a DCGM exporter. It changes
-nothing, and takes seconds, also when a driver hangs. Exit code 1: something is
-so wrong that figures measured here would be, too; warnings alone give 0.
+		Description: `It reads what this machine, or this container, lets a server and the load on
+it use. GPUs are asked for by nvidia-smi in PATH, or by a DCGM exporter. With
+--root it writes and removes a small file there, to see whether studies are
+safe on that disk. It changes nothing else, and takes seconds, also when a
+driver hangs; a network disk that does not answer is given a minute. Exit
+code 1: something is so wrong that figures measured here would be, too;
+warnings alone give 0.
 
 Examples:
   tuner doctor
   tuner doctor --gpus 4 -o json
+  tuner doctor --root /mnt/nfs/studies
   tuner doctor --dcgm http://10.0.0.7:9400`,
 		Flags: []cli.Flag{
 			formatFlag(),
+			&cli.StringFlag{Name: "root", Usage: "`directory` for studies, on the disk that is to be examined"},
 			&cli.IntFlag{Name: "gpus", Value: -1, DefaultText: "all", Usage: "`number` of GPUs that one server will use; 0 for vLLM on CPU"},
 			&cli.IntFlag{Name: "streams", Value: usualStreams, Usage: "`number` of requests in flight at most"},
 			&cli.StringFlag{Name: "nvidia-smi", Usage: "`path` of nvidia-smi"},
@@ -54,6 +59,7 @@ Examples:
 			}
 			d.examine(c.Context, host.Reader{}.Read(), os.LookupEnv)
 			d.examineMeans()
+			d.examineStore(c.Context, c.String("root"))
 			if err := d.write(c.App.Writer, format); err != nil {
 				return err
 			}
@@ -72,7 +78,8 @@ type doctor struct {
 	Need     host.Need      `json:"need"`
 	GPUs     doctorGPUs     `json:"gpus"`
 	Machine  host.Machine   `json:"machine"`
-	Means    []string       `json:"means"` // by which a server is ended whatever happens to the tuner
+	Means    []string       `json:"means"`           // by which a server is ended whatever happens to the tuner
+	Store    *doctorStore   `json:"store,omitempty"` // nil where none was to be examined
 
 	source gpu.Source
 }
@@ -282,6 +289,10 @@ func (d *doctor) text() string {
 	var t doctorText
 	t.gpus(d.GPUs)
 	t.machine(d.Machine)
+	if s := d.Store; s != nil && s.Mount.Point != "" {
+		t.item("studies", "%s: %s", s.Root, s.Text)
+		t.item("", "%s %s on %s, %s", s.Mount.Type, s.Mount.Source, s.Mount.Point, strings.Join(s.Mount.Options, ","))
+	}
 	if len(d.Means) > 0 {
 		t.item("servers", "ended whatever happens, by %s", strings.Join(d.Means, ", "))
 	}

@@ -14,7 +14,7 @@ import (
 // The exit codes. A Job fails at once on 2 and 6 and retries on 3 and 130.
 const (
 	exitFailed      = 1   // something went wrong
-	exitUsage       = 2   // the command line or the study file is wrong
+	exitUsage       = 2   // the command line, the study file or the study's directory is wrong: trying again mends nothing
 	exitOwned       = 3   // another tuner owns the study
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before an answer
@@ -28,7 +28,7 @@ var errStoppedNow = errors.New("stopped at once")
 // errNothingMet and errSpent are the outcomes that are no failures of the tuner.
 var (
 	errNothingMet = errors.New("no trial met the SLO; see `tuner status` for what each one broke")
-	errSpent      = errors.New("the budget was spent before any trial met the SLO")
+	errSpent      = errors.New("the budget was spent before any trial met the SLO in the present world")
 )
 
 // A usageError is a wrong command line.
@@ -68,6 +68,8 @@ func exitCode(err error) int {
 		{studies.ErrOwned, exitOwned},
 		{studies.ErrSilent, exitOwned},
 		{studies.ErrWorldChanged, exitWorld},
+		{studies.ErrUnusable, exitUsage},
+		{studyfile.ErrUnreadable, exitUsage},
 		{errNothingMet, exitNothingMet},
 		{errNoRunKept, exitNothingMet},
 		{errNoConfigKept, exitNothingMet},

@@ -22,7 +22,7 @@ type listener struct {
 	server  *http.Server
 	gone    chan error
 
-	highest float64 // capacity so far
+	incumbent incumbent
 
 	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
 	finished                                     *prometheus.CounterVec
@@ -82,6 +82,7 @@ func (l *listener) watch(e tuner.Event) {
 		l.rate.Set(e.Probe.Rate)
 	case tuner.Ended:
 		l.count(e.Trial)
+		l.compare(e.Trial)
 	}
 }
 
@@ -92,15 +93,23 @@ func (l *listener) resume(s studies.Study) {
 			l.count(t)
 		}
 	}
+	for _, t := range s.Present().Trials {
+		if t.State == studies.Done {
+			l.compare(t)
+		}
+	}
 }
 
 func (l *listener) count(t studies.Trial) {
 	r := t.Result
 	l.finished.WithLabelValues(string(r.Outcome)).Inc()
 	l.gpuSeconds.Add(r.GPUTime.Seconds())
-	if t.Met() && r.Capacity.Rate > l.highest {
-		l.highest = r.Capacity.Rate
-		l.best.Set(r.Capacity.Rate)
+}
+
+// compare shows a finished trial as the best if it is.
+func (l *listener) compare(t studies.Trial) {
+	if l.incumbent.beaten(t) {
+		l.best.Set(t.Result.Capacity.Rate)
 		l.bestTrial.Set(float64(t.Number))
 	}
 }

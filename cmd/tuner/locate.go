@@ -1,8 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -17,15 +20,42 @@ const studyArgument = "the study's name, its study file, or its directory"
 
 // readStudy returns the published snapshot of the study that the command's argument names.
 func readStudy(c *cli.Context) (studies.Study, error) {
+	dir, err := studyDir(c)
+	if err != nil {
+		return studies.Study{}, err
+	}
+	study, err := studies.ReadSnapshot(dir)
+	warnBehind(c.App.ErrWriter, study)
+	return study, err
+}
+
+// warnBehind says that a study is not as it was published last.
+func warnBehind(w io.Writer, study studies.Study) {
+	if study.Behind != "" {
+		fmt.Fprintf(w, "warning: %s\nthis is what was published before, at %s; what it lacks is there again once the study goes on\n",
+			study.Behind, study.Updated.Local().Format(time.DateTime))
+	}
+}
+
+// readSummary is readStudy of what a report needs: with the probes of the trials that whole names, and without what is long in them.
+func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
+	dir, err := studyDir(c)
+	if err != nil {
+		return studies.Study{}, err
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a third of the time of a long study; the command ends soon
+	study, err := studies.ReadSummary(dir, whole)
+	warnBehind(c.App.ErrWriter, study)
+	return study, err
+}
+
+// studyDir is the directory of the study that the command's argument names.
+func studyDir(c *cli.Context) (string, error) {
 	arg, err := oneArg(c, studyArgument)
 	if err != nil {
-		return studies.Study{}, err
+		return "", err
 	}
-	dir, err := locate(c.String("root"), arg)
-	if err != nil {
-		return studies.Study{}, err
-	}
-	return studies.ReadSnapshot(dir)
+	return locate(c.String("root"), arg)
 }
 
 // locate returns the directory of a study that is named by its name, its study file, or its directory.

@@ -76,7 +76,7 @@ func newLogView(c *cli.Context) (*logView, error) {
 	if v.dir, err = locate(c.String("root"), c.Args().First()); err != nil {
 		return nil, err
 	}
-	if v.study, err = studies.ReadSnapshot(v.dir); err != nil {
+	if v.study, err = studies.ReadSummary(v.dir, only(number)); err != nil {
 		return nil, err
 	}
 	var known []int
@@ -91,6 +91,18 @@ func newLogView(c *cli.Context) (*logView, error) {
 		return nil, usage("study %s has no trial %d: none has begun", v.study.Name, number)
 	}
 	return nil, usage("study %s has no trial %d; there are: %s", v.study.Name, number, ranges(known))
+}
+
+// only is the trial of that number, where there is one.
+func only(number int) func(studies.Study) []int {
+	return func(study studies.Study) []int {
+		for _, t := range study.Trials {
+			if t.Number == number {
+				return []int{number}
+			}
+		}
+		return nil
+	}
 }
 
 // ranges writes sorted numbers, such as 0 to 4, 6.
@@ -189,7 +201,7 @@ func (v *logView) look(ctx context.Context) error {
 		return context.Cause(ctx)
 	case <-time.After(time.Second):
 	}
-	study, err := studies.ReadSnapshot(v.dir)
+	study, err := studies.ReadSummary(v.dir, only(v.trial.Number))
 	if err != nil {
 		return err
 	}

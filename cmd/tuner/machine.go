@@ -74,6 +74,7 @@ func (p *plan) checkGPUs(ctx context.Context, say func(what, format string, args
 		return 0, usageError{fmt.Errorf("%s: server.gpu: %w", p.file.Path, err)}
 	}
 	own := serverctl.OwnGPUs(reading, p.env, p.file.Server.Args)
+	p.gpus = own
 	for _, g := range own {
 		used := ""
 		if g.UsedMiB != nil && g.TotalMiB != nil {

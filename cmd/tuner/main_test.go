@@ -19,6 +19,9 @@ import (
 func TestMain(m *testing.M) {
 	proc.Main()
 	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
+	if os.Getenv(everyStep) != "" {
+		signOfLife = 0
+	}
 	testscript.Main(m, map[string]func(){"tuner": main, "fake-vllm": fakeVLLM})
 }
 

@@ -20,7 +20,7 @@ type progress struct {
 	bar      *progressbar.ProgressBar // nil when w is no terminal
 	short    map[string]string        // names of the searched flags
 	trials   int                      // in all
-	best     float64                  // highest capacity so far
+	best     incumbent
 	began    time.Time
 	measured int // trials finished by this process
 	last     time.Time
@@ -31,15 +31,20 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	p := &progress{w: w, short: report.ShortNames(names), trials: trials, began: time.Now()}
 	fmt.Fprint(w, report.Legend(p.short))
 	p.bar = terminalBar(w, trials)
+	p.best = incumbentOf(s)
 	finished := 0
 	for _, t := range s.Trials {
 		if t.State == studies.Done {
-			p.count(t)
+			p.advance()
 			finished++
 		}
 	}
 	if len(s.Trials) > 0 {
-		p.line("going on after %d of %d trials, best so far %.3g req/s", finished, trials, p.best)
+		best := "none has met the SLO yet"
+		if p.best.rate > 0 {
+			best = fmt.Sprintf("best so far %.3g req/s", p.best.rate)
+		}
+		p.line("going on after %d of %d trials, %s", finished, trials, best)
 	}
 	return p
 }
@@ -57,14 +62,38 @@ func terminalBar(w io.Writer, steps int) *progressbar.ProgressBar {
 		progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
 }
 
-func (p *progress) count(t studies.Trial) (better bool) {
-	if t.Met() && t.Result.Capacity.Rate > p.best {
-		p.best, better = t.Result.Capacity.Rate, true
-	}
+// advance moves the bar by a trial.
+func (p *progress) advance() {
 	if p.bar != nil {
 		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
 	}
-	return better
+}
+
+// An incumbent is the best trial so far of the world as it is.
+type incumbent struct {
+	rate    float64 // its capacity; 0 while none has met the SLO
+	version string  // of the server: that of another begins anew
+}
+
+func incumbentOf(s studies.Study) (b incumbent) {
+	for _, t := range s.Present().Trials {
+		if t.State == studies.Done {
+			b.beaten(t)
+		}
+	}
+	return b
+}
+
+// beaten makes a finished trial the incumbent if it is better.
+func (b *incumbent) beaten(t studies.Trial) bool {
+	if t.Version != "" && t.Version != b.version { // a server that does not start says none
+		*b = incumbent{version: t.Version}
+	}
+	if !t.Met() || t.Result.Capacity.Rate <= b.rate {
+		return false
+	}
+	b.rate = t.Result.Capacity.Rate
+	return true
 }
 
 // line writes a line above the bar.
@@ -89,7 +118,8 @@ func (p *progress) watch(e tuner.Event) {
 	case tuner.Ended:
 		p.measured++
 		mark := ""
-		if p.count(e.Trial) {
+		p.advance()
+		if p.best.beaten(e.Trial) {
 			mark = "  *"
 		}
 		p.line("%s%s%s", report.TrialLine(e.Trial, p.short), mark, p.left(e.Trial))
@@ -99,13 +129,16 @@ func (p *progress) watch(e tuner.Event) {
 	}
 }
 
+// signOfLife is how often a log is told what goes on: it needs a sign of life, not every step. Tests want them all.
+var signOfLife = 10 * time.Second
+
 // step says what goes on: in the bar, or as a line now and then when there is no terminal.
 func (p *progress) step(text string) {
 	if p.bar != nil {
 		p.bar.Describe(text)
 		return
 	}
-	if time.Since(p.last) >= 10*time.Second { // a log needs a sign of life, not every step
+	if time.Since(p.last) >= signOfLife {
 		p.last = time.Now()
 		p.line("%s", text)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -35,10 +34,9 @@ Examples:
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
-			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, SLO or server changed since the study began"},
+			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, machine or server changed since the study began; the SLO may not"},
 			&cli.BoolFlag{Name: "from-snapshot", Usage: "where the study's database is damaged or lost, go on from its newest snapshot"},
-			&cli.DurationFlag{Name: "takeover-after", Value: time.Minute,
-				Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"},
+			takeoverFlag(),
 			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "exit with 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
 		},
 		Action: func(c *cli.Context) error {
@@ -46,15 +44,16 @@ Examples:
 			if err != nil {
 				return err
 			}
-			if after := c.Duration("takeover-after"); after < time.Second || after > time.Hour {
-				return usage("--takeover-after %s: must be from 1s to 1h", after)
+			after, err := takeoverOf(c)
+			if err != nil {
+				return err
 			}
 			file, err := studyfile.Read(path)
 			if err != nil {
 				return err
 			}
 			return outcome(runStudy(c.Context, file, runOptions{
-				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"), fromSnapshot: c.Bool("from-snapshot"), takeover: c.Duration("takeover-after"),
+				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"), fromSnapshot: c.Bool("from-snapshot"), takeover: after,
 				finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
 			}), c.Bool("outcome-exit-codes"))
 		},
@@ -84,26 +83,33 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	world, err := plan.world()
+	begun, err := plan.begin(ctx)
 	if err != nil {
 		return err
 	}
 	dir := filepath.Join(o.root, file.Name)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) { // a study that would be refused is not begun
+	if before, err := readNone(dir); err != nil || len(before.Trials) == 0 { // a study that would be refused is not begun
 		if err := o.checkFlags(ctx, plan); err != nil {
 			return err
 		}
 	}
-	store, _, err := studies.Open(ctx, dir, studies.New{Name: file.Name, Seed: file.Sampler.Seed, File: file.Text, World: world},
+	store, _, err := studies.Open(ctx, dir, begun,
 		studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
 	if err != nil {
 		return err
 	}
 	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
 	defer func() {
-		err = errors.Join(store.Err(), err, store.Close())
+		closeErr := store.Close() // it may be lost in there, too
+		err = errors.Join(store.Err(), err, closeErr)
 		stopWatching()
 	}()
+	for _, text := range store.Disk().Warnings {
+		fmt.Fprintf(o.stderr, "warning: %s\n", text)
+	}
+	if text := store.Restored(); text != "" {
+		fmt.Fprintf(o.stderr, "warning: the study was restored %s\n", text)
+	}
 	left, err := reclaim(dir)
 	if err != nil {
 		return err
@@ -111,7 +117,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if left > 0 {
 		fmt.Fprintf(o.stderr, "ended %d processes of a server that a killed run had left behind\n", left)
 	}
-	before, err := store.Study()
+	before, err := store.History()
 	if err != nil {
 		return err
 	}
@@ -218,23 +224,23 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	case runErr != nil:
 		return errors.Join(runErr, store.SetState(studies.Failed, runErr.Error()))
 	}
-	study, err := store.Study()
+	study, err := store.Summary(report.Whole(0))
 	if err != nil {
 		return err
 	}
-	_, met := report.Best(study)
+	_, met := report.Best(study.Present()) // what was measured before the world changed is no answer
 	state := studies.Done
 	if end.Spent && !met {
 		state = studies.Spent
 	}
 	note := end.Why
-	if len(study.Trials) == planned {
+	if len(study.Trials) == planned && !end.Spent {
 		note = "" // the numbers say it
 	}
 	if err := store.SetState(state, note); err != nil {
 		return err
 	}
-	if study, err = store.Study(); err != nil {
+	if study, err = store.Summary(report.Whole(0)); err != nil {
 		return err
 	}
 	if err := report.BestText(o.stdout, study, reportOptions(study)); err != nil {

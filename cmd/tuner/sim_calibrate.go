@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -94,7 +93,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if _, err := vllmsim.ParseProfile(path, []byte(text)); err != nil {
 		return fmt.Errorf("the calibrated profile is no profile: %w", err)
 	}
-	if err := writeNew(path, text, force); err != nil {
+	if err := writeNew(path, force, func(temp string) error { return os.WriteFile(temp, []byte(text), 0o644) }); err != nil {
 		return err
 	}
 	if err := result.WriteText(c.App.Writer); err != nil {
@@ -120,17 +119,7 @@ func checkOutput(path string, force bool) error {
 	case filepath.Ext(path) != ".yaml" && filepath.Ext(path) != ".yml":
 		return usage("-o %s: a profile's file ends in .yaml, such as %s.yaml", path, path)
 	}
-	if info, err := os.Stat(path); err == nil && (!force || info.IsDir()) {
-		return alreadyThere(path)
-	}
-	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
-		return usage("-o %s: there is no directory %s; make it first", path, filepath.Dir(path))
-	}
-	return nil
-}
-
-func alreadyThere(path string) error {
-	return usage("-o %s: it is there already; write elsewhere, or give --force to replace it", path)
+	return checkNew(path, force)
 }
 
 // calibrationInput opens what the study measured: its workload, and how its probes were made.
@@ -166,31 +155,6 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usage("--from: %w", err)
 	}
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.measuring(), From: profile}, nil
-}
-
-// writeNew writes a file as a whole or not at all, over another one only if that is wanted.
-func writeNew(path, text string, force bool) (err error) {
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return fmt.Errorf("write the profile: %w", err)
-	}
-	defer func() {
-		if removed := os.Remove(temp.Name()); !errors.Is(removed, fs.ErrNotExist) {
-			err = errors.Join(err, removed)
-		}
-	}()
-	_, err = io.WriteString(temp, text)
-	if err := errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close()); err != nil {
-		return fmt.Errorf("write the profile: %w", err)
-	}
-	if force {
-		return os.Rename(temp.Name(), path)
-	}
-	err = os.Link(temp.Name(), path) // unlike a rename it replaces nothing
-	if errors.Is(err, fs.ErrExist) {
-		return alreadyThere(path)
-	}
-	return err
 }
 
 // A replayProgress tells how far a calibration is: a bar on a terminal, else a line now and then.

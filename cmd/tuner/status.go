@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math"
+
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/studies/report"
@@ -22,7 +24,11 @@ Example: tuner status llama70b --root /mnt/nfs/studies`,
 			if err != nil {
 				return err
 			}
-			study, err := readStudy(c)
+			whole := report.Whole(math.MaxInt) // as a document it has all probes
+			if format == "text" {
+				whole = report.Whole(0)
+			}
+			study, err := readSummary(c, whole)
 			if err != nil {
 				return err
 			}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/studyfile"
@@ -157,6 +158,7 @@ func equalJSON(t *testing.T, a, b any) bool {
 // One study through both loads, in virtual time and over HTTP, probe by probe: the same points and requests, and where both
 // probed the same rate, latencies that agree. There is one code path; what differs is the clock and the network.
 func TestBothLoadsAgree(t *testing.T) {
+	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
 	measured := map[string]studies.Study{}
 	for _, reach := range []string{overHTTP, inVirtual} {
@@ -218,6 +220,15 @@ func TestSecondTunerRefuses(t *testing.T) {
 	out, err := second.CombinedOutput()
 	if second.ProcessState.ExitCode() != exitOwned || !strings.Contains(string(out), fmt.Sprintf("another tuner owns this study: pid %d", cmd.Process.Pid)) {
 		t.Errorf("the second ends with %v and says %q, want exit code 3 and the owner", err, out)
+	}
+	result := filepath.Join(t.TempDir(), "result.txt")
+	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
+	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	importing := exec.CommandContext(t.Context(), tunerPath(t), "import", path, result, "--root", root)
+	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
+		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first finishes its probe and stops
 		t.Fatal(err)

@@ -82,6 +82,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 
 // The shipped sweep gives the tables of the manual one, in their layout and near their figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
+	t.Parallel()
 	dir, printed := sweepExample(t, "phase1")
 	for _, row := range []struct {
 		table string
@@ -145,6 +146,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 
 // Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
+	t.Parallel()
 	dir, printed := sweepExample(t, "eagle3")
 	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
 	sameLayout(t, "eagle3_slo.csv", got, want)

@@ -3,12 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -22,6 +19,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
@@ -51,7 +49,8 @@ type plan struct {
 	seed    uint64            // of requests and arrivals
 	itl     bool              // record the times between tokens whatever the SLO is
 
-	textsChecked bool // for their length, by a server
+	gpus         []gpu.GPU // that the server will use; nil until the machine was looked at
+	textsChecked bool      // for their length, by a server
 }
 
 // makePlan opens what the file names, and finds what is wrong with it as far as that can be known without starting anything.
@@ -138,26 +137,6 @@ func writable(dir string) error {
 
 // cacheVariable is vLLM's own; compiled graphs lie in its torch_compile_cache.
 const cacheVariable = "VLLM_CACHE_ROOT"
-
-// world is what must not change while the study goes on: what the file says, and what is in the dataset.
-func (p *plan) world() (map[string]string, error) {
-	world := p.file.World()
-	path := p.file.WorkloadSpec().Path
-	if path == "" {
-		return world, nil
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	hash := sha256.New()
-	if _, err := io.Copy(hash, f); err != nil {
-		return nil, fmt.Errorf("read the dataset: %w", err)
-	}
-	world["dataset sha256"] = hex.EncodeToString(hash.Sum(nil))
-	return world, nil
-}
 
 // names returns the searched flags.
 func (p *plan) names() []string {
@@ -279,6 +258,7 @@ func (p *plan) measuring() *trial.Runner {
 		Cache:     f.Protocol(p.source.Len() == 0),
 		PrimeRate: f.Cache.PrimeRate,
 		Marks:     p.marks(),
+		Simulated: f.Server.Simulate != "",
 		Arrivals:  workload.Arrivals{Burstiness: f.Load.Burstiness},
 		Natural:   f.Workload.Output == workload.Natural,
 		Search: capacity.Search{

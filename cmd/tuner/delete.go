@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/fence"
+	"vllmtuner/studies/report"
+)
+
+func deleteCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "delete",
+		Usage:     "move a study to the trash",
+		ArgsUsage: "STUDY",
+		Description: `STUDY is ` + studyArgument + `.
+It is moved into ` + studies.TrashDir + ` beside it, with its logs, and nothing of it is lost: move
+it back to have it again, or remove it there to free the space. A study that
+runs is not deleted: exit code 3.
+
+Example: tuner delete llama70b --root /mnt/nfs/studies`,
+		Flags: []cli.Flag{rootFlag(), takeoverFlag()},
+		Action: func(c *cli.Context) error {
+			after, err := takeoverOf(c)
+			if err != nil {
+				return err
+			}
+			dir, err := studyDir(c)
+			if err != nil {
+				return err
+			}
+			to, err := studies.Delete(c.Context, dir, after)
+			if err != nil {
+				return err
+			}
+			quoted := report.ShellWord(to)
+			fmt.Fprintf(c.App.Writer, "moved to %s\nto have it again:   mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, report.ShellWord(filepath.Clean(dir)), quoted)
+			return nil
+		},
+	}
+}
+
+func takeoverFlag() cli.Flag {
+	return &cli.DurationFlag{Name: "takeover-after", Value: fence.UsualSilence,
+		Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"}
+}
+
+func takeoverOf(c *cli.Context) (time.Duration, error) {
+	after := c.Duration("takeover-after")
+	if after < time.Second || after > time.Hour {
+		return 0, usage("--takeover-after %s: must be from 1s to 1h", after)
+	}
+	return after, nil
+}

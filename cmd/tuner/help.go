@@ -1,0 +1,30 @@
+package main
+
+import (
+	"io"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+)
+
+// The library breaks no line of flags, and this variable is its only place for what does.
+func init() { cli.HelpPrinter = printHelp }
+
+// lastColumn finds what stands before the last column of a line of help.
+var lastColumn = regexp.MustCompile(`^ *(\S.*  +)?`)
+
+// printHelp prints a help within 80 columns.
+func printHelp(w io.Writer, template string, data any) {
+	var text strings.Builder
+	cli.HelpPrinterCustom(&text, template, data, nil)
+	for line := range strings.Lines(text.String()) {
+		if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 80 {
+			head := lastColumn.FindString(line)
+			indent := strings.Repeat(" ", len(head))
+			line = head + wrapped(indent+line[len(head):], indent)[len(indent):]
+		}
+		_, _ = io.WriteString(w, line) // the library's printer has no error either
+	}
+}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/urfave/cli/v2"
+)
+
+// Every help fits a terminal that nobody has widened, and still says all that it says.
+func TestHelpFitsATerminal(t *testing.T) {
+	var check func(args []string, commands []*cli.Command)
+	check = func(args []string, commands []*cli.Command) {
+		var text strings.Builder
+		if err := app(&text, &text, nil).RunContext(context.Background(), append(args, "--help")); err != nil {
+			t.Fatalf("%q: %v", args, err)
+		}
+		for line := range strings.Lines(text.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%q: %d columns: %s", args, n, line)
+			}
+		}
+		for _, c := range commands {
+			if c.SkipFlagParsing { // its help is vLLM's, or written by hand
+				continue
+			}
+			check(append(args[:len(args):len(args)], c.Name), c.Subcommands)
+		}
+	}
+	check([]string{"tuner"}, commands(nil))
+}
+
+func TestLongLinesOfFlagsKeepTheirColumn(t *testing.T) {
+	var text strings.Builder
+	if err := app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+   --root directory            directory that holds the studies (default:
+                               "studies") [$TUNER_ROOT]
+`
+	if !strings.Contains(text.String(), want) {
+		t.Errorf("the help of best has not%sbut is\n%s", want, &text)
+	}
+}

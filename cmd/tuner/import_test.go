@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/prior"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// An import that the user ends is an interruption, not a wrong command line, and begins no study.
+func TestAnImportCanBeEnded(t *testing.T) {
+	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
+	result := filepath.Join(t.TempDir(), "result.txt")
+	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
+	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := app(io.Discard, io.Discard, nil).RunContext(ctx, flagsFirst([]string{"tuner", "import", path, result, "--root", root}))
+	if left, readErr := os.ReadDir(root); exitCode(err) != exitInterrupted || len(left) > 0 || readErr != nil {
+		t.Errorf("it ends with %v (exit code %d) and leaves %v, %v; want an interruption and nothing", err, exitCode(err), left, readErr)
+	}
+}
+
+// An import that cannot store all stores nothing, and leaves a study that stands still.
+func TestAnImportIsWhole(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "study")
+	of := func(path string, rate float64) prior.Source {
+		one := studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.AtLeast}}}
+		return prior.Source{Name: path, Path: path, Taken: []prior.Taken{{From: path, Trial: one}}}
+	}
+	for _, c := range []struct {
+		rate float64
+		want int
+	}{{math.Inf(1), 0}, {3, 2}} {
+		err := storePriors(t.Context(), dir, studies.New{Name: "study"}, 0, []prior.Source{of("a", 2), of("b", c.rate)})
+		study, readErr := studies.ReadSnapshot(dir)
+		if (err == nil) != (c.want > 0) || readErr != nil || len(study.Prior) != c.want || study.State != studies.Stopped || study.Note != "begun by `tuner import`; `tuner run` goes on" {
+			t.Errorf("with %g it ends with %v and leaves %d priors of a study that is %s, %s (%v); want %d of a stopped one", c.rate, err, len(study.Prior), study.State, study.Note, readErr, c.want)
+		}
+	}
+}
+
+// A call that cannot be ended, such as one to a disk whose server is gone, is not waited for after the context's end.
+func TestAnswered(t *testing.T) {
+	if got, err := answered(t.Context(), func() (int, error) { return 1, io.EOF }); got != 1 || !errors.Is(err, io.EOF) {
+		t.Errorf("answered = %d, %v; want what was done", got, err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(io.ErrClosedPipe)
+	never := make(chan struct{})
+	defer close(never)
+	got, err := answered(ctx, func() (int, error) { <-never; return 1, nil })
+	if got != 0 || !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("answered = %d, %v; want the cause of the context's end", got, err)
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// No capacity is not a capacity of 0.
+func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
+	of := func(low float64) studies.Study {
+		c := capacity.Capacity{Rate: 2.5, Low: low, High: 2.5, Bound: capacity.AtMost}
+		if low > 0 {
+			c.Bound = capacity.Exact
+		}
+		return studies.Study{Trials: []studies.Trial{{State: studies.Done, Result: trial.Result{Outcome: trial.Measured, Capacity: c}}}}
+	}
+	for _, c := range []struct {
+		low  float64
+		want string
+	}{
+		{0, "going on after 1 of 5 trials, none has met the SLO yet\n"},
+		{2, "going on after 1 of 5 trials, best so far 2.5 req/s\n"},
+	} {
+		var text strings.Builder
+		newProgress(&text, of(c.low), nil, 5)
+		if !strings.HasSuffix(text.String(), c.want) {
+			t.Errorf("it says %q, want %q", &text, c.want)
+		}
+	}
+}
+
+// The best so far is that of the world as it is: after a change that was accepted, or on another server, the search begins anew.
+func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
+	of := func(number int, version string, rate float64) studies.Trial {
+		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}
+	}
+	study := studies.Study{
+		Trials: []studies.Trial{of(0, "1", 9), of(1, "1", 2), of(2, "1", 3)},
+		Events: []studies.Event{{Kind: studies.Drift, Trial: 1}},
+	}
+	best := incumbentOf(study)
+	if best.rate != 3 {
+		t.Errorf("the best so far has %g req/s, want 3", best.rate)
+	}
+	for _, c := range []struct {
+		next studies.Trial
+		want bool
+	}{{of(3, "1", 2.5), false}, {of(4, "", 2.5), false}, {of(5, "2", 2.5), true}, {of(6, "2", 2), false}} {
+		if got := best.beaten(c.next); got != c.want {
+			t.Errorf("trial %d is the best so far: %t", c.next.Number, got)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	_ "github.com/mattn/go-sqlite3"
+
+	"vllmtuner/realtime"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
+)
+
+// TestALongStudy fills a study of STORE_SCALE trials with eight probes each, as the demo has them, and holds its end against its beginning: what
+// a commit takes, what it adds, and what a reader waits for.
+func TestALongStudy(t *testing.T) {
+	realtime.Only(t, "hundreds of trials")
+	trials := 200
+	if n, err := strconv.Atoi(os.Getenv("STORE_SCALE")); err == nil {
+		trials = n
+	}
+	root := t.TempDir()
+	template := demoTrial(t)
+	file, err := studyfile.Parse("demo.yaml", demoFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "long")
+	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "long", Seed: 1, File: file.Text, World: file.World()}, studies.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	filling := &filler{store: store, template: template, random: rand.New(rand.NewPCG(1, 1))}
+	table := fmt.Sprintf("%8s %12s %12s %12s %12s\n", "trials", "commit ms", "p99 ms", "kB/probe", "snapshots MB")
+	var first, last tenth
+	for part := range 10 {
+		took := filling.trials(t, trials*part/10, trials*(part+1)/10)
+		slices.Sort(took)
+		last = tenth{commit: took[len(took)/2], size: sizes(t, filepath.Join(dir, "e000000000001"))}
+		if part == 0 {
+			first = last
+		}
+		table += fmt.Sprintf("%8d %12.2f %12.2f %12.2f %12.1f\n", trials*(part+1)/10, milliseconds(last.commit), milliseconds(took[len(took)*99/100]),
+			float64(last.size)/1e3/float64(8*trials*(part+1)/10), float64(sizes(t, filepath.Join(dir, "snap")))/1e6)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir), "NONE-MET", exitNothingMet)
+	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
+	if last.commit > 3*first.commit && trials > 1000 { // of fewer the machine says more than the store
+		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
+	}
+	if path := os.Getenv("BENCH_STORE"); path != "" {
+		text := fmt.Sprintf("# A long study\n\n%d trials with 8 probes each, by `make bench-store` at %s on a local disk, %s.\n\n```\n%s```\n", trials,
+			os.Getenv("STORE_COMMIT"), time.Now().Format(time.DateOnly), table)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+type tenth struct {
+	commit time.Duration
+	size   int64
+}
+
+// demoTrial is a finished trial with probes, as a simulated H200 gives it.
+func demoTrial(t *testing.T) studies.Trial {
+	t.Helper()
+	root := t.TempDir()
+	file, err := demoStudy(root, "random", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Budget.Trials = 2
+	if err := runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}); err != nil {
+		t.Fatal(err)
+	}
+	study, err := studies.ReadSnapshot(filepath.Join(root, file.Name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return study.Trials[1]
+}
+
+// A filler stores trials like one another.
+type filler struct {
+	store    *studies.Store
+	template studies.Trial
+	random   *rand.Rand
+}
+
+// trials stores the trials of these numbers, and returns what each probe's commit took.
+func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
+	t.Helper()
+	try := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := from; n < to; n++ {
+		next := f.template
+		next.Number, next.Began = n, time.Now()
+		next.Point = space.Point{"max-num-seqs": strconv.Itoa(16 + f.random.IntN(1000)), "gpu-memory-utilization": strconv.FormatFloat(f.random.Float64(), 'g', 3, 64)}
+		try(f.store.Begin(next))
+		for seq := range 8 {
+			p := f.template.Probes[seq%len(f.template.Probes)]
+			p.Seq, p.Measurement.Series = seq, slices.Clone(p.Measurement.Series)
+			for i := range p.Measurement.Series {
+				p.Measurement.Series[i].Chunks = f.random.IntN(1500)
+			}
+			began := time.Now()
+			try(f.store.Record(n, p))
+			took = append(took, time.Since(began))
+		}
+		r := f.template.Result
+		if r.Capacity.Rate *= 0.5 + f.random.Float64()/2; n%7 == 3 {
+			r = trial.Result{Outcome: trial.Infeasible, Class: "oom-start", Evidence: "torch.OutOfMemoryError: CUDA out of memory.", GPUTime: time.Minute}
+		}
+		try(f.store.Finish(n, r))
+	}
+	return took
+}
+
+// sizes adds up a directory.
+func sizes(t *testing.T, dir string) (sum int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil {
+			sum += info.Size()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
+}
+
+// whereNoneMet is a study like another, but that no trial met the SLO: a reader then looks for what came nearest.
+func whereNoneMet(t *testing.T, dir string) string {
+	t.Helper()
+	other := filepath.Join(t.TempDir(), "none-met")
+	path := filepath.Join(other, "snap", "000000000001-000000000001.db")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := studies.Export(t.Context(), dir, path); err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite3", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = db.Exec(`UPDATE trials SET bound=? WHERE bound<>''`, capacity.AtMost)
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return other
+}
+
+// readerTimes says how long best and status take, whole processes, the snapshot being in memory.
+func readerTimes(t *testing.T, dir, as string, code int) (text string) {
+	t.Helper()
+	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {
+		var took []time.Duration
+		for range 9 {
+			began := time.Now()
+			cmd := exec.Command(tunerPath(t), args...)
+			out, err := cmd.Output()
+			if exit := cmd.ProcessState.ExitCode(); err != nil && (exit != code || args[0] != "best") {
+				t.Fatalf("tuner %s: %v", args, err)
+			}
+			took = append(took, time.Since(began))
+			if slices.Contains(args, "json") && !json.Valid(out) {
+				t.Fatalf("tuner %s gives no JSON", args)
+			}
+		}
+		slices.Sort(took)
+		text += fmt.Sprintf("tuner %-24s %6.0f ms\n", strings.ReplaceAll(strings.Join(args, " "), dir, as), milliseconds(took[len(took)/2]))
+	}
+	return text
+}
