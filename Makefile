@@ -12,8 +12,8 @@ BENCH   ?= .
 TAGS    := netgo osusergo sqlite_omit_load_extension
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# Go leaves folders with a leading dot out of ./..., so the project's own tool is named beside it. The vllm tag only
-# adds files: with it the linters see everything.
+# Go leaves folders with a leading dot out of ./..., so the project's own tool is named beside it. The vllm
+# and the nfs tag only add files: with them the linters see everything.
 PACKAGES := ./... ./.ci/testsum
 
 .DEFAULT_GOAL := help
@@ -34,9 +34,9 @@ test: ## Run all tests with the race detector; end with the skipped ones and the
 # A strings.Builder for three pieces of text is longer and no faster, so that advice of go fix is not followed.
 lint: ## Check gofmt, go vet, staticcheck, and that go fix has nothing to modernise.
 	@test -z "$$(gofmt -l .)" || { echo "gofmt: not formatted; run: gofmt -w ."; gofmt -l .; exit 1; }
-	go vet -tags vllm $(PACKAGES)
-	go tool staticcheck -tags vllm $(PACKAGES)
-	go fix -diff -stringsbuilder=false -tags vllm $(PACKAGES)
+	go vet -tags vllm,nfs $(PACKAGES)
+	go tool staticcheck -tags vllm,nfs $(PACKAGES)
+	go fix -diff -stringsbuilder=false -tags vllm,nfs $(PACKAGES)
 
 bench: ## Run the benchmarks (BENCH=regexp for some of them).
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
@@ -70,11 +70,11 @@ test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU:
 
 .PHONY: clients test-clients
 
-clients: ## Install the OpenAI client and GuideLLM from the Python registry (6 GB).
+clients: ## Install the OpenAI client, GuideLLM, Optuna and its dashboard from the Python registry (6 GB).
 	serverctl/vllmlab/clients.sh
 
-test-clients: clients ## Run clients that others wrote against the simulated server; vllm bench serve where make vllm has put it.
-	go test -tags vllm -run '^(TestOutsideClients|TestRealVLLMBenchAsDriver)$$' -timeout 5m -count 1 -v ./cmd/tuner
+test-clients: clients ## Run clients that others wrote against the simulated server, vllm bench serve where make vllm has put it, and Optuna on exported studies.
+	go test -tags vllm -run '^(TestOutsideClients|TestOptuna|TestRealVLLMBenchAsDriver)$$' -timeout 5m -count 1 -v ./cmd/tuner
 
 CYCLES ?= 500
 
@@ -108,18 +108,38 @@ bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by fi
 sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
 
-test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut)$$' -timeout 5m -count 1 -v ./serverctl/vllmsim ./trial/simload ./cmd/tuner ./studies/fence
+test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer)$$' -timeout 8m -count 1 -v ./serverctl/vllmsim ./trial/simload ./tuner/calibrate ./cmd/tuner ./studies ./studies/fence
 
 .PHONY: test-nfs soak-nfs
 
-test-nfs: ## Have a study live through kills, a cut network and a restarted server on real NFS, in an emulated machine: two minutes (root, Debian).
+test-nfs: ## Have a study live through kills, cut networks and power, restarts, full and restored disks on real NFS, in emulated machines: four minutes (root, Debian).
 	go test -tags nfs -run '^TestNFS$$' -timeout 30m -count 1 -v ./studies
 
-soak-nfs: ## The same with 60 kills.
-	NFS_KILLS=60 go test -tags nfs -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
+soak-nfs: ## The same with 60 kills, 12 power cuts of each kind, and three times at each point of a commit: twenty minutes.
+	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -tags nfs -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
 
 .PHONY: bench-cache
 
 bench-cache: ## Measure on the simulator what priming, lead-in and run-out cost and are worth: 10 minutes (CACHE_DRAWS=n).
 	CACHE_PROTOCOLS=$(CURDIR)/docs/evidence/cache-protocols.md go test -run '^(TestCacheProtocols|TestAHealthyCacheCostsNoProbe)$$' -timeout 2h -count 1 -v ./trial/simload
+
+.PHONY: soak-faults soak-kill
+
+FAULT_EVERY ?= 1
+
+soak-faults: ## Have the study's disk fail in 17 ways at each of the calls of a small study, and of a takeover: an hour (root, /dev/fuse; FAULT_EVERY=n for every nth call, FAULT_SEED=n).
+	FAULT_EVERY=$(FAULT_EVERY) go test -run '^(TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten)$$' -parallel 16 -timeout 3h -count 1 -v ./studies
+
+KILLS ?= 1000
+
+soak-kill: ## Kill the tuner of simulated studies 1,000 times, and start two tuners at once 100 times: half an hour (KILLS=n TUNER_KILL_SEED=n).
+	TUNER_KILLS=$(KILLS) go test -run '^TestKills$$' -timeout 3h -count 1 -v ./cmd/tuner
+	TWO_OWNERS_ROUNDS=100 go test -run '^TestTwoBeginAtOnce$$' -timeout 30m -count 1 -v ./studies
+
+.PHONY: bench-store
+
+TRIALS ?= 10000
+
+bench-store: ## Fill a study of 10,000 trials with eight probes each, and measure commits, sizes and readers: 10 to 20 minutes (TRIALS=n).
+	STORE_SCALE=$(TRIALS) BENCH_STORE=$(CURDIR)/docs/evidence/store.md STORE_COMMIT=$(VERSION) go test -run '^TestALongStudy$$' -timeout 2h -count 1 -v ./cmd/tuner

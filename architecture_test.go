@@ -4,11 +4,13 @@ package vllmtuner_test
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +21,7 @@ const module = "vllmtuner"
 // rooms are the packages of the module with the line each stands on. A package imports only packages on lines above
 // its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
 var rooms = map[string]int{
+	"realtime":              1,
 	"tuner/space":           1,
 	"bench/workload":        1,
 	"serverctl/proc":        1,
@@ -27,6 +30,8 @@ var rooms = map[string]int{
 	"serverctl/weights":     1,
 	"studies/logs":          1,
 	"studies/fence":         1,
+	"studies/nfslab/pause":  1,
+	"studies/faultfs":       1,
 	"tuner/space/landscape": 2,
 	"bench":                 2,
 	"bench/truth":           2,
@@ -40,8 +45,11 @@ var rooms = map[string]int{
 	"tuner/sampler":         6,
 	"tuner/studyfile":       6,
 	"studies/report":        6,
+	"studies/export":        6,
+	"studies/optuna":        6,
 	"tuner":                 7,
 	"tuner/calibrate":       7,
+	"studies/prior":         7,
 	"deploy":                7,
 	"cmd/tuner":             8,
 }
@@ -185,6 +193,75 @@ func TestArchitectureShowsEveryRoomOnItsLine(t *testing.T) {
 			t.Errorf("ARCHITECTURE.md: no row begins with %q", row[1:])
 		}
 	}
+}
+
+// What is skipped under the race detector runs in make test-real-time, or it would run nowhere; nothing else is listed there.
+func TestRealTimeTestsAreRun(t *testing.T) {
+	text, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipe := regexp.MustCompile(`(?m)^test-real-time:.*\n\tgo test -run '\^\(([\w|]+)\)\$\$' .* -v (.*)$`).FindSubmatch(text)
+	if recipe == nil {
+		t.Fatal("Makefile: test-real-time is not go test -run '^(A|B)$$' … -v ./package …")
+	}
+	var listed []string
+	for name := range strings.SplitSeq(string(recipe[1]), "|") {
+		listed = append(listed, "test "+name)
+	}
+	for room := range strings.FieldsSeq(string(recipe[2])) {
+		listed = append(listed, "package "+room)
+	}
+	wanted := make(map[string]bool)
+	err = filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		for _, name := range realTimeTests(t, path) {
+			wanted["test "+name] = true
+			wanted["package ./"+filepath.ToSlash(filepath.Dir(path))] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range listed {
+		if !wanted[name] {
+			t.Errorf("make test-real-time names %s, which calls realtime.Only nowhere", name)
+		}
+		delete(wanted, name)
+	}
+	for name := range wanted {
+		t.Errorf("%s calls realtime.Only, but make test-real-time does not name it: it is run nowhere", name)
+	}
+}
+
+// realTimeTests returns the functions of a file that call realtime.Only.
+func realTimeTests(t *testing.T, path string) []string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, decl := range file.Decls {
+		function, ok := decl.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		ast.Inspect(function, func(node ast.Node) bool {
+			call, ok := node.(*ast.SelectorExpr)
+			if !ok || call.Sel.Name != "Only" {
+				return true
+			}
+			if pkg, ok := call.X.(*ast.Ident); ok && pkg.Name == "realtime" {
+				names = append(names, function.Name.Name)
+			}
+			return true
+		})
+	}
+	return names
 }
 
 func TestCheckImport(t *testing.T) {

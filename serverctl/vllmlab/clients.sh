@@ -1,6 +1,7 @@
 #!/bin/bash
-# Installs client programs that others wrote, to be tried on the simulated server: the OpenAI client and GuideLLM. From the
-# Python package registry, with Python 3.12; 6 GB on disk, for GuideLLM brings torch. Nothing the second time.
+# Installs programs that others wrote: the OpenAI client and GuideLLM, to be tried on the simulated server, and Optuna with its
+# dashboard, which read exported studies. From the Python package registry, with Python 3.12; 6 GB on disk, for GuideLLM brings torch.
+# Nothing the second time.
 #
 # usage: [PY=/path/to/python3.12] clients.sh [DIR]
 #
@@ -9,8 +10,8 @@ set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/tuner-clients}
-PACKAGES=(openai==3.54.0 guidellm==0.8.1)
-STAMP=ok-recipe-1
+PACKAGES=(openai==3.54.0 guidellm==0.8.1 optuna==5.0.0 optuna-dashboard==0.21.0)
+STAMP=ok-recipe-2
 
 . "$HERE/lib.sh"
 
@@ -19,6 +20,7 @@ cd "$DIR"
 DIR=$PWD
 alone
 if [ ! -f "$STAMP" ]; then
+  rm -f ok-* # of another recipe
   python=$(find_python)
   uv=$(find_uv "$python")
   say "installing ${PACKAGES[*]} into $DIR"
