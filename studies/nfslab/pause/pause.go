@@ -35,7 +35,7 @@ static int is(const char *path, const char *name) {
 	return n >= m && !strcmp(path + n - m, name);
 }
 
-static void look(int fd, off_t at) {
+static void look(int fd, off_t at, char first) {
 	char link[32], path[4096];
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	ssize_t n = readlink(link, path, sizeof path - 1);
@@ -43,7 +43,7 @@ static void look(int fd, off_t at) {
 	if (is(path, "/study.db")) {
 		if (++pages == before && point == 'p') halt();
 	} else if (is(path, "/study.db-journal")) {
-		if (at == 0 && point == (pages ? 'c' : 'j')) halt();
+		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // the write that makes a journal valid begins with its magic
 		pages = 0;
 	}
 }
@@ -52,8 +52,8 @@ static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static int (*real_truncate)(int, off_t);
 static int (*real_unlink)(const char *);
 
-static ssize_t my_pwrite(int fd, const void *b, size_t n, off_t at) { look(fd, at); return real_pwrite(fd, b, n, at); }
-static int my_truncate(int fd, off_t n) { if (n == 0) look(fd, 0); return real_truncate(fd, n); }
+static ssize_t my_pwrite(int fd, const void *b, size_t n, off_t at) { look(fd, at, n ? *(const char *)b : 0); return real_pwrite(fd, b, n, at); }
+static int my_truncate(int fd, off_t n) { if (n == 0) look(fd, 0, 0); return real_truncate(fd, n); }
 static int my_unlink(const char *path) {
 	if (is(path, "/study.db-journal")) {
 		if (point == 'c') halt();
