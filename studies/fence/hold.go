@@ -152,7 +152,8 @@ func (h *Hold) watch() {
 	}
 }
 
-// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Hold is left.
+// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Hold is left. It does not wait for a silent disk
+// longer than UsualSilence: the next owner then waits instead.
 func (h *Hold) Release() error {
 	close(h.stop)
 	done := make(chan error, 1)
@@ -170,11 +171,12 @@ func (h *Hold) Release() error {
 		}
 		done <- err
 	}()
+	patience := min(h.ttl, UsualSilence)
 	select {
 	case err := <-done:
 		return errors.Join(err, h.lock.Close(), h.disk.Remove(h.me.lockName()))
-	case <-time.After(h.ttl):
-		return fmt.Errorf("give the study up: %w for %s", ErrSilent, h.ttl)
+	case <-time.After(patience):
+		return fmt.Errorf("give the study up: %w for %s", ErrSilent, patience)
 	}
 }
 

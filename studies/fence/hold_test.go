@@ -431,6 +431,51 @@ func TestOldEpochsAreRemoved(t *testing.T) {
 	})
 }
 
+// A takeover that was killed before it was done leaves an epoch that is no backup of anything, and takes no backup's place.
+func TestAnEpochThatWasNeverOpenedIsNoBackup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &client{server: newServer(), locks: CertainLocks}
+		var whole []string
+		for owner := range 3 {
+			h := mustTake(t, c, fmt.Sprint("tuner", owner))
+			whole = append(whole, h.Dir())
+			try(t, c.Write(h.Dir()+"/"+Database, strings.NewReader(h.Dir())), h.Release())
+		}
+		for n := range 3 {
+			at, err := Look(c)
+			try(t, err, create(c, at.Top+1, Slot{Claim, at.Slot.Epoch, at.Slot.Commits, Owner{ID: fmt.Sprint("killed", n)}, time.Now()}),
+				c.Write(EpochDir(at.Top+1)+"/"+Database, strings.NewReader("half")))
+		}
+		h := mustTake(t, c, "last")
+		defer func() { try(t, h.Release()) }()
+		names, err := c.List(".")
+		try(t, err)
+		names = slices.DeleteFunc(names, func(name string) bool { return !IsEpoch(name) })
+		slices.Sort(names)
+		if want := append(whole[1:], h.Dir()); !slices.Equal(names, want) {
+			t.Errorf("epochs %v are left, want %v", names, want)
+		}
+	})
+}
+
+// An owner's ID becomes the name of a file that is removed.
+func TestAnIDLeadsNowhere(t *testing.T) {
+	for _, id := range []string{"../logs", "..", ".", "a/b", ""} {
+		synctest.Test(t, func(t *testing.T) {
+			c := &client{server: newServer(), locks: CertainLocks}
+			h := mustTake(t, c, "a")
+			try(t, c.Write("logs/trial-0001.log", strings.NewReader("precious")), h.Release())
+			for name, text := range c.files {
+				c.files[name] = strings.ReplaceAll(text, `"id":"a"`, `"id":"`+id+`"`)
+			}
+			_, _, err := take(c, "b")
+			if _, ok := errors.AsType[DamagedError](err); !ok || c.files["logs/trial-0001.log"] == "" {
+				t.Errorf("id %q: error %v; files %v", id, err, c.files)
+			}
+		})
+	}
+}
+
 // Where no slot can be read a study that is there is not begun anew.
 func TestNothingReadableIsNotNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

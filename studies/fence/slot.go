@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -71,6 +72,9 @@ func IsSlot(name string) bool { _, ok := slotOf(name); return ok }
 
 // EpochDir is the directory of an epoch. An epoch has the number of the slot that began it.
 func EpochDir(epoch int64) string { return fmt.Sprintf("e%012d", epoch) }
+
+// IsEpoch reports whether a directory in a study's is an epoch's by its name.
+func IsEpoch(name string) bool { _, ok := epochOf(name); return ok }
 
 // epochOf is the inverse of EpochDir.
 func epochOf(name string) (epoch int64, ok bool) {
@@ -156,10 +160,13 @@ func damaged(n int64) error {
 		"with what this one has (tuner import)", n, SlotDir))
 }
 
+// idRule is what an owner's ID can be: it becomes the name of a file, which is removed.
+var idRule = regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`)
+
 // check refuses what no tuner has written.
 func (s Slot) check(n int64) error {
 	known := slices.Contains([]Kind{Claim, Opened, Commit, Beat, Released}, s.Kind)
-	if !known || s.Owner.ID == "" || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {
+	if !known || !idRule.MatchString(s.Owner.ID) || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {
 		return damaged(n)
 	}
 	return nil

@@ -108,7 +108,13 @@ func (t *takeover) tidy() error {
 		}
 	}
 	slices.Sort(older)
-	for _, epoch := range older[:max(0, len(older)-keepEpochs+1)] {
+	slices.Reverse(older)
+	keep := keepEpochs - 1 // one is what this owner goes on from
+	for _, epoch := range older {
+		if keep > 0 && !neverOpened(t.disk, epoch) {
+			keep--
+			continue
+		}
 		if err := t.disk.Remove(EpochDir(epoch)); err != nil {
 			return err
 		}
@@ -119,6 +125,12 @@ func (t *takeover) tidy() error {
 		}
 	}
 	return t.pruneLast()
+}
+
+// neverOpened reports whether an epoch is of a takeover that came no further than its claim, by the slot after that: a backup of nothing.
+func neverOpened(d Disk, epoch int64) bool {
+	next, err := readSlot(d, epoch+1)
+	return err == nil && (next.Kind != Opened || next.Epoch != epoch)
 }
 
 // pruneLast removes the slots of the last owner that it would have removed itself, had it not been killed: see the package's comment. What those before it
