@@ -53,7 +53,7 @@ func checkOwn(dir string) error {
 		what string
 	}{
 		{fence.SlotDir, true, "who owned the study when"}, {fence.OwnerDir, true, "who owns it"}, {snapshotDir, true, "what is published of it"},
-		{currentFile, false, "which snapshot is the newest"},
+		{currentFile, false, "which snapshot is the newest"}, {backupDir, true, "the study as it was in an older schema"},
 	} {
 		path := filepath.Join(dir, part.name)
 		info, err := os.Lstat(path)
@@ -76,6 +76,26 @@ func checkOwn(dir string) error {
 		if err := unix.Faccessat(unix.AT_FDCWD, path, rights, unix.AT_EACCESS); err != nil {
 			return fmt.Errorf("%s cannot be read and written: %w%s", path, err, whose(err, path))
 		}
+	}
+	return checkDatabases(dir)
+}
+
+// checkDatabases says no to an epoch that is elsewhere, and to a database of the first schema, which knew no epochs, that has nothing in it.
+func checkDatabases(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if fence.IsEpoch(e.Name()) && e.Type() == fs.ModeSymlink {
+			return unusablef("%s is a link: the study is kept in its own directory alone; remove the link, and put the directory that it leads to in its place",
+				filepath.Join(dir, e.Name()))
+		}
+	}
+	path := filepath.Join(dir, fence.Database)
+	info, err := os.Lstat(path)
+	if found, _ := signs(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
+		return unusablef("%s is empty: if a study was in it, bring it back from a backup, else remove the file", path)
 	}
 	return nil
 }
@@ -133,6 +153,7 @@ var leftovers = []struct {
 	name *regexp.Regexp
 }{
 	{".", regexp.MustCompile(`^write-check-[0-9]+\.tmp$`)},
+	{".", regexp.MustCompile(`^server\.json\.[0-9]+\.tmp$`)}, // which servers a run has started
 	{".", lookName},
 	{fence.SlotDir, lookName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},

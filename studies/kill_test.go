@@ -28,7 +28,7 @@ const (
 )
 
 // childRoles are what a child may be.
-var childRoles = map[string]func(dir string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify, "finish": finishStudy}
+var childRoles = map[string]func(dir string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify, "finish": finishStudy, "list": printList}
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
@@ -39,6 +39,13 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
+}
+
+// printList prints which studies a directory has.
+func printList(dir string) error {
+	names, err := List(dir)
+	fmt.Println(names)
+	return err
 }
 
 // openAsChild opens the study as the child is told to.

@@ -29,8 +29,9 @@ func List(root string) ([]string, error) {
 		return nil, judged(fmt.Errorf("list the studies: %w", err))
 	}
 	var names []string
+	inStudy, _ := signs(root) // whose epochs are no studies, though they have databases
 	for _, e := range entries {
-		if isStudy(filepath.Join(root, e.Name())) {
+		if isStudy(filepath.Join(root, e.Name())) && !(inStudy && fence.IsEpoch(e.Name())) {
 			names = append(names, e.Name())
 		}
 	}
@@ -43,7 +44,7 @@ func isStudy(dir string) bool {
 		return true
 	}
 	found, hidden := signs(dir)
-	return found || hidden
+	return found || hidden && ValidName(filepath.Base(dir)) == nil // such as lost+found is nobody's study
 }
 
 // signs reports whether a directory holds slots or snapshots, and whether it may hold some that this user may not look at.
@@ -72,6 +73,9 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 	if to, err := os.Readlink(dir); err == nil {
 		return "", unusablef("delete %s: it is a link to %s: delete the study there, or remove the link alone with rm", dir, to)
 	}
+	if study := Around(dir); study != "" {
+		return "", unusablef("delete %s: it is a part of the study in %s: delete that, or nothing", dir, study)
+	}
 	if err := checkTrash(filepath.Join(filepath.Dir(dir), TrashDir)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
 	}
@@ -85,6 +89,9 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to string, err error) {
 	if _, err := checkWrite(dir); err != nil {
 		return "", fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
+	}
+	if err := checkOwn(dir); err != nil {
+		return "", err
 	}
 	mount, err := fence.MountOf(dir)
 	if err != nil {

@@ -121,6 +121,19 @@ func TestExport(t *testing.T) {
 	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 }
 
+// asNobody has a child of this test, which is put into a root directory, do something as another user, and returns what it prints.
+func asNobody(t *testing.T, root, dir, role string) (string, error) {
+	t.Helper()
+	self := filepath.Join(root, "studies.test")
+	content, err := os.ReadFile(os.Args[0])
+	try(t, err, os.WriteFile(self, content, 0o755), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755))
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), childDir+"="+dir, childRole+"="+role)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
 // What this user may not write to is not his: it is said whose it is, and nothing is changed.
 func TestAnotherUsersStudy(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -130,26 +143,20 @@ func TestAnotherUsersStudy(t *testing.T) {
 		t.Run(part, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, "llama70b")
-			try(t, open(t, dir).Close(), os.Chmod(root, 0o755), os.Chmod(filepath.Dir(root), 0o755))
-			self := filepath.Join(root, "studies.test")
-			content, err := os.ReadFile(os.Args[0])
-			try(t, err, os.WriteFile(self, content, 0o755))
+			try(t, open(t, dir).Close())
 			if part != "." {
 				try(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 					return errors.Join(err, os.Chown(path, 65534, 65534))
 				}), os.Chown(filepath.Join(dir, part), 0, 0))
 			}
 			before := all(t, dir)
-			cmd := exec.CommandContext(t.Context(), self)
-			cmd.Env = append(os.Environ(), childDir+"="+dir)
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-			out, err := cmd.CombinedOutput()
+			out, err := asNobody(t, root, dir, "")
 			if err == nil {
 				t.Fatalf("another user opened it: %s", out)
 			}
 			for _, want := range []string{"open study llama70b", "permission denied", filepath.Join(dir, part) + " belongs to root (uid 0) with mode -rw",
 				"and this is nobody (uid 65534): run as that user, or use another --root"} {
-				if !strings.Contains(string(out), want) {
+				if !strings.Contains(out, want) {
 					t.Errorf("it says %s, not %q", out, want)
 				}
 			}
@@ -187,6 +194,8 @@ func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 		{fence.OwnerDir, link, "is a link"},
 		{snapshotDir, file, "is not a directory"},
 		{snapshotDir, link, "is a link: what is published of it is kept in the study's own directory alone; remove the link, and put the directory that it leads to in its place"},
+		{backupDir, file, "is not a directory"},
+		{"e000000000001", link, "is a link: the study is kept in its own directory alone; remove the link"},
 		{currentFile, folder, "is not a file"},
 		{currentFile, link, "is a link"},
 	} {
@@ -200,6 +209,40 @@ func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 		if after := all(t, dir); !slices.Equal(before, after) {
 			t.Errorf("%s: the directory had %v and has %v", err, before, after)
 		}
+		_, err = Delete(t.Context(), dir, time.Second)
+		wantUnusable(t, err, path+" "+tt.want)
+	}
+}
+
+// An epoch has a database, and is a part of a study all the same.
+func TestAnEpochIsNoStudy(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	try(t, err)
+	dir := filepath.Join(root, "llama70b")
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)))
+	epoch := filepath.Join(dir, s.hold.Dir())
+	_, err = Delete(t.Context(), epoch, time.Second)
+	wantUnusable(t, err, "delete "+epoch+": it is a part of the study in "+dir)
+	if names, err := List(dir); err != nil || len(names) > 0 {
+		t.Errorf("the study's own directory lists %v, %v", names, err)
+	}
+	try(t, s.Record(0, aProbe(0, 2)), s.Close())
+}
+
+// A directory that this user may not read may be a study only where a study can have its name.
+func TestLostAndFoundIsNoStudy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	root := t.TempDir()
+	for _, name := range []string{"lost+found", TrashDir, "hidden"} {
+		try(t, os.Mkdir(filepath.Join(root, name), 0o700))
+	}
+	out, err := asNobody(t, root, root, "list")
+	try(t, err)
+	if out != "[hidden]\n" {
+		t.Errorf("nobody finds %s", out)
 	}
 }
 
