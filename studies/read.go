@@ -99,10 +99,17 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 	switch {
 	case version > len(migrations):
 		return Study{}, newerError{version}
+	case version == 0:
+		err = sql.ErrNoRows
 	case version < len(migrations):
-		return n.readOlder(dir, from)
+		study, err = n.readOlder(dir, from)
+	default:
+		study, err = from(db)
 	}
-	return from(db)
+	if errors.Is(err, sql.ErrNoRows) { // what is published has a study
+		err = fmt.Errorf("%w: no study is in it", errDamaged)
+	}
+	return study, err
 }
 
 // readOlder reads from a copy that is brought to the newest schema.

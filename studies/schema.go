@@ -182,6 +182,9 @@ func openFile(path, query string) (*sql.DB, error) {
 // schemaVersion returns the version of a database; 0 is an empty one.
 func schemaVersion(db *sql.DB) (version int, err error) {
 	err = db.QueryRow("PRAGMA user_version").Scan(&version)
+	if err == nil && version < 0 {
+		err = fmt.Errorf("%w: its schema would be %d", errDamaged, version)
+	}
 	return version, err
 }
 

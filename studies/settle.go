@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -125,6 +126,9 @@ func whole(db *sql.DB) (commits int64, err error) {
 	if damage != "ok" {
 		return 0, fmt.Errorf("%w: %s", errDamaged, strings.ReplaceAll(damage, "\n", " "))
 	}
+	if version == 0 {
+		return 0, noOthers(db)
+	}
 	if version < countsCommits {
 		return 0, nil
 	}
@@ -133,6 +137,16 @@ func whole(db *sql.DB) (commits int64, err error) {
 		err = nil
 	}
 	return commits, err
+}
+
+// noOthers returns an error when a database without a study is not empty.
+func noOthers(db *sql.DB) error {
+	var table string
+	err := db.QueryRow(`SELECT name FROM sqlite_master LIMIT 1`).Scan(&table)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return cmp.Or(err, fmt.Errorf("%w: it holds %s of another program, and no study", errDamaged, table))
 }
 
 // offer says what there is instead of a database that is damaged or lost, and what would be lost with it.

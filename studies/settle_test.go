@@ -267,3 +267,78 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 		t.Errorf("it goes on with %d probes, want 2", len(study.Trials[0].Probes))
 	}
 }
+
+// A header whose schema cannot be is damage like any other: readers have a snapshot before it, and the owner its database.
+func TestASchemaThatCannotBe(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for n := range 4 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	try(t, s.Close())
+	all, err := snapshots(dir)
+	try(t, err)
+	for _, n := range all {
+		file, err := os.OpenFile(filepath.Join(dir, n.of().file()), os.O_WRONLY, 0)
+		try(t, err)
+		_, err = file.WriteAt([]byte{0xff}, 60) // of user_version (SQLite's file format, 1.3)
+		try(t, err, file.Close())
+	}
+	_, err = ReadSnapshot(dir)
+	wantUnusable(t, err, "it is damaged: its schema would be -")
+	elsewhere := filepath.Join(t.TempDir(), "one.db")
+	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
+	_, err = ReadFile(elsewhere)
+	wantUnusable(t, err, "it is damaged: its schema would be -")
+	try(t, open(t, dir).Close())
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Trials) != 4 {
+		t.Errorf("%d trials, want 4", len(study.Trials))
+	}
+}
+
+// A database that another program has put in a study's place is not made a study's.
+func TestADatabaseOfAnotherProgram(t *testing.T) {
+	foreign := func(path string) {
+		t.Helper()
+		db, err := openFile(path, settings)
+		try(t, err)
+		_, err = db.Exec(`CREATE TABLE accounts (x)`)
+		try(t, err, db.Close())
+	}
+	fresh, used := t.TempDir(), left(t)
+	foreign(filepath.Join(fresh, fence.Database))
+	try(t, os.Remove(database(t, used)))
+	foreign(database(t, used))
+	for _, dir := range []string{fresh, used} {
+		_, _, err := Open(t.Context(), dir, llama, Options{})
+		wantUnusable(t, err, "it holds accounts of another program, and no study")
+	}
+	empty := t.TempDir()
+	try(t, os.WriteFile(filepath.Join(empty, fence.Database), nil, 0o644))
+	_, _, err := Open(t.Context(), empty, llama, Options{})
+	wantUnusable(t, err, filepath.Join(empty, fence.Database)+" is empty")
+	if got := names(t, empty); len(got) != 1 {
+		t.Errorf("the directory has %v now", got)
+	}
+}
+
+// What is published has a study in it.
+func TestASnapshotWithoutAStudy(t *testing.T) {
+	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0", "no row": "DELETE FROM studies"} {
+		dir, all := inOneBase(t)
+		path := filepath.Join(dir, all[0].file())
+		for _, n := range all[1:] {
+			try(t, os.Remove(filepath.Join(dir, n.file())))
+		}
+		db, err := openFile(path, scratch)
+		try(t, err)
+		_, err = db.Exec(sql)
+		try(t, err, db.Close())
+		if _, err = ReadSummary(dir, func(Study) []int { return nil }); err == nil {
+			t.Fatalf("%s: it was read", name)
+		}
+		wantUnusable(t, err, "it is damaged: no study is in it")
+	}
+}
