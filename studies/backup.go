@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"vllmtuner/studies/fence"
+	"vllmtuner/tuner/space"
 )
 
 // An epochBackup is the database of an epoch that is not the study's any more, but is whole.
@@ -98,9 +99,9 @@ func (b *epochBackup) scan(db *sql.DB) error {
 // offer says how to go on from it: as a study of the first schema, whose database was in the study's directory itself. It takes a place of its own,
 // as nothing says any more that it follows on what the slots of this one tell.
 func (b *epochBackup) offer(acknowledged int64) string {
-	files := b.path
+	files := space.ShellWord(b.path)
 	if b.hot {
-		files += " " + b.path + strings.TrimPrefix(fence.Journal, fence.Database)
+		files += " " + space.ShellWord(b.path+strings.TrimPrefix(fence.Journal, fence.Database))
 	}
 	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %d trials and %d commits; %s.\n"+
 		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",

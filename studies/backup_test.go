@@ -41,7 +41,7 @@ func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 	for name, hot := range map[string]bool{"as it was left": false, "with half a transaction": true} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			dir := filepath.Join(root, "llama70b")
+			dir := filepath.Join(root, "our studies", "llama70b")
 			s := open(t, dir)
 			try(t, s.Begin(aTrial(0)))
 			for seq := range 10 {

@@ -9,7 +9,7 @@ import (
 
 	"vllmtuner/studies"
 	"vllmtuner/studies/fence"
-	"vllmtuner/studies/report"
+	"vllmtuner/tuner/space"
 )
 
 func deleteCommand() *cli.Command {
@@ -37,8 +37,8 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			if err != nil {
 				return err
 			}
-			quoted := report.ShellWord(to)
-			fmt.Fprintf(c.App.Writer, "moved to %s\nto have it again:   mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, report.ShellWord(filepath.Clean(dir)), quoted)
+			quoted := space.ShellWord(to)
+			fmt.Fprintf(c.App.Writer, "moved to %s\nto have it again:   mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
 			return nil
 		},
 	}

@@ -26,6 +26,9 @@ func checkNew(path string, force bool) error {
 	if info, err := os.Stat(filepath.Dir(path)); err != nil || !info.IsDir() {
 		return usage("-o %s: there is no directory %s; make it first", path, filepath.Dir(path))
 	}
+	if err := unix.Faccessat(unix.AT_FDCWD, filepath.Dir(path), unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return usage("-o %s: nothing can be written to %s: %v; name a file elsewhere", path, filepath.Dir(path), err)
+	}
 	return nil
 }
 

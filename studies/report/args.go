@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"vllmtuner/studies"
+	"vllmtuner/tuner/space"
 )
 
 // BestArgs writes nothing but the winning args, one flag a line with its value, quoted for a POSIX shell where needed.
@@ -34,7 +35,7 @@ func BestShell(w io.Writer, study studies.Study) error {
 	}
 	words := make([]string, len(best.Trial.Args))
 	for i, arg := range best.Trial.Args {
-		words[i] = ShellWord(arg)
+		words[i] = space.ShellWord(arg)
 	}
 	var l lines
 	l.add("%s", strings.Join(words, " "))
@@ -79,7 +80,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 func flagLines(args []string) []string {
 	var all []string
 	for _, arg := range args {
-		if word := ShellWord(arg); isFlag(arg) || len(all) == 0 {
+		if word := space.ShellWord(arg); isFlag(arg) || len(all) == 0 {
 			all = append(all, word)
 		} else {
 			all[len(all)-1] += " " + word
@@ -91,15 +92,5 @@ func flagLines(args []string) []string {
 var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // and not -1
 
 func isFlag(arg string) bool { return flagRule.MatchString(arg) }
-
-var plainRule = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
-
-// ShellWord quotes a word where a POSIX shell would read it otherwise.
-func ShellWord(word string) string {
-	if plainRule.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-}
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
