@@ -268,6 +268,18 @@ func TestWorldChanged(t *testing.T) {
 	if asked := study.Asked(); !reflect.DeepEqual(asked, []map[string]string{llama.World, changed.World}) {
 		t.Errorf("it was asked for %v, want %v and %v", asked, llama.World, changed.World)
 	}
+	try(t, err)
+	for _, is := range []New{llama, changed} { // there and back, and nothing measured between
+		s, _, err = Open(context.Background(), dir, is, Options{AcceptDrift: true})
+		try(t, err, s.Close())
+	}
+	s, _, err = Open(context.Background(), dir, changed, Options{})
+	try(t, err, s.Begin(aTrial(2)), s.Record(2, aProbe(0, 3)), s.Close())
+	study, err = ReadSnapshot(dir)
+	try(t, err)
+	if worlds, numbers := study.Worlds(), study.WorldNumbers(); len(worlds) != 2 || numbers[1] != 2 || numbers[2] != 2 || study.Drifts(2) != "" {
+		t.Errorf("the worlds of the trials are %v, the changes before the last %q; want it in the second", numbers, study.Drifts(2))
+	}
 	other := llama
 	other.Name = "qwen"
 	_, _, err = Open(context.Background(), dir, other, Options{AcceptDrift: true})

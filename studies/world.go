@@ -77,11 +77,12 @@ func knownTo(others, facts map[string]string) map[string]string {
 	return both
 }
 
-// Worlds returns the trials by the world in which they were measured, the present one last, in which there may be none yet.
+// Worlds returns the trials by the world in which they were measured, the present one last, in which there may be none yet. A change that was taken
+// back before a trial was measured with it makes no other world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Events {
-		if e.Kind == Drift && e.Trial > first && e.Trial <= len(s.Trials) {
+		if e.Kind == Drift && e.Trial > first && e.Trial <= len(s.Trials) && s.Drifts(e.Trial) != "" {
 			worlds = append(worlds, s.Trials[first:e.Trial])
 			first = e.Trial
 		}
@@ -110,27 +111,59 @@ func (s Study) Asked() []map[string]string {
 	return asked
 }
 
-// Drifts returns the changes of the world that were accepted before a trial, a line for each.
+// Drifts returns the changes of the world that were accepted before a trial, and not taken back before it, a line for each.
 func (s Study) Drifts(trial int) string {
-	var texts []string
+	var lines []string
 	for _, e := range s.Events {
 		if e.Kind == Drift && e.Trial == trial {
-			texts = append(texts, e.Text)
+			lines = append(lines, strings.Split(e.Text, "\n")...)
 		}
 	}
-	return strings.Join(texts, "\n")
+	return strings.Join(net(lines), "\n")
+}
+
+// net is what changes that follow on one another come to.
+func net(lines []string) (left []string) {
+	var all []change
+	for _, line := range lines {
+		c, ok := parseChange(line)
+		i := slices.IndexFunc(all, func(before change) bool { return before.key == c.key })
+		switch {
+		case !ok:
+			left = append(left, line)
+		case i < 0:
+			all = append(all, c)
+		default:
+			all[i].is = c.is
+		}
+	}
+	for _, c := range all {
+		if was, _, _ := strings.Cut(c.was, " in trial "); was != c.is { // where a server says it
+			left = append(left, c.String())
+		}
+	}
+	return left
+}
+
+// A change is one line of what changes returns.
+type change struct{ key, was, is string }
+
+func (c change) String() string { return fmt.Sprintf("%s: %s → %s", c.key, c.was, c.is) }
+
+func parseChange(line string) (c change, ok bool) {
+	key, values, isChange := strings.Cut(line, ": ")
+	was, is, hasBoth := strings.Cut(values, " → ")
+	return change{key, was, is}, isChange && hasBoth
 }
 
 // undo takes back a change as changes writes it.
 func undo(facts map[string]string, line string) {
-	key, values, isChange := strings.Cut(line, ": ")
-	was, _, hasBoth := strings.Cut(values, " → ")
-	switch {
-	case !isChange || !hasBoth:
-	case was == nothing:
-		delete(facts, key)
+	switch c, ok := parseChange(line); {
+	case !ok:
+	case c.was == nothing:
+		delete(facts, c.key)
 	default:
-		facts[key] = was
+		facts[c.key] = c.was
 	}
 }
 
@@ -194,11 +227,11 @@ func changes(was, is map[string]string) []string {
 		now, has := is[key]
 		switch {
 		case !had:
-			lines = append(lines, fmt.Sprintf("%s: %s → %s", key, nothing, now))
+			lines = append(lines, change{key, nothing, now}.String())
 		case !has:
-			lines = append(lines, fmt.Sprintf("%s: %s → %s", key, before, nothing))
+			lines = append(lines, change{key, before, nothing}.String())
 		case before != now:
-			lines = append(lines, fmt.Sprintf("%s: %s → %s", key, before, now))
+			lines = append(lines, change{key, before, now}.String())
 		}
 	}
 	return lines

@@ -238,20 +238,23 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 }
 
 // served stores of which version a trial's server is. Another one than that of earlier trials, or of the trial's own first probes, is refused unless the
-// user accepts it: what was measured on the two cannot be compared.
+// user accepts it: what was measured on the two cannot be compared. Where a server does not say its version nothing is known to have changed.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
-	if t.Version == version { // of a half-done trial; that the user accepted it, if he had to, is stored
+	if version == "" || t.Version == version { // of a half-done trial; that the user accepted it, if he had to, is stored
 		return nil
 	}
 	before := *t
 	if len(t.Probes) == 0 || t.Version == "" {
 		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
-		if i < 0 || study.Trials[i].Version == version {
+		switch {
+		case i < 0 || study.Trials[i].Version == version && t.Version == "":
 			return s.serve(t, version, "")
+		case study.Trials[i].Version == version: // another was accepted, and is taken back before anything was measured on it
+			return s.serve(t, version, versionChange(*t, version))
 		}
 		before = study.Trials[i]
 	}
-	change := fmt.Sprintf("server version: %s in trial %d → %s", before.Version, before.Number, version)
+	change := versionChange(before, version)
 	switch {
 	case !s.AcceptDrift:
 		return fmt.Errorf("%w: %s; start the old version, begin a study under another name, or go on with --accept-drift", studies.ErrWorldChanged, change)
@@ -259,6 +262,10 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 		return &changedError{change}
 	}
 	return s.serve(t, version, change)
+}
+
+func versionChange(before studies.Trial, version string) string {
+	return fmt.Sprintf("server version: %s in trial %d → %s", before.Version, before.Number, version)
 }
 
 func (s *Study) serve(t *studies.Trial, version, changed string) error {

@@ -352,12 +352,15 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	}
 }
 
-// upgraded is a server that says it is another version.
-type upgraded struct{ trial.Server }
+// versioned is a server that says it is of a version.
+type versioned struct {
+	trial.Server
+	version string
+}
 
-func (u upgraded) Facts() serverctl.Facts {
-	f := u.Server.Facts()
-	f.Version = "0.33.0"
+func (v versioned) Facts() serverctl.Facts {
+	f := v.Server.Facts()
+	f.Version = v.version
 	return f
 }
 
@@ -430,11 +433,14 @@ func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 }
 
 // upgrade has a study's servers say another version.
-func upgrade(s *Study) *Study {
+func upgrade(s *Study) *Study { return withVersion(s, "0.33.0") }
+
+// withVersion has a study's servers say a version.
+func withVersion(s *Study, version string) *Study {
 	good := s.Runner.Start
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
 		server, load, err := good(ctx, l)
-		return upgraded{server}, load, err
+		return versioned{server, version}, load, err
 	}
 	return s
 }
@@ -484,6 +490,46 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	}
 	if worlds := got.Worlds(); drifts != 1 || len(worlds) != 2 || worlds[1][0].Number != 2 || worlds[1][0].Result.Outcome != trial.Measured || worlds[0][1].Result.Outcome != trial.Unknown {
 		t.Errorf("%d changes were stored, and there are %d worlds; trial 2 is %s", drifts, len(worlds), got.Trials[2].Result.Outcome)
+	}
+}
+
+// begun is a store whose owner is killed when it has stored of which version a trial's server is.
+type begun struct {
+	*studies.Store
+	trial int
+}
+
+func (b *begun) Served(n int, version, changed string) error {
+	if err := b.Store.Served(n, version, changed); err != nil || n != b.trial {
+		return err
+	}
+	return errKilled
+}
+
+// Another server on which nothing was measured before it was changed back makes no other world; nor does one that does not say its version.
+func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	same := func(s *Study) *Study { return s }
+	for _, how := range []func(*Study) *Study{same, upgrade} {
+		s := how(study(t, &begun{store, 1}, trial.Primed, 4))
+		s.AcceptDrift = true
+		if _, err := s.Run(t.Context()); !errors.Is(err, errKilled) {
+			t.Fatalf("Run = %v, want it killed in trial 1", err)
+		}
+	}
+	if _, err := study(t, &stopped{store, 2}, trial.Primed, 4).Run(t.Context()); !errors.Is(err, errKilled) {
+		t.Fatalf("back on the first server Run = %v, want it killed in trial 2", err)
+	}
+	if _, err := withVersion(study(t, store, trial.Primed, 4), "").Run(t.Context()); err != nil {
+		t.Errorf("on a server that does not say its version Run = %v", err)
+	}
+	got, err := store.Study()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if worlds := got.Worlds(); len(worlds) != 1 || len(got.Trials) != 4 {
+		t.Errorf("there are %d worlds of %d trials, want one of 4; the events are %+v", len(worlds), len(got.Trials), got.Events)
 	}
 }
 
