@@ -41,7 +41,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
 		listCommand(), statusCommand(), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
 		logsCommand(finish),
-		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(),
+		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(finish),
 	}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
@@ -167,6 +167,11 @@ func takesValue(c *cli.Command, word string) bool {
 // orderly returns a context that also ends when the user asks for an end, for commands that have nothing to finish.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
+	select {
+	case <-finish: // before anything is begun
+		cancel()
+	default:
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

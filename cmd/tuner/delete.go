@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -12,7 +14,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-func deleteCommand() *cli.Command {
+// errDeleteEnded is that of a delete which the user ends while it waits for the study's owner.
+const errDeleteEnded = interruptedError("interrupted; nothing is deleted")
+
+func deleteCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "delete",
 		Usage:     "move a study to the trash",
@@ -33,7 +38,12 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			if err != nil {
 				return err
 			}
-			to, err := studies.Delete(c.Context, dir, after)
+			ctx, cancel := orderly(c.Context, finish)
+			defer cancel()
+			to, err := studies.Delete(ctx, dir, after)
+			if errors.Is(err, context.Canceled) {
+				return errDeleteEnded
+			}
 			if err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"vllmtuner/studies"
+	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/studyfile"
 )
@@ -70,6 +71,7 @@ func exitCode(err error) int {
 		{studies.ErrWorldChanged, exitWorld},
 		{studies.ErrUnusable, exitUsage},
 		{studyfile.ErrUnreadable, exitUsage},
+		{logs.ErrNoLog, exitUsage},
 		{errNothingMet, exitNothingMet},
 		{errNoRunKept, exitNothingMet},
 		{errNoConfigKept, exitNothingMet},

@@ -93,8 +93,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 			return err
 		}
 	}
-	store, _, err := studies.Open(ctx, dir, begun,
-		studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
+	if _, err := readRecord(dir); err != nil { // before the study is taken over
+		return err
+	}
+	store, err := o.open(ctx, dir, begun)
 	if err != nil {
 		return err
 	}
@@ -183,6 +185,20 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
 		return nil
 	}
 	return err
+}
+
+// errNotBegun is that of a run which the user ends before the study is its own.
+const errNotBegun = interruptedError("interrupted before it owned the study, which is as it was")
+
+// open makes this run the study's owner, for which it may have to wait until the one before is known to be gone.
+func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {
+	ctx, cancel := orderly(ctx, o.finish)
+	defer cancel()
+	store, _, err := studies.Open(ctx, dir, begun, studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
+	if errors.Is(err, context.Canceled) {
+		return nil, errNotBegun
+	}
+	return store, err
 }
 
 // prepare brings the model near. An end that the user asks for meanwhile is an interruption.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ import (
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
+	"vllmtuner/studies/fence"
 	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -446,21 +448,33 @@ func forgetRecord(dir string) error {
 	return nil
 }
 
-// reclaim ends the server that a killed tuner left behind, and returns how many processes that were.
-func reclaim(dir string) (int, error) {
+// recordSize is more than a record ever has.
+const recordSize = 1 << 20
+
+// readRecord returns what is known of a server that may have been left behind; nil where there is none.
+func readRecord(dir string) (*proc.Record, error) {
 	path := filepath.Join(dir, recordFile)
-	text, err := os.ReadFile(path)
+	file, err := fence.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return nil, nil
+	}
+	var r *proc.Record
+	if err == nil {
+		err = errors.Join(json.NewDecoder(io.LimitReader(file, recordSize)).Decode(&r), file.Close())
 	}
 	if err != nil {
+		return nil, usage("%s says which server may have been left behind, and cannot be read: %w; see that none runs, and remove it", path, err)
+	}
+	return r, nil
+}
+
+// reclaim ends the server that a killed tuner left behind, and returns how many processes that were.
+func reclaim(dir string) (int, error) {
+	r, err := readRecord(dir)
+	if r == nil || err != nil {
 		return 0, err
 	}
-	var r proc.Record
-	if err := json.Unmarshal(text, &r); err != nil {
-		return 0, fmt.Errorf("%s says which server may have been left behind, and cannot be read: %w; see that none runs, and remove it", path, err)
-	}
-	killed, err := proc.Reclaim(r)
+	killed, err := proc.Reclaim(*r)
 	if err != nil {
 		return len(killed), fmt.Errorf("end the server that was left behind: %w", err)
 	}

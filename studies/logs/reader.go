@@ -33,15 +33,38 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 	if err := checkNumber(trial); err != nil {
 		return nil, err
 	}
-	root, err := os.OpenRoot(filepath.Join(dir, folder))
+	path := filepath.Join(dir, folder)
+	info, err := os.Stat(path)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s: %w", path, ErrNoLog)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("log of trial %d: %w", trial, err)
+	}
+	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, fmt.Errorf("log of trial %d: %w", trial, err)
 	}
 	r := &Reader{limits: l, trial: trial, root: root}
-	if r.file, err = root.Open(fileName(trial, 0)); err != nil {
+	if r.file, err = openLog(root, fileName(trial, 0)); err != nil {
 		return nil, errors.Join(fmt.Errorf("log of trial %d in %s: %w", trial, root.Name(), err), root.Close())
 	}
 	return r, nil
+}
+
+// ErrNoLog says that what has a log's name, or that of the logs' directory, is something else.
+var ErrNoLog = errors.New("it is not as a tuner leaves it: move it away")
+
+// openLog opens a file and nothing else: a pipe would be waited for.
+func openLog(root *os.Root, name string) (*os.File, error) {
+	info, err := root.Stat(name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %w", name, ErrNoLog)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return root.Open(name)
 }
 
 // Read reads on. It returns io.EOF at what is the end of the log at present; later there may be more.
@@ -81,7 +104,7 @@ func (r *Reader) advance() error {
 		return nil
 	}
 	for _, next := range parts[i:] {
-		f, err := r.root.Open(fileName(r.trial, next))
+		f, err := openLog(r.root, fileName(r.trial, next))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // deleted meanwhile
 		}
