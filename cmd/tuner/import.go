@@ -29,7 +29,8 @@ vllm bench serve --save-result or their folder, an Optuna SQLite file,
 another study's directory, or what tuner export --format sqlite wrote of it.
 The search learns from what they hold, and the best point of each source gets
 a trial of its own early. Nothing imported counts as a trial or can win. The
-same PATH again replaces what it held.
+same PATH again replaces what it held. Several PATHs of vllm bench serve are
+one source, which the same ones together replace.
 
 Examples:
   tuner import study.yaml auto-benchmark/2026_03_01_10_30 --dry-run

@@ -3,6 +3,7 @@
 package prior
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -36,7 +37,7 @@ type Reader struct {
 // A Source is what was read under one name.
 type Source struct {
 	Name  string // that the user knows it by
-	Path  string // that it was read from, maybe with others
+	Path  string // that it was read from; of several files read together a name of theirs alone
 	Kind  Kind
 	Taken []Taken
 	Left  []Left
@@ -129,7 +130,11 @@ func (r *Reader) Read(paths []string) ([]Source, error) {
 	if len(benches) == 0 {
 		return all, nil
 	}
-	source := Source{Name: together(names), Path: together(names), Kind: VLLMBench}
+	name, err := together(names)
+	if err != nil {
+		return nil, err
+	}
+	source := Source{Name: name, Path: name, Kind: VLLMBench}
 	err = r.readBenches(&source, slices.Compact(slices.Sorted(slices.Values(benches))))
 	return append(all, source), err
 }
@@ -139,10 +144,7 @@ func once(paths []string) (all []string, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
 		path = filepath.Clean(path)
-		real, err := filepath.EvalSymlinks(path)
-		if err == nil {
-			real, err = filepath.Abs(real)
-		}
+		real, err := realPath(path)
 		if err != nil {
 			return nil, err
 		}
@@ -154,18 +156,32 @@ func once(paths []string) (all []string, err error) {
 	return all, nil
 }
 
-// together is one name for several paths.
-func together(paths []string) string {
-	if len(paths) == 1 {
-		return paths[0]
+// realPath is the one name of what is there, wherever it is asked for and whatever links lead to it.
+func realPath(path string) (string, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", err
 	}
-	dir := filepath.Dir(paths[0])
-	for _, path := range paths[1:] {
-		for dir != "." && dir != "/" && !strings.HasPrefix(path, dir+string(filepath.Separator)) {
-			dir = filepath.Dir(dir)
+	return filepath.Abs(real)
+}
+
+// together is one name for several paths, such as "runs/1.json and 2 more #3f2a9c1b". What is imported replaces what has its name, so that the
+// same files have one name in any order and from any folder, and other files never have it: the number is a hash of all their real paths.
+func together(paths []string) (string, error) {
+	if len(paths) == 1 {
+		return paths[0], nil
+	}
+	all := make([]string, len(paths))
+	for i, path := range paths {
+		var err error
+		if all[i], err = realPath(path); err != nil {
+			return "", err
 		}
 	}
-	return filepath.Join(dir, "*.json")
+	slices.Sort(all)
+	dir, file := filepath.Split(all[0])
+	sum := sha256.Sum256([]byte(strings.Join(all, "\x00"))) // which is in no path
+	return fmt.Sprintf("%s and %d more #%x", filepath.Join(filepath.Base(dir), file), len(all)-1, sum[:4]), nil
 }
 
 // found is what lies at a path.

@@ -255,8 +255,31 @@ func TestSeveralPathsAreOneSource(t *testing.T) {
 		"runs/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}), "runs/2.json": result(2, 200, 90, map[string]any{"max_num_seqs": "128"}),
 	})
 	s := readOne(t, reader(t), filepath.Join(dir, "runs/1.json"), filepath.Join(dir, "runs/2.json"), filepath.Join(dir, "runs/1.json"))
-	if got, _ := taken(dir, s); s.Name != filepath.Join(dir, "runs/*.json") || !slices.Equal(got, []string{"1 exact max-num-seqs=128"}) {
+	if got, _ := taken(dir, s); !strings.HasPrefix(s.Name, "runs/1.json and 1 more #") || s.Path != s.Name || !slices.Equal(got, []string{"1 exact max-num-seqs=128"}) {
 		t.Errorf("%s: %q", s.Name, got)
+	}
+}
+
+// What is imported replaces what has its name: other files must never have it, and the same files always.
+func TestASetOfFilesHasANameOfItsOwn(t *testing.T) {
+	files := map[string]string{}
+	for _, name := range []string{"a/1.json", "a/2.json", "a/4.json", "b/1.json", "b/2.json", "x/a/1.json", "x/a/2.json"} {
+		files[name] = result(1, 200, 40, map[string]any{"max_num_seqs": "128"})
+	}
+	dir := put(t, files)
+	t.Chdir(dir)
+	name := func(paths ...string) string { return readOne(t, reader(t), paths...).Name }
+	first := name("a/1.json", "a/2.json")
+	for _, others := range [][]string{{"a/1.json", "a/4.json"}, {"a/1.json", "a/2.json", "a/4.json"}, {"b/1.json", "b/2.json"}, {"a/1.json", "b/2.json"}, {"x/a/1.json", "x/a/2.json"}, {"a", "b"}} {
+		if name(others...) == first {
+			t.Errorf("%q and %q are both called %s", others, []string{"a/1.json", "a/2.json"}, first)
+		}
+	}
+	t.Chdir("a")
+	for _, same := range [][]string{{"2.json", "1.json"}, {"../a/1.json", filepath.Join(dir, "a/2.json")}} {
+		if got := name(same...); got != first {
+			t.Errorf("%q in %s is called %s, want %s", same, filepath.Join(dir, "a"), got, first)
+		}
 	}
 }
 
