@@ -26,7 +26,7 @@ func importCommand(finish <-chan struct{}) *cli.Command {
 		ArgsUsage: "STUDY.yaml PATH...",
 		Description: `A PATH is a result.txt of auto_tune.sh or its folder, JSON files of
 vllm bench serve --save-result or their folder, an Optuna SQLite file,
-another study's directory, or what tuner export --format sqlite wrote of it.
+another study's directory, or the SQLite files that tuner export wrote of it.
 The search learns from what they hold, and the best point of each source gets
 a trial of its own early. Nothing imported counts as a trial or can win. The
 same PATH again replaces what it held. Several PATHs of vllm bench serve are

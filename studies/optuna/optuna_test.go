@@ -158,7 +158,8 @@ func drifted() studies.Study {
 	met := func(rate float64) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}
 	}
-	study := studies.Study{Name: "llama70b", Events: []studies.Event{{Kind: studies.Drift, Text: "model length: 2048 → 4096", Trial: 3}}}
+	study := studies.Study{Name: "llama70b", World: map[string]string{"model": "m", "model length": "4096"},
+		Events: []studies.Event{{Kind: studies.Drift, Text: "model length: 2048 → 4096", Trial: 3}}}
 	for i, one := range []studies.Trial{
 		{Result: met(60), Probes: []trial.Probe{{Rate: 60}}},
 		{Point: space.Point{"max-num-seqs": "64", "block-size": "16", "scheduler-delay-factor": "0.5", "swap": "none", "enforce-eager": "true"}, Result: met(70)},
@@ -188,6 +189,7 @@ func TestWorldsAreNotCompared(t *testing.T) {
 	}{
 		{"only the newest world is complete", study, `SELECT state FROM trials ORDER BY number`, []string{"PRUNED", "PRUNED", "PRUNED", "COMPLETE", "COMPLETE"}},
 		{"and has the best value", study, `SELECT trial_id || ' ' || value FROM trial_values ORDER BY value DESC`, []string{"5 3.0", "4 2.99"}},
+		{"what was asked for in each is told", study, `SELECT value_json FROM study_user_attributes WHERE "key"='worlds'`, []string{`[{"model":"m","model length":"2048"},{"model":"m","model length":"4096"}]`}},
 		{"each trial says its world", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='world' ORDER BY trial_id`, []string{"1", "1", "1", "2", "2"}},
 		{"and its capacity", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='capacity_rps' ORDER BY trial_id`, []string{"60", "70", "0", "2.99", "3"}},
 		{"and its probes", study, `SELECT intermediate_value || '' FROM trial_intermediate_values WHERE trial_id=1`, []string{"60.0"}},
@@ -213,6 +215,9 @@ func TestReadReadsWhatWasWritten(t *testing.T) {
 		t.Fatalf("Read = %+v, %v", all, err)
 	}
 	states := []string{"COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "FAIL", "FAIL", "RUNNING"}
+	if got := string(all[0].User["tuner_study_id"]) + string(all[0].User["world"]); got != `"abc"{"model":"m"}` {
+		t.Errorf("the study says of itself %s", got)
+	}
 	for i, got := range all[0].Trials {
 		want := study.Trials[i]
 		point := want.Point

@@ -15,8 +15,9 @@ import (
 // A Study is one of a file.
 type Study struct {
 	Name       string
-	Directions []string // MINIMIZE or MAXIMIZE, one for each objective
-	Trials     []Trial  // by number
+	Directions []string                   // MINIMIZE or MAXIMIZE, one for each objective
+	User       map[string]json.RawMessage // user attributes
+	Trials     []Trial                    // by number
 }
 
 // A Trial is one of a Study.
@@ -96,7 +97,7 @@ func (r *reader) read() ([]Study, error) {
 	indexes := map[int64]int{} // of the studies by Optuna's id
 	err := r.each(`SELECT study_id, study_name FROM studies ORDER BY study_id`, func(scan func(...any) error) error {
 		var id int64
-		var s Study
+		s := Study{User: map[string]json.RawMessage{}}
 		err := scan(&id, &s.Name)
 		indexes[id] = len(r.all)
 		r.all = append(r.all, s)
@@ -111,6 +112,18 @@ func (r *reader) read() ([]Study, error) {
 		err := scan(&id, &direction)
 		if i, ok := indexes[id]; ok {
 			r.all[i].Directions = append(r.all[i].Directions, direction)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = r.each(`SELECT study_id, "key", value_json FROM study_user_attributes`, func(scan func(...any) error) error {
+		var id sql.NullInt64
+		var key, value sql.NullString
+		err := scan(&id, &key, &value)
+		if i, ok := indexes[id.Int64]; ok && value.Valid {
+			r.all[i].User[key.String] = json.RawMessage(value.String)
 		}
 		return err
 	})

@@ -157,7 +157,7 @@ type attribute struct {
 func studyAttributes(s studies.Study) []attribute {
 	return []attribute{
 		{"tuner_study_id", s.ID}, {"objective", "capacity: the highest rate that keeps the SLO, requests per second"},
-		{"state", s.State}, {"note", s.Note}, {"seed", fmt.Sprint(s.Seed)}, {"world", s.World}, {"file", s.File},
+		{"state", s.State}, {"note", s.Note}, {"seed", fmt.Sprint(s.Seed)}, {"world", s.World}, {"worlds", s.Asked()}, {"file", s.File},
 	}
 }
 

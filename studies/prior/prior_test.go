@@ -1,6 +1,7 @@
 package prior
 
 import (
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -496,7 +497,7 @@ func TestEachWorldIsASource(t *testing.T) {
 			"its world changed later, before trial 3: server args: --max-model-len 4096 → --max-model-len 8192",
 			`its server args is "--max-model-len 4096", and this study's "--max-model-len 2048"`,
 		}, []string{"its world changed later, before trial 2: server args: --max-model-len 2048 → --max-model-len 4096"}},
-		{file, nil, []string{"it was measured in another world than the best of that study"}},
+		{file, []string{`its server args is "--max-model-len 4096", and this study's "--max-model-len 2048"`}, []string{"it was measured in another world than the best of that study"}},
 	} {
 		all, err := r.Read([]string{c.path})
 		if err != nil || len(all) != 2 {
@@ -513,6 +514,74 @@ func TestEachWorldIsASource(t *testing.T) {
 		if !slices.Equal(all[0].Notes, c.newer) || !slices.Equal(all[1].Notes, c.older) {
 			t.Errorf("%s: the notes are %q and %q", c.path, all[0].Notes, all[1].Notes)
 		}
+	}
+}
+
+// An Optuna file that we wrote is held against the study as the study itself is; one of Optuna's own, which may use the same words, is not.
+func TestAnOptunaFileOfOurs(t *testing.T) {
+	ours := old()
+	ours.ID, ours.World = "a1", map[string]string{"model": "my/model", "slo": "p99 TTFT <= 500 ms", "server args": "--max-model-len 2048"}
+	others := old()
+	others.World = map[string]string{"model": "other"}
+	for _, c := range []struct {
+		name  string
+		study studies.Study
+		add   string // what is done to the file
+		r     Reader
+		taken int
+		note  string
+		want  string // of what was left out, or the error
+	}{
+		{"of another study it is taken", ours, "", Reader{ID: "b2"}, 5, `its slo is "p99 TTFT <= 500 ms", and this study's ""`, ""},
+		{"and into one that has not begun", ours, "", Reader{}, 5, `its server args is "--max-model-len 2048", and this study's ""`, ""},
+		{"of the study itself it is not", ours, "", Reader{ID: "a1"}, 0, "", "old.db is the study itself, or a copy of it"},
+		{"but what Optuna has added to it is", ours, addedTrial, Reader{ID: "a1"}, 1, "it is this study's own export: only what Optuna has added is read of it", ""},
+		{"of another model it is left out", ours, "", Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b; if they are the same, give --any-model"},
+		{"and what Optuna has added too", ours, addedTrial, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b"},
+		{"unless any model is taken", ours, "", Reader{World: map[string]string{"model": "b"}, AnyModel: true}, 5, `its slo is "p99 TTFT <= 500 ms", and this study's ""`, ""},
+		{"the present world is enough", ours, `DELETE FROM study_user_attributes WHERE "key"='worlds'`, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b"},
+		{"Optuna's own says nothing of a model", others, `DELETE FROM study_user_attributes WHERE "key"='tuner_study_id'`, Reader{}, 5, "", ""},
+	} {
+		path := filepath.Join(t.TempDir(), "old.db")
+		if err := optuna.Write(path, c.study, oldParameters); err != nil {
+			t.Fatal(err)
+		}
+		change(t, path, c.add)
+		r := reader(t)
+		r.ID, r.AnyModel = c.r.ID, c.r.AnyModel
+		maps.Copy(r.World, c.r.World)
+		all, err := r.Read([]string{path})
+		if err != nil {
+			if c.want == "" || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %v, want %q", c.name, err, c.want)
+			}
+			continue
+		}
+		got, left := taken(path, all[0])
+		if len(all) != 1 || len(got) != c.taken || c.taken == 0 && (len(left) != 1 || !strings.Contains(left[0], c.want)) {
+			t.Errorf("%s: %d sources, taken %q, left %q; want %d and %q", c.name, len(all), got, left, c.taken, c.want)
+		}
+		if c.note == "" && len(all[0].Notes) > 0 || c.note != "" && !slices.Contains(all[0].Notes, c.note) {
+			t.Errorf("%s: the notes are %q, want %q", c.name, all[0].Notes, c.note)
+		}
+	}
+}
+
+// addedTrial is what Optuna writes of a trial that it asks for and is told of.
+const addedTrial = `INSERT INTO trials (trial_id, number, study_id, state) VALUES (99, 98, 1, 'COMPLETE');
+	INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (99, 0, 3.5, 'FINITE');
+	INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (99, 'gpu-memory-utilization', 0.95,
+		'{"name":"FloatDistribution","attributes":{"step":0.01,"low":0.7,"high":0.98,"log":false}}')`
+
+// change does something to an SQLite file.
+func change(t *testing.T, path, query string) {
+	t.Helper()
+	db, err := sql.Open("sqlite3", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(query); errors.Join(err, db.Close()) != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -28,7 +28,7 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 		return nil, err
 	}
 	if study.ID == r.ID {
-		return nil, fmt.Errorf("%s is the study itself, or a copy of it, which knows its own trials; name another", path)
+		return nil, itself(path)
 	}
 	worlds := worldsOf(study)
 	var all []Source
@@ -41,6 +41,10 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 		all = append(all, s)
 	}
 	return all, nil
+}
+
+func itself(path string) error {
+	return fmt.Errorf("%s is the study itself, or a copy of it, which knows its own trials; name another", path)
 }
 
 // A world is what was measured of a study in one of its worlds.
@@ -70,18 +74,13 @@ func worldsOf(study studies.Study) (all []world) {
 
 // readWorld reads what was measured in one world of a study.
 func (r *Reader) readWorld(s *Source, w world) {
-	if is, want := w.asked["model"], r.World["model"]; is != want && !r.AnyModel {
-		s.leave(s.Name, "its model is %s, and this study's %s; if they are the same, give --any-model", is, want)
+	if !r.sameModel(s, w.asked) {
 		return
 	}
 	if w.ended != "" {
 		s.note("its world changed later, %s", w.ended)
 	}
-	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
-		if is, want := w.asked[key], r.World[key]; is != want {
-			s.note("its %s is %q, and this study's %q", key, is, want)
-		}
-	}
+	r.compare(s, w.asked)
 	for _, t := range w.trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
 		if t.State != studies.Done || t.Result.Outcome == trial.Unknown {
@@ -96,6 +95,25 @@ func (r *Reader) readWorld(s *Source, w world) {
 		result := t.Result
 		result.Tail = nil
 		s.take(r, from, point, result, t.Probes)
+	}
+}
+
+// sameModel reports whether a world of another study is of this study's model, as far as that matters; if not, it leaves all of it out.
+func (r *Reader) sameModel(s *Source, asked map[string]string) bool {
+	is, want := asked["model"], r.World["model"]
+	if is == want || r.AnyModel {
+		return true
+	}
+	s.leave(s.Name, "its model is %s, and this study's %s; if they are the same, give --any-model", is, want)
+	return false
+}
+
+// compare notes in what a world of another study is not this study's.
+func (r *Reader) compare(s *Source, asked map[string]string) {
+	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
+		if is, want := asked[key], r.World[key]; is != want {
+			s.note("its %s is %q, and this study's %q", key, is, want)
+		}
 	}
 }
 
@@ -134,11 +152,18 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	if !slices.Equal(study.Directions, []string{"MAXIMIZE"}) {
 		return nil, fmt.Errorf("%s: study %s has the directions %s; it takes one objective, the requests per second within the SLO, to be maximised", path, study.Name, strings.Join(study.Directions, ", "))
 	}
+	origin := originOf(study)
+	trials := study.Trials
+	if origin.id != "" && origin.id == r.ID {
+		if trials = slices.DeleteFunc(slices.Clone(trials), byUs); len(trials) == 0 {
+			return nil, itself(path)
+		}
+	}
 	best := newestWorld(study.Trials)
 	worlds := map[int][]optuna.Trial{}
-	for _, t := range study.Trials {
+	for _, t := range trials {
 		number := best // what Optuna went on with is of the world whose trials it compares
-		attribute(t, "world", &number)
+		attribute(t.User, "world", &number)
 		worlds[number] = append(worlds[number], t)
 	}
 	if len(worlds) == 0 {
@@ -153,17 +178,61 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 		if number != best {
 			s.note("it was measured in another world than the best of that study")
 		}
-		r.takeOptuna(&s, worlds[number])
+		if len(trials) < len(study.Trials) {
+			s.note("it is this study's own export: only what Optuna has added is read of it")
+		}
+		r.readOptunaWorld(&s, origin.asked(number), worlds[number])
 		sources = append(sources, s)
 	}
 	return sources, nil
+}
+
+// An origin is the study of ours that an Optuna file was exported from; of a study of Optuna's own it is zero.
+type origin struct {
+	id      string
+	present map[string]string   // as studies.Study.World
+	worlds  []map[string]string // as studies.Study.Asked
+}
+
+// originOf reads the attributes that the export gives a study. Without an id they are of another's making.
+func originOf(study optuna.Study) (o origin) {
+	attribute(study.User, "tuner_study_id", &o.id)
+	if o.id == "" {
+		return origin{}
+	}
+	attribute(study.User, "world", &o.present)
+	attribute(study.User, "worlds", &o.worlds)
+	return o
+}
+
+// asked is what was asked for in one of the worlds, from 1; nil where that is not known. A file that does not tell the worlds apart is taken for one
+// of the present world alone.
+func (o origin) asked(number int) map[string]string {
+	if number >= 1 && number <= len(o.worlds) {
+		return o.worlds[number-1]
+	}
+	return o.present
+}
+
+// byUs reports whether the export wrote a trial, and not Optuna after it.
+func byUs(t optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
+
+// readOptunaWorld takes the trials of one world, of a study of ours if they are of its model.
+func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []optuna.Trial) {
+	if asked != nil {
+		if !r.sameModel(s, asked) {
+			return
+		}
+		r.compare(s, asked)
+	}
+	r.takeOptuna(s, trials)
 }
 
 // newestWorld is the newest world with a trial that Optuna compares with others.
 func newestWorld(trials []optuna.Trial) (newest int) {
 	for _, t := range trials {
 		if number := 0; t.State == "COMPLETE" {
-			attribute(t, "world", &number)
+			attribute(t.User, "world", &number)
 			newest = max(newest, number)
 		}
 	}
@@ -220,16 +289,16 @@ func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 
 // resultOf is what an Optuna trial found; or why it says nothing. Of a study that was exported by us more is known.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	attribute(t, "outcome", &result.Outcome)
-	attribute(t, "simulated", &result.Facts.Simulated)
-	attribute(t, "class", &result.Class)
-	attribute(t, "evidence", &result.Evidence)
+	attribute(t.User, "outcome", &result.Outcome)
+	attribute(t.User, "simulated", &result.Facts.Simulated)
+	attribute(t.User, "class", &result.Class)
+	attribute(t.User, "evidence", &result.Evidence)
 	switch {
 	case t.State == "PRUNED" && result.Outcome == trial.Dropped, t.State == "FAIL" && result.Outcome == trial.Infeasible:
 		return result, ""
 	case t.State == "PRUNED" && result.Outcome == trial.Measured: // by us, in a world that is not that of the study's best
 		value := 0.0
-		attribute(t, "capacity_rps", &value)
+		attribute(t.User, "capacity_rps", &value)
 		t.Value = &value
 	case t.State != "COMPLETE":
 		return result, "its state is " + t.State + ", which says nothing of a capacity"
@@ -239,14 +308,14 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 	result.Outcome, result.Class, result.Evidence = trial.Measured, serverctl.Class(""), ""
 	c := &result.Capacity
 	c.Rate, c.Low, c.Bound, c.Why = *t.Value, *t.Value, capacity.AtLeast, "as Optuna has it"
-	attribute(t, "bound", &c.Bound)
-	attribute(t, "binding", &c.Binding)
-	attribute(t, "passed_rps", &c.Low)
-	attribute(t, "failed_rps", &c.High)
-	attribute(t, "lowest_rps", &c.Lowest)
-	attribute(t, "highest_rps", &c.Highest)
-	attribute(t, "std_err", &c.StdErr)
-	attribute(t, "in_flight", &c.InFlight)
+	attribute(t.User, "bound", &c.Bound)
+	attribute(t.User, "binding", &c.Binding)
+	attribute(t.User, "passed_rps", &c.Low)
+	attribute(t.User, "failed_rps", &c.High)
+	attribute(t.User, "lowest_rps", &c.Lowest)
+	attribute(t.User, "highest_rps", &c.Highest)
+	attribute(t.User, "std_err", &c.StdErr)
+	attribute(t.User, "in_flight", &c.InFlight)
 	if c.Bound == capacity.AtMost {
 		c.Rate = c.High
 	}
@@ -257,9 +326,9 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 }
 
 // attribute reads a user attribute, which may be missing or of another's making: then it stays what it is.
-func attribute[T any](t optuna.Trial, key string, to *T) {
+func attribute[T any](of map[string]json.RawMessage, key string, to *T) {
 	var value T
-	if raw, ok := t.User[key]; ok && json.Unmarshal(raw, &value) == nil {
+	if raw, ok := of[key]; ok && json.Unmarshal(raw, &value) == nil {
 		*to = value
 	}
 }
