@@ -124,7 +124,7 @@ func (r *Reader) readBench(path string) (point space.Point, one run, why string,
 		return nil, one, err.Error(), nil
 	}
 	one = run{path, probeOf(found, verdict), found.Meta.Metadata}
-	return point, one, implausible(trial.Result{}, []trial.Probe{one.probe}), nil
+	return point, one, implausibleRun(one.probe), nil
 }
 
 // isExport reports whether text is a study that we have written as JSON, whose first key is the format's: see studies/export.

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"vllmtuner/bench"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/studies/optuna"
@@ -342,8 +343,94 @@ func TestWhatIsNotPlausible(t *testing.T) {
 	if _, err := r.Read([]string{filepath.Join(dir, "long.txt")}); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("more digits than a number has: %v, want %q", err, want)
 	}
-	if why := implausible(trial.Result{Capacity: capacity.Capacity{StdErr: math.Inf(1)}}, nil); !strings.Contains(why, "Result.Capacity.StdErr is +Inf, which cannot be stored; correct") {
-		t.Errorf("a number that is none: %q", why)
+}
+
+// Every figure of a capacity, and every latency of a probe, is looked at before it is stored.
+func TestEveryFigureIsPlausible(t *testing.T) {
+	one := func() (trial.Result, trial.Probe) {
+		c := capacity.Capacity{Rate: 2, Low: 2, High: 3, Bound: capacity.Exact, InFlight: 40, Lowest: 1.8, Highest: 2.2, StdErr: 0.05, Probes: 2,
+			Pieces: []capacity.Piece{{Moved: -0.01}}, Steps: []capacity.Step{{Rate: 2, Outcome: capacity.Outcome{Headroom: 0.1, InFlight: 40}}}}
+		latencies := bench.Stats{N: 100, Mean: 50, Std: 1e-12, P50: 50, P99: 50, Max: 50}
+		p := trial.Probe{Seq: 3, Rate: 2, HitRate: -1, Measurement: bench.Measurement{TTFT: latencies, TPOT: latencies, ITL: bench.Stats{N: 100, Mean: 1, Std: 2, P99: 3, Max: 9}, E2E: latencies}}
+		p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", ValueMS: 50}}
+		return trial.Result{Outcome: trial.Measured, Capacity: c}, p
+	}
+	if result, p := one(); implausible(result, []trial.Probe{p}) != "" {
+		t.Fatalf("what was measured is implausible: %s", implausible(result, []trial.Probe{p}))
+	}
+	for _, outcome := range []trial.Outcome{trial.Infeasible, trial.Dropped, trial.Unknown} {
+		if why := implausible(trial.Result{Outcome: outcome}, nil); why != "" {
+			t.Errorf("a trial that was %s is implausible: %s", outcome, why)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*trial.Result, *trial.Probe)
+		want   string
+	}{
+		{"an outcome that none has", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "zzz" }, `its outcome is "zzz", and it can be measured, infeasible, dropped, unknown; correct it`},
+		{"no outcome", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "" }, `its outcome is "", and it can be`},
+		{"a bound that none has", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "zzz" }, `its bound is "zzz", and it can be exact, at least, at most; correct it`},
+		{"no bound", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "" }, `its bound is "", and it can be`},
+		{"a bound of what was not measured", func(r *trial.Result, _ *trial.Probe) { r.Outcome, r.Capacity.Bound = trial.Dropped, "zzz" }, `its bound is "zzz"`},
+		{"an interval below nothing", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Lowest = -5 }, "its capacity, or a bound of it, is at -5 requests per second"},
+		{"an interval without end", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Highest = 1e308 }, "its capacity, or a bound of it, is at 1e+308 requests per second"},
+		{"an absurd error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = 1e308 }, "its standard error of ln capacity: 1e+308, and it can be from 0 to 40"},
+		{"an error that is no number", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = math.NaN() }, "its standard error of ln capacity: NaN"},
+		{"a negative error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = -1 }, "its standard error of ln capacity: -1"},
+		{"fewer requests than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.InFlight = -1e308 }, "its requests in flight: -1e+308, and it can be from 0 to 1e+07"},
+		{"fewer probes than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Probes = -1 }, "its number of probes: -1"},
+		{"an absurd part of the error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Pieces[0].Moved = 1e9 }, "its part of the standard error: 1e+09"},
+		{"a step at no rate", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Rate = -1 }, "its step 0 is at -1 requests per second"},
+		{"a step with an absurd headroom", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Headroom = -1e9 }, "its step 0: headroom: -1e+09"},
+		{"a step with fewer requests than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].InFlight = -1 }, "its step 0: requests in flight: -1"},
+		{"a probe at no rate", func(_ *trial.Result, p *trial.Probe) { p.Rate = -1 }, "its probe 3 is at -1 requests per second"},
+		{"a negative latency", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TTFT.P50 = -3 }, "its probe 3: a figure of TTFT is -3 ms, and a server's is from 1e-06 to 1e+09"},
+		{"a latency of no time", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TPOT.P99 = 1e-308 }, "its probe 3: a figure of TPOT is 1e-308 ms"},
+		{"a latency of ages", func(_ *trial.Result, p *trial.Probe) { p.Measurement.E2E.Max = 1e300 }, "its probe 3: a figure of E2E is 1e+300 ms"},
+		{"a latency that is no number", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Mean = math.NaN() }, "its probe 3: a figure of ITL is NaN ms"},
+		{"a latency that varies too much", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Std = -1 }, "its probe 3: a figure of ITL is -1 ms"},
+		{"a latency that was judged", func(_ *trial.Result, p *trial.Probe) { p.Verdict.Checks[0].ValueMS = -1 }, "its probe 3: p99 TTFT is -1 ms"},
+		{"another figure that is no number", func(_ *trial.Result, p *trial.Probe) { p.HitRate = math.Inf(1) }, "HitRate is +Inf, which cannot be stored; correct it"},
+	} {
+		result, p := one()
+		c.change(&result, &p)
+		if why := implausible(result, []trial.Probe{p}); !strings.Contains(why, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, why, c.want)
+		}
+	}
+}
+
+// A trial of an Optuna file is left out for each figure and word in it that the tuner does not write.
+func TestOptunaFiguresArePlausible(t *testing.T) {
+	for _, c := range []struct{ name, add, want string }{
+		{"a bound that none has", `bound='"zzz"'`, `old.db, trial 0: its bound is "zzz"`},
+		{"an outcome that none has", `outcome='"zzz"'`, `old.db, trial 0: its outcome is "zzz", and that of a trial with a value is measured`},
+		{"an outcome without a value", `outcome='"infeasible"'`, `old.db, trial 0: its outcome is "infeasible"`},
+		{"an absurd error", `std_err='1e308'`, "old.db, trial 0: its standard error of ln capacity: 1e+308"},
+		{"an error that is no number", `std_err='NaN'`, "old.db, trial 0: its std_err is NaN, which is no number"},
+		{"fewer requests than none", `in_flight='-1e308'`, "old.db, trial 0: its requests in flight: -1e+308"},
+		{"an interval below nothing", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is at -5 requests"},
+	} {
+		path := filepath.Join(t.TempDir(), "old.db")
+		if err := optuna.Write(path, old(), oldParameters); err != nil {
+			t.Fatal(err)
+		}
+		key, value, _ := strings.Cut(c.add, "=")
+		change(t, path, fmt.Sprintf(`UPDATE trial_user_attributes SET value_json=%s WHERE trial_id=1 AND "key"='%s'`, value, key))
+		got, left := taken(filepath.Dir(path), readOne(t, reader(t), path))
+		if len(got) != 4 || !strings.HasPrefix(left[0], c.want) {
+			t.Errorf("%s: taken %q, left %q; want %q", c.name, got, left, c.want)
+		}
+	}
+	// What Optuna itself keeps under such a name is no figure of ours.
+	path := filepath.Join(t.TempDir(), "own.db")
+	if err := optuna.Write(path, old(), oldParameters); err != nil {
+		t.Fatal(err)
+	}
+	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES (99, 'std_err', 'NaN')`)
+	if got, left := taken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
+		t.Errorf("taken %q, left %q", got, left)
 	}
 }
 

@@ -304,18 +304,17 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 		return result, "its state is " + t.State + ", which says nothing of a capacity"
 	case t.Value == nil:
 		return result, "it has no value"
+	case result.Outcome != "" && result.Outcome != trial.Measured:
+		return result, fmt.Sprintf("its outcome is %.40q, and that of a trial with a value is %s", string(result.Outcome), trial.Measured)
 	}
 	result.Outcome, result.Class, result.Evidence = trial.Measured, serverctl.Class(""), ""
 	c := &result.Capacity
 	c.Rate, c.Low, c.Bound, c.Why = *t.Value, *t.Value, capacity.AtLeast, "as Optuna has it"
 	attribute(t.User, "bound", &c.Bound)
 	attribute(t.User, "binding", &c.Binding)
-	attribute(t.User, "passed_rps", &c.Low)
-	attribute(t.User, "failed_rps", &c.High)
-	attribute(t.User, "lowest_rps", &c.Lowest)
-	attribute(t.User, "highest_rps", &c.Highest)
-	attribute(t.User, "std_err", &c.StdErr)
-	attribute(t.User, "in_flight", &c.InFlight)
+	if why := figures(t, c); why != "" {
+		return result, why
+	}
 	if c.Bound == capacity.AtMost {
 		c.Rate = c.High
 	}
@@ -323,6 +322,28 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 		return result, fmt.Sprintf("its value %g is no rate", *t.Value)
 	}
 	return result, ""
+}
+
+// figures reads those of a capacity. One that the export wrote and that is no number now, such as Python's NaN, is the reason to leave the trial out; of
+// Optuna's own trials it may be something else of that name.
+func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
+	for _, f := range []struct {
+		key string
+		to  *float64
+	}{
+		{"passed_rps", &c.Low}, {"failed_rps", &c.High}, {"lowest_rps", &c.Lowest}, {"highest_rps", &c.Highest}, {"std_err", &c.StdErr}, {"in_flight", &c.InFlight},
+	} {
+		var number float64
+		raw, given := t.User[f.key]
+		switch err := json.Unmarshal(raw, &number); {
+		case !given:
+		case err == nil:
+			*f.to = number
+		case byUs(t):
+			return fmt.Sprintf("its %s is %.40s, which is no number; correct it where it was written", f.key, raw)
+		}
+	}
+	return ""
 }
 
 // attribute reads a user attribute, which may be missing or of another's making: then it stays what it is.
