@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -315,6 +316,32 @@ func TestWhatIsNoLog(t *testing.T) {
 	try(t, os.WriteFile(outside, []byte("secret"), 0o644), os.Symlink(outside, filepath.Join(dir, folder, "trial-0002.log")))
 	if _, err := Open(dir, 2); err == nil {
 		t.Error("a link out of the folder was followed")
+	}
+}
+
+// Whoever goes to the end of a log, or follows it, does not wait for a pipe in its place.
+func TestAPipeIsNoLog(t *testing.T) {
+	dir := t.TempDir()
+	writeLines(t, dir, 0, small, 0, 1)
+	r, err := Open(dir, 0)
+	try(t, err)
+	defer r.Close()
+	head := filepath.Join(dir, Name(0))
+	try(t, os.Remove(head), syscall.Mkfifo(head, 0o644))
+	ended := make(chan error, 2)
+	go func() {
+		ended <- r.Follow(t.Context(), io.Discard, nil)
+		ended <- r.Tail(1)
+	}()
+	for _, what := range []string{"Follow", "Tail"} {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, ErrNoLog) {
+				t.Errorf("%s = %v, want that it is no log", what, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s waits for a pipe", what)
+		}
 	}
 }
 

@@ -158,7 +158,7 @@ func (r *Reader) Tail(n int) error {
 
 // tailOf goes to the last n lines of a file, or to its beginning when it has fewer, and returns how many there are.
 func (r *Reader) tailOf(part, n int) (int, error) {
-	f, err := r.root.Open(fileName(r.trial, part))
+	f, err := openLog(r.root, fileName(r.trial, part))
 	if err != nil {
 		return 0, err
 	}
@@ -245,7 +245,7 @@ func (r *Reader) renew() error {
 	if err != nil {
 		return err
 	}
-	f, err := r.root.Open(fileName(r.trial, r.part))
+	f, err := openLog(r.root, fileName(r.trial, r.part))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // deleted; the open file still has its end
 	}
