@@ -458,14 +458,20 @@ func readRecord(dir string) (*proc.Record, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var r *proc.Record
+	var r proc.Record
 	if err == nil {
 		err = errors.Join(json.NewDecoder(io.LimitReader(file, recordSize)).Decode(&r), file.Close())
+	}
+	if err == nil && (r.PID <= 0 || r.Token == "") {
+		err = errors.New("it names no server")
+	}
+	if _, ofDisk := errors.AsType[*fs.PathError](err); ofDisk && !errors.Is(err, fs.ErrPermission) { // it may go well the next time
+		return nil, fmt.Errorf("%s says which server may have been left behind: %w", path, err)
 	}
 	if err != nil {
 		return nil, usage("%s says which server may have been left behind, and cannot be read: %w; see that none runs, and remove it", path, err)
 	}
-	return r, nil
+	return &r, nil
 }
 
 // reclaim ends the server that a killed tuner left behind, and returns how many processes that were.
