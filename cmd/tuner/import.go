@@ -182,6 +182,9 @@ func notItself(dir string, paths []string) error {
 func storePriors(ctx context.Context, dir string, begun studies.New, takeover time.Duration, sources []prior.Source) (err error) {
 	begun.State, begun.Note = studies.Stopped, "begun by `tuner import`; `tuner run` goes on"
 	store, _, err := studies.Open(ctx, dir, begun, studies.Options{TakeoverAfter: takeover})
+	if errors.Is(err, context.Canceled) {
+		return errImportEnded
+	}
 	if errors.Is(err, studies.ErrWorldChanged) {
 		return fmt.Errorf("%w\nimport takes no changes, as only tuner run has --accept-drift: take the old values back, or import into a study under another name", err)
 	}

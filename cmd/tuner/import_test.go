@@ -29,6 +29,10 @@ func TestAnImportCanBeEnded(t *testing.T) {
 	if left, readErr := os.ReadDir(root); exitCode(err) != exitInterrupted || len(left) > 0 || readErr != nil {
 		t.Errorf("it ends with %v (exit code %d) and leaves %v, %v; want an interruption and nothing", err, exitCode(err), left, readErr)
 	}
+	err = storePriors(ctx, filepath.Join(root, "small"), studies.New{Name: "small"}, 0, nil) // where it may wait for the study's owner
+	if !errors.Is(err, errImportEnded) {
+		t.Errorf("storing ends with %v, want %v", err, errImportEnded)
+	}
 }
 
 // An import that cannot store all stores nothing, and leaves a study that stands still.
