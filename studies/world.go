@@ -81,8 +81,8 @@ func knownTo(others, facts map[string]string) map[string]string {
 // back before a trial was measured with it makes no other world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
-	for _, e := range s.Events {
-		if e.Kind == Drift && e.Trial > first && e.Trial <= len(s.Trials) && s.Drifts(e.Trial) != "" {
+	for _, e := range s.Changes() {
+		if e.Trial > first && e.Trial <= len(s.Trials) {
 			worlds = append(worlds, s.Trials[first:e.Trial])
 			first = e.Trial
 		}
@@ -109,6 +109,25 @@ func (s Study) Asked() []map[string]string {
 		})
 	}
 	return asked
+}
+
+// Changes returns the changes of the world that were accepted, the oldest first: those before one trial as the one that they come to, and none where
+// they come to nothing.
+func (s Study) Changes() (all []Event) {
+	for _, e := range s.Events {
+		if e.Kind != Drift {
+			continue
+		}
+		e.Text = s.Drifts(e.Trial)
+		switch last := len(all) - 1; {
+		case e.Text == "":
+		case last >= 0 && all[last].Trial == e.Trial:
+			all[last] = e
+		default:
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // Drifts returns the changes of the world that were accepted before a trial, and not taken back before it, a line for each.

@@ -96,14 +96,12 @@ func (l *lines) restored(study studies.Study) {
 // Outdated says that the best trial was measured in another world than the study has now, or with which trials it is not compared as they were.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	before := 0
-	for _, e := range study.Events {
-		switch {
-		case e.Kind != studies.Drift:
-		case best.Trial.Number < e.Trial:
-			lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, strings.ReplaceAll(e.Text, "\n", "; ")))
-		default:
+	for _, e := range study.Changes() {
+		if best.Trial.Number >= e.Trial {
 			before = max(before, e.Trial)
+			continue
 		}
+		lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, strings.ReplaceAll(e.Text, "\n", "; ")))
 	}
 	if before > 0 {
 		lines = append(lines, fmt.Sprintf("the trials before %d are not compared with it, for they were measured in another world (`--accept-drift`)", before))
@@ -188,10 +186,8 @@ type driftItem struct {
 }
 
 func driftItems(study studies.Study) (items []driftItem) {
-	for _, e := range study.Events {
-		if e.Kind == studies.Drift {
-			items = append(items, driftItem{e.Time, e.Text})
-		}
+	for _, e := range study.Changes() {
+		items = append(items, driftItem{e.Time, e.Text})
 	}
 	return items
 }

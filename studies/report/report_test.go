@@ -356,6 +356,27 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 	}
 }
 
+// A change that was taken back before the next trial parts no trials, and nobody is told of one.
+func TestWhatWasTakenBackIsNotSaid(t *testing.T) {
+	study := of(studies.Done, "", with(exact(2), studies.Default), exact(3))
+	for i, text := range []string{"gpu: H200 → L4", "gpu: L4 → H200"} {
+		study.Events = append(study.Events, studies.Event{Time: start.Add(time.Duration(i) * time.Hour), Kind: studies.Drift, Trial: 1, Text: text})
+	}
+	best, ok := Best(study)
+	if !ok || best.Trial.Number != 1 {
+		t.Fatalf("the best is trial %d, %t; want trial 1", best.Trial.Number, ok)
+	}
+	if lines, items := Outdated(study, best), bestOf(study, Options{}).Drifts; len(lines)+len(items) > 0 {
+		t.Errorf("it is said that %q, and programs are told of %v; want nothing", lines, items)
+	}
+	study.Events = append(study.Events, studies.Event{Time: start.Add(2 * time.Hour), Kind: studies.Drift, Trial: 2, Text: "gpu: H200 → L4"},
+		studies.Event{Time: start.Add(3 * time.Hour), Kind: studies.Drift, Trial: 2, Text: "gpu: L4 → L40"})
+	want := []driftItem{{start.Add(3 * time.Hour), "gpu: H200 → L40"}}
+	if items := bestOf(study, Options{}).Drifts; !slices.Equal(items, want) {
+		t.Errorf("programs are told of %v, want what two changes came to: %v", items, want)
+	}
+}
+
 // A long study's probes take seconds to read, so that few trials are asked for.
 func TestWholeAsksForFewTrials(t *testing.T) {
 	many := func(make func(i int) studies.Trial) (trials []studies.Trial) {
