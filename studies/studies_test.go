@@ -471,3 +471,32 @@ func TestDriftOfTheMachine(t *testing.T) {
 		t.Errorf("the events say %q, want %q", texts, want)
 	}
 }
+
+// Changes before one trial count as what they come to.
+func TestChangesThatWereTakenBack(t *testing.T) {
+	for _, c := range []struct {
+		changes []string
+		want    string
+	}{
+		{[]string{"gpu: A → B"}, "gpu: A → B"},
+		{[]string{"gpu: A → B\nmodel: x → y", "gpu: B → A"}, "model: x → y"},
+		{[]string{"gpu: A → B", "gpu: B → C"}, "gpu: A → C"},
+		{[]string{"image: (nothing) → a", "image: a → (nothing)"}, ""},
+		{[]string{"server version: 1 in trial 0 → 2", "server version: 2 in trial 1 → 1"}, ""},
+		{[]string{"server version: 1 in trial 0 → 2", "server version: 1 in trial 0 → 3"}, "server version: 1 in trial 0 → 3"},
+		{[]string{"server command: run in trial mode → run"}, "server command: run in trial mode → run"},
+		{[]string{"something else"}, "something else"},
+	} {
+		s := Study{Trials: []Trial{aTrial(0), aTrial(1)}}
+		for _, text := range c.changes {
+			s.Events = append(s.Events, Event{Kind: Drift, Text: text, Trial: 1})
+		}
+		worlds := 2
+		if c.want == "" {
+			worlds = 1
+		}
+		if got := s.Drifts(1); got != c.want || len(s.Worlds()) != worlds {
+			t.Errorf("%q come to %q and %d worlds, want %q and %d", c.changes, got, len(s.Worlds()), c.want, worlds)
+		}
+	}
+}

@@ -157,7 +157,11 @@ func net(lines []string) (left []string) {
 		}
 	}
 	for _, c := range all {
-		if was, _, _ := strings.Cut(c.was, " in trial "); was != c.is { // where a server says it
+		was := c.was
+		if c.key == "server version" { // of which it is said in which trial it was found
+			was, _, _ = strings.Cut(was, " in trial ")
+		}
+		if was != c.is {
 			left = append(left, c.String())
 		}
 	}

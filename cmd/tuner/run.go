@@ -93,7 +93,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 			return err
 		}
 	}
-	if _, err := readRecord(dir); err != nil { // before the study is taken over
+	if err := checkRecord(dir); err != nil {
 		return err
 	}
 	store, err := o.open(ctx, dir, begun)
@@ -188,7 +188,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
 }
 
 // errNotBegun is that of a run which the user ends before the study is its own.
-const errNotBegun = interruptedError("interrupted before it owned the study, which is as it was")
+const errNotBegun = interruptedError("interrupted before it owned the study, of which nothing is lost")
 
 // open makes this run the study's owner, for which it may have to wait until the one before is known to be gone.
 func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"vllmtuner/bench"
@@ -465,13 +466,24 @@ func readRecord(dir string) (*proc.Record, error) {
 	if err == nil && (r.PID <= 0 || r.Token == "") {
 		err = errors.New("it names no server")
 	}
-	if _, ofDisk := errors.AsType[*fs.PathError](err); ofDisk && !errors.Is(err, fs.ErrPermission) { // it may go well the next time
+	if _, ofDisk := errors.AsType[*fs.PathError](err); ofDisk { // it may go well the next time, or as another user
 		return nil, fmt.Errorf("%s says which server may have been left behind: %w", path, err)
 	}
 	if err != nil {
 		return nil, usage("%s says which server may have been left behind, and cannot be read: %w; see that none runs, and remove it", path, err)
 	}
 	return &r, nil
+}
+
+// checkRecord says what is wrong with the record before a study is taken over. Of a directory that is none, or another user's, opening the study says more.
+func checkRecord(dir string) error {
+	_, err := readRecord(dir)
+	for _, ofDir := range []error{fs.ErrPermission, syscall.ENOTDIR, syscall.ELOOP} {
+		if errors.Is(err, ofDir) {
+			return nil
+		}
+	}
+	return err
 }
 
 // reclaim ends the server that a killed tuner left behind, and returns how many processes that were.

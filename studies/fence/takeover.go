@@ -111,7 +111,11 @@ func (t *takeover) tidy() error {
 	slices.Reverse(older)
 	keep := keepEpochs - 1 // one is what this owner goes on from
 	for _, epoch := range older {
-		if keep > 0 && !neverOpened(t.disk, epoch) {
+		unopened := neverOpened(t.disk, epoch)
+		if unopened && epoch == t.epoch-1 { // whose owner may not know yet that its claim was overtaken
+			continue
+		}
+		if keep > 0 && !unopened {
 			keep--
 			continue
 		}

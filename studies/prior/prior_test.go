@@ -428,7 +428,8 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 	if err := optuna.Write(path, old(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
-	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES (99, 'std_err', 'NaN')`)
+	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
+		(99, 'std_err', 'NaN'), (99, 'outcome', '"ok"'), (99, 'bound', '"upper"'), (99, 'in_flight', '-1'), (99, 'highest_rps', '1e308')`)
 	if got, left := taken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
 		t.Errorf("taken %q, left %q", got, left)
 	}

@@ -289,6 +289,9 @@ func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 
 // resultOf is what an Optuna trial found; or why it says nothing. Of a study that was exported by us more is known.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
+	if !byUs(t) { // its user's own attributes may have any name
+		t.User = nil
+	}
 	attribute(t.User, "outcome", &result.Outcome)
 	attribute(t.User, "simulated", &result.Facts.Simulated)
 	attribute(t.User, "class", &result.Class)
@@ -324,8 +327,7 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 	return result, ""
 }
 
-// figures reads those of a capacity. One that the export wrote and that is no number now, such as Python's NaN, is the reason to leave the trial out; of
-// Optuna's own trials it may be something else of that name.
+// figures reads those of a capacity. One that the export wrote and that is no number now, such as Python's NaN, is the reason to leave the trial out.
 func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 	for _, f := range []struct {
 		key string
@@ -339,7 +341,7 @@ func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 		case !given:
 		case err == nil:
 			*f.to = number
-		case byUs(t):
+		default:
 			return fmt.Sprintf("its %s is %.40s, which is no number; correct it where it was written", f.key, raw)
 		}
 	}
