@@ -155,8 +155,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// One study through both loads, in virtual time and over HTTP, probe by probe: the same points and requests, and where both
-// probed the same rate, latencies that agree. There is one code path; what differs is the clock and the network.
+// One study through both loads, in virtual time and over HTTP, probe by probe: the same points, and where both sent the same draw
+// at the same rate, the same requests and latencies that agree. There is one code path; what differs is the clock and the network.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -175,7 +175,7 @@ func TestBothLoadsAgree(t *testing.T) {
 		}
 		for _, h := range http.Probes {
 			for _, v := range virtual.Probes {
-				if h.Rate != v.Rate || http.Point.String() != virtual.Point.String() || h.Stopped || v.Stopped {
+				if h.Seq != v.Seq || h.Rate != v.Rate || http.Point.String() != virtual.Point.String() || h.Stopped || v.Stopped {
 					continue
 				}
 				compared++
