@@ -131,10 +131,23 @@ func (c Config) environ() []string {
 	return list
 }
 
-var secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
+var (
+	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
+
+	// oftenSecret are names of which some hold no secret: SSH_AUTH_SOCK, or AUTH=off.
+	oftenSecret = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
+
+	// harmless values are switches and numbers, which are no secret whatever they are called.
+	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
+)
 
 // SecretName reports whether the value of an environment variable or flag of that name must not be seen.
 func SecretName(name string) bool { return secretName.MatchString(name) }
+
+// LikelySecret reports whether the value of an environment variable is mostly a secret by the variable's name, and may be one.
+func LikelySecret(name, value string) bool {
+	return !harmless.MatchString(value) && (SecretName(name) || oftenSecret.MatchString(name))
+}
 
 // secrets are texts that nobody should read. The zero value hides nothing.
 type secrets struct {
@@ -168,7 +181,7 @@ func newSecrets(values []string) secrets {
 func (c Config) secrets(environ []string) secrets {
 	values := append([]string{c.APIKey}, c.Secrets...)
 	for _, variable := range environ {
-		if name, value, _ := strings.Cut(variable, "="); SecretName(name) {
+		if name, value, _ := strings.Cut(variable, "="); SecretName(name) || LikelySecret(name, value) {
 			values = append(values, value)
 		}
 	}

@@ -304,6 +304,20 @@ func TestSecretsAreInNoLogAndNoTail(t *testing.T) {
 	}
 }
 
+func TestSecretsByTheNamesOfVariables(t *testing.T) {
+	t.Parallel()
+	for variable, secret := range map[string]bool{
+		"HF_TOKEN=abcdefgh": true, "API_KEYS=12345678": true, "MY_PASSWORD=abcdefgh": true,
+		"SSL_PASSPHRASE=abcdefgh": true, "REGISTRY_AUTH=abcdefgh": true, "DB_PASS=abcdefgh": true, "COOKIE=abcdefgh": true,
+		"REGISTRY_AUTH=12345678": false, "AUTHOR=abcdefgh": false, "COMPASSES=abcdefgh": false, "TOKENIZERS_PARALLELISM=abcdefgh": false,
+	} {
+		_, value, _ := strings.Cut(variable, "=")
+		if hidden := (Config{}).secrets([]string{variable}).hide("given " + value); (hidden == "given [secret]") != secret {
+			t.Errorf("with %s in the environment the log says %q", variable, hidden)
+		}
+	}
+}
+
 func TestAKeyReachesServerAndRequests(t *testing.T) {
 	t.Parallel()
 	c, _ := config("key")

@@ -64,6 +64,7 @@ type studyEntry struct {
 	Planned   int           `json:"planned,omitempty"`
 	Met       bool          `json:"met"`
 	Capacity  float64       `json:"capacity_rps,omitempty"`
+	Changed   []string      `json:"changed_since,omitempty"` // what was accepted to have changed since the capacity was measured
 	Simulated bool          `json:"simulated"`
 	GPU       float64       `json:"gpu_seconds"`
 	Updated   time.Time     `json:"updated,omitzero"`
@@ -97,7 +98,7 @@ func entryOf(root, name string) studyEntry {
 	e.State, e.Note, e.Updated, e.Finished, e.Planned = study.State, study.Note, study.Updated, summary.Finished, summary.Planned
 	e.Simulated, e.GPU = summary.Simulated, summary.GPUSeconds
 	if best, met := report.Best(study); met {
-		e.Met, e.Capacity = true, best.Trial.Result.Capacity.Rate
+		e.Met, e.Capacity, e.Changed = true, best.Trial.Result.Capacity.Rate, report.ChangedSince(study, best)
 	}
 	return e
 }
@@ -158,6 +159,9 @@ func (l *studyList) text() string {
 		}
 		age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
 		fmt.Fprintf(&t, "%-*s  %-8s %8s %14s %10s  %s ago\n", width, e.Name, e.State, trials, best, roughly(time.Duration(e.GPU*float64(time.Second))), roughly(age))
+		if len(e.Changed) > 0 {
+			t.WriteString(wrapped(indent+"its best was measured before a change that was accepted: "+strings.Join(e.Changed, "; "), indent))
+		}
 		if e.Behind != "" {
 			t.WriteString(wrapped(indent+"this was published before; "+e.Behind, indent))
 		}

@@ -95,18 +95,29 @@ func (l *lines) restored(study studies.Study) {
 
 // Outdated says that the best trial was measured in another world than the study has now, or with which trials it is not compared as they were.
 func Outdated(study studies.Study, best Winner) (lines []string) {
+	for _, change := range ChangedSince(study, best) {
+		lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, change))
+	}
 	before := 0
 	for _, e := range study.Changes() {
 		if best.Trial.Number >= e.Trial {
 			before = max(before, e.Trial)
-			continue
 		}
-		lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, strings.ReplaceAll(e.Text, "\n", "; ")))
 	}
 	if before > 0 {
 		lines = append(lines, fmt.Sprintf("the trials before %d are not compared with it, for they were measured in another world (`--accept-drift`)", before))
 	}
 	return lines
+}
+
+// ChangedSince says what was accepted to have changed since the best trial was measured, each change on one line.
+func ChangedSince(study studies.Study, best Winner) (changes []string) {
+	for _, e := range study.Changes() {
+		if best.Trial.Number < e.Trial {
+			changes = append(changes, strings.ReplaceAll(e.Text, "\n", "; "))
+		}
+	}
+	return changes
 }
 
 func (l *lines) outdated(study studies.Study, best Winner) {

@@ -10,12 +10,6 @@ import (
 )
 
 var (
-	// secretNames are names of variables whose values are mostly secrets, beside those that serverctl.SecretName knows.
-	secretNames = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
-
-	// harmless values are switches and numbers, of a variable or a word of the command that is no secret whatever it is called.
-	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
-
 	// outside is a value that is set where the tuner runs, and of which nothing but the way it is used stands in the file.
 	outside = regexp.MustCompile(`^(?:(?:Bearer|Basic|Token) )?` + reference.String() + `$`)
 
@@ -29,7 +23,7 @@ var (
 
 // secretByName reports whether a value is a secret by the name that it is given to.
 func secretByName(name, value string) bool {
-	return !outside.MatchString(value) && !harmless.MatchString(value) && (serverctl.SecretName(name) || secretNames.MatchString(name))
+	return !outside.MatchString(value) && serverctl.LikelySecret(name, value)
 }
 
 // secretValue reports whether a text looks like a secret whatever it is called. References are none.
