@@ -27,7 +27,7 @@ Examples:
 			rootFlag(), formatFlag(),
 			&cli.BoolFlag{Name: "shell", Usage: "print the args alone, on one line, quoted for a shell"},
 		},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
 			if err != nil {
 				return err
@@ -49,7 +49,7 @@ Examples:
 				}
 			}
 			return nil
-		},
+		}),
 	}
 }
 

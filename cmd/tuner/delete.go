@@ -29,7 +29,7 @@ runs is not deleted: exit code 3.
 
 Example: tuner delete llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), takeoverFlag()},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			after, err := takeoverOf(c)
 			if err != nil {
 				return err
@@ -50,7 +50,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			quoted := space.ShellWord(to)
 			fmt.Fprintf(c.App.Writer, "moved to %s\nto have it again:   mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
 			return nil
-		},
+		}),
 	}
 }
 

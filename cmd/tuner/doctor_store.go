@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"time"
 
 	"vllmtuner/serverctl/host"
-	"vllmtuner/studies"
 	"vllmtuner/studies/fence"
 )
 
@@ -16,17 +13,6 @@ type doctorStore struct {
 	Mount  fence.Mount `json:"mount"`
 	Commit float64     `json:"commit_ms"` // of a small write, until it is on the disk
 	Text   string      `json:"text"`      // the same in words
-}
-
-// storePatience is how long the disk may take to answer. One on a network whose server is gone never does.
-const storePatience = time.Minute
-
-// examineDisk is studies.ExamineDisk with that patience.
-func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
-	silent := fmt.Errorf("%s does not answer within %s: see that its server runs and can be reached; nfsstat -m and dmesg say more", dir, storePatience)
-	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, silent)
-	defer cancel()
-	return answered(ctx, func() (studies.Disk, error) { return studies.ExamineDisk(dir) })
 }
 
 // examineStore says whether studies are safe in a directory; "" is none.

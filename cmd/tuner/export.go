@@ -46,7 +46,7 @@ See docs/export.md.`,
 			&cli.BoolFlag{Name: "probes", Usage: "csv: one row a probe"},
 			&cli.BoolFlag{Name: "force", Usage: "replace FILE where it exists"},
 		},
-		Action: exportAction,
+		Action: onDisk(exportAction),
 	}
 }
 

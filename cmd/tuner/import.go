@@ -49,11 +49,11 @@ files is of use: then nothing is stored; 3 another tuner owns the study;
 			takeoverFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be taken, and store nothing"},
 		},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			ctx, cancel := orderly(c.Context, finish)
 			defer cancel()
 			return importAction(ctx, c)
-		},
+		}),
 	}
 }
 

@@ -28,7 +28,7 @@ Examples:
   tuner list
   tuner list --root /mnt/nfs/studies -o json`,
 		Flags: []cli.Flag{rootFlag(), formatFlag()},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
 			if err != nil {
 				return err
@@ -46,7 +46,7 @@ Examples:
 				return err
 			}
 			return list.write(c.App.Writer, format)
-		},
+		}),
 	}
 }
 

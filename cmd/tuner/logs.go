@@ -35,7 +35,7 @@ Examples:
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on as the log grows, until the trial is done"},
 			&cli.IntFlag{Name: "lines", Aliases: []string{"n"}, DefaultText: "all", Usage: "print only the last `N` lines"},
 		},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			ctx, cancel := orderly(c.Context, finish)
 			defer cancel()
 			view, err := newLogView(c)
@@ -43,7 +43,7 @@ Examples:
 				return err
 			}
 			return view.print(ctx)
-		},
+		}),
 	}
 }
 

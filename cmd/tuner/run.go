@@ -48,7 +48,11 @@ Examples:
 			if err != nil {
 				return err
 			}
-			file, err := studyfile.Read(path)
+			var file *studyfile.File
+			err = withDisks(c.Context, c.App.ErrWriter, []string{path}, func() (err error) {
+				file, err = studyfile.Read(path)
+				return err
+			})
 			if err != nil {
 				return err
 			}
@@ -88,15 +92,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return err
 	}
 	dir := filepath.Join(o.root, file.Name)
-	if before, err := readNone(dir); err != nil || len(before.Trials) == 0 { // a study that would be refused is not begun
-		if err := o.checkFlags(ctx, plan); err != nil {
-			return err
-		}
-	}
-	if err := checkRecord(dir); err != nil {
-		return err
-	}
-	store, err := o.open(ctx, dir, begun)
+	store, err := o.take(ctx, plan, dir, begun)
 	if err != nil {
 		return err
 	}
@@ -168,6 +164,38 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 		<-gone
 		cancel(nil)
 	}
+}
+
+// take makes this run the study's owner, after what can be known before.
+func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
+	isNew := false
+	err := o.withDisk(ctx, func() error {
+		before, err := readNone(dir)
+		isNew = err != nil || len(before.Trials) == 0
+		return checkRecord(dir)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if isNew { // a study that would be refused is not begun
+		if err := o.checkFlags(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	var store *studies.Store
+	err = o.withDisk(ctx, func() (err error) {
+		store, err = o.open(ctx, dir, begun)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return store, nil
+}
+
+// withDisk is for what this run does on its disk before the study is its own; then the study's Store says when the disk is silent.
+func (o runOptions) withDisk(ctx context.Context, do func() error) error {
+	return withDisks(ctx, o.stderr, []string{o.root}, do)
 }
 
 // checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.

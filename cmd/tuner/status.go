@@ -19,7 +19,7 @@ the study.
 
 Example: tuner status llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), formatFlag()},
-		Action: func(c *cli.Context) error {
+		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
 			if err != nil {
 				return err
@@ -39,6 +39,6 @@ Example: tuner status llama70b --root /mnt/nfs/studies`,
 				return report.StatusYAML(c.App.Writer, study, reportOptions(study))
 			}
 			return report.StatusText(c.App.Writer, study, reportOptions(study))
-		},
+		}),
 	}
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What a study lives through on real NFS: a server that restarts, and one whose power is cut CRASHES times, a second tuner, a
-# network that is cut, and KILLS kills, with a reader all the while.
+# network that is cut, and KILLS kills, with a reader all the while; and what the command says of a disk that does not answer.
 . /payload/lib.sh
 DIR=/mnt/nfs/study
 TAKEOVER=20s
@@ -63,4 +63,37 @@ verified "$n kills"
 NAME=reader
 kill -0 $READER 2>/dev/null && ! grep -q FAIL /tmp/reader.err && ok "$NAME: $(tail -n 1 /tmp/reader.acks)" || fail "$NAME: $(said reader)"
 killed $READER
+
+NAME="commands on a disk that does not answer"
+# tuner N ARG… runs the command on node b; what it says and its exit code are in /tmp/tunerN.err.
+tuner() {
+  _log=/tmp/tuner$1.err
+  shift
+  on b /payload/tuner "$@" >"$_log" 2>&1 </dev/null
+  echo "exit code $?" >>"$_log"
+}
+cat >/tmp/study.yaml <<'X'
+version: 1
+name: new
+model: m
+server: {simulate: small-fast}
+slo: {ttft_p99: 1000ms}
+workload: {kind: random, requests: 200}
+parameters: {max-num-seqs: {int: [16, 64]}}
+X
+on b sh -c 'cat >/tmp/study.yaml' </tmp/study.yaml
+tuner 0 status $DIR
+grep -q "exit code 0" /tmp/tuner0.err || fail "$NAME: before, status says $(cat /tmp/tuner0.err)"
+partition b; t=$(now)
+tuner 1 best $DIR & C1=$!
+tuner 2 list --root /mnt/nfs & C2=$!
+tuner 3 run /tmp/study.yaml --root /mnt/nfs & C3=$!
+tuner 4 delete $DIR & C4=$!
+for c in $C1 $C2 $C3 $C4; do ends $c 180; done
+t="from $t to $(now)"; heal b
+for n in 1 2 3 4; do
+  grep -q "^tuner: /mnt/nfs.* does not answer within 1m0s" /tmp/tuner$n.err && [ "$(tail -n 1 /tmp/tuner$n.err)" = "exit code 1" ] ||
+    fail "$NAME: command $n says $(cat /tmp/tuner$n.err)"
+done
+[ -d $DIR ] && [ ! -e /mnt/nfs/new ] && [ $bad = 0 ] && ok "$NAME: $t: $(grep ^tuner: /tmp/tuner1.err)"
 exit $bad

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A command waits for its disks as long as they answer, and no longer.
+func TestADiskThatDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
+	errDone, never := errors.New("done"), 24*time.Hour
+	for _, tt := range []struct {
+		name          string
+		silent, takes time.Duration // how long the second disk does not answer, from 10 s on; how long the command takes
+		signal        time.Duration // when the user stops it at once
+		want          string        // part of the error
+		after         time.Duration
+		noted         bool
+	}{
+		{"it answers", 0, 10 * time.Minute, never, "done", 10 * time.Minute, false},
+		{"it is slow", 3 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, false},
+		{"it answers again", 50 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
+		{"it is silent", never, never, never, "/mnt/b does not answer within 1m0s", 70 * time.Second, true},
+		{"the command needs nothing of it", never, 20 * time.Second, never, "done", 20 * time.Second, true},
+		{"the user stops it", never, never, 12 * time.Second, errStoppedNow.Error(), 12 * time.Second, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, stop := context.WithCancelCause(t.Context())
+				time.AfterFunc(tt.signal, func() { stop(errStoppedNow) })
+				var notes bytes.Buffer
+				ask := func(path string) {
+					if at := time.Since(began); path == "/mnt/b" && at >= 10*time.Second && at < 10*time.Second+tt.silent {
+						time.Sleep(10*time.Second + tt.silent - at)
+					}
+				}
+				err := diskWatch{&notes, []string{"/mnt/a", "/mnt/b"}, ask}.during(ctx, func() error {
+					time.Sleep(tt.takes)
+					return errDone
+				})
+				if took := time.Since(began); err == nil || !strings.Contains(err.Error(), tt.want) || took != tt.after {
+					t.Errorf("it ends after %s with %v, want %s and %q", took, err, tt.after, tt.want)
+				}
+				if noted := strings.Count(notes.String(), "waiting for /mnt/b, whose disk does not answer"); (noted > 0) != tt.noted || noted > 1 {
+					t.Errorf("it says %q, want a note: %v", &notes, tt.noted)
+				}
+				time.Sleep(2 * never) // what is left behind ends in this bubble
+			})
+		})
+	}
+}
+
+// What is not there is on the disk of what is above it.
+func TestAskDiskEnds(t *testing.T) {
+	for _, path := range []string{"", ".", "no-study", "no/such/study", t.TempDir() + "/no/such/study", "/no-such-root/study", "no\x00path"} {
+		askDisk(path)
+	}
+}
