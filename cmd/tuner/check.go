@@ -38,7 +38,7 @@ Example: tuner check study.yaml`,
 			if err != nil {
 				return err
 			}
-			file, err := studyfile.Read(path)
+			file, err := readStudyFile(c, path)
 			if err != nil {
 				return err
 			}

@@ -36,7 +36,11 @@ Example: tuner demo --seed 7`,
 				_, err := c.App.Writer.Write(demoFile)
 				return err
 			}
-			file, err := demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
+			var file *studyfile.File
+			err := withDisks(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (err error) {
+				file, err = demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
+				return err
+			})
 			if err != nil {
 				return err
 			}

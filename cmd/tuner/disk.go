@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,43 +14,64 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vllmtuner/studies"
+	"vllmtuner/tuner/studyfile"
 )
 
 // A disk on a network that is mounted hard, as it must be, never answers while its server is gone: a call to it then waits in the kernel, and
 // nothing but the end of the process ends it.
 const (
-	storePatience = time.Minute     // that a disk may take to answer
-	storeNotice   = 5 * time.Second // after which it is said what is waited for
+	storePatience = 90 * time.Second // that a disk may take to answer; after timeo=600, which is usual, its client has asked twice
+	storeNotice   = 5 * time.Second  // after which it is said what is waited for
 	askEvery      = 2 * time.Second
+	lastMoment    = 5 * time.Second // for what is at hand when the user stops it at once
 )
 
-// errSilentDisk is that of a disk that does not answer.
-func errSilentDisk(dir string) error {
-	return fmt.Errorf("%s does not answer within %s: see that its server runs and can be reached; nfsstat -m and dmesg say more", dir, storePatience)
+// A silentDiskError is that of the disk that a path is on.
+type silentDiskError string
+
+func (path silentDiskError) Error() string {
+	return fmt.Sprintf("%s does not answer within %s: see that its server runs and can be reached; nfsstat -m and dmesg say more", string(path), storePatience)
 }
+
+// Is makes it that of an owner whose disk is silent: nothing is lost, and it may go well the next time.
+func (silentDiskError) Is(target error) bool { return target == studies.ErrSilent }
 
 // examineDisk is studies.ExamineDisk with that patience.
 func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, errSilentDisk(dir))
+	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, silentDiskError(dir))
 	defer cancel()
 	return answered(ctx, func() (studies.Disk, error) { return studies.ExamineDisk(dir) })
 }
 
-// onDisk has a command end where the disk of its studies or of another file that it names does not answer.
+// onDisk has a command end where the disk of its study, or of a file that it names, does not answer.
 func onDisk(action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
-		places := []string{c.String("root")}
+		paths := []string{".", c.String("root")}
 		for _, path := range append(c.Args().Slice(), c.String("output")) {
-			if strings.ContainsRune(path, filepath.Separator) { // else it is a study's name, or in the working directory
-				places = append(places, path)
+			if !strings.ContainsRune(path, filepath.Separator) { // a study's name, or a file in the working directory
+				path = filepath.Join(c.String("root"), path)
 			}
+			paths = append(paths, path)
 		}
-		return withDisks(c.Context, c.App.ErrWriter, places, func() error { return action(c) })
+		return withDisks(c.Context, c.App.ErrWriter, paths, func() error { return action(c) })
 	}
 }
 
+// readStudyFile is studyfile.Read with patience for its disk.
+func readStudyFile(c *cli.Context, path string) (*studyfile.File, error) {
+	var file *studyfile.File
+	err := withDisks(c.Context, c.App.ErrWriter, []string{path}, func() (err error) {
+		file, err = studyfile.Read(path)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return file, nil
+}
+
 // withDisks does what needs the disks that some paths are on, however long it takes as long as they answer, and returns its error; or that one of them
-// does not answer, or how the context ended. What was to be done then ends with the process.
+// does not answer, or, after a last moment for what is at hand, how the context ended. What was to be done then ends with the process.
 func withDisks(ctx context.Context, notes io.Writer, paths []string, do func() error) error {
 	return diskWatch{notes: notes, paths: paths, ask: askDisk}.during(ctx, do)
 }
@@ -64,20 +84,33 @@ type diskWatch struct {
 }
 
 func (w diskWatch) during(ctx context.Context, do func() error) error {
-	ctx, end := context.WithCancelCause(ctx)
+	done, silent := make(chan error, 1), make(chan error, 1)
+	go func() { done <- do() }()
+	watching, enough := context.WithCancel(ctx)
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		if err := w.watch(ctx); err != nil {
-			end(err)
+		if err := w.watch(watching); err != nil {
+			silent <- err
 		}
 	}()
 	defer func() {
-		end(nil)
+		enough()
 		<-over
 	}()
-	_, err := answered(ctx, func() (struct{}, error) { return struct{}{}, do() })
-	return err
+	select {
+	case err := <-done:
+		return err
+	case err := <-silent:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(lastMoment):
+		return context.Cause(ctx)
+	}
 }
 
 // watch returns when one of the disks does not answer, or when the context ends: then without an error.
@@ -104,7 +137,7 @@ func (w diskWatch) await(ctx context.Context, path string) error {
 	if sleep(ctx, storeNotice) {
 		fmt.Fprintf(w.notes, "waiting for %s, whose disk does not answer; for %s at most\n", path, storePatience)
 		if sleep(ctx, storePatience-storeNotice) {
-			return errSilentDisk(path)
+			return silentDiskError(path)
 		}
 	}
 	return nil
@@ -123,7 +156,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // askDisk asks the disk that a path is on, or will be, what no cache of this host can say. What is wrong with the path is for others to find.
 func askDisk(path string) {
 	var s unix.Statfs_t
-	for errors.Is(unix.Statfs(cmp.Or(path, "."), &s), fs.ErrNotExist) && path != filepath.Dir(path) {
+	for errors.Is(unix.Statfs(path, &s), fs.ErrNotExist) && path != filepath.Dir(path) {
 		path = filepath.Dir(path)
 	}
 }

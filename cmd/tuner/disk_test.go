@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"vllmtuner/studies"
 )
 
 // A command waits for its disks as long as they answer, and no longer.
@@ -23,10 +25,11 @@ func TestADiskThatDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
 	}{
 		{"it answers", 0, 10 * time.Minute, never, "done", 10 * time.Minute, false},
 		{"it is slow", 3 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, false},
-		{"it answers again", 50 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
-		{"it is silent", never, never, never, "/mnt/b does not answer within 1m0s", 70 * time.Second, true},
+		{"it answers again", 80 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
+		{"it is silent", never, never, never, "/mnt/b does not answer within 1m30s", 100 * time.Second, true},
 		{"the command needs nothing of it", never, 20 * time.Second, never, "done", 20 * time.Second, true},
-		{"the user stops it", never, never, 12 * time.Second, errStoppedNow.Error(), 12 * time.Second, false},
+		{"the user stops it", never, never, 12 * time.Second, errStoppedNow.Error(), 17 * time.Second, false},
+		{"the user stops it, and it ends well a moment later", 0, 14 * time.Second, 12 * time.Second, "done", 14 * time.Second, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -45,6 +48,9 @@ func TestADiskThatDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
 				})
 				if took := time.Since(began); err == nil || !strings.Contains(err.Error(), tt.want) || took != tt.after {
 					t.Errorf("it ends after %s with %v, want %s and %q", took, err, tt.after, tt.want)
+				}
+				if silent := strings.Contains(tt.want, "does not answer"); errors.Is(err, studies.ErrSilent) != silent {
+					t.Errorf("%v is that of a silent disk: %v, want %v", err, !silent, silent)
 				}
 				if noted := strings.Count(notes.String(), "waiting for /mnt/b, whose disk does not answer"); (noted > 0) != tt.noted || noted > 1 {
 					t.Errorf("it says %q, want a note: %v", &notes, tt.noted)

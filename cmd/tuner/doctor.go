@@ -31,7 +31,7 @@ func doctorCommand() *cli.Command {
 it use. GPUs are asked for by nvidia-smi in PATH, or by a DCGM exporter. With
 --root it writes and removes a small file there, to see whether studies are
 safe on that disk. It changes nothing else, and takes seconds, also when a
-driver hangs; a network disk that does not answer is given a minute. Exit
+driver hangs; a network disk that does not answer is given 90 seconds. Exit
 code 1: something is so wrong that figures measured here would be, too;
 warnings alone give 0.
 

@@ -16,7 +16,7 @@ import (
 const (
 	exitFailed      = 1   // something went wrong
 	exitUsage       = 2   // the command line, the study file or the study's directory is wrong: trying again mends nothing
-	exitOwned       = 3   // another tuner owns the study
+	exitOwned       = 3   // another tuner owns the study, or its disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before an answer
 	exitWorld       = 6   // the world changed; the study was not resumed

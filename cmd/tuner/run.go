@@ -48,11 +48,7 @@ Examples:
 			if err != nil {
 				return err
 			}
-			var file *studyfile.File
-			err = withDisks(c.Context, c.App.ErrWriter, []string{path}, func() (err error) {
-				file, err = studyfile.Read(path)
-				return err
-			})
+			file, err := readStudyFile(c, path)
 			if err != nil {
 				return err
 			}
@@ -166,10 +162,10 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 	}
 }
 
-// take makes this run the study's owner, after what can be known before.
+// take makes this run the study's owner, after what can be known before. Once it is, its Store says when the disk is silent.
 func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
-	isNew := false
-	err := o.withDisk(ctx, func() error {
+	isNew, disks := false, []string{dir}
+	err := withDisks(ctx, o.stderr, disks, func() error {
 		before, err := readNone(dir)
 		isNew = err != nil || len(before.Trials) == 0
 		return checkRecord(dir)
@@ -183,7 +179,7 @@ func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies
 		}
 	}
 	var store *studies.Store
-	err = o.withDisk(ctx, func() (err error) {
+	err = withDisks(ctx, o.stderr, disks, func() (err error) {
 		store, err = o.open(ctx, dir, begun)
 		return err
 	})
@@ -191,11 +187,6 @@ func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies
 		return nil, err
 	}
 	return store, nil
-}
-
-// withDisk is for what this run does on its disk before the study is its own; then the study's Store says when the disk is silent.
-func (o runOptions) withDisk(ctx context.Context, do func() error) error {
-	return withDisks(ctx, o.stderr, []string{o.root}, do)
 }
 
 // checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.
