@@ -36,10 +36,8 @@ Example: tuner demo --seed 7`,
 				_, err := c.App.Writer.Write(demoFile)
 				return err
 			}
-			var file *studyfile.File
-			err := withDisks(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (err error) {
-				file, err = demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
-				return err
+			file, err := withDisks(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (*studyfile.File, error) {
+				return demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
 			})
 			if err != nil {
 				return err

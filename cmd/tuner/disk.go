@@ -48,32 +48,25 @@ func onDisk(action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		paths := []string{".", c.String("root")}
 		for _, path := range append(c.Args().Slice(), c.String("output")) {
-			if !strings.ContainsRune(path, filepath.Separator) { // a study's name, or a file in the working directory
+			if !strings.ContainsRune(path, filepath.Separator) { // a study's name, a file in the working directory, a format
 				path = filepath.Join(c.String("root"), path)
 			}
 			paths = append(paths, path)
 		}
-		return withDisks(c.Context, c.App.ErrWriter, paths, func() error { return action(c) })
+		_, err := withDisks(c.Context, c.App.ErrWriter, paths, func() (struct{}, error) { return struct{}{}, action(c) })
+		return err
 	}
 }
 
 // readStudyFile is studyfile.Read with patience for its disk.
 func readStudyFile(c *cli.Context, path string) (*studyfile.File, error) {
-	var file *studyfile.File
-	err := withDisks(c.Context, c.App.ErrWriter, []string{path}, func() (err error) {
-		file, err = studyfile.Read(path)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return file, nil
+	return withDisks(c.Context, c.App.ErrWriter, []string{path}, func() (*studyfile.File, error) { return studyfile.Read(path) })
 }
 
-// withDisks does what needs the disks that some paths are on, however long it takes as long as they answer, and returns its error; or that one of them
+// withDisks does what needs the disks that some paths are on, however long it takes as long as they answer, and returns what it returns; or that one of them
 // does not answer, or, after a last moment for what is at hand, how the context ended. What was to be done then ends with the process.
-func withDisks(ctx context.Context, notes io.Writer, paths []string, do func() error) error {
-	return diskWatch{notes: notes, paths: paths, ask: askDisk}.during(ctx, do)
+func withDisks[T any](ctx context.Context, notes io.Writer, paths []string, do func() (T, error)) (T, error) {
+	return watched(ctx, diskWatch{notes: notes, paths: paths, ask: askDisk}, do)
 }
 
 // A diskWatch asks disks again and again whether they answer.
@@ -83,34 +76,24 @@ type diskWatch struct {
 	ask   func(path string)
 }
 
-func (w diskWatch) during(ctx context.Context, do func() error) error {
-	done, silent := make(chan error, 1), make(chan error, 1)
-	go func() { done <- do() }()
+func watched[T any](ctx context.Context, w diskWatch, do func() (T, error)) (T, error) {
 	watching, enough := context.WithCancel(ctx)
+	waiting, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		if err := w.watch(watching); err != nil {
-			silent <- err
+		err := w.watch(watching)
+		if err == nil && sleep(waiting, lastMoment) { // it is not done, so that it was the context that ended
+			err = context.Cause(ctx)
 		}
+		end(err)
 	}()
 	defer func() {
+		end(nil)
 		enough()
 		<-over
 	}()
-	select {
-	case err := <-done:
-		return err
-	case err := <-silent:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(lastMoment):
-		return context.Cause(ctx)
-	}
+	return answered(waiting, do)
 }
 
 // watch returns when one of the disks does not answer, or when the context ends: then without an error.

@@ -42,9 +42,9 @@ func TestADiskThatDoesNotAnswerIsNotWaitedForForEver(t *testing.T) {
 						time.Sleep(10*time.Second + tt.silent - at)
 					}
 				}
-				err := diskWatch{&notes, []string{"/mnt/a", "/mnt/b"}, ask}.during(ctx, func() error {
+				_, err := watched(ctx, diskWatch{&notes, []string{"/mnt/a", "/mnt/b"}, ask}, func() (int, error) {
 					time.Sleep(tt.takes)
-					return errDone
+					return 0, errDone
 				})
 				if took := time.Since(began); err == nil || !strings.Contains(err.Error(), tt.want) || took != tt.after {
 					t.Errorf("it ends after %s with %v, want %s and %q", took, err, tt.after, tt.want)

@@ -164,11 +164,10 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 
 // take makes this run the study's owner, after what can be known before. Once it is, its Store says when the disk is silent.
 func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
-	isNew, disks := false, []string{dir}
-	err := withDisks(ctx, o.stderr, disks, func() error {
+	disks := []string{dir}
+	isNew, err := withDisks(ctx, o.stderr, disks, func() (bool, error) {
 		before, err := readNone(dir)
-		isNew = err != nil || len(before.Trials) == 0
-		return checkRecord(dir)
+		return err != nil || len(before.Trials) == 0, checkRecord(dir)
 	})
 	if err != nil {
 		return nil, err
@@ -178,15 +177,7 @@ func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies
 			return nil, err
 		}
 	}
-	var store *studies.Store
-	err = withDisks(ctx, o.stderr, disks, func() (err error) {
-		store, err = o.open(ctx, dir, begun)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return store, nil
+	return withDisks(ctx, o.stderr, disks, func() (*studies.Store, error) { return o.open(ctx, dir, begun) })
 }
 
 // checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.
