@@ -117,29 +117,43 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 // refuse says no to what the study's snapshot shows to be another study or another world, before anything is changed. Where there is none to be read,
 // the database itself tells.
 func refuse(dir string, is New, options Options) error {
-	_, was, err := newest(dir, loadStudy)
+	measured := false
+	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
+		if measured, err = hasMeasured(db); err != nil {
+			return Study{}, err
+		}
+		return loadStudy(db)
+	})
 	if newer, ok := errors.AsType[newerError](err); ok {
 		return newer
 	}
 	if err != nil {
 		return nil
 	}
-	return is.fits(was, options)
+	return is.fits(was, measured, options)
 }
 
-// fits reports whether a study can go on as this one.
-func (is New) fits(was Study, options Options) error {
+// fits reports whether a study can go on as this one. One that has measured nothing fits any world. What was imported was judged by the SLO
+// of its time, though.
+func (is New) fits(was Study, measured bool, options Options) error {
 	if was.Name != is.Name {
 		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
 	}
+	judged := measured || len(was.Prior) > 0
 	diff := drift(was, is)
 	switch {
-	case len(is.final(was)) > 0:
+	case judged && len(is.final(was)) > 0:
 		return finalError(is.final(was), is.Name)
-	case len(diff) > 0 && !options.AcceptDrift:
+	case measured && len(diff) > 0 && !options.AcceptDrift:
 		return worldError(diff)
 	}
 	return nil
+}
+
+// hasMeasured reports whether a study has a probe, or a trial with a result.
+func hasMeasured(db *sql.DB) (measured bool, err error) {
+	err = db.QueryRow(`SELECT EXISTS(SELECT 1 FROM probes) OR EXISTS(SELECT 1 FROM trials WHERE state=?)`, Done).Scan(&measured)
+	return measured, err
 }
 
 // take makes this process the study's owner.
@@ -222,11 +236,20 @@ func insertStudy(tx *transaction, study New) {
 
 // resume compares the worlds, and writes down who goes on in which.
 func (s *Store) resume(was Study, is New) error {
-	if err := is.fits(was, s.options); err != nil {
+	measured, err := hasMeasured(s.db)
+	if err == nil {
+		err = is.fits(was, measured, s.options)
+	}
+	if err != nil {
 		return err
 	}
 	return s.commit("resume", func(tx *transaction) error {
-		if diff := drift(was, is); len(diff) > 0 {
+		switch diff := drift(was, is); {
+		case len(diff) == 0:
+		case !measured: // a trial that was begun has a point and args of the old world. The first snapshot of an epoch is whole, so it may go.
+			tx.exec(`DELETE FROM trials`)
+			tx.exec(`DELETE FROM world`)
+		default:
 			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff, "; ")); err != nil {
 				return err
 			}

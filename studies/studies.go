@@ -34,6 +34,8 @@ const (
 	Stopped State = "stopped" // study only: interrupted and safely stored
 	Spent   State = "spent"   // study only: the budget ended before an answer
 	Failed  State = "failed"  // study only: could not go on; see Note
+
+	NotBegun State = "not begun" // study only: its first run ended before its first trial; see Note
 )
 
 // An Origin says who chose a trial's point.
@@ -65,6 +67,10 @@ type Study struct {
 	Events  []Event   // what happened to the study, in its order
 	Trials  []Trial   // by number
 	Prior   []Trial   // what was measured before and elsewhere, in the order in which it was added: a hint to the search, and never its winner
+
+	// Only ReadLive knows these, of a study that was published as Running.
+	Life   fence.Life
+	Unseen string // why nothing is known of its owner
 }
 
 // An Event is something that happened to a study: docs/schema.md lists the kinds.

@@ -438,6 +438,9 @@ func TestDriftOfTheMachine(t *testing.T) {
 			return Study{}, err
 		}
 		study, err := s.Study()
+		if err == nil && len(study.Trials) == 0 { // a study that has measured nothing fits any machine
+			err = errors.Join(s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
+		}
 		return study, errors.Join(err, s.Close())
 	}
 	h200 := map[string]string{"gpu": "1 × NVIDIA H200"}

@@ -1,0 +1,57 @@
+package studies
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"vllmtuner/studies/fence"
+)
+
+// ReadLive returns what read returns, a published study. One that its owner left as Running is Stopped, or NotBegun, where the owner is
+// known to be gone. Else the Study's Life says what is known of the owner.
+func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
+	study, err := read(dir)
+	if err != nil || study.State != Running {
+		return study, err
+	}
+	life, err := LifeOf(ctx, dir)
+	if err != nil {
+		study.Unseen = err.Error()
+		return study, ctx.Err()
+	}
+	study.Life = life
+	if !life.Gone {
+		return study, nil
+	}
+	// An owner publishes how the study ended before it gives the study up, so what was read first may be older.
+	if study, err = read(dir); err != nil || study.State != Running {
+		return study, err
+	}
+	study.State, study.Life = Stopped, life
+	if len(study.Trials) == 0 {
+		study.State = NotBegun
+	}
+	return study, nil
+}
+
+// LifeOf says whether the owner of the study in a directory lives, as a reader can tell that disturbs nobody.
+func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
+	mount, err := fence.MountOf(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fence.Life{Gone: true}, nil
+	}
+	if err != nil {
+		return life, fmt.Errorf("look for the study's owner: %w", err)
+	}
+	folder, err := fence.OpenFolder(dir, mount.Locks())
+	if err != nil {
+		return life, fmt.Errorf("look for the study's owner: %w", err)
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	if life, err = fence.LifeOf(ctx, folder); err != nil {
+		err = fmt.Errorf("look for the study's owner: %w", err)
+	}
+	return life, err
+}
