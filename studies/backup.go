@@ -15,6 +15,7 @@ import (
 
 	"vllmtuner/studies/fence"
 	"vllmtuner/tuner/space"
+	"vllmtuner/words"
 )
 
 // An epochBackup is the database of an epoch that is not the study's any more, but is whole.
@@ -103,9 +104,9 @@ func (b *epochBackup) offer(acknowledged int64) string {
 	if b.hot {
 		files += " " + space.ShellWord(b.path+strings.TrimPrefix(fence.Journal, fence.Database))
 	}
-	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %d trials and %d commits; %s.\n"+
+	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %s and %s; %s.\n"+
 		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",
-		b.path, b.updated.Local().Format(time.DateTime), b.trials, b.commits, lostAfter(acknowledged-b.commits), b.name, files, b.name)
+		b.path, b.updated.Local().Format(time.DateTime), words.Count(b.trials, "trial"), words.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
 }
 
 // lostAfter says how much is lost with so many commits.

@@ -68,7 +68,7 @@ func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 			var said string
 			for _, options := range []Options{{}, {FromSnapshot: true}} {
 				_, _, err := Open(t.Context(), dir, llama, options)
-				wantUnusable(t, err, "there is no snapshot to go on from", older+" is whole", "with 1 trials and 12 commits; 3 later commits would be lost", " && tuner run FILE --root OTHER")
+				wantUnusable(t, err, "there is no snapshot to go on from", older+" is whole", "with 1 trial and 12 commits; 3 later commits would be lost", " && tuner run FILE --root OTHER")
 				said = err.Error()
 			}
 			if is, err := os.ReadFile(older); err != nil || string(is) != string(was) {

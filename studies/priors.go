@@ -8,6 +8,7 @@ import (
 
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
+	"vllmtuner/words"
 )
 
 // A prior is what is stored of a Trial of Study.Prior.
@@ -53,7 +54,7 @@ func (s *Store) AddPriors(sources []Source) error {
 			for _, text := range texts[i] {
 				tx.exec(`INSERT INTO priors (source, trial) VALUES (?,?)`, source.Name, text)
 			}
-			addEvent(tx, "prior", fmt.Sprintf("%d trials from %s", len(source.Trials), source.Name))
+			addEvent(tx, "prior", fmt.Sprintf("%s from %s", words.Count(len(source.Trials), "trial"), source.Name))
 		}
 		return nil
 	})

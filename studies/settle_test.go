@@ -74,7 +74,7 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 			before, epochs := names(t, filepath.Join(dir, snapshotDir)), names(t, dir)
 			for range 2 {
 				_, _, err := Open(context.Background(), dir, llama, Options{})
-				wantUnusable(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trials and 1 probes", "a later commit would be lost", "--from-snapshot")
+				wantUnusable(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trial and 1 probe", "a later commit would be lost", "--from-snapshot")
 			}
 			if now := names(t, filepath.Join(dir, snapshotDir)); !slices.Equal(now, before) {
 				t.Errorf("the snapshots were %v and are %v", before, now)
@@ -125,7 +125,7 @@ func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
 	foreign, err := os.ReadFile(database(t, other))
 	try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
 	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trials and 1 probes", "--from-snapshot")
+	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trial and 1 probe", "--from-snapshot")
 	s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
 	try(t, err)
 	study, err := s.Study()
@@ -257,7 +257,7 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	try(t, os.CopyFS(filepath.Join(dir, fence.SlotDir), os.DirFS(filepath.Join(backup, fence.SlotDir))))
 	for range 2 {
 		_, _, err := Open(t.Context(), dir, llama, Options{})
-		wantUnusable(t, err, "the disk lost what it had stored", "with 1 trials and 2 probes; nothing was stored after it", "--from-snapshot")
+		wantUnusable(t, err, "the disk lost what it had stored", "with 1 trial and 2 probes; nothing was stored after it", "--from-snapshot")
 	}
 	s, _, err := Open(t.Context(), dir, llama, Options{FromSnapshot: true})
 	try(t, err)

@@ -114,6 +114,25 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	return s, resumed, nil
 }
 
+// CheckOpen returns what Open would refuse, as far as that can be known by one who does not take the study over, and what it would be kept on.
+func CheckOpen(dir string, study New) (disk Disk, err error) {
+	defer func() { err = judged(err) }()
+	if err := ValidName(study.Name); err != nil {
+		return Disk{}, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return Disk{}, err
+	}
+	if err := refuse(dir, study, Options{}); err != nil {
+		return Disk{}, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
+	}
+	disk, err = ExamineDisk(dir)
+	if _, gone := os.Stat(dir); err == nil && gone == nil {
+		err = checkOwn(dir)
+	}
+	return disk, err
+}
+
 // refuse says no to what the study's snapshot shows to be another study or another world, before anything is changed. Where there is none to be read,
 // the database itself tells.
 func refuse(dir string, is New, options Options) error {

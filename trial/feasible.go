@@ -14,6 +14,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
+	"vllmtuner/words"
 )
 
 const (
@@ -71,7 +72,7 @@ func (m *measuring) surviveWorstCase(ctx context.Context) error {
 	}
 	requests := m.worstCase()
 	longest, shortest := promptTokens(&requests[0]), promptTokens(&requests[len(requests)-1])
-	what := fmt.Sprintf("%d requests at once with prompts of %d to %d tokens", len(requests), shortest, longest)
+	what := fmt.Sprintf("%s at once with prompts of %d to %d tokens", words.Count(len(requests), "request"), shortest, longest)
 	m.progress("worst case: %s", what)
 	endSeries := m.server.Observe(time.Now())
 	before := m.result.GPUTime

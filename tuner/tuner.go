@@ -14,6 +14,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
+	"vllmtuner/words"
 )
 
 // A Store keeps the study. What it has acknowledged survives a kill.
@@ -144,11 +145,11 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
 		return End{}, nothingStarts(study, "none of the first %d points is feasible", finished)
 	case finished >= s.Budget.Trials && finished > 0 && len(study.Present().Trials) == 0:
-		return End{Why: fmt.Sprintf("all %d trials were done before the world changed: raise budget.trials to measure in the present one", finished), Spent: true}, nil
+		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the present one", Spent: true}, nil
 	case finished >= s.Budget.Trials:
-		return End{Why: fmt.Sprintf("all %d trials are done", finished)}, nil
+		return End{Why: "budget.trials is used up"}, nil
 	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
-		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %d trials", s.Budget.GPUTime, finished), Spent: true}, nil
+		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", words.Span(s.Budget.GPUTime), words.Count(finished, "trial")), Spent: true}, nil
 	}
 	return End{}, nil
 }

@@ -133,7 +133,7 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	s := study(t, store, trial.Primed, 6)
 	s.Observe = func(e Event) { kinds = append(kinds, e.Kind) }
 	end, err := s.Run(t.Context())
-	if err != nil || !strings.Contains(end.Why, "all 6 trials are done") {
+	if err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
 		t.Fatalf("Run = %+v, %v", end, err)
 	}
 	got := answers(t, store)
@@ -223,9 +223,9 @@ func TestRunEnds(t *testing.T) {
 		err    error
 		trials int
 	}{
-		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1s is spent after 1 trials", true, nil, 1},
+		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
 		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
-		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "all 4 trials are done", false, nil, 4},
+		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
 		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, mostInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {

@@ -77,8 +77,11 @@ func unknownCommand(c *cli.Context) error {
 }
 
 // rootFlag is where the studies are.
-func rootFlag() cli.Flag {
-	return &cli.StringFlag{Name: "root", Value: "studies", EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
+func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
+
+// rootFlagOf is rootFlag with another default, and a text that stands for it in the help.
+func rootFlagOf(value, text string) cli.Flag {
+	return &cli.StringFlag{Name: "root", Value: value, DefaultText: text, EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
 		Action: func(_ *cli.Context, root string) error {
 			if root == "" { // which would be this one
 				return usage("--root (TUNER_ROOT) is empty: name a directory, such as . for this one")

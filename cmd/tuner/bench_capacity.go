@@ -17,6 +17,7 @@ import (
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 // A capacitySearch is --find-capacity with what its answer needs.
@@ -112,7 +113,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 
 // tooLong says why a single run takes longer than it may, and what helps.
 func (b *benching) tooLong(rate float64, takes time.Duration) string {
-	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", counted(b.shots[0].planned, "request"), rate, roughly(takes))
+	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", words.Count(b.shots[0].planned, "request"), rate, words.Span(takes))
 	least, limit := b.slo.LeastRequests()
 	if b.load.atLeast() > least {
 		return single + "fewer --requests"
@@ -172,7 +173,7 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	if a.Advice != nil && !a.Advice.Near() {
 		switch takes := b.cost(a.Advice.Rate); {
 		case s.spent()+takes > s.Budget:
-			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", roughly(takes), s.Budget), "  "))
+			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", words.Span(takes), s.Budget), "  "))
 		default:
 			if _, err := b.seek(ctx, out, a.Advice.Rate, false); err != nil {
 				return b.sofar(out, found, err)
@@ -264,22 +265,11 @@ func (b *benching) sayForecast(f capacity.Forecast) {
 	if f.Reaches > 1.05*b.search.Precision {
 		aim = fmt.Sprintf("%s cannot be had of this server; ±%.2g %%", aim, 100*f.Reaches)
 	}
-	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, counted(f.Probes, "run"), roughly(f.Takes))
+	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, words.Count(f.Probes, "run"), words.Span(f.Takes))
 	if left := b.search.Budget - b.search.spent(); f.Takes > left {
-		text += fmt.Sprintf("; --budget ends it in %s", roughly(max(0, left)))
+		text += fmt.Sprintf("; --budget ends it in %s", words.Span(max(0, left)))
 	}
 	fmt.Fprint(b.stderr, wrapped(text, "  "))
-}
-
-// roughly drops what nobody reads of a duration.
-func roughly(d time.Duration) string {
-	switch {
-	case d < 10*time.Second:
-		return d.Round(time.Second / 10).String()
-	case d < 10*time.Minute:
-		return d.Round(time.Second).String()
-	}
-	return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 }
 
 // A capacityAnswer is the answer of a search, as programs read it.
@@ -358,7 +348,7 @@ func (a capacityAnswer) text() string {
 	if a.Met {
 		t.item("limit", "%s binds", c.Binding)
 	}
-	t.item("search", "%s; %s", counted(c.Probes, "run"), c.Why)
+	t.item("search", "%s; %s", words.Count(c.Probes, "run"), c.Why)
 	if c.Doubt != "" {
 		t.item("doubt", "%s", c.Doubt)
 	}

@@ -5,29 +5,24 @@ import (
 	"io"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"vllmtuner/bench"
 )
 
-// A benchProgress tells how far one run is: on a terminal in a bar, else in a line now and then.
+// A benchProgress tells how far one run is: on a terminal in its last line, else in a line now and then.
 type benchProgress struct {
 	w       io.Writer
 	shot    shot
-	bar     *progressbar.ProgressBar // nil when w is no terminal
+	live    *liveLine // nil when w is no terminal
 	began   time.Time
 	last    time.Time
 	planned time.Duration // until the window ends; 0 when it ends by number
 }
 
 func newBenchProgress(w io.Writer, s shot) *benchProgress {
-	p := &benchProgress{w: w, shot: s, began: time.Now(), last: time.Now()}
-	steps := s.planned
+	p := &benchProgress{w: w, live: newLiveLine(w), shot: s, began: time.Now(), last: time.Now()}
 	if s.window > 0 {
 		p.planned = s.leadIn + s.window
-		steps = int(p.planned / time.Second)
 	}
-	p.bar = terminalBar(w, max(1, steps))
 	return p
 }
 
@@ -36,21 +31,22 @@ const lineEvery = 10 * time.Second
 
 // show is told once a second.
 func (p *benchProgress) show(at bench.Progress) {
-	if p.bar == nil && time.Since(p.last) < lineEvery {
-		return
+	now := stage{fmt.Sprint(p.shot), p.share(at), after(p.left(at)), p.text(at)}
+	switch {
+	case p.live != nil:
+		p.live.show(now)
+	case time.Since(p.last) >= lineEvery:
+		p.last = time.Now()
+		fmt.Fprintf(p.w, "%s  %s%s\n", p.shot, now.step, now.left())
 	}
-	p.last = time.Now()
-	text := p.text(at)
-	if p.bar == nil {
-		fmt.Fprintf(p.w, "%s  %s%s\n", p.shot, text, p.left(at))
-		return
-	}
-	step := at.Ended
+}
+
+// share is how much of the run is over.
+func (p *benchProgress) share(at bench.Progress) float64 {
 	if p.planned > 0 {
-		step = int(at.Now / time.Second)
+		return at.Now.Seconds() / p.planned.Seconds()
 	}
-	p.bar.Describe(text)
-	_ = p.bar.Set(min(step, p.bar.GetMax()-1)) // a bar that cannot be drawn is no reason to stop
+	return float64(at.Ended) / float64(max(1, p.shot.planned))
 }
 
 // text says in a few words where the run is.
@@ -72,22 +68,16 @@ func (p *benchProgress) text(at bench.Progress) string {
 	return text
 }
 
-// left says how long it will take still, for a log; a bar has its own.
-func (p *benchProgress) left(at bench.Progress) string {
-	left := p.planned - at.Now
+// left is how long it will take still; 0 where it is not known.
+func (p *benchProgress) left(at bench.Progress) time.Duration {
 	if p.planned == 0 && at.Ended > 0 {
-		left = time.Duration(float64(at.Now) * float64(p.shot.planned-at.Ended) / float64(at.Ended))
+		return time.Duration(float64(at.Now) * float64(p.shot.planned-at.Ended) / float64(at.Ended))
 	}
-	if left < time.Second {
-		return ""
-	}
-	return fmt.Sprintf(", %s left", left.Round(time.Second))
+	return p.planned - at.Now
 }
 
-// done removes the bar.
+// done takes the last line away.
 func (p *benchProgress) done() error {
-	if p.bar == nil {
-		return nil
-	}
-	return p.bar.Clear()
+	p.live.end()
+	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/words"
 )
 
 // A textLines collects lines, so that one write puts them out.
@@ -209,12 +210,11 @@ func short(ms float64) string {
 
 // wrapped breaks a text into lines of at most 80 columns; those after the first are indented.
 func wrapped(text, indent string) string {
-	const width = 80
 	var out strings.Builder
 	line := text[:len(text)-len(strings.TrimLeft(text, " "))]
 	start := true
 	for word := range strings.FieldsSeq(text) {
-		if !start && len(line)+1+len(word) > width {
+		if !start && words.Width(line)+1+words.Width(word) > usualWidth {
 			out.WriteString(line + "\n")
 			line, start = indent, true
 		}

@@ -62,5 +62,7 @@ func printBest(c *cli.Context, study studies.Study, format string) error {
 	case format == "yaml":
 		return report.BestYAML(c.App.Writer, study, reportOptions(study))
 	}
-	return report.BestText(c.App.Writer, study, reportOptions(study))
+	o := reportOptions(study)
+	o.Width = columns(c.App.Writer)
+	return report.BestText(c.App.Writer, study, o)
 }

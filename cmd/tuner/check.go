@@ -11,12 +11,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 func checkCommand(finish <-chan struct{}) *cli.Command {
@@ -64,7 +64,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("study file", "%s, %d parameters, SLO %s", file.Path, len(file.Parameters), file.SLO())
+	say("study file", "%s, %s, SLO %s", file.Path, words.Count(len(file.Parameters), "parameter"), file.SLO())
 	say("workload", "%s", p.source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
@@ -72,24 +72,18 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err := p.checkFlags(ctx, say, askServer); err != nil {
 		return err
 	}
-	if err := p.checkMachine(ctx, say); err != nil {
+	if err := p.checkNeeds(ctx, say); err != nil {
 		return err
 	}
 	if longest := p.source.Longest(); longest > 0 && file.MaxModelLen() > 0 {
 		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, file.MaxModelLen())
 	}
-	if n, first := workload.Skipped(p.source); n > 0 {
-		say("bad rows", "%d are left out, the first: %v", n, first)
-	}
-	need := p.requests()
-	if err := workload.Enough(p.source, need); err != nil {
-		return usageError{fmt.Errorf("%s: workload: %w", file.Path, err)}
-	}
-	if workload.Repeats(p.source, need) > 0 {
-		say("repeats", "the workload's %d requests are fewer than a probe's %d: they repeat, and hit the cache (repeat: salt makes them miss it)", p.source.Len(), need)
+	begun, err := p.begin(ctx)
+	if err != nil {
+		return err
 	}
 	dir := filepath.Join(root, file.Name)
-	disk, err := examineDisk(ctx, dir)
+	disk, err := checkPlace(ctx, dir, begun)
 	if err != nil {
 		return err
 	}
@@ -107,7 +101,7 @@ func diskText(d studies.Disk) string {
 }
 
 // checkFlags holds the flags of the study against those that the server itself knows.
-func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any), askServer bool) error {
+func (p *plan) checkFlags(ctx context.Context, say say, askServer bool) error {
 	s := p.file.Server
 	args := s.Args
 	for _, point := range p.samplePoints() {
@@ -186,7 +180,7 @@ func (p *plan) checkBudget() error {
 	least, limit := f.SLO().LeastRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than a single probe takes: %s for %d requests (a verdict on %s takes %d), and a trial takes about %d; "+
 		"raise it, lower probe.min_requests or probe.seconds, or take a lower percentile",
-		f.Path, f.Budget.GPUTime, probe.Round(time.Second), p.requests(), limit, least, usualProbes)
+		f.Path, words.Span(f.Budget.GPUTime), words.Span(probe), p.requests(), limit, least, usualProbes)
 }
 
 // window is how long a probe counts at the rate where the search begins.
@@ -199,15 +193,15 @@ func (p *plan) printPlan(w io.Writer) {
 	f := p.file
 	window := p.window()
 	each := usualStart + usualProbes*(f.Probe.LeadIn+window)
-	fmt.Fprintf(w, "plan: %d trials by %s, cache %s, window %s; about %s a trial, %s in all",
-		f.Budget.Trials, f.Sampler.Name, f.Protocol(p.source.Len() == 0), window.Round(time.Second), each.Round(time.Minute), (each * time.Duration(f.Budget.Trials)).Round(time.Minute))
+	fmt.Fprintf(w, "plan: %s by %s, cache %s, window %s; about %s a trial, %s in all",
+		words.Count(f.Budget.Trials, "trial"), f.Sampler.Name, f.Protocol(p.source.Len() == 0), words.Span(window), words.Span(each), words.Span(each*time.Duration(f.Budget.Trials)))
 	if f.Budget.GPUTime > 0 {
-		fmt.Fprintf(w, " (GPU time ends at %s)", f.Budget.GPUTime)
+		fmt.Fprintf(w, " (GPU time ends at %s)", words.Span(f.Budget.GPUTime))
 	}
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		most := usualStart + time.Duration(f.Probe.MaxProbes)*(f.Probe.LeadIn+window)
 		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for %d probes at most, about %s; "+
-			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, most.Round(time.Minute)), "  "))
+			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, words.Span(most)), "  "))
 	}
 }

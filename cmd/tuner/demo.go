@@ -3,6 +3,7 @@ package main
 import (
 	_ "embed"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -26,7 +27,7 @@ beside it.
 
 Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "root", Value: "tuner-demo", Usage: "`directory` for the study"},
+			rootFlagOf(demoRoot(), "$XDG_STATE_HOME/tuner/demo"),
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of points, requests and arrivals"},
 			&cli.StringFlag{Name: "sampler", Value: "tpe", Usage: "`sampler`: tpe, random or grid"},
 			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
@@ -47,6 +48,20 @@ Example: tuner demo --seed 7`,
 			})
 		},
 	}
+}
+
+// demoRoot is where demos are kept: what a program remembers belongs below XDG_STATE_HOME, and nothing into the directory that the user
+// happens to be in.
+func demoRoot() string {
+	state := os.Getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(state) { // the specification has relative ones ignored
+		home, err := os.UserHomeDir()
+		if err != nil { // such as in a bare container
+			return filepath.Join(os.TempDir(), "tuner-demo")
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(state, "tuner", "demo")
 }
 
 // demoStudy is the demo's study file with another sampler and seed, under the first name whose study is not finished.

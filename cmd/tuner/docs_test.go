@@ -110,7 +110,7 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
 		t.Fatal(err)
 	}
-	path := tunerPath(t)
+	path, root, out := tunerPath(t), filepath.Join(t.TempDir(), "studies"), t.TempDir()
 	ran := 0
 	for _, b := range docBlocks(t) {
 		if b.language != "console" {
@@ -121,8 +121,8 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 			if !ok {
 				continue
 			}
-			cmd := exec.CommandContext(t.Context(), path, strings.Fields(words)...)
-			cmd.Dir = dir
+			cmd := exec.CommandContext(t.Context(), path, strings.Fields(strings.ReplaceAll(words, "$OUT", out))...)
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "TUNER_ROOT="+root)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("%s: %s: %v\n%s", b.file, strings.TrimSpace(line), err, out)
 			}
@@ -131,5 +131,8 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	}
 	if ran < 4 {
 		t.Errorf("%d lines were run, want at least four", ran)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("beside the documents they leave %v, %v; want all of it below TUNER_ROOT", left, err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"vllmtuner/studies/optuna"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 func exportCommand() *cli.Command {
@@ -157,7 +158,7 @@ func (f *exportFormat) write(c *cli.Context, e exported) error {
 }
 
 func sayWritten(c *cli.Context, study studies.Study) {
-	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), counted(len(study.Trials), "trial"))
+	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), words.Count(len(study.Trials), "trial"))
 }
 
 // readNone reads what the trials came to, and no probe.

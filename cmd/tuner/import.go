@@ -17,6 +17,7 @@ import (
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 func importCommand(finish <-chan struct{}) *cli.Command {
@@ -109,13 +110,13 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	case taken == 0:
 		return usageError{errNothingTaken}
 	case c.Bool("dry-run"):
-		_, err := fmt.Fprintf(c.App.Writer, "dry run: nothing is stored of %s\n", counted(taken, "prior"))
+		_, err := fmt.Fprintf(c.App.Writer, "dry run: nothing is stored of %s\n", words.Count(taken, "prior"))
 		return err
 	}
 	if err := storePriors(ctx, dir, begun, after, sources); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` measures the best of each source first\n", counted(taken, "prior"), dir, file.Path)
+	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` measures the best of each source first\n", words.Count(taken, "prior"), dir, file.Path)
 	return err
 }
 

@@ -84,7 +84,7 @@ func answer(printed string) string {
 var afterSearch = regexp.MustCompile(`after the search \(.*\)|(?m:^GPU time .*$)`)
 
 var (
-	probeLine = regexp.MustCompile(`^trial (\d+)/\d+ (\S+ req/s (?:passed|failed))$`)
+	probeLine = regexp.MustCompile(`: trial (\d+), (\S+ req/s (?:passed|failed))$`)
 	trialLine = regexp.MustCompile(`^trial +(\d+)  `)
 )
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
+	"vllmtuner/words"
 )
 
 func listCommand() *cli.Command {
@@ -41,11 +43,11 @@ Examples:
 					return usage("list the studies in --root (or TUNER_ROOT) %s: %w; is the disk mounted?", root, err)
 				}
 			}
-			list, err := listStudies(c.String("root"))
+			list, err := listStudies(c.Context, c.String("root"))
 			if err != nil {
 				return err
 			}
-			return list.write(c.App.Writer, format)
+			return list.write(c.App.Writer, format, columns(c.App.Writer))
 		}),
 	}
 }
@@ -60,6 +62,7 @@ type studyEntry struct {
 	Name      string        `json:"name"`
 	State     studies.State `json:"state,omitempty"`
 	Note      string        `json:"note,omitempty"`
+	Doubt     string        `json:"doubt,omitempty"` // why the state may be another by now
 	Finished  int           `json:"finished"`
 	Planned   int           `json:"planned,omitempty"`
 	Met       bool          `json:"met"`
@@ -70,25 +73,27 @@ type studyEntry struct {
 	Updated   time.Time     `json:"updated,omitzero"`
 	Behind    string        `json:"behind,omitempty"` // why this is not what was published last
 	Error     string        `json:"error,omitempty"`  // why it cannot be read; all else is then unknown
+
+	word string // for the state, where that is doubtful
 }
 
-func listStudies(root string) (*studyList, error) {
+func listStudies(ctx context.Context, root string) (*studyList, error) {
 	names, err := studies.List(root)
 	if err != nil {
 		return nil, err
 	}
 	list := &studyList{Root: root, Studies: []studyEntry{}}
 	for _, name := range names {
-		list.Studies = append(list.Studies, entryOf(root, name))
+		list.Studies = append(list.Studies, entryOf(ctx, root, name))
 	}
 	slices.SortStableFunc(list.Studies, func(a, b studyEntry) int { return b.Updated.Compare(a.Updated) })
 	return list, nil
 }
 
 // entryOf reads one study. One that cannot be read does not hide the others.
-func entryOf(root, name string) studyEntry {
+func entryOf(ctx context.Context, root, name string) studyEntry {
 	e := studyEntry{Name: name}
-	study, err := studies.ReadSummary(filepath.Join(root, name), unfinished)
+	study, err := studies.ReadLive(ctx, filepath.Join(root, name), func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, unfinished) })
 	if err != nil {
 		e.Error = err.Error()
 		return e
@@ -96,6 +101,9 @@ func entryOf(root, name string) studyEntry {
 	summary := report.Summarize(study, reportOptions(study))
 	e.Behind = study.Behind
 	e.State, e.Note, e.Updated, e.Finished, e.Planned = study.State, study.Note, study.Updated, summary.Finished, summary.Planned
+	if word, why := report.StateOf(study); word != string(study.State) {
+		e.word, e.Doubt = word, why
+	}
 	e.Simulated, e.GPU = summary.Simulated, summary.GPUSeconds
 	if best, met := report.Best(study); met {
 		e.Met, e.Capacity, e.Changed = true, best.Trial.Result.Capacity.Rate, report.ChangedSince(study, best)
@@ -113,13 +121,13 @@ func unfinished(study studies.Study) (numbers []int) {
 	return numbers
 }
 
-func (l *studyList) write(w io.Writer, format string) error {
+func (l *studyList) write(w io.Writer, format string, width int) error {
 	text, err := json.MarshalIndent(l, "", "  ")
 	text = append(text, '\n')
 	switch {
 	case err != nil:
 	case format == "text":
-		text = []byte(l.text())
+		text = []byte(l.text(width))
 	case format == "yaml":
 		text, err = yaml.JSONToYAML(text)
 	}
@@ -129,42 +137,70 @@ func (l *studyList) write(w io.Writer, format string) error {
 	return err
 }
 
-// text is a table of 80 columns. Long names stand whole, for they are typed again.
-func (l *studyList) text() string {
+// text is a table, with what there is more to say of a study below its row. Long names stand whole, for they are typed again.
+func (l *studyList) text(width int) string {
 	if len(l.Studies) == 0 {
 		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
 	}
-	width := len("study")
+	table := words.Table{Columns: []words.Column{
+		{Head: "study"}, {Head: "state"}, {Head: "trials done", Right: true, Rank: 1}, {Head: "best req/s", Right: true, Rank: 2},
+		{Head: "GPU time", Right: true, Rank: 4}, {Head: "stored", Rank: 3},
+	}}
+	margin := 0
 	for _, e := range l.Studies {
-		width = max(width, len(e.Name))
+		table.Rows = append(table.Rows, e.cells())
+		margin = max(margin, words.Width(e.Name))
 	}
-	var t textLines
-	indent := strings.Repeat(" ", width+2)
-	fmt.Fprintf(&t, "%-*s  %-8s %8s %14s %10s  %s\n", width, "study", "state", "trials", "best req/s", "GPU time", "stored")
-	for _, e := range l.Studies {
-		if e.Error != "" {
-			why := wrapped(indent+"cannot be read: "+e.Error, indent)
-			fmt.Fprintf(&t, "%-*s%s", len(indent), e.Name, why[len(indent):])
-			continue
-		}
-		trials, best := fmt.Sprint(e.Finished), "-"
-		if e.Planned > 0 {
-			trials += fmt.Sprintf("/%d", e.Planned)
-		}
-		if e.Met {
-			best = fmt.Sprintf("%.3g", e.Capacity)
-		}
-		if e.Simulated {
-			best += " sim."
-		}
-		age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
-		fmt.Fprintf(&t, "%-*s  %-8s %8s %14s %10s  %s ago\n", width, e.Name, e.State, trials, best, roughly(time.Duration(e.GPU*float64(time.Second))), roughly(age))
-		if len(e.Changed) > 0 {
-			t.WriteString(wrapped(indent+"its best was measured before a change that was accepted: "+strings.Join(e.Changed, "; "), indent))
-		}
-		if e.Behind != "" {
-			t.WriteString(wrapped(indent+"this was published before; "+e.Behind, indent))
+	margin = min(margin, width/3) + 2
+	var t strings.Builder
+	lines := table.Lines(width)
+	fmt.Fprintln(&t, lines[0])
+	for i, e := range l.Studies {
+		fmt.Fprintln(&t, lines[i+1])
+		for _, remark := range e.remarks() {
+			for _, line := range words.Wrap(remark, width-margin) {
+				fmt.Fprintf(&t, "%*s%s\n", margin, "", line)
+			}
 		}
 	}
 	return t.String()
+}
+
+// cells are the row of a study.
+func (e *studyEntry) cells() []string {
+	if e.Error != "" {
+		return []string{e.Name, "unreadable", "-", "-", "-", "-"}
+	}
+	done, best := fmt.Sprint(e.Finished), "-"
+	if e.Planned > 0 {
+		done += fmt.Sprintf(" of %d", e.Planned)
+	}
+	if e.Met {
+		best = fmt.Sprintf("%.3g", e.Capacity)
+	}
+	if e.Simulated {
+		best += " sim."
+	}
+	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
+	return []string{e.Name, cmp.Or(e.word, string(e.State)), done, best, words.Span(time.Duration(e.GPU * float64(time.Second))), words.Span(age) + " ago"}
+}
+
+// remarks are what a row does not say.
+func (e *studyEntry) remarks() (all []string) {
+	if e.Error != "" {
+		return []string{"cannot be read: " + e.Error}
+	}
+	if e.Doubt != "" {
+		all = append(all, e.Doubt)
+	}
+	if e.State == studies.NotBegun && e.Note != "" {
+		all = append(all, e.Note)
+	}
+	if len(e.Changed) > 0 {
+		all = append(all, "its best was measured before a change that was accepted: "+strings.Join(e.Changed, "; "))
+	}
+	if e.Behind != "" {
+		all = append(all, "this was published before; "+e.Behind)
+	}
+	return all
 }

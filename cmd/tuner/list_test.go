@@ -25,7 +25,7 @@ func TestListHasTheGPUTimeOfWhatRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	list, err := listStudies(root)
+	list, err := listStudies(t.Context(), root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestListHasTheGPUTimeOfWhatRuns(t *testing.T) {
 // The clock of another host may be ahead of ours.
 func TestNothingIsListedAsStoredInTheFuture(t *testing.T) {
 	list := studyList{Studies: []studyEntry{{Name: "s", Updated: time.Now().Add(time.Hour)}}}
-	if text := list.text(); !strings.Contains(text, " 0s ago") {
+	if text := list.text(80); !strings.Contains(text, " 0 s ago") {
 		t.Errorf("a study that was stored by a clock ahead of ours is listed as\n%s", text)
 	}
 }

@@ -24,7 +24,7 @@ func readStudy(c *cli.Context) (studies.Study, error) {
 	if err != nil {
 		return studies.Study{}, err
 	}
-	study, err := studies.ReadSnapshot(dir)
+	study, err := studies.ReadLive(c.Context, dir, studies.ReadSnapshot)
 	warnBehind(c.App.ErrWriter, study)
 	return study, err
 }
@@ -44,7 +44,7 @@ func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study
 		return studies.Study{}, err
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a third of the time of a long study; the command ends soon
-	study, err := studies.ReadSummary(dir, whole)
+	study, err := studies.ReadLive(c.Context, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
 	warnBehind(c.App.ErrWriter, study)
 	return study, err
 }

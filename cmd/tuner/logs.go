@@ -76,7 +76,8 @@ func newLogView(c *cli.Context) (*logView, error) {
 	if v.dir, err = locate(c.String("root"), c.Args().First()); err != nil {
 		return nil, err
 	}
-	if v.study, err = studies.ReadSummary(v.dir, only(number)); err != nil {
+	v.study, err = studies.ReadLive(c.Context, v.dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, only(number)) })
+	if err != nil {
 		return nil, err
 	}
 	var known []int
@@ -189,7 +190,7 @@ func (v *logView) goOn(ctx context.Context, log *logs.Reader) error {
 }
 
 // over reports whether nothing more can come: the trial is done, or nobody is at work on the study. A log is closed before
-// its trial is done. Of a tuner that was killed it cannot be told.
+// its trial is done.
 func (v *logView) over() bool {
 	return v.trial.State == studies.Done || v.study.State != studies.Running
 }
@@ -201,7 +202,7 @@ func (v *logView) look(ctx context.Context) error {
 		return context.Cause(ctx)
 	case <-time.After(time.Second):
 	}
-	study, err := studies.ReadSummary(v.dir, only(v.trial.Number))
+	study, err := studies.ReadLive(ctx, v.dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, only(v.trial.Number)) })
 	if err != nil {
 		return err
 	}

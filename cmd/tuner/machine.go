@@ -32,7 +32,7 @@ const usualStreams = 1024
 
 // checkMachine holds what the machine lets us use against what the study's server and its load ask for. say is told what is
 // well, and what is not as it should be; what would make every figure wrong is an error.
-func (p *plan) checkMachine(ctx context.Context, say func(what, format string, args ...any)) error {
+func (p *plan) checkMachine(ctx context.Context, say say) error {
 	if p.file.Server.Simulate != "" {
 		return nil
 	}
@@ -60,7 +60,7 @@ func (p *plan) checkMachine(ctx context.Context, say func(what, format string, a
 
 // checkGPUs tells of the GPUs that the server will use, and returns how many those are. A machine without one is fit for vLLM on
 // CPU, and for nothing else.
-func (p *plan) checkGPUs(ctx context.Context, say func(what, format string, args ...any)) (int, error) {
+func (p *plan) checkGPUs(ctx context.Context, say say) (int, error) {
 	source := gpuSource(p.file.Server)
 	if source == nil {
 		return 0, nil

@@ -25,7 +25,9 @@ func run() int {
 	now, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	unwatch := context.AfterFunc(finish, func() {
-		fmt.Fprintln(os.Stderr, "tuner: finishing what is at hand; once more stops at once")
+		if !viewing.Load() {
+			fmt.Fprintln(os.Stderr, freshLine(os.Stderr)+"tuner: finishing what is at hand; once more stops at once")
+		}
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, os.Interrupt, syscall.SIGTERM)
 		go func() { // ends with the process, or with the second signal

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -20,9 +21,9 @@ func TestMain(m *testing.M) {
 	proc.Main()
 	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
 	if os.Getenv(everyStep) != "" {
-		signOfLife = 0
+		signOfLife, drawEvery = 0, 20*time.Millisecond
 	}
-	testscript.Main(m, map[string]func(){"tuner": main, "fake-vllm": fakeVLLM})
+	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakeVLLM})
 }
 
 // quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
@@ -30,6 +31,8 @@ const quickExit = "atexit_sleep_ms=10"
 
 // TestScripts runs the command as a user does.
 func TestScripts(t *testing.T) {
+	ear := t.TempDir()
+	t.Cleanup(func() { checkHeard(t, ear) }) // after the scripts, which run in parallel
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -41,6 +44,7 @@ func TestScripts(t *testing.T) {
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
+			e.Setenv(earVariable, ear)
 			return nil
 		},
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",

@@ -11,6 +11,7 @@ import (
 
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/weights"
+	"vllmtuner/words"
 )
 
 // nearModel brings the model's weights near before the first server starts: into a copy on a local disk where the study wants one,
@@ -19,7 +20,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 	if p.file.Server.Simulate != "" || p.isDummy() {
 		return nil
 	}
-	files, where, err := weights.Files(p.weights())
+	files, where, err := p.weightFiles()
 	if errors.Is(err, weights.ErrUnknown) { // the server downloads it
 		if p.file.Server.ModelCopy != "" {
 			fmt.Fprintf(w, "warning: the model is not on this machine yet, so it is not copied: the server downloads it\n")
@@ -27,7 +28,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 		return nil
 	}
 	if err != nil {
-		return usageError{fmt.Errorf("%s: model: %w", p.file.Path, err)}
+		return err
 	}
 	tell := byteProgress(w)
 	if to := p.file.Server.ModelCopy; to != "" {
@@ -36,7 +37,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 			return fmt.Errorf("%s: server.model_copy: %w", p.file.Path, err)
 		}
 		if report.Skipped == "" {
-			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, report.Took.Round(time.Second))
+			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, words.Span(report.Took))
 		}
 		p.model = path
 		if info, err := os.Stat(p.file.Model); err == nil && !info.IsDir() { // a GGUF file: its folder was copied
@@ -54,9 +55,18 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 	case report.Skipped != "" && report.NowResident < report.Bytes:
 		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
 	case report.Read > 0:
-		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), report.Took.Round(time.Second))
+		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), words.Span(report.Took))
 	}
 	return nil
+}
+
+// weightFiles returns the files of the model's weights, and their folder. It wraps weights.ErrUnknown where the server downloads them.
+func (p *plan) weightFiles() ([]weights.File, string, error) {
+	files, where, err := weights.Files(p.weights())
+	if err != nil && !errors.Is(err, weights.ErrUnknown) {
+		err = usageError{fmt.Errorf("%s: model: %w; complete it, or measure with weights that are made up (server.args: [--load-format, dummy])", p.file.Path, err)}
+	}
+	return files, where, err
 }
 
 // weights says which model the servers load.
@@ -85,7 +95,8 @@ func byteProgress(w io.Writer) func(what string) func(done, total int64) {
 			}
 			last = now
 			left := time.Duration(float64(now.Sub(began)) * float64(total-done) / float64(done))
-			fmt.Fprintf(w, "%s: %.1f of %.1f GiB, about %s left\n", what, float64(done)/(1<<30), float64(total)/(1<<30), left.Round(time.Second))
+			at := stage{head: fmt.Sprintf("%s: %.1f of %.1f GiB", what, float64(done)/(1<<30), float64(total)/(1<<30)), until: now.Add(left)}
+			fmt.Fprintln(w, at.text())
 		}
 	}
 }

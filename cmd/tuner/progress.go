@@ -3,40 +3,37 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
+	"strings"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
-	"golang.org/x/term"
 
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner"
+	"vllmtuner/words"
 )
 
-// A progress tells a person how far a study is: one line a trial, and on a terminal a bar with the time that is left.
+// A progress tells a person how far a study is: one line a trial, and on a terminal a last line with the time that is left.
 type progress struct {
 	w        io.Writer
-	bar      *progressbar.ProgressBar // nil when w is no terminal
-	short    map[string]string        // names of the searched flags
-	trials   int                      // in all
+	live     *liveLine         // nil when w is no terminal
+	short    map[string]string // names of the searched flags
+	trials   int               // in all
+	finished int
 	best     incumbent
 	began    time.Time
-	measured int // trials finished by this process
+	ended    time.Time // the last trial
+	measured int       // trials finished by this process
 	last     time.Time
 }
 
 // newProgress begins with the trials that are there already.
 func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
-	p := &progress{w: w, short: report.ShortNames(names), trials: trials, began: time.Now()}
-	fmt.Fprint(w, report.Legend(p.short))
-	p.bar = terminalBar(w, trials)
-	p.best = incumbentOf(s)
-	finished := 0
+	now := time.Now()
+	p := &progress{w: w, live: newLiveLine(w), short: report.ShortNames(names), trials: trials, best: incumbentOf(s), began: now, ended: now}
+	fmt.Fprint(w, report.Legend(p.short, columns(w)))
 	for _, t := range s.Trials {
 		if t.State == studies.Done {
-			p.advance()
-			finished++
+			p.finished++
 		}
 	}
 	if len(s.Trials) > 0 {
@@ -44,29 +41,9 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 		if p.best.rate > 0 {
 			best = fmt.Sprintf("best so far %.3g req/s", p.best.rate)
 		}
-		p.line("going on after %d of %d trials, %s", finished, trials, best)
+		p.line("going on: %s, %s", words.Done(p.finished, trials, "trial"), best)
 	}
 	return p
-}
-
-// terminalBar returns a bar of so many steps with the time that is left, nil when w is no terminal that can draw one.
-func terminalBar(w io.Writer, steps int) *progressbar.ProgressBar {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
-		return nil
-	}
-	return progressbar.NewOptions(steps,
-		progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(16), progressbar.OptionClearOnFinish(),
-		progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
-		progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
-}
-
-// advance moves the bar by a trial.
-func (p *progress) advance() {
-	if p.bar != nil {
-		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
-	}
 }
 
 // An incumbent is the best trial so far of the world as it is.
@@ -96,68 +73,81 @@ func (b *incumbent) beaten(t studies.Trial) bool {
 	return true
 }
 
-// line writes a line above the bar.
+// line writes a line above the last one, broken between words where the terminal is narrow.
 func (p *progress) line(format string, args ...any) {
-	if p.bar != nil {
-		_ = p.bar.Clear()
-	}
-	fmt.Fprintf(p.w, format+"\n", args...)
+	p.print(words.Wrap(fmt.Sprintf(format, args...), lineColumns(p.w)))
+}
+
+// print writes lines above the last one.
+func (p *progress) print(lines []string) {
+	width := lineColumns(p.w)
+	p.live.above(func() {
+		for _, line := range lines {
+			fmt.Fprintln(p.w, words.Clip(line, width))
+		}
+	})
 }
 
 // watch shows one event.
 func (p *progress) watch(e tuner.Event) {
 	switch e.Kind {
 	case tuner.Step:
-		p.step(fmt.Sprintf("trial %d/%d %s", e.Trial.Number+1, p.trials, e.Step))
+		p.step(fmt.Sprintf("trial %d, %s", e.Trial.Number, e.Step))
 	case tuner.Probed:
 		verdict := "passed"
 		if !e.Probe.Verdict.Pass {
 			verdict = "failed"
 		}
-		p.step(fmt.Sprintf("trial %d/%d %.3g req/s %s", e.Trial.Number+1, p.trials, e.Probe.Rate, verdict))
+		p.step(fmt.Sprintf("trial %d, %.3g req/s %s", e.Trial.Number, e.Probe.Rate, verdict))
 	case tuner.Ended:
 		p.measured++
+		p.finished++
+		p.ended = time.Now()
 		mark := ""
-		p.advance()
 		if p.best.beaten(e.Trial) {
-			mark = "  *"
+			mark = "*"
 		}
-		p.line("%s%s%s", report.TrialLine(e.Trial, p.short), mark, p.left(e.Trial))
-		for _, line := range report.LastWords(e.Trial) {
-			p.line("          %s", line)
+		if left := words.Left(p.left()); p.live == nil && left != "" {
+			mark += " (" + left + ")"
 		}
+		width := lineColumns(p.w)
+		p.print(report.TrialLines(e.Trial, p.short, mark, width))
+		width = min(width, usualWidth)
+		margin := strings.Repeat(" ", min(10, width/4))
+		for _, line := range report.LastWords(e.Trial, width-len(margin)) {
+			p.print([]string{margin + line})
+		}
+		p.step("")
 	}
 }
 
 // signOfLife is how often a log is told what goes on: it needs a sign of life, not every step. Tests want them all.
 var signOfLife = 10 * time.Second
 
-// step says what goes on: in the bar, or as a line now and then when there is no terminal.
+// step says what goes on: in the last line, or as a line now and then when there is no terminal.
 func (p *progress) step(text string) {
-	if p.bar != nil {
-		p.bar.Describe(text)
-		return
-	}
-	if time.Since(p.last) >= signOfLife {
+	now := stage{words.Done(p.finished, p.trials, "trial"), float64(p.finished) / float64(max(1, p.trials)), after(p.left()), text}
+	switch {
+	case p.live != nil:
+		p.live.show(now)
+	case text != "" && time.Since(p.last) >= signOfLife:
 		p.last = time.Now()
-		p.line("%s", text)
+		p.line("%s", now.text())
 	}
 }
 
-// left is the time that is left, for a log; the bar has its own.
-func (p *progress) left(t studies.Trial) string {
-	todo := p.trials - t.Number - 1
-	each := time.Since(p.began) / time.Duration(p.measured)
-	if p.bar != nil || todo <= 0 || each < time.Second {
-		return ""
+// left is the time that is left by the mean of this process's trials; 0 where it is not known.
+func (p *progress) left() time.Duration {
+	todo := p.trials - p.finished
+	if p.measured == 0 || todo <= 0 {
+		return 0
 	}
-	return fmt.Sprintf("  (about %s left)", (each * time.Duration(todo)).Round(time.Minute))
+	each := p.ended.Sub(p.began) / time.Duration(p.measured)
+	return each*time.Duration(todo) - min(each, time.Since(p.ended))
 }
 
-// done removes the bar.
+// done takes the last line away.
 func (p *progress) done() error {
-	if p.bar == nil {
-		return nil
-	}
-	return p.bar.Clear()
+	p.live.end()
+	return nil
 }

@@ -22,8 +22,8 @@ func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 		low  float64
 		want string
 	}{
-		{0, "going on after 1 of 5 trials, none has met the SLO yet\n"},
-		{2, "going on after 1 of 5 trials, best so far 2.5 req/s\n"},
+		{0, "going on: 1 of 5 trials done, none has met the SLO yet\n"},
+		{2, "going on: 1 of 5 trials done, best so far 2.5 req/s\n"},
 	} {
 		var text strings.Builder
 		newProgress(&text, of(c.low), nil, 5)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -16,6 +17,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/tuner"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 func runCommand(finish <-chan struct{}) *cli.Command {
@@ -75,7 +77,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	err = plan.checkMachine(ctx, func(what, format string, args ...any) {
+	err = plan.checkNeeds(ctx, func(what, format string, args ...any) {
 		if what == warning {
 			fmt.Fprintf(o.stderr, "warning: "+format+"\n", args...)
 		}
@@ -104,31 +106,56 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if text := store.Restored(); text != "" {
 		fmt.Fprintf(o.stderr, "warning: the study was restored %s\n", text)
 	}
-	left, err := reclaim(dir)
+	study, stop, err := o.ready(ctx, plan, store)
 	if err != nil {
-		return err
-	}
-	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %d processes of a server that a killed run had left behind\n", left)
-	}
-	before, err := store.History()
-	if err != nil {
-		return err
-	}
-	if err := o.prepare(ctx, plan); err != nil {
-		return err
-	}
-	watch, stop, err := o.watchers(plan, before)
-	if err != nil {
-		return err
-	}
-	study, err := plan.study(store, o, watch)
-	if err != nil {
-		return errors.Join(err, stop())
+		return errors.Join(err, giveUp(store, err))
 	}
 	end, runErr := study.Run(ctx)
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
+}
+
+// ready does all that comes between the study and its first server. stop ends those who watch it.
+func (o runOptions) ready(ctx context.Context, plan *plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
+	left, err := reclaim(store.Dir())
+	if err != nil {
+		return nil, nil, err
+	}
+	if left > 0 {
+		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left behind\n", words.Count(left, "process"))
+	}
+	before, err := store.History()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := o.prepare(ctx, plan); err != nil {
+		return nil, nil, err
+	}
+	watch, stop, err := o.watchers(plan, before)
+	if err != nil {
+		return nil, nil, err
+	}
+	if study, err = plan.study(store, o, watch); err != nil {
+		return nil, nil, errors.Join(err, stop())
+	}
+	return study, stop, nil
+}
+
+// giveUp stores that a run ended before its first server, where the study would be called running otherwise.
+func giveUp(store *studies.Store, why error) error {
+	if store.Err() != nil { // it is another's
+		return nil
+	}
+	study, err := store.Summary(func(studies.Study) []int { return nil })
+	if err != nil || study.State != studies.Running {
+		return err
+	}
+	state := studies.Stopped
+	if len(study.Trials) == 0 {
+		state = studies.NotBegun
+	}
+	note, _, _ := strings.Cut(why.Error(), "\n")
+	return store.SetState(state, note)
 }
 
 // lostGrace is how long a run whose study is lost has to end its server. It may never end by itself where its disk does not answer: a
@@ -230,7 +257,7 @@ func (o runOptions) watchers(p *plan, before studies.Study) (watch func(tuner.Ev
 	}
 	listener, err := listen(o.listen, p.file.Name, p.file.Budget.Trials)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, errors.Join(err, progress.done())
 	}
 	listener.resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
@@ -269,7 +296,9 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if study, err = store.Summary(report.Whole(0)); err != nil {
 		return err
 	}
-	if err := report.BestText(o.stdout, study, reportOptions(study)); err != nil {
+	options := reportOptions(study)
+	options.Width = columns(o.stdout)
+	if err := report.BestText(o.stdout, study, options); err != nil {
 		return err
 	}
 	fmt.Fprintf(o.stdout, "\nThe study is in %s\n", store.Dir())

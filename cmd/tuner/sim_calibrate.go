@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
@@ -19,6 +18,7 @@ import (
 	"vllmtuner/studies"
 	"vllmtuner/tuner/calibrate"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 // usualProfile is where a calibration begins whose study was not simulated.
@@ -157,39 +157,34 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.measuring(), From: profile}, nil
 }
 
-// A replayProgress tells how far a calibration is: a bar on a terminal, else a line now and then.
+// A replayProgress tells how far a calibration is: in the last line of a terminal, else in a line now and then.
 type replayProgress struct {
 	w     io.Writer
-	bar   *progressbar.ProgressBar // nil when w is no terminal
+	live  *liveLine // nil when w is no terminal
 	began time.Time
 	last  time.Time
 }
 
 func newReplayProgress(w io.Writer) *replayProgress {
 	now := time.Now()
-	return &replayProgress{w: w, bar: terminalBar(w, 1), began: now, last: now}
+	return &replayProgress{w: w, live: newLiveLine(w), began: now, last: now}
 }
 
 // tell is told after each replay; most is how many there may be in all.
 func (p *replayProgress) tell(done, most int) {
-	if p.bar != nil {
-		p.bar.ChangeMax(most)
-		p.bar.Describe("replaying the probes")
-		_ = p.bar.Set(done) // a bar that cannot be drawn is no reason to stop
-		return
-	}
-	if time.Since(p.last) < 10*time.Second {
-		return
-	}
-	p.last = time.Now()
 	left := time.Since(p.began) / time.Duration(done) * time.Duration(most-done)
-	fmt.Fprintf(p.w, "replay %d of about %d, about %s left\n", done, most, left.Round(time.Second))
+	now := stage{words.Done(done, most, "replay"), float64(done) / float64(most), after(left), ""}
+	switch {
+	case p.live != nil:
+		p.live.show(now)
+	case time.Since(p.last) >= lineEvery:
+		p.last = time.Now()
+		fmt.Fprintln(p.w, now.text())
+	}
 }
 
-// done removes the bar.
+// done takes the last line away.
 func (p *replayProgress) done() error {
-	if p.bar == nil {
-		return nil
-	}
-	return p.bar.Clear()
+	p.live.end()
+	return nil
 }

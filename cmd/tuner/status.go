@@ -1,10 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
 
@@ -15,30 +19,71 @@ func statusCommand() *cli.Command {
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
 It reads a published snapshot, a few seconds old at most, and never disturbs
-the study.
+the study. Of many trials it shows the ten newest; the best is always among
+them. --watch shows it anew until the study ends, or you end it with Ctrl-C.
 
-Example: tuner status llama70b --root /mnt/nfs/studies`,
-		Flags: []cli.Flag{rootFlag(), formatFlag()},
+Examples:
+  tuner status llama70b --root /mnt/nfs/studies
+  tuner status llama70b --all --sort best
+  tuner status llama70b --watch`,
+		Flags: []cli.Flag{
+			rootFlag(), formatFlag(),
+			&cli.BoolFlag{Name: "all", Usage: "show all trials"},
+			&cli.StringFlag{Name: "sort", Value: string(report.Newest), Usage: "`order` of the trials: newest, oldest or best"},
+			&cli.BoolFlag{Name: "watch", Usage: "show it anew until the study ends"},
+		},
 		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
 			if err != nil {
 				return err
 			}
-			whole := report.Whole(math.MaxInt) // as a document it has all probes
-			if format == "text" {
-				whole = report.Whole(0)
+			rows, order, err := rowsOf(c, format)
+			if err != nil {
+				return err
 			}
-			study, err := readSummary(c, whole)
+			study := func() (studies.Study, error) { return readSummary(c, report.Whole(rows)) }
+			options := func(study studies.Study) report.Options {
+				o := reportOptions(study)
+				o.Rows, o.Sort, o.Width = rows, order, columns(c.App.Writer)
+				return o
+			}
+			if c.Bool("watch") {
+				return watchStudy(c, study, options)
+			}
+			read, err := study()
 			if err != nil {
 				return err
 			}
 			switch format {
 			case "json":
-				return report.StatusJSON(c.App.Writer, study, reportOptions(study))
+				return report.StatusJSON(c.App.Writer, read, options(read))
 			case "yaml":
-				return report.StatusYAML(c.App.Writer, study, reportOptions(study))
+				return report.StatusYAML(c.App.Writer, read, options(read))
 			}
-			return report.StatusText(c.App.Writer, study, reportOptions(study))
+			return report.StatusText(c.App.Writer, read, options(read))
 		}),
 	}
+}
+
+// rowsOf reads how many trials the table shows, 0 being as usual, and in which order. A document has them all.
+func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err error) {
+	order = report.Order(c.String("sort"))
+	if !slices.Contains(report.Orders, order) {
+		var names []string
+		for _, o := range report.Orders {
+			names = append(names, string(o))
+		}
+		return 0, "", usage("--sort %s: allowed are %s", order, strings.Join(names, ", "))
+	}
+	if format != "text" {
+		for _, flag := range []string{"watch", "all", "sort"} {
+			if c.IsSet(flag) {
+				return 0, "", usage("--%s is for --output text: %s", flag, fmt.Sprintf("a %s document has all trials, by number, and is written once", format))
+			}
+		}
+	}
+	if c.Bool("all") || format != "text" {
+		rows = math.MaxInt
+	}
+	return rows, order, nil
 }

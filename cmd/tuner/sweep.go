@@ -18,6 +18,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 func sweepCommand(finish <-chan struct{}) *cli.Command {
@@ -228,7 +229,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 		return err
 	}
 	if left > 0 {
-		fmt.Fprintf(s.stderr, "ended %d processes of a server that a killed sweep had left behind\n", left)
+		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", words.Count(left, "process"))
 	}
 	err = s.checkMachine(ctx, func(what, format string, args ...any) {
 		if what == warning {
@@ -315,9 +316,9 @@ func (s *sweeping) writePlan(w io.Writer) error {
 	switch {
 	case s.closed():
 		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
-			counted(len(s.configs), "config"), s.startsIn().Round(time.Second), counted(s.sweep.Requests, "request"), counted(len(s.sweep.Levels), "concurrency"))
+			words.Count(len(s.configs), "config"), words.Span(s.startsIn()), words.Count(s.sweep.Requests, "request"), words.Count(len(s.sweep.Levels), "concurrency"))
 	default:
-		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", counted(len(s.configs), "config"), each.Round(time.Minute), all.Round(time.Minute))
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", words.Count(len(s.configs), "config"), words.Span(each), words.Span(all))
 	}
 	if s.file.Server.Simulate != "" {
 		t.WriteString("simulated: all of it in seconds\n")

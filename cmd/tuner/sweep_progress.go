@@ -3,31 +3,27 @@ package main
 import (
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"vllmtuner/trial"
+	"vllmtuner/words"
 )
 
-// A sweepProgress tells how far a sweep is: a line for each measured load, and on a terminal a bar. In virtual time a line for
+// A sweepProgress tells how far a sweep is: a line for each measured load, and on a terminal a last line. In virtual time a line for
 // each config is enough.
 type sweepProgress struct {
 	s      *sweeping
 	w      io.Writer
-	bar    *progressbar.ProgressBar // nil when w is no terminal
-	config *sweptConfig             // at hand
-	starts time.Duration            // of a server
+	live   *liveLine     // nil when w is no terminal
+	config *sweptConfig  // at hand
+	starts time.Duration // of a server
 	began  time.Time
 	loads  int // measured, or given up
 	last   time.Time
 }
 
 func newSweepProgress(s *sweeping) *sweepProgress {
-	p := &sweepProgress{s: s, w: s.stderr, starts: s.startsIn(), began: time.Now()}
-	p.bar = terminalBar(p.w, len(s.configs)*len(s.sweep.Levels))
-	return p
+	return &sweepProgress{s: s, w: s.stderr, live: newLiveLine(s.stderr), starts: s.startsIn(), began: time.Now()}
 }
 
 // begin is told of the next config.
@@ -35,55 +31,49 @@ func (p *sweepProgress) begin(c *sweptConfig) { p.config = c }
 
 // step is told what begins now.
 func (p *sweepProgress) step(step string) {
-	text := p.config.Name + ": " + step
-	if p.bar != nil {
-		p.bar.Describe(text)
-		return
-	}
-	if time.Since(p.last) >= lineEvery { // a log needs a sign of life, not every step
+	all := len(p.s.configs) * len(p.s.sweep.Levels)
+	now := stage{words.Done(p.loads, all, "load"), float64(p.loads) / float64(max(1, all)), after(p.left()), p.config.Name + ", " + step}
+	switch {
+	case p.live != nil:
+		p.live.show(now)
+	case time.Since(p.last) >= lineEvery: // a log needs a sign of life, not every step
 		p.last = time.Now()
-		p.line("%s%s", text, p.left())
+		p.line("%s", now.text())
 	}
 }
 
 // probed is told of a measured load.
 func (p *sweepProgress) probed(c *sweptConfig, probe trial.Probe) {
-	p.count(1)
-	if p.s.file.Server.Simulate == "" {
-		p.line("%s at %s: %s, %s%s", c.Name, probe.Level(), verdictCell(probe), probe.Verdict.Reason, p.left())
+	p.loads++
+	if p.s.file.Server.Simulate != "" {
+		return
 	}
+	left := words.Left(p.left())
+	if left != "" {
+		left = " (" + left + ")"
+	}
+	p.line("%s at %s: %s, %s%s", c.Name, probe.Level(), verdictCell(probe), probe.Verdict.Reason, left)
 }
 
 // ended is told that a config is through, or that its server failed.
 func (p *sweepProgress) ended(c *sweptConfig) {
-	p.count(len(p.s.sweep.Levels) - len(c.probes))
+	p.loads += len(p.s.sweep.Levels) - len(c.probes)
 	if parts := c.result.Facts.StartUp; parts > 0 {
 		p.starts = parts
 	}
-	p.line("%s", strings.TrimSuffix(wrapped(c.Name+": "+c.found(p.s.closed()), "  "), "\n"))
+	p.line("%s: %s", c.Name, c.found(p.s.closed()))
 }
 
-func (p *sweepProgress) count(loads int) {
-	p.loads += loads
-	if p.bar != nil {
-		_ = p.bar.Add(loads) // a bar that cannot be drawn is no reason to stop
-	}
-}
-
-// left is how long the rest takes, for a log: a bar has its own. What a closed loop takes is told by what it took.
-func (p *sweepProgress) left() string {
+// left is how long the rest takes; 0 where it is not known. What a closed loop takes is told by what it took.
+func (p *sweepProgress) left() time.Duration {
 	all := len(p.s.configs) * len(p.s.sweep.Levels)
-	if p.bar != nil || p.s.file.Server.Simulate != "" || p.loads == all {
-		return ""
+	switch {
+	case p.s.file.Server.Simulate != "" || p.loads == all || p.s.closed() && p.loads == 0:
+		return 0
+	case p.s.closed():
+		return time.Since(p.began) / time.Duration(p.loads) * time.Duration(all-p.loads)
 	}
-	left := p.planned()
-	if p.s.closed() {
-		if p.loads == 0 {
-			return ""
-		}
-		left = time.Since(p.began) / time.Duration(p.loads) * time.Duration(all-p.loads)
-	}
-	return fmt.Sprintf(" (about %s left)", left.Round(time.Minute))
+	return p.planned()
 }
 
 // planned is how long what has not been measured takes on servers that keep up.
@@ -103,18 +93,21 @@ func (p *sweepProgress) planned() time.Duration {
 	return left
 }
 
-// line writes a line above the bar.
+// line writes a line above the last one. Where it is too long it goes on below, two columns in.
 func (p *sweepProgress) line(format string, args ...any) {
-	if p.bar != nil {
-		_ = p.bar.Clear()
-	}
-	fmt.Fprintf(p.w, format+"\n", args...)
+	width := lineColumns(p.w)
+	p.live.above(func() {
+		for i, line := range words.Wrap(fmt.Sprintf(format, args...), width-2) {
+			if i > 0 {
+				line = "  " + line
+			}
+			fmt.Fprintln(p.w, words.Clip(line, width))
+		}
+	})
 }
 
-// done removes the bar.
+// done takes the last line away.
 func (p *sweepProgress) done() error {
-	if p.bar == nil {
-		return nil
-	}
-	return p.bar.Clear()
+	p.live.end()
+	return nil
 }

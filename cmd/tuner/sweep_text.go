@@ -14,6 +14,7 @@ import (
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
+	"vllmtuner/words"
 )
 
 // item writes a line with its name in front, broken at the width of a terminal.
@@ -67,7 +68,7 @@ func (s *sweeping) writeHead(t *textLines) {
 	if s.file.Server.Simulate == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.item("sweep", "%s: %s x %s x %s, %s", s.file.Name, counted(len(s.configs), "config"), counted(len(s.sweep.Levels), load), counted(s.sweep.Requests, "request"), by)
+	t.item("sweep", "%s: %s x %s x %s, %s", s.file.Name, words.Count(len(s.configs), "config"), words.Count(len(s.sweep.Levels), load), words.Count(s.sweep.Requests, "request"), by)
 	if args := s.file.Server.Args; len(args) > 0 {
 		t.item("args", "%s for every config", strings.Join(args, " "))
 	}
@@ -87,17 +88,6 @@ func (s *sweeping) writeHead(t *textLines) {
 // simulated reports whether a server was a simulated one, by the file or by its own log.
 func (s *sweeping) simulated() bool {
 	return s.file.Server.Simulate != "" || slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.result.Facts.Simulated })
-}
-
-// counted is a number of things.
-func counted(n int, what string) string {
-	switch {
-	case n == 1:
-		return "1 " + what
-	case strings.HasSuffix(what, "y"):
-		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(what, "y"))
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // writeConfigs says which flags each config has, and why one could not be measured.
@@ -131,7 +121,7 @@ func (s *sweeping) writeConfigs(t *textLines) {
 		}
 	}
 	if len(short) > 0 {
-		t.WriteString(report.Legend(short))
+		t.WriteString(report.Legend(short, tableWidth))
 	}
 }
 
@@ -219,7 +209,7 @@ func (s *sweeping) standings() []standing {
 		found[i] = s.configs[i].highest()
 		all[i] = standing{highest: found[i], below: s.configs[i].below(), versus: "-"}
 		if i > 0 && found[i].Met() && found[0].Met() {
-			all[i].versus = fmt.Sprintf("%+.0f %%", 100*(found[i].Rate/found[0].Rate-1))
+			all[i].versus = words.Percent(found[i].Rate/found[0].Rate - 1)
 		}
 	}
 	best := capacity.Best(found)
@@ -462,7 +452,7 @@ func (s *sweeping) drawLimit() string {
 		slowest = "a single one"
 	}
 	return fmt.Sprintf("One draw: the p%g of %s hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, counted(s.sweep.Requests, "request"), slowest)
+		highest.Percentile, words.Count(s.sweep.Requests, "request"), slowest)
 }
 
 // gridLimit says between which loads nothing is known of the best.

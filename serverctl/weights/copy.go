@@ -47,6 +47,28 @@ func Copy(ctx context.Context, model, to string, progress func(done, total int64
 	return copier{stall: 2 * time.Minute, free: freeBytes}.copy(ctx, model, to, progress)
 }
 
+// CheckCopy returns why Copy could not begin: the folder is no place for a copy, or has too little room. Where a copy is being made, or was left
+// half made, only Copy can tell what room there will be.
+func CheckCopy(model, to string) error { return copier{free: freeBytes}.check(model, to) }
+
+func (c copier) check(model, to string) error {
+	wanted := to
+	source, err := openTree(model)
+	if err == nil {
+		to, err = target(to, source.dir)
+	}
+	if err == nil && !source.isAt(filepath.Join(to, source.name())) {
+		var halves []string
+		if halves, err = filepath.Glob(filepath.Join(to, partial+"*")); err == nil && len(halves) == 0 {
+			err = c.checkFree(to, sum(source.files))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("copy the model %s to %s: %w", model, wanted, err)
+	}
+	return nil
+}
+
 func (c copier) copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
 	began, wanted := time.Now(), to
 	defer func() {

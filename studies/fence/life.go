@@ -20,6 +20,9 @@ type Life struct {
 // quiet is how long an owner's silence means nothing: it takes a slot every 15 s, and one of them may come late.
 const quiet = 2 * UsualSilence / beatsPerTTL
 
+// Doubtful reports whether the owner has been silent for longer than one that lives.
+func (l Life) Doubtful() bool { return l.Silent >= quiet }
+
 // LifeOf says whether a study's owner lives. It is for readers: it writes nothing, and cannot hold the owner up.
 //
 // On a disk that hosts share it opens nothing while the slots are fresh. Of an open file an NFS server may promise the reader that it does not

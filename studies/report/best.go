@@ -24,7 +24,7 @@ var ErrNothingMet = errors.New("no trial has met the SLO")
 // BestText writes the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
 // what can be done, which is no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
-	var l lines
+	l := lines{width: o.Width}
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
 		l.best(best, o)
@@ -151,7 +151,7 @@ func (l *lines) nothingMet(study studies.Study) {
 		if study.Trials[i].Result.Outcome == trial.Dropped { // did not fail, and is said by itself
 			continue
 		}
-		evidence := study.Trials[i].Result.Evidence
+		evidence := message(study.Trials[i].Result.Evidence)
 		if evidence == "" {
 			evidence = "no line of the log shows why"
 		}

@@ -18,9 +18,24 @@ import (
 type Options struct {
 	Planned int       // trials the study may run; 0 means unknown
 	Now     time.Time // for ages and the time that is left; zero leaves them out
-	Rows    int       // newest trials in the status table; 0 means 10
+	Rows    int       // trials in the status table; 0 means 10, and the best one is always among them
+	Sort    Order     // of the status table; "" means Newest
+	Width   int       // columns there are; 0 means 80
 	Margin  float64   // of the advised rate; 0 means the usual one
 }
+
+// An Order is one of the status table's rows.
+type Order string
+
+// The orders.
+const (
+	Newest  Order = "newest"
+	Oldest  Order = "oldest"
+	Fastest Order = "best" // the highest capacity first, what has none last
+)
+
+// Orders are all of them.
+var Orders = []Order{Newest, Oldest, Fastest}
 
 // A Winner is the best trial so far.
 type Winner struct {
@@ -197,7 +212,7 @@ func Summarize(study studies.Study, o Options) Summary {
 // left estimates the time until the last planned trial has ended from the median trial so far, which a night between an
 // interruption and its resumption does not move. It reports false when there is nothing to go by.
 func left(study studies.Study, o Options) (time.Duration, bool) {
-	if study.State != studies.Running || o.Planned == 0 || o.Now.IsZero() {
+	if study.State != studies.Running || study.Unseen != "" || study.Life.Doubtful() || o.Planned == 0 || o.Now.IsZero() {
 		return 0, false
 	}
 	var lasted []time.Duration
@@ -215,7 +230,8 @@ func left(study studies.Study, o Options) (time.Duration, bool) {
 	}
 	slices.Sort(lasted)
 	median := lasted[len(lasted)/2]
-	return median*time.Duration(todo) - min(running, median), true
+	rest := median*time.Duration(todo) - min(running, median)
+	return rest, rest >= time.Second // the last trial may take longer than the others
 }
 
 // classNames returns the classes, the most frequent first.

@@ -235,8 +235,10 @@ func TestReports(t *testing.T) {
 			section("status", func(w io.Writer) error { return StatusText(w, c.study, c.options) })
 			section("log", func(w io.Writer) error {
 				for _, trial := range c.study.Trials {
-					fmt.Fprintln(w, TrialLine(trial, ShortNames(searched(c.study.Trials))))
-					for _, line := range LastWords(trial) {
+					for _, line := range TrialLines(trial, ShortNames(searched(c.study.Trials)), "", 80) {
+						fmt.Fprintln(w, line)
+					}
+					for _, line := range LastWords(trial, 70) {
 						fmt.Fprintln(w, "         ", line)
 					}
 				}
@@ -528,5 +530,57 @@ func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	study.Trials = study.Trials[:2]
 	if got, _ := Best(study); got.Gain != nil {
 		t.Errorf("before the default is measured anew trial %d is compared with %+v", got.Trial.Number, got.Gain)
+	}
+}
+
+// Evidence is what a line of the log says, and not who wrote it when.
+func TestEvidenceIsTheMessage(t *testing.T) {
+	for line, want := range map[string]string{
+		"(EngineCore_DP0 pid=123) ERROR 11-23 12:00:00 [core.py:708] torch.OutOfMemoryError: CUDA out of memory.": "torch.OutOfMemoryError: CUDA out of memory.",
+		"(APIServer pid=7) RuntimeError: Engine core initialization failed.":                                      "RuntimeError: Engine core initialization failed.",
+		"INFO 03-01 10:00:00 [api_server.py:1] starting":                                                          "starting",
+		"ERROR 03-01 10:00:00 out of memory":                                                                      "out of memory",
+		"(VllmWorker rank=0 pid=9) no prefix of vLLM's":                                                           "(VllmWorker rank=0 pid=9) no prefix of vLLM's",
+		"ValueError: the KV cache is too small":                                                                   "ValueError: the KV cache is too small",
+		"(EngineCore_DP0 pid=123)":                                                                                "(EngineCore_DP0 pid=123)",
+		"":                                                                                                        "",
+	} {
+		if got := message(line); got != want {
+			t.Errorf("message(%q) = %q, want %q", line, got, want)
+		}
+	}
+	oom := failed(trial.Infeasible, serverctl.OOMStart, "(EngineCore_DP0 pid=123) ERROR 11-23 12:00:00 [core.py:708] CUDA out of memory.")
+	for _, line := range LastWords(oom, 70) {
+		if strings.Contains(line, "pid=") || !strings.Contains(line, "CUDA out of memory.") {
+			t.Errorf("the last words are %q", line)
+		}
+	}
+	var best strings.Builder
+	if err := BestText(&best, of(studies.Done, "", oom), Options{}); err != nil || strings.Contains(best.String(), "pid=") {
+		t.Errorf("best says %v\n%s", err, &best)
+	}
+}
+
+// The state of a study is never running where its owner shows no sign of life, and neither is that of its half-done trial.
+func TestAStudyWithoutALivingOwnerIsNotSaidToRun(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		set  func(*studies.Study)
+		want string
+	}{
+		{"its lock is free", func(s *studies.Study) { s.State, s.Life.Gone = studies.Stopped, true }, "stopped: 0 of 3 trials done, its owner is gone; `tuner run` goes on"},
+		{"its slots are old", func(s *studies.Study) { s.Life.Silent = 130 * time.Second }, "silent for 2 min 10 s; its owner may be gone: 0 of 3 trials done"},
+		{"nobody can tell", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was published, and"},
+		{"it was refused", func(s *studies.Study) { s.State, s.Note = studies.NotBegun, "no weights" }, "not begun: 0 of 3 trials done, no weights"},
+	} {
+		study := of(studies.Running, "", with(running(probe(0, 2, 50)), studies.Default))
+		c.set(&study)
+		var text strings.Builder
+		if err := StatusText(&text, study, Options{Planned: 3, Width: 200}); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text.String(), c.want) || strings.Contains(strings.ReplaceAll(text.String(), "it was running when", ""), "running") || !strings.Contains(text.String(), "half done") {
+			t.Errorf("%s: want %q, and no trial that runs:\n%s", c.name, c.want, &text)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,17 +18,18 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
+	"vllmtuner/words"
 )
 
 // manyRows is how many trials the status table shows unless told: what fits a small terminal.
 const manyRows = 10
 
-// StatusText writes how far a study is, what is best so far, and the newest trials, within 80 columns.
+// StatusText writes how far a study is, what is best so far, and some of the trials, within the columns there are.
 func StatusText(w io.Writer, study studies.Study, o Options) error {
-	var text lines
+	text := lines{width: o.Width}
 	s := Summarize(study, o)
 	best, met := Best(study)
-	text.item("study", "%s%s, %s", study.Name, simulatedMark(s.Simulated), stateText(study, s))
+	text.wrapped("study", "%s%s, %s", study.Name, simulatedMark(s.Simulated), stateText(study, s))
 	if d, ok := left(study, o); ok {
 		text.item("left", "about %s", span(d))
 	}
@@ -60,17 +62,25 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	text.restored(study)
 	for _, t := range study.Trials {
 		if t.State == studies.Running {
-			text.wrapped("now", "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
+			text.wrapped(unfinishedText(study, "now"), "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
 		}
 	}
 	if len(study.Trials) > 0 {
-		text.table(study.Trials, best, o.Rows)
+		text.table(study, best, o)
 	}
-	var out lines
+	out := lines{width: o.Width}
 	for line := range strings.Lines(text.String()) {
-		out.add("%s", clip(strings.TrimRight(line, " \n"), width))
+		out.add("%s", clip(strings.TrimRight(line, " \n"), out.columns()))
 	}
 	return out.writeTo(w)
+}
+
+// unfinishedText is a word for a trial that is not finished: it runs only while the study does.
+func unfinishedText(study studies.Study, running string) string {
+	if word, _ := StateOf(study); word != string(studies.Running) {
+		return "half done"
+	}
+	return running
 }
 
 // startsText says what the starts cost and what the most of it went into; "" where no server told.
@@ -99,27 +109,65 @@ func probesText(probes []trial.Probe) string {
 	if !last.Verdict.Pass {
 		verdict = "failed"
 	}
-	return fmt.Sprintf("%d probes, %s %s req/s: %s", len(probes), verdict, number(last.Rate), last.Verdict.Reason)
+	return fmt.Sprintf("%s, %s %s req/s: %s", words.Count(len(probes), "probe"), verdict, number(last.Rate), last.Verdict.Reason)
 }
 
-// table adds the newest trials, the newest first.
-func (l *lines) table(trials []studies.Trial, best Winner, rows int) {
-	if rows == 0 {
-		rows = manyRows
+// table adds some trials, and the best one always.
+func (l *lines) table(study studies.Study, best Winner, o Options) {
+	shown := rowsOf(study.Trials, best, o)
+	short := ShortNames(searched(shown))
+	t := words.Table{Columns: []words.Column{
+		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
+		{Head: "result", Least: 10, Rank: 1}, {Head: "point", Least: 24, Rank: 4},
+	}}
+	for _, trial := range shown {
+		result := resultText(trial)
+		if trial.State != studies.Done {
+			result = unfinishedText(study, "running")
+		}
+		t.Rows = append(t.Rows, []string{fmt.Sprint(trial.Number), string(trial.Origin), shortCapacity(trial), against(trial, best), result, pointText(trial.Point, short)})
 	}
-	newest := slices.Clone(trials[max(0, len(trials)-rows):])
-	slices.Reverse(newest)
-	short := ShortNames(searched(newest))
 	l.add("")
-	l.add("%4s  %-7s  %7s  %7s  %-16s  %s", "#", "origin", "req/s", "vs best", "result", "point")
-	for _, t := range newest {
-		l.add("%4d  %-7s  %7s  %7s  %-16s  %s", t.Number, t.Origin, shortCapacity(t), against(t, best),
-			clip(resultText(t), 16), pointText(t.Point, short))
+	lines := t.Lines(l.columns())
+	for _, line := range lines {
+		l.add("%s", line)
 	}
-	if len(short) > 0 {
+	if left := len(study.Trials) - len(shown); left > 0 {
+		l.add("(%s more: --all)", words.Count(left, "trial"))
+	}
+	if len(short) > 0 && strings.Contains(lines[0], "point") { // else nothing needs it
 		l.add("")
 		l.legend(short)
 	}
+}
+
+// rowsOf chooses and orders the rows of the table.
+func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
+	all := slices.Clone(trials)
+	switch o.Sort {
+	case Oldest:
+	case Fastest:
+		slices.SortStableFunc(all, func(a, b studies.Trial) int { return cmp.Compare(rateOf(b), rateOf(a)) })
+	default:
+		slices.Reverse(all)
+	}
+	rows := cmp.Or(o.Rows, manyRows)
+	if len(all) <= rows {
+		return all
+	}
+	i := slices.IndexFunc(all, func(t studies.Trial) bool { return t.Number == best.Trial.Number })
+	if len(best.same) > 0 && i >= rows {
+		all[rows-1] = all[i]
+	}
+	return all[:rows]
+}
+
+// rateOf is the capacity of a trial; less than any where it has none.
+func rateOf(t studies.Trial) float64 {
+	if !t.Met() {
+		return -1
+	}
+	return t.Result.Capacity.Rate
 }
 
 // legend adds what the short names stand for.
@@ -130,14 +178,14 @@ func (l *lines) legend(short map[string]string) {
 		switch {
 		case line == "":
 			line = word
-		case len(line)+len(word)+3 > width:
-			l.add("%s,", line)
+		case words.Width(line)+words.Width(word)+3 > l.columns():
+			l.add("%s", clip(line+",", l.columns()))
 			line = word
 		default:
 			line += ", " + word
 		}
 	}
-	l.add("%s", line)
+	l.add("%s", clip(line, l.columns()))
 }
 
 // against compares a trial with the best one, such as "-12 %".
@@ -174,11 +222,11 @@ func pointText(p space.Point, short map[string]string) string {
 	if len(p) == 0 {
 		return "(nothing set)"
 	}
-	words := make([]string, 0, len(p))
+	set := make([]string, 0, len(p))
 	for _, name := range slices.Sorted(maps.Keys(p)) {
-		words = append(words, short[name]+"="+clip(p[name], 12))
+		set = append(set, short[name]+"="+clip(p[name], 12))
 	}
-	return strings.Join(words, " ")
+	return strings.Join(set, " ")
 }
 
 // searched returns the flags that the trials set.
@@ -192,9 +240,33 @@ func searched(trials []studies.Trial) []string {
 	return slices.Collect(maps.Keys(names))
 }
 
-// TrialLine sums a finished trial up in one line, for a log. short names its flags.
-func TrialLine(t studies.Trial, short map[string]string) string {
-	return fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  %s", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14), pointText(t.Point, short))
+// TrialLines sums a finished trial up for a log, in one line where that fits. short names its flags; mark follows them.
+func TrialLines(t studies.Trial, short map[string]string, mark string, width int) []string {
+	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14))
+	margin := words.Width(head)
+	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // then the margin would take all the room
+		head, margin = strings.Join(strings.Fields(head), " "), 2
+	}
+	rest := strings.Join(strings.Fields(pointText(t.Point, short)+" "+mark), " ")
+	if margin > 2 {
+		return hung(head, wrap(rest, width-margin), width)
+	}
+	parts := wrap(head+" "+rest, width-margin)
+	return hung("", parts, width)
+}
+
+// hung puts lines behind a head, or two columns in behind the first of them, and clips what no line can hold.
+func hung(head string, parts []string, width int) (all []string) {
+	margin := cmp.Or(words.Width(head), 2)
+	for i, part := range parts {
+		if i == 0 {
+			part = head + part
+		} else {
+			part = strings.Repeat(" ", margin) + part
+		}
+		all = append(all, clip(part, width))
+	}
+	return all
 }
 
 // mostWords is how many of a dead server's last lines are shown; its whole log is a file.
@@ -202,31 +274,42 @@ const mostWords = 5
 
 // LastWords says why a trial's server failed: the line that gave its class, and the last lines of its log; and why a trial was
 // dropped. A trial that was measured has none.
-func LastWords(t studies.Trial) []string {
+func LastWords(t studies.Trial, width int) []string {
 	if t.State != studies.Done || measured(t) {
 		return nil
 	}
 	if t.Result.Outcome == trial.Dropped {
-		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width-10)
+		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
 	}
 	tail := t.Result.Tail
 	what := string(t.Result.Class)
 	if cause := t.Result.Cause; cause != "" {
 		what += fmt.Sprintf(" (%s)", cause)
 	}
-	words := []string{fmt.Sprintf("%s: %s", what, t.Result.Evidence)}
+	last := []string{fmt.Sprintf("%s: %s", what, message(t.Result.Evidence))}
 	for _, line := range tail[max(0, len(tail)-mostWords):] {
-		words = append(words, "| "+line)
+		last = append(last, "| "+message(line))
 	}
-	for i := range words {
-		words[i] = clip(words[i], width-10)
+	for i := range last {
+		last[i] = clip(last[i], width)
 	}
-	return words
+	return last
+}
+
+// logPrefix begins a line of vLLM's log: which process wrote it, how grave it is, when, and where in the code.
+var logPrefix = regexp.MustCompile(`^(?:\([A-Za-z0-9_]+ pid=\d+\) *)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) +\d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] ?)?)?`)
+
+// message is what a line of a server's log says, without its prefix. A line that is nothing else stays.
+func message(line string) string {
+	if text := strings.TrimSpace(logPrefix.ReplaceAllString(line, "")); text != "" {
+		return text
+	}
+	return line
 }
 
 // Legend says what short names stand for, a few a line.
-func Legend(short map[string]string) string {
-	var text lines
+func Legend(short map[string]string, width int) string {
+	text := lines{width: width}
 	text.legend(short)
 	return text.String()
 }

@@ -1,25 +1,31 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/words"
 )
 
-// width is that of a terminal nobody has widened.
-const width = 80
+// usualWidth is that of a terminal nobody has widened, and of a pipe.
+const usualWidth = 80
 
 // lines collects text and writes it at once, so that a failed write is one error.
-type lines struct{ strings.Builder }
+type lines struct {
+	strings.Builder
+	width int // columns; 0 means usualWidth
+}
+
+func (l *lines) columns() int { return cmp.Or(l.width, usualWidth) }
 
 func (l *lines) add(format string, args ...any) { fmt.Fprintf(l, format+"\n", args...) }
 
@@ -28,9 +34,9 @@ func (l *lines) item(name, format string, args ...any) {
 	l.add("%-10s"+format, append([]any{name}, args...)...)
 }
 
-// wrapped adds a named line, broken between words where it is longer than a terminal is wide.
+// wrapped adds a named line, broken between words where it is longer than there is room.
 func (l *lines) wrapped(name, format string, args ...any) {
-	for _, line := range wrap(fmt.Sprintf(format, args...), width-10) {
+	for _, line := range wrap(fmt.Sprintf(format, args...), l.columns()-10) {
 		l.item(name, "%s", line)
 		name = ""
 	}
@@ -51,30 +57,10 @@ func number(f float64) string {
 	return fmt.Sprintf("%.3g", f)
 }
 
-// percent writes a ratio - 1 with its sign.
-func percent(f float64) string { return fmt.Sprintf("%+.0f %%", 100*f) }
-
-// span writes a duration as people say it.
-func span(d time.Duration) string {
-	d = d.Round(time.Second)
-	if d < time.Minute {
-		return fmt.Sprintf("%d s", int(d.Seconds()))
-	}
-	d = d.Round(time.Minute)
-	if d < time.Hour {
-		return fmt.Sprintf("%d min", int(d.Minutes()))
-	}
-	return fmt.Sprintf("%d h %02d min", int(d.Hours()), int(d.Minutes())%60)
-}
-
-// clip shortens a text to at most n columns.
-func clip(text string, n int) string {
-	text, _, _ = strings.Cut(text, "\n")
-	if utf8.RuneCountInString(text) <= n {
-		return text
-	}
-	return string([]rune(text)[:n-1]) + "…"
-}
+func percent(f float64) string         { return words.Percent(f) }
+func span(d time.Duration) string      { return words.Span(d) }
+func clip(text string, n int) string   { return words.Clip(text, n) }
+func wrap(text string, n int) []string { return words.Wrap(text, n) }
 
 // simulatedMark follows every figure that no GPU is behind.
 func simulatedMark(simulated bool) string {
@@ -130,26 +116,6 @@ func resultText(t studies.Trial) string {
 		return "drafts refused"
 	}
 	return string(t.Result.Class)
-}
-
-// wrap breaks a text between words into lines of at most n columns, unless a word alone is longer.
-func wrap(text string, n int) []string {
-	var all []string
-	line := ""
-	for word := range strings.FieldsSeq(text) {
-		switch {
-		case line == "":
-			line = word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > n:
-			all, line = append(all, line), word
-		default:
-			line += " " + word
-		}
-	}
-	if line != "" {
-		all = append(all, line)
-	}
-	return all
 }
 
 // dropped says of which trials the measuring ended early, and why: the newest of each class, in full.
@@ -247,25 +213,46 @@ func probability(p float64) string {
 	return fmt.Sprintf("%.3g %%", 100*p)
 }
 
-// stateText says how far the study is, such as "running: 12 of 30 trials".
-func stateText(study studies.Study, s Summary) string {
-	text := fmt.Sprintf("%s: %d", study.State, s.Finished)
-	if s.Planned > 0 {
-		text += fmt.Sprintf(" of %d", s.Planned)
+// silent is said of a study on a shared disk whose owner may be dead.
+const silent = "silent"
+
+// StateOf says in a word how far a study is, and why, if there is more to say. A study whose owner shows no sign of life is not called running.
+func StateOf(study studies.Study) (word, why string) {
+	switch {
+	case study.State == studies.Running && study.Unseen != "":
+		return "unknown", "it was running when it was published, and whether its owner lives cannot be seen: " + study.Unseen
+	case study.State == studies.Running && study.Life.Doubtful():
+		return silent, fmt.Sprintf("silent for %s; its owner may be gone", span(study.Life.Silent))
+	case study.State == studies.Stopped && study.Life.Gone && study.Note == "":
+		return string(study.State), "its owner is gone; `tuner run` goes on"
 	}
-	text += " trials"
-	if study.Note != "" {
-		text += ", " + study.Note
+	return string(study.State), study.Note
+}
+
+// stateText says how far the study is, such as "running: 12 of 30 trials done".
+func stateText(study studies.Study, s Summary) string {
+	word, why := StateOf(study)
+	text := words.Done(s.Finished, s.Planned, "trial")
+	switch {
+	case word == silent:
+		return why + ": " + text
+	case study.State != studies.Done:
+		text = word + ": " + text
+	case s.Finished < s.Planned:
+		text = "ended: " + text
+	}
+	if why != "" {
+		text += ", " + why
 	}
 	return text
 }
 
 // countsText says what became of the trials.
 func countsText(s Summary) string {
-	var words []string
+	var counts []string
 	say := func(n int, format string) {
 		if n > 0 {
-			words = append(words, fmt.Sprintf(format, n))
+			counts = append(counts, fmt.Sprintf(format, n))
 		}
 	}
 	say(s.Met, "%d met the SLO")
@@ -273,10 +260,10 @@ func countsText(s Summary) string {
 	say(s.Dropped, "%d dropped")
 	say(s.Infeasible, "%d infeasible")
 	say(s.Unknown, "%d unknown")
-	if len(words) == 0 {
+	if len(counts) == 0 {
 		return "none finished"
 	}
-	text := strings.Join(words, ", ")
+	text := strings.Join(counts, ", ")
 	var classes []string
 	for _, c := range classNames(s.Classes) {
 		classes = append(classes, fmt.Sprintf("%s %d", c, s.Classes[c]))

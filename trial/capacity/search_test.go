@@ -39,7 +39,7 @@ func TestFind(t *testing.T) {
 		{"a hint that is too low gallops up", search(2), 17, Exact, 8, "bracketed"},
 		{"everything passes up to the highest rate", search(150), 1000, AtLeast, 2, "passed at the highest rate, 200 req/s"},
 		{"everything fails down to the lowest rate", search(0.06), 0.001, AtMost, 2, "failed at the lowest rate, 0.05 req/s"},
-		{"probes run out before a bracket", narrow, 100, AtLeast, 2, "2 probes are spent"},
+		{"probes run out before a bracket", narrow, 100, AtLeast, 2, "the budget of 2 probes is spent"},
 	} {
 		var probed []float64
 		c, err := row.search.Find(t.Context(), truth(row.capacity, &probed))

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"vllmtuner/words"
 )
 
 // width is that of a terminal nobody has widened.
@@ -70,7 +72,7 @@ func (r *Result) writeUse(b *strings.Builder) {
 	}
 	wrapped(b, "probes", 10, text)
 	for _, left := range r.LeftOutTrials {
-		wrapped(b, "", 10, fmt.Sprintf("%d trials left out: %s", left.N, left.Why))
+		wrapped(b, "", 10, words.Count(left.N, "trial") + " left out: " + left.Why)
 	}
 	if r.Memory.N > 0 {
 		text = fmt.Sprintf("of %d starts, %d of them refused, within %.3f GiB (before: %.3g; root of the mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)

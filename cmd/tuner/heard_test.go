@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// earVariable names a directory in which each command of the scripts leaves all that it prints.
+const earVariable = "TUNER_TEST_EAR"
+
+// overheard is main, which also leaves what it prints where somebody listens.
+func overheard() {
+	dir := os.Getenv(earVariable)
+	if dir == "" {
+		main()
+		return
+	}
+	heard, err := os.CreateTemp(dir, "heard-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "no ear:", err)
+		os.Exit(exitFailed)
+	}
+	var copies sync.WaitGroup
+	tee := func(to *os.File) *os.File {
+		from, in, err := os.Pipe()
+		if err != nil {
+			panic(err)
+		}
+		copies.Go(func() { forward(io.MultiWriter(to, heard), from) })
+		return in
+	}
+	stdout, stderr := os.Stdout, os.Stderr
+	os.Stdout, os.Stderr = tee(stdout), tee(stderr)
+	code := run()
+	for _, in := range []*os.File{os.Stdout, os.Stderr} { // which a child may hold open for longer
+		_, _ = in.WriteString(endOfText)
+	}
+	copies.Wait()
+	os.Exit(code)
+}
+
+// endOfText ends what a command has printed.
+const endOfText = "\x00\n"
+
+// forward copies lines up to endOfText.
+func forward(to io.Writer, from io.Reader) {
+	for lines := bufio.NewReader(from); ; {
+		line, err := lines.ReadString('\n')
+		text, ended := strings.CutSuffix(line, endOfText)
+		_, _ = io.WriteString(to, text) // as a command whose reader is gone
+		if ended || err != nil {
+			return
+		}
+	}
+}
+
+// unsaid are forms that no command prints, with what it prints instead.
+var unsaid = []struct {
+	form    *regexp.Regexp
+	instead string
+}{
+	{regexp.MustCompile(`[+-]0 %`), "0 % without a sign"},
+	{regexp.MustCompile(`(?:^|[^0-9.,/-])1 (?:probe|trial|stud(?:ie)|request|config|prior|process(?:e)|load|run|file|parameter|commit|verdict|worker)s\b`), "one thing in the singular"},
+	{regexp.MustCompile(`\[[0-9]+m?[0-9]*s:[0-9]+m?[0-9]*s\]`), "the time that is left in words"},
+	{regexp.MustCompile(`\b0 ?s left`), "nothing, where less than a second is left"},
+	{regexp.MustCompile(`\b[0-9]+(?:m[0-9]+)?s (?:ago|left)`), "2 min 10 s"},
+}
+
+// checkHeard looks for such forms in all that was printed.
+func checkHeard(t *testing.T, dir string) {
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) == 0 {
+		t.Errorf("no command was heard, %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(filepath.Join(dir, file.Name()))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, complaint := range unsaidIn(string(text)) {
+			t.Error(complaint)
+		}
+	}
+}
+
+func unsaidIn(text string) (all []string) {
+	for line := range strings.Lines(text) {
+		for _, u := range unsaid {
+			if found := u.form.FindString(line); found != "" {
+				all = append(all, fmt.Sprintf("%q is printed, want %s: %s", found, u.instead, strings.TrimSpace(line)))
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// The forms are found where they are.
+func TestUnsaidFormsAreFound(t *testing.T) {
+	for _, text := range []string{"95 %: -0 % to +5 %", "study x, 1 trials done", "(1 probes)", "[34s:0s]", "about 0s left", "0 s left", "stored 2m10s ago"} {
+		if len(unsaidIn(text)) == 0 {
+			t.Errorf("in %q nothing is found", text)
+		}
+	}
+	for _, text := range []string{"0 %", "-10 %", "11 trials", "0.1 requests", "1 trial done", "10 s left", "about 20 s left", "2 min 10 s ago"} {
+		if found := unsaidIn(text); len(found) > 0 {
+			t.Error(found)
+		}
+	}
+}
+
+// Nor do the documents, and the texts that other tests hold reports against, have such forms.
+func TestUnsaidFormsAreInNoText(t *testing.T) {
+	for _, pattern := range []string{"studies/report/testdata/*.golden", "cmd/tuner/testdata/doctor/*.txt", "docs/*.md", "README.md"} {
+		files, err := filepath.Glob(filepath.Join(repo, pattern))
+		if err != nil || len(files) == 0 {
+			t.Errorf("%s: %d files, %v", pattern, len(files), err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, complaint := range unsaidIn(string(text)) {
+				t.Errorf("%s: %s", file, complaint)
+			}
+		}
+	}
+}

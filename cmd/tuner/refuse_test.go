@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/studyfile"
+)
+
+// What `run` refuses before a server starts `check` refuses too, with the same words and the same exit code. A refused run leaves no study
+// that would be listed as running.
+func TestCheckRefusesWhatRunRefuses(t *testing.T) {
+	model := t.TempDir() // without weights
+	script := filepath.Join(t.TempDir(), "vllm")
+	if err := errors.Join(os.WriteFile(filepath.Join(model, "config.json"), []byte("{}"), 0o644),
+		os.WriteFile(script, []byte("#!/bin/sh\necho '  --max-num-seqs N'\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	whole := t.TempDir()
+	if err := errors.Join(os.WriteFile(filepath.Join(whole, "config.json"), []byte("{}"), 0o644),
+		os.WriteFile(filepath.Join(whole, "model.safetensors"), []byte("weights"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	const simulated = "server: {simulate: small-fast}\nmodel: m\n"
+	real := "model: " + model + "\nserver: {command: [" + script + "], gpu: none}\n"
+	for _, c := range []struct {
+		name string
+		file string                         // beside what all have
+		set  func(t *testing.T, dir string) // what is there before, in the study's directory
+		edit func(text string) string       // of the file
+		want string
+		code int
+	}{
+		{name: "a model's directory without weights", file: real, want: "--load-format, dummy", code: exitUsage},
+		{name: "a model that is not there", file: strings.Replace(real, model, model+"/none", 1), want: "holds no config.json", code: exitUsage},
+		{name: "no server", file: strings.Replace(real, script, "/no/such/vllm", 1), want: "/no/such/vllm", code: exitUsage},
+		{name: "a copy within the model", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, model_copy: "+whole+"/copy").Replace(real), want: "within the model's own folder", code: exitUsage},
+		{name: "an unknown flag", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
+		{name: "a file in the place of the root", file: simulated, set: func(t *testing.T, dir string) {
+			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
+		}, want: "not a directory for studies", code: exitUsage},
+		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
+			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, recordFile), []byte("no record"), 0o644))
+		}, want: "server may have been left behind", code: exitUsage},
+		{name: "a part of the study that is a link", file: simulated, set: func(t *testing.T, dir string) {
+			must(t, os.MkdirAll(dir, 0o755), os.Symlink(t.TempDir(), filepath.Join(dir, "fence")))
+		}, want: "is a link", code: exitUsage},
+		{name: "another world", file: simulated, set: measuredStudy, want: "the world changed", code: exitWorld},
+		{name: "another owner", file: simulated, set: func(t *testing.T, dir string) {
+			store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s"}, studies.Options{})
+			must(t, err)
+			t.Cleanup(func() { must(t, store.Close()) })
+		}, want: "another tuner owns this study", code: exitOwned},
+		{name: "too few requests", file: simulated, edit: func(text string) string {
+			return strings.Replace(text, "kind: random, requests: 200", "kind: random, requests: 20, repeat: error", 1)
+		}, want: "repeat: error forbids", code: exitUsage},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := filepath.Join(t.TempDir(), "root")
+			dir := filepath.Join(root, "s")
+			if c.set != nil {
+				must(t, os.MkdirAll(filepath.Dir(root), 0o755))
+				c.set(t, dir)
+			}
+			text := "version: 1\nname: s\n" + c.file + "slo: {ttft_p99: 1000ms}\nworkload: {kind: random, requests: 200}\n" +
+				"parameters: {max-num-seqs: {int: [16, 64]}}\nbudget: {trials: 2}\nprobe: {seconds: 5, min_requests: 100, lead_in: 1s}\n"
+			if c.edit != nil {
+				text = c.edit(text)
+			}
+			before, _ := os.ReadDir(dir)
+			refusal := func(do func(*studyfile.File) error) string {
+				file, err := studyfile.Parse("s.yaml", []byte(text))
+				must(t, err)
+				err = do(file)
+				if err == nil {
+					return "nothing"
+				}
+				if code := exitCode(err); code != c.code {
+					t.Errorf("exit code %d, want %d: %v", code, c.code, err)
+				}
+				return err.Error()
+			}
+			byCheck := refusal(func(f *studyfile.File) error { return check(t.Context(), io.Discard, f, root, true) })
+			byRun := refusal(func(f *studyfile.File) error {
+				return runStudy(t.Context(), f, runOptions{root: root, stdout: io.Discard, stderr: io.Discard})
+			})
+			for who, said := range map[string]string{"check": byCheck, "run": byRun} {
+				if !strings.Contains(said, c.want) {
+					t.Errorf("%s refuses with %q, want %q", who, said, c.want)
+				}
+			}
+			if after, _ := os.ReadDir(dir); len(after) != len(before) && c.set == nil {
+				t.Errorf("the refused run has left a study: %v", after)
+			}
+		})
+	}
+}
+
+// measuredStudy has measured something in another world.
+func measuredStudy(t *testing.T, dir string) {
+	t.Helper()
+	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s", World: map[string]string{"model": "another"}}, studies.Options{})
+	must(t, err)
+	must(t, store.Begin(studies.Trial{}), store.Record(0, trial.Probe{}), store.Close())
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

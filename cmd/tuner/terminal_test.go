@@ -1,0 +1,356 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/rivo/uniseg"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/report"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/words"
+)
+
+// A screen is what a terminal of so many columns shows of what was written to it, with all that has scrolled away.
+type screen struct {
+	width   int
+	rows    [][]string // by column; "" is the second half of a wide character
+	row     int
+	col     int
+	wrapped []string // lines that went over the last column
+	pages   int      // how often the other page was taken less how often it was left
+}
+
+func (s *screen) write(text string) {
+	for len(text) > 0 {
+		if after, ok := strings.CutPrefix(text, "\x1b["); ok {
+			n := strings.IndexFunc(after, func(r rune) bool { return r >= '@' && r <= '~' })
+			if n < 0 {
+				return
+			}
+			s.control(after[:n+1])
+			text = after[n+1:]
+			continue
+		}
+		var cluster string
+		var width int
+		cluster, text, width, _ = uniseg.FirstGraphemeClusterInString(text, -1)
+		switch cluster {
+		case "\r\n":
+			s.row, s.col = s.row+1, 0
+		case "\n":
+			s.row++
+		case "\r":
+			s.col = 0
+		default:
+			s.put(cluster, width)
+		}
+	}
+}
+
+func (s *screen) control(what string) {
+	switch what {
+	case "K":
+		for len(s.rows) > s.row && len(s.rows[s.row]) > s.col {
+			s.rows[s.row] = s.rows[s.row][:s.col]
+		}
+	case "J":
+		s.control("K")
+		s.rows = s.rows[:min(len(s.rows), s.row+1)]
+	case "H":
+		s.row, s.col = 0, 0
+	case "?1049h":
+		s.pages++
+	case "?1049l":
+		s.pages--
+		s.rows, s.row, s.col = nil, 0, 0
+	}
+}
+
+func (s *screen) put(cluster string, width int) {
+	if width == 0 {
+		return
+	}
+	if s.col+width > s.width {
+		s.wrapped = append(s.wrapped, s.line(s.row))
+		s.row, s.col = s.row+1, 0
+	}
+	for len(s.rows) <= s.row {
+		s.rows = append(s.rows, nil)
+	}
+	for len(s.rows[s.row]) < s.col+width {
+		s.rows[s.row] = append(s.rows[s.row], " ")
+	}
+	for i := range width {
+		s.rows[s.row][s.col+i] = ""
+	}
+	s.rows[s.row][s.col] = cluster
+	s.col += width
+}
+
+func (s *screen) line(row int) string {
+	if row >= len(s.rows) {
+		return ""
+	}
+	return strings.TrimRight(strings.Join(s.rows[row], ""), " ")
+}
+
+func (s *screen) String() string {
+	var all []string
+	for i := range s.rows {
+		all = append(all, s.line(i))
+	}
+	return strings.Join(all, "\n")
+}
+
+// A session is a command on a terminal.
+type session struct {
+	cmd     *exec.Cmd
+	tty     *os.File
+	written chan []byte // closed at the end
+	text    bytes.Buffer
+}
+
+// onTerminal starts a command on a terminal, to which all goes that it writes but for what stdout takes.
+func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *session {
+	t.Helper()
+	s := &session{cmd: exec.CommandContext(t.Context(), tunerPath(t), args...), written: make(chan []byte)}
+	s.cmd.Stdout = stdout
+	s.cmd.Env = append(os.Environ(), everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
+	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tty = tty
+	go func() {
+		defer close(s.written)
+		for {
+			chunk := make([]byte, 4096)
+			n, err := tty.Read(chunk)
+			if n > 0 {
+				s.written <- chunk[:n]
+			}
+			if err != nil { // EIO when the command is gone
+				return
+			}
+		}
+	}()
+	return s
+}
+
+// until reads until the text has been written, or the command is gone.
+func (s *session) until(want string) bool {
+	for !strings.Contains(s.text.String(), want) {
+		chunk, ok := <-s.written
+		if !ok {
+			return false
+		}
+		s.text.Write(chunk)
+	}
+	return true
+}
+
+// end reads the rest, and returns all that was written and the exit code.
+func (s *session) end(t *testing.T) (string, int) {
+	t.Helper()
+	for chunk := range s.written {
+		s.text.Write(chunk)
+	}
+	err := s.cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return s.text.String(), exit.ExitCode()
+	}
+	must(t, err, s.tty.Close())
+	return s.text.String(), 0
+}
+
+// On a terminal of any width no line of a run goes over the last column, and nothing of the last line stays between the rows.
+func TestProgressOnATerminal(t *testing.T) {
+	t.Parallel()
+	for _, columns := range []int{80, 40, 20} {
+		t.Run(fmt.Sprint(columns), func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(t.TempDir(), "s.yaml")
+			must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
+			s := onTerminal(t, columns, io.Discard, "run", file, "--root", t.TempDir())
+			if !s.until("trial") {
+				t.Fatalf("it ends with\n%s", &s.text)
+			}
+			text, code := s.end(t)
+			shown := screen{width: columns}
+			shown.write(text)
+			if code != 0 {
+				t.Errorf("exit code %d\n%s", code, &shown)
+			}
+			if len(shown.wrapped) > 0 {
+				t.Errorf("lines are wrapped: %q", shown.wrapped)
+			}
+			if !strings.Contains(text, " of 3 tr") {
+				t.Error("no last line was drawn")
+			}
+			if strings.Contains(shown.String(), " of 3") {
+				t.Errorf("the last line stays between the rows:\n%s", &shown)
+			}
+			if strings.Contains(text, "0s left") || strings.Contains(text, " 0 s left") {
+				t.Error("nothing is left to wait for")
+			}
+		})
+	}
+}
+
+const terminalStudy = `version: 1
+name: s
+model: m
+server: {simulate: small-fast}
+slo: {ttft_p99: 1000ms}
+workload: {kind: random, requests: 200}
+parameters: {max-num-seqs: {int: [16, 64]}, max-num-batched-tokens: {int: [512, 8192]}, gpu-memory-utilization: {float: [0.8, 0.97]}}
+budget: {trials: 3}
+probe: {seconds: 5, min_requests: 100, lead_in: 1s}
+`
+
+// What is at hand is shown in the width there is, wide and combining characters counted as terminals do.
+func TestAStageFits(t *testing.T) {
+	long := stage{"12 of 30 trials done", 0.4, time.Now().Add(time.Hour), "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
+	for width := 1; width < 200; width++ {
+		if got := words.Width(long.line(width)); got > width {
+			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
+		}
+	}
+	now := stage{"12 of 30 trials done", 0.4, time.Now().Add(359 * time.Second), "trial 12, 2.5 req/s passed"}
+	for width, want := range map[int]string{
+		90: "███░░░░░ 12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
+		78: "12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
+		60: "12 of 30 trials done: trial 12, 2.5 req/s passed",
+		20: "12 of 30 trials don…",
+	} {
+		if got := now.line(width); got != want {
+			t.Errorf("in %d columns it is %q, want %q", width, got, want)
+		}
+	}
+	now.until = time.Now().Add(300 * time.Millisecond)
+	if got := now.line(90); strings.Contains(got, "left") {
+		t.Errorf("with less than a second left it is %q", got)
+	}
+}
+
+// ownedStudy is a study that this process is at work on.
+func ownedStudy(t *testing.T) (store *studies.Store, root string) {
+	t.Helper()
+	root = t.TempDir()
+	store, _, err := studies.Open(context.Background(), filepath.Join(root, "s"), studies.New{Name: "s", File: terminalStudy}, studies.Options{})
+	must(t, err, store.Begin(studies.Trial{Origin: studies.Default}), store.Record(0, trial.Probe{Rate: 2}))
+	return store, root
+}
+
+// A watched study is shown anew on one page, and left as it ended.
+func TestWatchEndsWithTheStudy(t *testing.T) {
+	t.Parallel()
+	store, root := ownedStudy(t)
+	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
+	if !s.until("running: 0 of 3 trials done") || !s.until("1 probe, failed") {
+		t.Fatalf("it shows\n%s", &s.text)
+	}
+	must(t, store.SetState(studies.Failed, "the model is gone"), store.Close())
+	text, code := s.end(t)
+	shown := screen{width: 80}
+	shown.write(text)
+	if code != 0 || shown.pages != 0 || len(shown.wrapped) > 0 || !strings.Contains(shown.String(), "failed: 0 of 3 trials done, the model is gone") || strings.Contains(shown.String(), "running") {
+		t.Errorf("exit code %d, %d pages left, wrapped %q, and it leaves\n%s", code, shown.pages, shown.wrapped, &shown)
+	}
+	if n := strings.Count(text, "\x1b[2J"); n > 0 {
+		t.Errorf("it clears the screen %d times, which flickers", n)
+	}
+}
+
+// Ctrl-C ends the look and not the study: no word of what is at hand, and the terminal is as it was.
+func TestWatchIsEndedByCtrlC(t *testing.T) {
+	t.Parallel()
+	store, root := ownedStudy(t)
+	defer func() { must(t, store.Close()) }()
+	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
+	if !s.until("running: 0 of 3 trials done") {
+		t.Fatalf("it shows\n%s", &s.text)
+	}
+	if _, err := io.WriteString(s.tty, "\x03"); err != nil {
+		t.Fatal(err)
+	}
+	text, code := s.end(t)
+	shown := screen{width: 80}
+	shown.write(text)
+	if code != 0 || shown.pages != 0 || strings.Contains(text, "tuner:") || !strings.Contains(shown.String(), "running: 0 of 3 trials done") {
+		t.Errorf("exit code %d, %d pages left, and it leaves\n%s", code, shown.pages, &shown)
+	}
+}
+
+// In a pipe a watched status is plain text, written again only when something has changed.
+func TestWatchInAPipe(t *testing.T) {
+	t.Parallel()
+	store, root := ownedStudy(t)
+	cmd := exec.CommandContext(t.Context(), tunerPath(t), "status", "s", "--watch", "--root", root)
+	out, err := cmd.StdoutPipe()
+	must(t, err, cmd.Start())
+	first := make([]byte, 4096)
+	n, err := out.Read(first)
+	must(t, err, store.SetState(studies.Failed, "the model is gone"), store.Close())
+	rest, err := io.ReadAll(out)
+	must(t, err, cmd.Wait())
+	text := string(first[:n]) + string(rest)
+	if strings.ContainsRune(text, '\x1b') || strings.Count(text, "study     s") != 2 || !strings.Contains(text, "failed: 0 of 3 trials done") {
+		t.Errorf("it writes\n%q", text)
+	}
+}
+
+// Without a terminal that can draw there is no last line, and no control character.
+func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "s.yaml")
+	must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
+	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", file, "--root", t.TempDir())
+	cmd.Env = append(os.Environ(), "TERM=dumb")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 80})
+	must(t, err)
+	text, err := io.ReadAll(tty)
+	if err != nil && !errors.Is(err, syscall.EIO) { // which is how a terminal ends
+		t.Fatal(err)
+	}
+	must(t, cmd.Wait())
+	if bytes.ContainsRune(text, '\x1b') || !bytes.Contains(text, []byte("trial  2")) {
+		t.Errorf("it writes\n%q", text)
+	}
+}
+
+// The best trial is among those shown in each order, and --all shows all.
+func TestTheBestTrialIsAlwaysShown(t *testing.T) {
+	var study studies.Study
+	for i := range 30 {
+		study.Trials = append(study.Trials, measuredTrial(i, 1))
+	}
+	study.Trials[14] = measuredTrial(14, 2)
+	for _, order := range report.Orders {
+		var text strings.Builder
+		must(t, report.StatusText(&text, study, report.Options{Sort: order}))
+		if !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
+			t.Errorf("by %s it shows\n%s", order, &text)
+		}
+	}
+}
+
+func measuredTrial(number int, rate float64) studies.Trial {
+	return studies.Trial{Number: number, State: studies.Done, Origin: studies.Sampled, Result: trial.Result{
+		Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, High: 1.1 * rate, Bound: capacity.Exact, Binding: "p99 TPOT"},
+	}}
+}
