@@ -101,7 +101,7 @@ func (v *victim) check(t *testing.T, said string, finished bool) {
 	for lines := bufio.NewScanner(strings.NewReader(said)); lines.Scan(); {
 		if m := probeLine.FindStringSubmatch(lines.Text()); m != nil {
 			number, _ := strconv.Atoi(m[1])
-			want[number-1] = append(want[number-1], m[2])
+			want[number] = append(want[number], m[2])
 		}
 		if m := trialLine.FindStringSubmatch(lines.Text()); m != nil {
 			number, _ := strconv.Atoi(m[1])
