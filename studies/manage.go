@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies/fence"
 )
 
@@ -180,7 +181,7 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || gone(err) || errors.Is(err, fence.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
+	return newer || gone(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
 }
 
 // readWritten reads what the trials in an exported file came to, if it is whole.

@@ -8,19 +8,22 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"vllmtuner/foreign"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-// app is the whole command. finish is closed when the user asks for an orderly end.
+// app is the whole command. finish is closed when the user asks for an orderly end. All that it prints goes through a
+// foreign.Writer: names, messages and logs of others are in much of it.
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
 		Usage:                  "find the vLLM flags that carry the most traffic inside your latency promises",
 		Version:                version,
-		Writer:                 stdout,
-		ErrWriter:              stderr,
+		Writer:                 foreign.NewWriter(stdout),
+		ErrWriter:              foreign.NewWriter(stderr),
 		HideHelpCommand:        true,
 		UseShortOptionHandling: true,
 		ExitErrHandler:         func(*cli.Context, error) {}, // main ends the process
@@ -98,7 +101,15 @@ func formatOf(c *cli.Context) (string, error) {
 	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
 		return "", usage("--output %s: allowed are text, json and yaml", f)
 	}
+	printDocuments(c, f)
 	return f, nil
+}
+
+// printDocuments has JSON escape what the terminal's writer would leave out. foreign.YAML does so itself.
+func printDocuments(c *cli.Context, format string) {
+	if format == "json" {
+		c.App.Writer = foreign.NewJSON(c.App.Writer)
+	}
 }
 
 // oneArg returns the only argument of a command.

@@ -5,8 +5,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"vllmtuner/bench"
 )
 
@@ -14,7 +12,7 @@ import (
 type benchProgress struct {
 	w       io.Writer
 	shot    shot
-	bar     *progressbar.ProgressBar // nil when w is no terminal
+	bar     *statusBar // nil when w is no terminal
 	began   time.Time
 	last    time.Time
 	planned time.Duration // until the window ends; 0 when it ends by number

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench"
+	"vllmtuner/foreign"
 	"vllmtuner/trial/capacity"
 )
 
@@ -44,6 +45,8 @@ func newBenchReport(c *cli.Context, b *benching) (*benchReport, error) {
 	if !slices.Contains(formats, o.format) {
 		return nil, usage("--output %s: allowed are %s", o.format, strings.Join(formats, ", "))
 	}
+	printDocuments(c, o.format)
+	o.w = c.App.Writer
 	if o.append && o.file == "" {
 		return nil, usage("--append needs --result-file")
 	}
@@ -172,7 +175,10 @@ func writeJSON(w io.Writer, v any, indent string) error {
 
 // writeYAML writes one document.
 func (o *benchReport) writeYAML(v any) error {
-	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())              // in the order of the JSON
+	if plain := foreign.Text(string(text)); err == nil && plain != string(text) { // which it does not escape
+		text, err = foreign.YAML(v)
+	}
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"sigs.k8s.io/yaml"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -121,7 +121,7 @@ func (l *studyList) write(w io.Writer, format string) error {
 	case format == "text":
 		text = []byte(l.text())
 	case format == "yaml":
-		text, err = yaml.JSONToYAML(text)
+		text, err = foreign.YAML(l)
 	}
 	if err == nil {
 		_, err = w.Write(text)

@@ -172,33 +172,6 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 	}
 }
 
-func TestEscapeSequencesAreLeftOut(t *testing.T) {
-	for _, row := range []struct{ name, in, want string }{
-		{"plain text", "tab\tand ünï…\n", "tab\tand ünï…\n"},
-		{"a colour", "\x1b[0;36mblue\x1b[0m\n", "blue\n"},
-		{"a window's title", "\x1b]0;title\x07text \x1b]0;title\x1b\\text\n", "text text\n"},
-		{"a character set", "\x1b(Btext\x1b=!\n", "text!\n"},
-		{"a sequence without end costs its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
-		{"bells and backspaces", "a\a\b\x7fb\r\n", "ab\r\n"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			for size := 1; size <= len(row.in); size++ {
-				var got strings.Builder
-				p := &plainWriter{to: &got}
-				for i := 0; i < len(row.in); i += size {
-					piece := row.in[i:min(i+size, len(row.in))]
-					if n, err := p.Write([]byte(piece)); n != len(piece) || err != nil {
-						t.Fatalf("Write = %d, %v", n, err)
-					}
-				}
-				if got.String() != row.want {
-					t.Errorf("in pieces of %d: %q, want %q", size, &got, row.want)
-				}
-			}
-		})
-	}
-}
-
 func TestRangesOfNumbers(t *testing.T) {
 	for want, numbers := range map[string][]int{
 		"": {}, "3": {3}, "0 to 4": {0, 1, 2, 3, 4}, "0, 2 to 3, 7": {0, 2, 3, 7},

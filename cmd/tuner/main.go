@@ -9,6 +9,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -17,17 +20,19 @@ func main() {
 	os.Exit(run())
 }
 
-// run is the command with its signals: the first SIGINT or SIGTERM asks the study to finish its probe, which is up to the
-// subcommand; the second ends it at once.
+// run is the command with its signals: the first one that asks for an end asks the study to finish its probe, which is up to
+// the subcommand; the second ends it at once.
 func run() int {
-	finish, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	notes := foreign.NewWriter(os.Stderr)
+	hideMemory()
+	finish, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
 	now, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	unwatch := context.AfterFunc(finish, func() {
-		fmt.Fprintln(os.Stderr, "tuner: finishing what is at hand; once more stops at once")
+		fmt.Fprintln(notes, "tuner: finishing what is at hand; once more stops at once")
 		second := make(chan os.Signal, 1)
-		signal.Notify(second, os.Interrupt, syscall.SIGTERM)
+		signal.Notify(second, endSignals()...)
 		go func() { // ends with the process, or with the second signal
 			<-second
 			cancel(errStoppedNow)
@@ -37,7 +42,23 @@ func run() int {
 	defer unwatch() // before stop, which ends finish too
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
 	if err != nil && err.Error() != "" {
-		fmt.Fprintln(os.Stderr, "tuner:", err)
+		fmt.Fprintln(notes, "tuner:", inWords(err))
 	}
 	return exitCode(err)
+}
+
+// endSignals are those that ask for an end. A terminal that is closed sends SIGHUP, unless nohup has it ignored: to ask for
+// one that is ignored would be to heed it.
+func endSignals() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
+}
+
+// hideMemory keeps secrets, such as an API key, out of core dumps, and from other processes of this user. The programs that
+// are started are not hidden: the kernel takes it back at exec, where a limit of the core's size would be inherited.
+func hideMemory() {
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it fails for no process of its own
 }

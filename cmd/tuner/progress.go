@@ -9,6 +9,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner"
@@ -17,9 +18,9 @@ import (
 // A progress tells a person how far a study is: one line a trial, and on a terminal a bar with the time that is left.
 type progress struct {
 	w        io.Writer
-	bar      *progressbar.ProgressBar // nil when w is no terminal
-	short    map[string]string        // names of the searched flags
-	trials   int                      // in all
+	bar      *statusBar        // nil when w is no terminal
+	short    map[string]string // names of the searched flags
+	trials   int               // in all
 	best     incumbent
 	began    time.Time
 	measured int // trials finished by this process
@@ -49,17 +50,26 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	return p
 }
 
+// A statusBar is drawn past the terminal's writer, which would leave out what it is drawn with.
+type statusBar struct{ *progressbar.ProgressBar }
+
+// Describe says what is at hand, which may be a server's own words.
+func (b statusBar) Describe(text string) { b.ProgressBar.Describe(foreign.Text(text)) }
+
 // terminalBar returns a bar of so many steps with the time that is left, nil when w is no terminal that can draw one.
-func terminalBar(w io.Writer, steps int) *progressbar.ProgressBar {
+func terminalBar(w io.Writer, steps int) *statusBar {
+	if plain, ok := w.(*foreign.Writer); ok {
+		w = plain.Unwrap()
+	}
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
 		return nil
 	}
-	return progressbar.NewOptions(steps,
+	return &statusBar{progressbar.NewOptions(steps,
 		progressbar.OptionSetWriter(w), progressbar.OptionSetWidth(16), progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionUseANSICodes(os.Getenv("NO_COLOR") == ""),
-		progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))
+		progressbar.OptionSetMaxDetailRow(0), progressbar.OptionSetRenderBlankState(true))}
 }
 
 // advance moves the bar by a trial.

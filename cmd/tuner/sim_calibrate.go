@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
@@ -160,7 +159,7 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 // A replayProgress tells how far a calibration is: a bar on a terminal, else a line now and then.
 type replayProgress struct {
 	w     io.Writer
-	bar   *progressbar.ProgressBar // nil when w is no terminal
+	bar   *statusBar // nil when w is no terminal
 	began time.Time
 	last  time.Time
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"vllmtuner/trial"
 )
 
@@ -16,9 +14,9 @@ import (
 type sweepProgress struct {
 	s      *sweeping
 	w      io.Writer
-	bar    *progressbar.ProgressBar // nil when w is no terminal
-	config *sweptConfig             // at hand
-	starts time.Duration            // of a server
+	bar    *statusBar    // nil when w is no terminal
+	config *sweptConfig  // at hand
+	starts time.Duration // of a server
 	began  time.Time
 	loads  int // measured, or given up
 	last   time.Time
