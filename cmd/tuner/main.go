@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -41,10 +42,15 @@ func run() int {
 	})
 	defer unwatch() // before stop, which ends finish too
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
+	sayError(notes, err)
+	return exitCode(err)
+}
+
+// sayError is the last word of a command.
+func sayError(notes io.Writer, err error) {
 	if err != nil && err.Error() != "" {
 		fmt.Fprintln(notes, "tuner:", inWords(err))
 	}
-	return exitCode(err)
 }
 
 // endSignals are those that ask for an end. A terminal that is closed sends SIGHUP, unless nohup has it ignored: to ask for
