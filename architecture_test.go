@@ -22,6 +22,7 @@ const module = "vllmtuner"
 // its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
 var rooms = map[string]int{
 	"foreign":               0,
+	"studies/rights":        0,
 	"realtime":              1,
 	"tuner/space":           1,
 	"bench/workload":        1,

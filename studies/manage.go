@@ -15,6 +15,7 @@ import (
 
 	"vllmtuner/foreign"
 	"vllmtuner/studies/fence"
+	"vllmtuner/studies/rights"
 )
 
 // TrashDir is where the studies of a root directory go that are deleted. No study can have the name.
@@ -147,7 +148,7 @@ func discard(dir string) (to string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	if err := root.Mkdir(TrashDir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := root.Mkdir(TrashDir, rights.Dir(parent)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
 	to = filepath.Join(TrashDir, name+"-"+time.Now().UTC().Format("20060102T150405.000Z"))

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 )
 
 // Snapshots are in a directory of their own, named by the epoch and the commits that they have. A name is used once, and the highest is the
@@ -255,7 +256,7 @@ func copyFile(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, rights.File(filepath.Dir(to)))
 	if err != nil {
 		return errors.Join(err, r.Close())
 	}

@@ -12,6 +12,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/host"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -125,6 +126,9 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	}
 	out, err := newBenchReport(c, b)
 	if err != nil {
+		return err
+	}
+	if err := b.checkFiles(host.Reader{}.Read().Limits.OpenFiles); err != nil {
 		return err
 	}
 	if err := b.preflight(ctx); err != nil {

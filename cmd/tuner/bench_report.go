@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 	"vllmtuner/trial/capacity"
 )
 
@@ -69,7 +71,7 @@ func (o *benchReport) openFile(write func(*os.File) error) error {
 	if !o.append {
 		how |= os.O_TRUNC
 	}
-	f, err := os.OpenFile(o.file, how, 0o644)
+	f, err := os.OpenFile(o.file, how, rights.File(filepath.Dir(o.file)))
 	if err != nil {
 		return usage("--result-file: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 )
 
 // A Folder is a study's directory as a Disk. Nothing outside of it is touched, whatever a name says.
@@ -36,7 +37,7 @@ func (f *Folder) Locks() Locks { return f.locks }
 
 // Create implements Disk with O_EXCL, which NFS decides on the server (RFC 8881, 18.16.3), and fsync.
 func (f *Folder) Create(name string, content []byte) error {
-	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(f.root.Name()))
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func (f *Folder) Open(name string) (io.ReadCloser, error) {
 
 // open opens a file, and nothing else.
 func (f *Folder) open(name string, flag int) (*os.File, error) {
-	file, err := foreign.OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, 0o644) })
+	file, err := foreign.OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, rights.File(f.root.Name())) })
 	if errors.Is(err, foreign.ErrNoFile) {
 		return nil, noFile(name)
 	}
@@ -98,7 +99,7 @@ func (f *Folder) List(dir string) ([]string, error) {
 
 // Make implements Disk.
 func (f *Folder) Make(dir string) error {
-	if err := f.root.MkdirAll(dir, 0o755); err != nil {
+	if err := f.root.MkdirAll(dir, rights.Dir(f.root.Name())); err != nil {
 		return err
 	}
 	return f.Sync(path.Dir(dir))
