@@ -84,11 +84,11 @@ func irregular(path string, mode fs.FileMode) string {
 	case mode.IsDir():
 		return path + " is a directory; name a file"
 	case mode&fs.ModeNamedPipe != 0:
-		return path + " is a pipe and no regular file; write what comes through it to a file first, and name that"
+		return path + " is no regular file but a pipe; write what comes through it to a file first, and name that"
 	case mode&fs.ModeSocket != 0:
-		return path + " is a socket and no regular file; name a file"
+		return path + " is no regular file but a socket; name a file"
 	}
-	return path + " is a device and no regular file; name a file"
+	return path + " is no regular file but a device; name a file"
 }
 
 // unreadable says why a file cannot be read.
@@ -97,7 +97,7 @@ func unreadable(path string, err error) string {
 	case path == "":
 		return "the name of the file is empty; give its path"
 	case errors.Is(err, fs.ErrNotExist):
-		return path + ": there is no such file; check the path"
+		return path + ": no such file; check the path"
 	case errors.Is(err, fs.ErrPermission):
 		return path + ": this user may not read it; check its rights and those of the directories above it (ls -ld)"
 	case errors.Is(err, unix.ENOTDIR):

@@ -28,8 +28,14 @@ type followed struct {
 // follow starts the command.
 func follow(t *testing.T, args ...string) *followed {
 	t.Helper()
+	return followBy(t, tunerPath(t), append([]string{"logs", "-f"}, args...)...)
+}
+
+// followBy starts a program that becomes the command.
+func followBy(t *testing.T, program string, args ...string) *followed {
+	t.Helper()
 	f := &followed{out: make(chan string)}
-	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), tunerPath(t), append([]string{"logs", "-f"}, args...)...)
+	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
 	out, err := f.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
