@@ -25,7 +25,9 @@ func main() {
 // the subcommand; the second ends it at once.
 func run() int {
 	notes := foreign.NewWriter(os.Stderr)
-	hideMemory()
+	if len(os.Args) < 2 || os.Args[1] != "sim" {
+		hideMemory()
+	}
 	finish, stop := signal.NotifyContext(context.Background(), endSignals()...)
 	defer stop()
 	now, cancel := context.WithCancelCause(context.Background())
@@ -64,7 +66,8 @@ func endSignals() []os.Signal {
 }
 
 // hideMemory keeps secrets, such as an API key, out of core dumps, and from other processes of this user. The programs that
-// are started are not hidden: the kernel takes it back at exec, where a limit of the core's size would be inherited.
+// are started are not hidden: the kernel takes it back at exec, where a limit of the core's size would be inherited. Nor is a
+// simulated server, which has none: who started it looks for its port among its open files.
 func hideMemory() {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it fails for no process of its own
 }
