@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -57,7 +58,7 @@ func Open(path string) (*os.File, error) {
 		file, err = OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
 	}
 	if err != nil {
-		return nil, &FileError{unreadable(path, err), err}
+		return nil, Unreadable(path, err)
 	}
 	return file, nil
 }
@@ -72,12 +73,15 @@ func Read(path string, most int64) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(file, most+1)) // one byte more shows that it is too long
 	switch {
 	case err != nil:
-		return nil, &FileError{unreadable(path, err), err}
+		return nil, Unreadable(path, err)
 	case int64(len(text)) > most:
 		return nil, &FileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, most), ErrNoFile}
 	}
-	return text, nil
+	return bytes.TrimPrefix(text, []byte(byteOrderMark)), nil
 }
+
+// byteOrderMark is what editors of Windows put before a text.
+const byteOrderMark = "\ufeff"
 
 func irregular(path string, mode fs.FileMode) string {
 	switch {
@@ -107,6 +111,9 @@ func unreadable(path string, err error) string {
 	}
 	return path + ": " + Cause(err) + "; check the path and its disk"
 }
+
+// Unreadable says in words why what the user names cannot be read.
+func Unreadable(path string, err error) error { return &FileError{unreadable(path, err), err} }
 
 // Cause is what the operating system says of an error, without the calls that it went through.
 func Cause(err error) string {

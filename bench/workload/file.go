@@ -164,5 +164,8 @@ func explain(err error) error {
 		}
 		return fmt.Errorf("%s is a %s, want a %s", field, wrong.Value, want)
 	}
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Errorf("is no JSON: it is wrong at byte %d", syntax.Offset)
+	}
 	return fmt.Errorf("is no JSON: %w", err)
 }

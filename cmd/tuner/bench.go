@@ -128,6 +128,9 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := b.checkShort(); err != nil {
+		return err
+	}
 	if err := b.checkFiles(host.Reader{}.Read().Limits.OpenFiles); err != nil {
 		return err
 	}
@@ -137,7 +140,6 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if err := out.begin(); err != nil {
 		return err
 	}
-	b.sayShort()
 	if b.search != nil {
 		return b.findCapacity(ctx, out)
 	}

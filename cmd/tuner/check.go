@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,10 +120,13 @@ func (p *plan) checkFlags(ctx context.Context, say func(string, string, ...any),
 			return err
 		}
 		if _, err := profile.ParseArgs(args); err != nil {
-			return fmt.Errorf("%s: the simulated server refuses: %w", p.file.Path, err)
+			return usage("%s: the simulated server refuses: %w", p.file.Path, err)
 		}
 		say("server", "%s, simulated", s.Simulate)
 		return nil
+	}
+	if refused := slices.Compact(vllmsim.RefusedValues(args)); len(refused) > 0 {
+		return usage("%s: vLLM takes no such value: %s; mend it in server.args, server.current or parameters", p.file.Path, strings.Join(refused, "; "))
 	}
 	if !askServer {
 		say("server", "%s is there; its flags were not asked for", strings.Join(s.Command, " "))

@@ -58,6 +58,7 @@ type studyList struct {
 
 type studyEntry struct {
 	Name      string        `json:"name"`
+	Link      string        `json:"link,omitempty"` // where the name leads, when it is a link
 	State     studies.State `json:"state,omitempty"`
 	Note      string        `json:"note,omitempty"`
 	Finished  int           `json:"finished"`
@@ -88,9 +89,10 @@ func listStudies(root string) (*studyList, error) {
 // entryOf reads one study. One that cannot be read does not hide the others.
 func entryOf(root, name string) studyEntry {
 	e := studyEntry{Name: name}
+	e.Link, _ = os.Readlink(filepath.Join(root, name)) // nearly all are none
 	study, err := studies.ReadSummary(filepath.Join(root, name), unfinished)
 	if err != nil {
-		e.Error = err.Error()
+		e.Error = inWords(err)
 		return e
 	}
 	summary := report.Summarize(study, reportOptions(study))
@@ -159,6 +161,9 @@ func (l *studyList) text() string {
 		}
 		age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
 		fmt.Fprintf(&t, "%-*s  %-8s %8s %14s %10s  %s ago\n", width, e.Name, e.State, trials, best, roughly(time.Duration(e.GPU*float64(time.Second))), roughly(age))
+		if e.Link != "" {
+			t.WriteString(wrapped(indent+"another name, by a link, of the study in "+e.Link, indent))
+		}
 		if len(e.Changed) > 0 {
 			t.WriteString(wrapped(indent+"its best was measured before a change that was accepted: "+strings.Join(e.Changed, "; "), indent))
 		}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 
 	"vllmtuner/foreign"
 	"vllmtuner/serverctl/proc"
+	"vllmtuner/studies"
 )
 
 func main() {
@@ -51,8 +53,16 @@ func run() int {
 // sayError is the last word of a command.
 func sayError(notes io.Writer, err error) {
 	if err != nil && err.Error() != "" {
-		fmt.Fprintln(notes, "tuner:", inWords(err))
+		fmt.Fprintln(notes, "tuner:", inWords(err)+remedy(err))
 	}
+}
+
+// remedy is what to do about an error whose words come from far below.
+func remedy(err error) string {
+	if errors.Is(err, studies.ErrOwned) && !errors.Is(err, studies.ErrSilent) {
+		return "\nwait until that one ends, or end it there (Ctrl-C, or SIGTERM); `tuner status` shows how far it is"
+	}
+	return ""
 }
 
 // endSignals are those that ask for an end. A terminal that is closed sends SIGHUP, unless nohup has it ignored: to ask for

@@ -160,7 +160,7 @@ func once(paths []string) (all []string, err error) {
 func realPath(path string) (string, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", err
+		return "", foreign.Unreadable(path, err)
 	}
 	return filepath.Abs(real)
 }
@@ -200,7 +200,7 @@ const (
 func look(path string) (found, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return found{}, err
+		return found{}, foreign.Unreadable(path, err)
 	}
 	switch {
 	case info.Mode().IsRegular():

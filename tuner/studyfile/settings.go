@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
-	"vllmtuner/foreign"
 	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
