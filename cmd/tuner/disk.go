@@ -41,7 +41,7 @@ func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, silentDiskError(dir))
 	defer cancel()
 	return answered(ctx, func() (studies.Disk, error) {
-		if err := checkPlace(dir); err != nil {
+		if err := checkLink(dir); err != nil {
 			return studies.Disk{}, err
 		}
 		return studies.ExamineDisk(dir)

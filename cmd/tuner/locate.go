@@ -80,17 +80,22 @@ func locate(root, arg string) (string, error) {
 	return dir, checkPlace(dir)
 }
 
-// checkPlace says what is wrong with what has the name of a study's directory, for all commands alike. A link to a directory
-// is another name of the study there; to delete is refused, as it would leave the link, or the study, behind.
+// checkPlace says what is wrong with what has the name of a study's directory.
 func checkPlace(dir string) error {
-	info, err := os.Stat(dir)
-	to, noLink := os.Readlink(dir)
-	switch {
+	switch info, err := os.Stat(dir); {
 	case err == nil && !info.IsDir():
 		return usage("%s is a file, and a study is a directory: move it away, or name another study or --root", dir)
 	case errors.Is(err, unix.ENOTDIR):
 		return usage("%s cannot be: a file stands where its path has a directory; name another study or --root", dir)
-	case err != nil && noLink == nil:
+	}
+	return checkLink(dir)
+}
+
+// checkLink says no to a link that leads nowhere. One to a directory is another name of the study there; delete alone refuses
+// it, as it would leave the link or the study behind.
+func checkLink(dir string) error {
+	to, noLink := os.Readlink(dir)
+	if _, err := os.Stat(dir); err != nil && noLink == nil {
 		return usage("%s is a link to %s, where nothing is: remove the link, or make the directory that it leads to", dir, to)
 	}
 	return nil // it is well, or there is none, or whoever opens it says why he cannot

@@ -20,8 +20,8 @@ import (
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
-// place begins what is wrong with a line of a file: of several mistakes in it all are told.
-var place = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
+// atLine begins what is wrong with a line of a file: of several mistakes in it all are told.
+var atLine = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
 
 // hangTime is far more than any of these takes on a busy machine.
 const hangTime = 45 * time.Second
@@ -98,7 +98,7 @@ func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string
 	if found := goWords.FindString(last); found != "" {
 		t.Errorf("%s\n\thas words of Go's, %q: %.600s", shown, found, last)
 	}
-	if n := strings.Count(strings.TrimSpace(last), "\n") + 1; n > 3 && !place.MatchString(last) {
+	if n := strings.Count(strings.TrimSpace(last), "\n") + 1; n > 3 && !atLine.MatchString(last) {
 		t.Errorf("%s\n\ttakes %d lines: %.900s", shown, n, last)
 	}
 	if !slices.ContainsFunc(names, func(name string) bool { return strings.Contains(last, name) }) {
