@@ -70,7 +70,7 @@ func tooLarge(most string) *refusal {
 		message: "The request body has more than " + most + ", the simulated server's limit"}
 }
 
-// values is about how many values a JSON text has: each is followed by a comma or the end of what it is in.
+// values is about how many values a JSON text has: the commas between them. How deep they are is held against deepest.
 func values(text []byte) (n int) {
 	inString := false
 	for i := 0; i < len(text); i++ {
@@ -79,7 +79,7 @@ func values(text []byte) (n int) {
 			inString = !inString
 		case inString && c == '\\':
 			i++
-		case !inString && (c == ',' || c == '[' || c == '{'):
+		case !inString && c == ',':
 			n++
 		}
 	}
