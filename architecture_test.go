@@ -21,6 +21,8 @@ const module = "vllmtuner"
 // rooms are the packages of the module with the line each stands on. A package imports only packages on lines above
 // its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
 var rooms = map[string]int{
+	"foreign":               0,
+	"studies/rights":        0,
 	"realtime":              1,
 	"words":                 1,
 	"tuner/space":           1,

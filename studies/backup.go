@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies/fence"
 	"vllmtuner/tuner/space"
 	"vllmtuner/words"
@@ -54,7 +55,7 @@ func readBackup(path string) (b epochBackup, err error) {
 	if !b.hot {
 		info, err := os.Stat(path)
 		if err == nil && !info.Mode().IsRegular() {
-			err = fence.ErrNoFile
+			err = foreign.ErrNoFile
 		}
 		if err != nil {
 			return b, err

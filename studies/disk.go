@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vllmtuner/studies/fence"
+	"vllmtuner/studies/rights"
 )
 
 // minFree is what must be free on the study's disk for new trials before GPU time is spent, in bytes. A probe takes 4.4 kB (docs/evidence/store.md),
@@ -133,7 +134,7 @@ func makeDir(dir string) error {
 			return err
 		}
 	}
-	err := os.Mkdir(dir, 0o755)
+	err := os.Mkdir(dir, rights.Dir(above))
 	if info, statErr := os.Stat(dir); errors.Is(err, fs.ErrExist) && statErr == nil && info.IsDir() {
 		return nil
 	}
@@ -274,7 +275,7 @@ func slow(commit time.Duration) []string {
 // takeLock takes the lock or says who has it. flock and not fcntl: it belongs to the open file, so that no other open and
 // close of the same file in this process can lose it.
 func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, rights.File(filepath.Dir(path)))
 	if err != nil {
 		return nil, fmt.Errorf("the study's directory cannot be written: %w", err)
 	}
@@ -309,7 +310,7 @@ func checkWrite(dir string) (took time.Duration, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	again, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	again, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(dir))
 	if err == nil {
 		return 0, errors.Join(unusablef("the disk makes a file that is there already (O_EXCL): two tuners could both own a study"), again.Close())
 	}

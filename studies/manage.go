@@ -13,7 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies/fence"
+	"vllmtuner/studies/rights"
 )
 
 // TrashDir is where the studies of a root directory go that are deleted. No study can have the name.
@@ -146,7 +148,7 @@ func discard(dir string) (to string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	if err := root.Mkdir(TrashDir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := root.Mkdir(TrashDir, rights.Dir(parent)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
 	to = filepath.Join(TrashDir, name+"-"+time.Now().UTC().Format("20060102T150405.000Z"))
@@ -180,7 +182,7 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || gone(err) || errors.Is(err, fence.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
+	return newer || gone(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
 }
 
 // readWritten reads what the trials in an exported file came to, if it is whole.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"vllmtuner/studies/rights"
 )
 
 // publishEvery is the least time between two snapshots that nobody waits for.
@@ -178,7 +180,7 @@ func (p *publisher) next() (snapshot, error) {
 		return snapshot{}, err
 	}
 	p.since += int64(len(content))
-	return n, s.put(n.file(), func(path string) error { return os.WriteFile(path, content, 0o644) })
+	return n, s.put(n.file(), func(path string) error { return os.WriteFile(path, content, rights.File(s.dir)) })
 }
 
 // first writes a base straight from the live database. The Store is locked.
@@ -236,6 +238,9 @@ func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
 	if err := s.folder.Remove(next); err != nil { // of an owner that was killed here
+		return err
+	}
+	if err := s.folder.Create(next, nil); err != nil { // with its rights, which SQLite would not give it
 		return err
 	}
 	if err := errors.Join(write(filepath.Join(s.dir, next)), syncPath(filepath.Join(s.dir, next))); err != nil {

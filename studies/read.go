@@ -17,6 +17,7 @@ import (
 
 	"github.com/xrash/smetrics"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies/fence"
 )
 
@@ -43,7 +44,7 @@ func ofReader(dir string, err error) error {
 	switch {
 	case errors.Is(err, errNone):
 		return missing(dir)
-	case err != nil && (gone(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fence.ErrNoFile)):
+	case err != nil && (gone(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
 		err = fmt.Errorf("%w; none that was published before can be read either: `tuner run` publishes the study anew, if its database is whole", err)
 	}
 	return judged(err)

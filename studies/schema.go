@@ -7,9 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 
 	"github.com/mattn/go-sqlite3"
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/studies/rights"
 )
 
 // migrations bring a database from the schema version that is its index to the next one. SQLite's user_version holds the
@@ -177,6 +181,19 @@ func openFile(path, query string) (*sql.DB, error) {
 	db := sql.OpenDB(connector{name.String()})
 	db.SetMaxOpenConns(1)
 	return db, nil
+}
+
+// openLive opens the live database, and makes it where there is none: SQLite would let everybody read it. Its journal gets the
+// rights of the database.
+func openLive(path string) (*sql.DB, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, rights.File(filepath.Dir(path)))
+	if err == nil {
+		err = file.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return openFile(path, settings)
 }
 
 // schemaVersion returns the version of a database; 0 is an empty one.

@@ -23,7 +23,7 @@ import (
 // newest snapshot.
 func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
-	if s.db, err = openFile(s.path, settings); err != nil {
+	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
 	s.commits, err = whole(s.db)
@@ -190,7 +190,7 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	if err := name.write(context.Background(), s.dir, s.path); err != nil {
 		return 0, errors.Join(why, err)
 	}
-	if s.db, err = openFile(s.path, settings); err != nil {
+	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
 	if _, err := whole(s.db); err != nil {

@@ -16,7 +16,8 @@ import (
 	"strconv"
 	"strings"
 
-	"vllmtuner/studies/fence"
+	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 )
 
 // Snapshots are in a directory of their own, named by the epoch and the commits that they have. A name is used once, and the highest is the
@@ -109,7 +110,7 @@ const currentSize = 512
 // readCurrent returns what is in currentFile. Where that is no file, what the directory lists is all that is known, and the next run says it.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fence.ErrNoFile) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
 		return "", nil
 	}
 	if err != nil {
@@ -121,9 +122,9 @@ func readCurrent(dir string) (string, error) {
 
 // openRegular opens a file to be read, and nothing else.
 func openRegular(path string) (*os.File, error) {
-	f, err := fence.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
-	if errors.Is(err, fence.ErrNoFile) {
-		return nil, unusablef("open %s: %w", path, fence.ErrNoFile)
+	f, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
+	if errors.Is(err, foreign.ErrNoFile) {
+		return nil, unusablef("open %s: %w", path, foreign.ErrNoFile)
 	}
 	return f, err
 }
@@ -143,7 +144,7 @@ func (n snapshot) open(dir string) (db *sql.DB, err error) {
 			return nil, err
 		}
 		if !info.Mode().IsRegular() { // a pipe would be waited for
-			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), fence.ErrNoFile)
+			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), foreign.ErrNoFile)
 		}
 	}
 	if db, err = openFile(filepath.Join(dir, n.of().file()), published); err != nil || n.isBase() {
@@ -255,7 +256,7 @@ func copyFile(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, rights.File(filepath.Dir(to)))
 	if err != nil {
 		return errors.Join(err, r.Close())
 	}

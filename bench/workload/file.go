@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"reflect"
+
+	"vllmtuner/foreign"
 )
 
 // openFile reads a file of requests without times and takes as many as the spec wants, chosen by the seed.
@@ -58,10 +59,7 @@ func (s Spec) titleOf(n int, notes ...string) string {
 
 // withFile reads a file. The errors of read get the path in front.
 func withFile(path string, read func(io.Reader) error) error {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("open data set: %w: check the path of the workload", err)
-	}
+	f, err := foreign.Open(path)
 	if err != nil {
 		return fmt.Errorf("open data set: %w", err)
 	}
@@ -165,6 +163,9 @@ func explain(err error) error {
 			field = "it"
 		}
 		return fmt.Errorf("%s is a %s, want a %s", field, wrong.Value, want)
+	}
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Errorf("is no JSON: it is wrong at byte %d", syntax.Offset)
 	}
 	return fmt.Errorf("is no JSON: %w", err)
 }

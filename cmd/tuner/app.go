@@ -2,25 +2,28 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"vllmtuner/foreign"
+	"vllmtuner/tuner/space"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-// app is the whole command. finish is closed when the user asks for an orderly end.
+// app is the whole command. finish is closed when the user asks for an orderly end. All that it prints goes through a
+// foreign.Writer: names, messages and logs of others are in much of it.
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
 		Usage:                  "find the vLLM flags that carry the most traffic inside your latency promises",
 		Version:                version,
-		Writer:                 stdout,
-		ErrWriter:              stderr,
+		Writer:                 foreign.NewWriter(stdout),
+		ErrWriter:              foreign.NewWriter(stderr),
 		HideHelpCommand:        true,
 		UseShortOptionHandling: true,
 		ExitErrHandler:         func(*cli.Context, error) {}, // main ends the process
@@ -44,24 +47,71 @@ func commands(finish <-chan struct{}) []*cli.Command {
 		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(finish),
 	}
 	for _, c := range all {
-		c.OnUsageError = wrongFlag
+		for _, c := range append([]*cli.Command{c}, c.Subcommands...) {
+			c.OnUsageError = wrongFlag
+		}
 	}
 	return all
 }
 
-// wrongFlag says what the library leaves open of a flag that cannot be read.
+// wrongFlag says in words what the library found wrong with a flag.
 func wrongFlag(c *cli.Context, err error, _ bool) error {
-	_, after, ok := strings.Cut(err.Error(), "for flag -")
-	name, _, _ := strings.Cut(after, ":")
-	if !ok || !strings.HasSuffix(err.Error(), "parse error") {
+	text := err.Error()
+	flags, command := c.App.Flags, c.App.Name
+	if c.Command != nil && c.Command.Name != "" && c.Command.Name != c.App.Name {
+		flags, command = c.Command.Flags, c.App.Name+" "+c.Command.Name
+	}
+	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
+		var names []string
+		for _, flag := range flags {
+			names = append(names, flag.Names()...)
+		}
+		slices.Sort(names)
+		return usage("%s: there is no such flag; %s", dashed(name), space.DidYouMean(name, slices.DeleteFunc(names, func(n string) bool { return len(n) < 2 })))
+	}
+	if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
+		return usage("%s needs a value; see `%s --help`", dashed(name), command)
+	}
+	value, after, ok := strings.Cut(text, " for flag -")
+	if !ok {
+		value, after, ok = strings.Cut(text, " for -")
+	}
+	name, why, _ := strings.Cut(after, ": ")
+	_, value, quoted := strings.Cut(value, `value "`)
+	if !ok || !quoted {
 		return usageError{err}
 	}
-	for _, flag := range c.Command.Flags {
-		if _, isTime := flag.(*cli.DurationFlag); isTime && slices.Contains(flag.Names(), name) {
-			return usageError{fmt.Errorf("%w: a time has a unit, such as 5s, 300ms or 2m", err)}
-		}
+	return usage("%s %s: %s", dashed(name), strings.TrimSuffix(value, `"`), wantedBy(flags, name, why))
+}
+
+func dashed(name string) string {
+	if len(name) == 1 {
+		return "-" + name
 	}
-	return usageError{fmt.Errorf("%w: a number is wanted", err)}
+	return "--" + name
+}
+
+// wantedBy says what a flag takes.
+func wantedBy(flags []cli.Flag, name, why string) string {
+	outOfRange := strings.Contains(why, "out of range")
+	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
+	if i < 0 {
+		return why
+	}
+	switch flags[i].(type) {
+	case *cli.DurationFlag:
+		return "a time has a unit, such as 5s, 300ms or 2m"
+	case *cli.BoolFlag:
+		return "leave the value out, or write true or false"
+	case *cli.Float64Flag:
+		return "a number is wanted, such as 2.5"
+	case *cli.IntFlag, *cli.Uint64Flag:
+		if outOfRange {
+			return "the number is too large"
+		}
+		return "a whole number is wanted"
+	}
+	return why
 }
 
 // unknownCommand is what a first word that is no command leads to.
@@ -69,11 +119,18 @@ func unknownCommand(c *cli.Context) error {
 	if c.Args().Len() == 0 {
 		return cli.ShowAppHelp(c)
 	}
-	names := make([]string, 0, len(c.App.Commands))
-	for _, known := range c.App.Commands {
-		names = append(names, known.Name)
+	return noCommand("tuner", c.Args().First(), c.App.Commands)
+}
+
+// noCommand names the command that a word is nearest to, or all.
+func noCommand(of, word string, list []*cli.Command) error {
+	var names []string
+	for _, known := range list {
+		if !known.Hidden && known.Name != "help" {
+			names = append(names, known.Name)
+		}
 	}
-	return usage("no command %q; there are: %s", c.Args().First(), strings.Join(names, ", "))
+	return usage("%s has no command %q; %s", of, word, space.DidYouMean(word, names))
 }
 
 // rootFlag is where the studies are.
@@ -101,7 +158,15 @@ func formatOf(c *cli.Context) (string, error) {
 	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
 		return "", usage("--output %s: allowed are text, json and yaml", f)
 	}
+	printDocuments(c, f)
 	return f, nil
+}
+
+// printDocuments has JSON escape what the terminal's writer would leave out. foreign.YAML does so itself.
+func printDocuments(c *cli.Context, format string) {
+	if format == "json" {
+		c.App.Writer = foreign.NewJSON(c.App.Writer)
+	}
 }
 
 // oneArg returns the only argument of a command.
@@ -146,7 +211,9 @@ func flagsFirst(args []string) []string {
 			words = words[:1]
 		case len(word) < 2 || word[0] != '-':
 			rest = append(rest, word)
-		case takesValue(command, word) && len(words) > 1:
+		case takesValue(command, word) && len(words) == 1:
+			return append(slices.Concat(args[:depth], flags), word) // for the library to say what is missing
+		case takesValue(command, word):
 			flags = append(flags, word, words[1])
 			words = words[1:]
 		default:

@@ -12,6 +12,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/host"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -127,13 +128,18 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := b.checkShort(); err != nil {
+		return err
+	}
+	if err := b.checkFiles(host.Reader{}.Read().Limits.OpenFiles); err != nil {
+		return err
+	}
 	if err := b.preflight(ctx); err != nil {
 		return err
 	}
 	if err := out.begin(); err != nil {
 		return err
 	}
-	b.sayShort()
 	if b.search != nil {
 		return b.findCapacity(ctx, out)
 	}

@@ -114,6 +114,9 @@ func (b *benching) aim(c *cli.Context) error {
 		b.shots = []shot{b.load.replay(c.Float64("speed"), benchTracePath(c) == c.String("path"))}
 	}
 	for i, rate := range rates {
+		if err := b.load.checkLength(rate); err != nil {
+			return err
+		}
 		b.shots = append(b.shots, b.load.nth(i).open(rate))
 	}
 	for i, n := range streams {
@@ -170,16 +173,16 @@ func (b *benching) checkEnough() error {
 	return nil
 }
 
-// sayShort warns of runs that have too few requests for a verdict. Their figures stand.
-func (b *benching) sayShort() {
+// checkShort refuses runs that have too few requests for the verdict that is asked for.
+func (b *benching) checkShort() error {
 	if b.slo == nil {
-		return
+		return nil
 	}
 	least, limit := b.slo.LeastRequests()
 	for _, s := range b.shots {
 		if s.planned < least {
-			fmt.Fprintf(b.stderr, "%s: %d requests are too few for a verdict; take --requests %d\n", limit, s.planned, least)
-			return
+			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, s, s.planned, least)
 		}
 	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
 )
 
 // benchClient reads the flags that say how the server is reached. Notes go to stderr.
@@ -92,7 +93,7 @@ func benchKey(file string) (bench.Secret, error) {
 	if file == "" {
 		return bench.Secret(os.Getenv(variable)), nil
 	}
-	text, err := os.ReadFile(file)
+	text, err := foreign.Read(file, 1<<16)
 	if err != nil {
 		return "", usage("--api-key-file: %w", err)
 	}
@@ -133,7 +134,7 @@ func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	case insecure:
 		return nil, usage("--insecure checks no certificate, so that --ca-file has no effect; leave one of them out")
 	}
-	text, err := os.ReadFile(file)
+	text, err := foreign.Read(file, 16<<20)
 	if err != nil {
 		return nil, usage("--ca-file: %w", err)
 	}

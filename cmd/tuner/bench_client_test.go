@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"vllmtuner/foreign"
 )
 
 // guarded is an OpenAI-compatible server that wants a key and a header.
@@ -42,9 +44,7 @@ func inProcess(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs strings.Builder
 	err := app(&out, &errs, nil).RunContext(t.Context(), flagsFirst(append([]string{"tuner"}, args...)))
-	if err != nil {
-		fmt.Fprintln(&errs, "tuner:", err)
-	}
+	sayError(foreign.NewWriter(&errs), err)
 	return out.String(), errs.String(), exitCode(err)
 }
 

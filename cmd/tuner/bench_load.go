@@ -27,6 +27,17 @@ type benchLoad struct {
 // mostTokens is a length that no server is meant to take.
 const mostTokens = 10_000_000
 
+// mostRequests is how many a run may have: at 1,000 a second they take hours, and to draw them takes seconds.
+const mostRequests = 10_000_000
+
+// checkLength refuses a rate at which a run would have more.
+func (l benchLoad) checkLength(rate float64) error {
+	if n := rate * (l.window + l.leadIn).Seconds(); n > mostRequests {
+		return usage("%g req/s for %s are %.3g requests, and a run has at most %d; lower the rate, --seconds or --lead-in", rate, l.window+l.leadIn, n, mostRequests)
+	}
+	return nil
+}
+
 // The kinds of --arrivals.
 const (
 	poisson  = "poisson"
@@ -45,6 +56,8 @@ func newBenchLoad(c *cli.Context) (benchLoad, error) {
 	switch seconds := c.Float64("seconds"); {
 	case l.requests < 0 || c.IsSet("requests") && l.requests == 0:
 		return l, usage("--requests %d: must be at least 1", l.requests)
+	case l.requests > mostRequests:
+		return l, usage("--requests %d: at most %d", l.requests, mostRequests)
 	case !(seconds >= 0 && seconds < year):
 		return l, usage("--seconds %g: must not be negative, nor a year and more", seconds)
 	case l.leadIn < 0:

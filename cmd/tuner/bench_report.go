@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench"
+	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 	"vllmtuner/trial/capacity"
 )
 
@@ -44,6 +47,8 @@ func newBenchReport(c *cli.Context, b *benching) (*benchReport, error) {
 	if !slices.Contains(formats, o.format) {
 		return nil, usage("--output %s: allowed are %s", o.format, strings.Join(formats, ", "))
 	}
+	printDocuments(c, o.format)
+	o.w = c.App.Writer
 	if o.append && o.file == "" {
 		return nil, usage("--append needs --result-file")
 	}
@@ -66,7 +71,7 @@ func (o *benchReport) openFile(write func(*os.File) error) error {
 	if !o.append {
 		how |= os.O_TRUNC
 	}
-	f, err := os.OpenFile(o.file, how, 0o644)
+	f, err := os.OpenFile(o.file, how, rights.File(filepath.Dir(o.file)))
 	if err != nil {
 		return usage("--result-file: %w", err)
 	}
@@ -172,7 +177,10 @@ func writeJSON(w io.Writer, v any, indent string) error {
 
 // writeYAML writes one document.
 func (o *benchReport) writeYAML(v any) error {
-	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())              // in the order of the JSON
+	if plain := foreign.Text(string(text)); err == nil && plain != string(text) { // which it does not escape
+		text, err = foreign.YAML(v)
+	}
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,7 +84,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		return err
 	}
 	dir := filepath.Join(root, file.Name)
-	disk, err := checkPlace(ctx, dir, begun)
+	disk, err := checkStudy(ctx, dir, begun)
 	if err != nil {
 		return err
 	}
@@ -113,10 +114,13 @@ func (p *plan) checkFlags(ctx context.Context, say say, askServer bool) error {
 			return err
 		}
 		if _, err := profile.ParseArgs(args); err != nil {
-			return fmt.Errorf("%s: the simulated server refuses: %w", p.file.Path, err)
+			return usage("%s: the simulated server refuses: %w", p.file.Path, err)
 		}
 		say("server", "%s, simulated", s.Simulate)
 		return nil
+	}
+	if refused := slices.Compact(vllmsim.RefusedValues(args)); len(refused) > 0 {
+		return usage("%s: vLLM takes no such value: %s; mend it in server.args, server.current or parameters", p.file.Path, strings.Join(refused, "; "))
 	}
 	if !askServer {
 		say("server", "%s is there; its flags were not asked for", strings.Join(s.Command, " "))

@@ -40,7 +40,12 @@ func (silentDiskError) Is(target error) bool { return target == studies.ErrSilen
 func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, silentDiskError(dir))
 	defer cancel()
-	return answered(ctx, func() (studies.Disk, error) { return studies.ExamineDisk(dir) })
+	return answered(ctx, func() (studies.Disk, error) {
+		if err := checkLink(dir); err != nil {
+			return studies.Disk{}, err
+		}
+		return studies.ExamineDisk(dir)
+	})
 }
 
 // onDisk has a command end where the disk of its study, or of a file that it names, does not answer.

@@ -16,8 +16,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
-	"sigs.k8s.io/yaml"
 
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/proc"
@@ -269,9 +269,7 @@ func (d *doctor) write(w io.Writer, format string) error {
 		text, err = json.MarshalIndent(d, "", "  ")
 		text = append(text, '\n')
 	case "yaml":
-		if text, err = json.Marshal(d); err == nil {
-			text, err = yaml.JSONToYAML(text)
-		}
+		text, err = foreign.YAML(d)
 	default:
 		text = []byte(d.text())
 	}

@@ -35,6 +35,8 @@ var (
 // A usageError is a wrong command line.
 type usageError struct{ error }
 
+func (e usageError) Unwrap() error { return e.error }
+
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // An interruptedError says in its own words that the user ended the command.

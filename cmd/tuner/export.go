@@ -144,6 +144,7 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 func (f *exportFormat) write(c *cli.Context, e exported) error {
 	path := c.String("output")
 	if path == "" {
+		printDocuments(c, f.name)
 		return f.text(c.App.Writer, e)
 	}
 	write := func(temp string) error { return f.file(c.Context, temp, e) }

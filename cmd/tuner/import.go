@@ -89,6 +89,9 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err := notItself(dir, paths); err != nil {
 		return err
 	}
+	if err := checkLink(dir); err != nil {
+		return err
+	}
 	if own, err := readNone(dir); err == nil { // else there is none yet, or storing says what is wrong
 		reader.ID = own.ID
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"sigs.k8s.io/yaml"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/words"
@@ -60,6 +60,7 @@ type studyList struct {
 
 type studyEntry struct {
 	Name      string        `json:"name"`
+	Link      string        `json:"link,omitempty"` // where the name leads, when it is a link
 	State     studies.State `json:"state,omitempty"`
 	Note      string        `json:"note,omitempty"`
 	Doubt     string        `json:"doubt,omitempty"` // why the state may be another by now
@@ -93,9 +94,10 @@ func listStudies(ctx context.Context, root string) (*studyList, error) {
 // entryOf reads one study. One that cannot be read does not hide the others.
 func entryOf(ctx context.Context, root, name string) studyEntry {
 	e := studyEntry{Name: name}
+	e.Link, _ = os.Readlink(filepath.Join(root, name)) // nearly all are none
 	study, err := studies.ReadLive(ctx, filepath.Join(root, name), func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, unfinished) })
 	if err != nil {
-		e.Error = err.Error()
+		e.Error = inWords(err)
 		return e
 	}
 	summary := report.Summarize(study, reportOptions(study))
@@ -129,7 +131,7 @@ func (l *studyList) write(w io.Writer, format string, width int) error {
 	case format == "text":
 		text = []byte(l.text(width))
 	case format == "yaml":
-		text, err = yaml.JSONToYAML(text)
+		text, err = foreign.YAML(l)
 	}
 	if err == nil {
 		_, err = w.Write(text)
@@ -189,6 +191,9 @@ func (e *studyEntry) cells() []string {
 func (e *studyEntry) remarks() (all []string) {
 	if e.Error != "" {
 		return []string{"cannot be read: " + e.Error}
+	}
+	if e.Link != "" {
+		all = append(all, "another name, by a link, of the study in "+e.Link)
 	}
 	if e.Doubt != "" {
 		all = append(all, e.Doubt)

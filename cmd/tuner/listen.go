@@ -1,16 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/tuner"
 )
@@ -29,19 +33,32 @@ type listener struct {
 	gpuSeconds                                   prometheus.Counter
 }
 
-// listen begins to serve at the address, such as 127.0.0.1:9090. A port alone means loopback.
-func listen(address, study string, trials int) (*listener, error) {
+// openSocket listens at an address, such as 127.0.0.1:9090. A port alone means loopback; no address is no socket.
+func openSocket(address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
 	host, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
 	if err != nil {
-		return nil, usage("--listen %s: write HOST:PORT, such as 127.0.0.1:9090", address)
+		return nil, usage("--listen %s: write HOST:PORT, such as 127.0.0.1:9090, with a port from 0 (any that is free) to 65535", address)
 	}
-	if host == "" {
-		host = "127.0.0.1"
+	socket, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, usage("--listen %s: another program listens there; choose another port, or 0 for any that is free", address)
+	case errors.Is(err, unix.EACCES):
+		return nil, usage("--listen %s: this user may not listen there; choose a port from 1024", address)
+	case err != nil:
+		return nil, usage("--listen %s: %s; take an address of this machine, such as 127.0.0.1:9090", address, foreign.Cause(err))
 	}
-	socket, err := net.Listen("tcp", net.JoinHostPort(host, port))
-	if err != nil {
-		return nil, fmt.Errorf("--listen: %w", err)
-	}
+	return socket, nil
+}
+
+// listen begins to serve at a socket.
+func listen(socket net.Listener, study string, trials int) *listener {
 	registry := prometheus.NewRegistry()
 	labels := prometheus.Labels{"study": study}
 	gauge := func(name, help string) prometheus.Gauge {
@@ -68,7 +85,7 @@ func listen(address, study string, trials int) (*listener, error) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	l.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() { l.gone <- l.server.Serve(socket) }()
-	return l, nil
+	return l
 }
 
 // watch keeps the metrics.

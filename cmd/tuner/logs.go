@@ -67,7 +67,7 @@ func newLogView(c *cli.Context) (*logView, error) {
 	if err != nil {
 		return nil, usage("%q is no number of a trial; `tuner status` shows them", c.Args().Get(1))
 	}
-	v := &logView{follow: c.Bool("follow"), lines: -1, out: &plainWriter{to: c.App.Writer}, notes: c.App.ErrWriter}
+	v := &logView{follow: c.Bool("follow"), lines: -1, out: c.App.Writer, notes: c.App.ErrWriter}
 	if c.IsSet("lines") {
 		if v.lines = c.Int("lines"); v.lines < 0 {
 			return nil, usage("--lines %d: a number of lines is not below 0", v.lines)
@@ -256,56 +256,4 @@ func (v *logView) explain() error {
 		}
 	}
 	return nil
-}
-
-// A plainWriter leaves out escape sequences and control characters. A server's lines have lost their colours already, but a
-// log holds what others wrote, and what a terminal would obey.
-type plainWriter struct {
-	to    io.Writer
-	state escape
-	plain []byte
-}
-
-// An escape says where in an escape sequence (ECMA-48) a text is.
-type escape int
-
-const (
-	noEscape  escape = iota
-	escapeAny        // after ESC
-	escapeCSI        // after ESC [, up to a letter
-	escapeOSC        // after ESC ], up to BEL or ESC \
-)
-
-// Write takes pieces of any size.
-func (p *plainWriter) Write(b []byte) (int, error) {
-	p.plain = p.plain[:0]
-	for _, c := range b {
-		if p.keep(c) {
-			p.plain = append(p.plain, c)
-		}
-	}
-	if _, err := p.to.Write(p.plain); err != nil {
-		return 0, err
-	}
-	return len(b), nil
-}
-
-// keep reports whether a byte is text. A line break ends any sequence, so that a broken one costs no more than its line.
-func (p *plainWriter) keep(c byte) bool {
-	switch {
-	case c == '\n':
-		p.state = noEscape
-		return true
-	case c == 0x1b:
-		p.state = escapeAny
-	case p.state == noEscape:
-		return c >= ' ' && c != 0x7f || c == '\t' || c == '\r'
-	case p.state == escapeAny && c == '[':
-		p.state = escapeCSI
-	case p.state == escapeAny && strings.IndexByte("]PX^_", c) >= 0:
-		p.state = escapeOSC
-	case p.state == escapeAny && c >= 0x30, p.state == escapeCSI && c >= 0x40, p.state == escapeOSC && c == 0x07:
-		p.state = noEscape
-	}
-	return false
 }

@@ -28,8 +28,14 @@ type followed struct {
 // follow starts the command.
 func follow(t *testing.T, args ...string) *followed {
 	t.Helper()
+	return followBy(t, tunerPath(t), append([]string{"logs", "-f"}, args...)...)
+}
+
+// followBy starts a program that becomes the command.
+func followBy(t *testing.T, program string, args ...string) *followed {
+	t.Helper()
 	f := &followed{out: make(chan string)}
-	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), tunerPath(t), append([]string{"logs", "-f"}, args...)...)
+	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
 	out, err := f.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -167,33 +173,6 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 			}
 			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: the log of trial 0 is followed no longer") {
 				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
-			}
-		})
-	}
-}
-
-func TestEscapeSequencesAreLeftOut(t *testing.T) {
-	for _, row := range []struct{ name, in, want string }{
-		{"plain text", "tab\tand ünï…\n", "tab\tand ünï…\n"},
-		{"a colour", "\x1b[0;36mblue\x1b[0m\n", "blue\n"},
-		{"a window's title", "\x1b]0;title\x07text \x1b]0;title\x1b\\text\n", "text text\n"},
-		{"a character set", "\x1b(Btext\x1b=!\n", "text!\n"},
-		{"a sequence without end costs its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
-		{"bells and backspaces", "a\a\b\x7fb\r\n", "ab\r\n"},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			for size := 1; size <= len(row.in); size++ {
-				var got strings.Builder
-				p := &plainWriter{to: &got}
-				for i := 0; i < len(row.in); i += size {
-					piece := row.in[i:min(i+size, len(row.in))]
-					if n, err := p.Write([]byte(piece)); n != len(piece) || err != nil {
-						t.Fatalf("Write = %d, %v", n, err)
-					}
-				}
-				if got.String() != row.want {
-					t.Errorf("in pieces of %d: %q, want %q", size, &got, row.want)
-				}
 			}
 		})
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"vllmtuner/serverctl"
@@ -42,7 +44,7 @@ func (p *plan) checkMachine(ctx context.Context, say say) error {
 	}
 	machine := host.Reader{}.Read()
 	var errs []error
-	for _, f := range host.Check(machine, host.Need{GPUs: gpus, GeneratorCores: 1, Streams: usualStreams}) {
+	for _, f := range host.Check(machine, p.need(gpus)) {
 		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
 		switch f.Severity {
 		case host.Error:
@@ -55,6 +57,40 @@ func (p *plan) checkMachine(ctx context.Context, say say) error {
 		return usageError{errors.Join(errs...)}
 	}
 	say("machine", "%.3g cores, %.1f GiB of memory free", machine.Cores.Usable, float64(machine.Memory.Free)/(1<<30))
+	return nil
+}
+
+// need is what the study asks of a machine. A sweep says itself how many requests are in flight.
+func (p *plan) need(gpus int) host.Need {
+	need := host.Need{GPUs: gpus, GeneratorCores: 1, Streams: usualStreams}
+	if sweep := p.file.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
+		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
+	}
+	return need
+}
+
+// checkFiles says that the limit of open files is too low for runs with so many requests in flight, or with about as many as
+// are sent in a second: an error where it is certain that they fail.
+func (b *benching) checkFiles(limit *host.Limit) error {
+	need := host.Need{Certain: true}
+	for _, s := range b.shots {
+		most := s.concurrency
+		if most == 0 {
+			need.Certain = false
+			most = int(math.Ceil(max(s.rate, s.from, s.to)))
+			if b.client.MaxInFlight > 0 {
+				most = min(most, b.client.MaxInFlight)
+			}
+		}
+		need.Streams = max(need.Streams, most)
+	}
+	for _, f := range host.CheckFiles(limit, need) {
+		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
+		if f.Severity == host.Error {
+			return usage("%s", text)
+		}
+		fmt.Fprintf(b.stderr, "warning: %s\n", text)
+	}
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vllmtuner/studies"
+	"vllmtuner/studies/rights"
 )
 
 // checkNew refuses the name of a file to be written that something has, whose directory is not there, or which is a study's own.
@@ -42,7 +43,7 @@ func alreadyThere(path string) error {
 // writeNew writes a file as a whole or not at all, over another one only if that is wanted: write fills an empty file beside it.
 func writeNew(path string, force bool, write func(temp string) error) (err error) {
 	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+strings.ToLower(rand.Text())+".tmp")
-	temp, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666) // less what the umask says
+	temp, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, rights.File(filepath.Dir(path)))
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -72,7 +73,7 @@ func rename(from, to string, link func(from, to string) error) error {
 	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOTSUP) && !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	file, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(filepath.Dir(to)))
 	if err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl/proc"
-	"vllmtuner/studies/fence"
 )
 
 // recordFile says which server process runs, so that the next run can end it when this one is killed.
@@ -47,7 +47,7 @@ const recordSize = 1 << 20
 // readRecord returns what is known of a server that may have been left behind; nil where there is none.
 func readRecord(dir string) (*proc.Record, error) {
 	path := filepath.Join(dir, recordFile)
-	file, err := fence.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
+	file, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

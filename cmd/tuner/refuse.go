@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,12 +73,12 @@ func (p *plan) checkRequests(_ context.Context, say say) error {
 	return nil
 }
 
-// checkPlace finds a study that cannot be begun, or gone on with, in a directory: what opening it would refuse, as far as a reader can tell.
-func checkPlace(ctx context.Context, dir string, begun studies.New) (studies.Disk, error) {
+// checkStudy finds a study that cannot be begun, or gone on with, in a directory: what opening it would refuse, as far as a reader can tell.
+func checkStudy(ctx context.Context, dir string, begun studies.New) (studies.Disk, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, storePatience, silentDiskError(dir))
 	defer cancel()
 	return answered(ctx, func() (studies.Disk, error) {
-		if err := checkRecord(dir); err != nil {
+		if err := cmp.Or(checkPlace(dir), checkRecord(dir)); err != nil {
 			return studies.Disk{}, err
 		}
 		disk, err := studies.CheckOpen(dir, begun)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,6 +68,7 @@ type runOptions struct {
 	acceptDrift    bool
 	fromSnapshot   bool
 	takeover       time.Duration // after which an owner that is silent is taken for dead; 0 is as usual
+	socket         net.Listener  // at listen, once it is open; nil without
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
 }
@@ -76,6 +78,12 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	plan, err := makePlan(file)
 	if err != nil {
 		return err
+	}
+	if o.socket, err = openSocket(o.listen); err != nil { // before the study is this run's
+		return err
+	}
+	if o.socket != nil {
+		defer o.socket.Close() // usually by the listener already
 	}
 	err = plan.checkNeeds(ctx, func(what, format string, args ...any) {
 		if what == warning {
@@ -131,10 +139,7 @@ func (o runOptions) ready(ctx context.Context, plan *plan, store *studies.Store)
 	if err := o.prepare(ctx, plan); err != nil {
 		return nil, nil, err
 	}
-	watch, stop, err := o.watchers(plan, before)
-	if err != nil {
-		return nil, nil, err
-	}
+	watch, stop := o.watchers(plan, before)
 	if study, err = plan.study(store, o, watch); err != nil {
 		return nil, nil, errors.Join(err, stop())
 	}
@@ -193,6 +198,9 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
 	disks := []string{dir}
 	isNew, err := withDisks(ctx, o.stderr, disks, func() (bool, error) {
+		if err := checkLink(dir); err != nil {
+			return false, err
+		}
 		before, err := readNone(dir)
 		return err != nil || len(before.Trials) == 0, checkRecord(dir)
 	})
@@ -250,22 +258,19 @@ func (o runOptions) prepare(ctx context.Context, p *plan) error {
 }
 
 // watchers returns the one who tells all that watch the study, and what ends them.
-func (o runOptions) watchers(p *plan, before studies.Study) (watch func(tuner.Event), stop func() error, err error) {
+func (o runOptions) watchers(p *plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.names(), p.file.Budget.Trials)
-	if o.listen == "" {
-		return progress.watch, progress.done, nil
+	if o.socket == nil {
+		return progress.watch, progress.done
 	}
-	listener, err := listen(o.listen, p.file.Name, p.file.Budget.Trials)
-	if err != nil {
-		return nil, nil, errors.Join(err, progress.done())
-	}
+	listener := listen(o.socket, p.file.Name, p.file.Budget.Trials)
 	listener.resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
 	watch = func(e tuner.Event) {
 		progress.watch(e)
 		listener.watch(e)
 	}
-	return watch, func() error { return errors.Join(progress.done(), listener.stop()) }, nil
+	return watch, func() error { return errors.Join(progress.done(), listener.stop()) }
 }
 
 // conclude stores how the study ended, prints the answer, and turns the outcome into an error where it is none.

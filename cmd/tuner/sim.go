@@ -16,6 +16,12 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "sim",
 		Usage: "the simulated vLLM server",
+		Action: func(c *cli.Context) error {
+			if c.Args().Len() == 0 {
+				return cli.ShowSubcommandHelp(c)
+			}
+			return noCommand("tuner sim", c.Args().First(), c.Command.Subcommands)
+		},
 		Subcommands: []*cli.Command{
 			{
 				Name:            "serve",

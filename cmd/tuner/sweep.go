@@ -70,6 +70,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	if !slices.Contains(formats, format) {
 		return usage("--output %s: allowed are %s", format, strings.Join(formats, ", "))
 	}
+	printDocuments(c, format)
 	file, err := readStudyFile(c, path)
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"vllmtuner/serverctl"
+	"vllmtuner/studies/rights"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/studyfile"
@@ -106,7 +107,7 @@ func (s *sweeping) writeFiles(dir string) error {
 }
 
 func writeCSVFile(path string, records [][]string) error {
-	f, err := os.Create(path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, rights.File(filepath.Dir(path)))
 	if err != nil {
 		return fmt.Errorf("write the tables: %w", err)
 	}

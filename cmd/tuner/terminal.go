@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/term"
 
+	"vllmtuner/foreign"
 	"vllmtuner/words"
 )
 
@@ -36,9 +37,17 @@ func lineColumns(w io.Writer) int {
 	return math.MaxInt
 }
 
+// past is the terminal behind the writer that keeps the words of others from it. Only our own sequences are written there.
+func past(w io.Writer) io.Writer {
+	if filter, ok := w.(*foreign.Writer); ok {
+		return filter.Unwrap()
+	}
+	return w
+}
+
 // terminalSize is that of the terminal that w is.
 func terminalSize(w io.Writer) (width, height int, ok bool) {
-	f, isFile := w.(*os.File)
+	f, isFile := past(w).(*os.File)
 	if !isFile {
 		return 0, 0, false
 	}
@@ -48,7 +57,7 @@ func terminalSize(w io.Writer) (width, height int, ok bool) {
 
 // canDraw reports whether w is a terminal on which a line can be written over.
 func canDraw(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := past(w).(*os.File)
 	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
 }
 
@@ -89,7 +98,7 @@ func newLiveLine(w io.Writer) *liveLine {
 	if !canDraw(w) {
 		return nil
 	}
-	l := &liveLine{w: w, stop: make(chan struct{}), gone: make(chan struct{})}
+	l := &liveLine{w: past(w), stop: make(chan struct{}), gone: make(chan struct{})}
 	go l.draw()
 	return l
 }
@@ -106,7 +115,7 @@ func (l *liveLine) draw() {
 		case <-tick.C:
 			l.mu.Lock()
 			if l.stage != (stage{}) {
-				fmt.Fprint(l.w, "\r"+l.stage.line(columns(l.w)-1)+eraseLine)
+				fmt.Fprint(l.w, "\r"+foreign.Text(l.stage.line(columns(l.w)-1))+eraseLine)
 				l.shown = true
 			}
 			l.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -111,7 +112,7 @@ func (v *vllmBench) sendIn(ctx context.Context, dir string, arrivals []workload.
 	if !ended {
 		return neverFinished(arrivals, v.wait(arrivals)), nil
 	}
-	text, err := os.ReadFile(filepath.Join(dir, resultFile))
+	text, err := foreign.Read(filepath.Join(dir, resultFile), 1<<30) // 100,000 requests in detail have 300 MB
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s ended well and wrote no result", v)
 	}

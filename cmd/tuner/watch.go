@@ -3,15 +3,14 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -27,7 +26,7 @@ const lookEvery = 2 * time.Second
 func watchStudy(c *cli.Context, read func() (studies.Study, error), options func(studies.Study) report.Options) error {
 	viewing.Store(true)
 	defer viewing.Store(false)
-	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
 	defer stop()
 	page := newPage(c.App.Writer)
 	last := ""
@@ -82,11 +81,11 @@ func (p *page) show(text, change string) error {
 		head = otherPage + goHome
 	}
 	_, height, _ := terminalSize(p.w)
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	lines := strings.Split(strings.TrimSuffix(foreign.Text(text), "\n"), "\n")
 	if room := height - 1; room > 0 && len(lines) > room {
 		lines = append(lines[:room-1], "…")
 	}
-	_, err := io.WriteString(p.w, head+strings.Join(lines, eraseLine+"\r\n")+eraseLine+"\r\n"+eraseDown)
+	_, err := io.WriteString(past(p.w), head+strings.Join(lines, eraseLine+"\r\n")+eraseLine+"\r\n"+eraseDown)
 	return err
 }
 
@@ -108,7 +107,7 @@ func (p *page) add(text, change string) error {
 func (p *page) leave() {
 	if p.begun {
 		p.begun = false
-		fmt.Fprint(p.w, firstPage)
+		fmt.Fprint(past(p.w), firstPage)
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
 	"vllmtuner/studies/logs"
+	"vllmtuner/studies/rights"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/simload"
@@ -124,7 +125,7 @@ func writable(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, rights.Dir(filepath.Dir(dir))); err != nil {
 		return err
 	}
 	probe, err := os.CreateTemp(dir, ".tuner-")

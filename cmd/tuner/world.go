@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/studyfile"
 )
@@ -68,7 +69,7 @@ func (p *plan) world() (map[string]string, error) {
 	if path == "" {
 		return world, nil
 	}
-	f, err := os.Open(path)
+	f, err := foreign.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,7 @@ type Need struct {
 	GPUs           int     `json:"gpus"`            // of one server; 0 means that it computes on the CPU
 	GeneratorCores float64 `json:"generator_cores"` // of the load generator, among Cores
 	Streams        int     `json:"streams"`         // requests in flight at most
+	Certain        bool    `json:"-"`               // so many are in flight for certain
 	Cores          float64 `json:"cores"`           // 0 means by the GPUs and the generator, see Filled
 	OpenFiles      int64   `json:"open_files"`      // 0 means by the streams
 	Shm            int64   `json:"shm_bytes"`       // free; 0 means by the GPUs
@@ -44,6 +45,8 @@ const (
 	filesPerStream = 2
 	// filesBeside are the log, the store, the metrics listener, pipes, and libraries.
 	filesBeside = 256
+	// filesLeast are those that no run does without: half of them were open in a study of two trials with eight streams.
+	filesLeast = 128
 	// shmAlone is what a container has unless told: enough for one GPU, whose worker is asked over pipes.
 	shmAlone = 64 << 20
 	// shmParallel is for tensor parallelism: NCCL's and vLLM's rings between the workers take hundreds of MiB.
@@ -72,7 +75,7 @@ func Check(m Machine, need Need) []Finding {
 	need = need.Filled()
 	var all []Finding
 	all = append(all, checkCores(m.Cores, need)...)
-	all = append(all, checkFiles(m.Limits.OpenFiles, need)...)
+	all = append(all, CheckFiles(m.Limits.OpenFiles, need)...)
 	all = append(all, checkShm(m.Shm, need)...)
 	for _, unknown := range m.Unknown {
 		all = append(all, Finding{Fact, "not known", unknown, "", ""})
@@ -112,12 +115,19 @@ func checkCores(have Cores, need Need) []Finding {
 	return nil
 }
 
-func checkFiles(have *Limit, need Need) []Finding {
+// CheckFiles holds the limit of open files against a need. Go raises the soft limit to the hard one when it starts, and gives
+// its children the one of before; vLLM raises its own likewise.
+func CheckFiles(have *Limit, need Need) []Finding {
+	need = need.Filled()
 	want := need.OpenFiles
 	if have == nil || have.Soft == nil || *have.Soft >= want {
 		return nil
 	}
-	return []Finding{{Warning, "open files", strconv.FormatInt(*have.Soft, 10), fmt.Sprintf("%d, for %d streams", want, need.Streams),
+	severity := Warning
+	if least := int64(filesLeast); *have.Soft < least || need.Certain && *have.Soft < least+int64(need.Streams) {
+		severity = Error
+	}
+	return []Finding{{severity, "open files", strconv.FormatInt(*have.Soft, 10), fmt.Sprintf("%d, for %d streams", want, need.Streams),
 		fmt.Sprintf("run `ulimit -Hn %d` as root before the tuner (systemd: LimitNOFILE=), "+
 			"or set it for the container's runtime; else requests fail with \"too many open files\"", want)}}
 }

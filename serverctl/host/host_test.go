@@ -190,6 +190,7 @@ func TestCheck(t *testing.T) {
 		Cores: cores(16, 0), Shm: Shm{DevShm, 16 * gib, 16 * gib}, Limits: Limits{OpenFiles: files(1048575)},
 	}
 	one := Need{GPUs: 1, GeneratorCores: 1, Streams: 1024}
+	certain := Need{GPUs: 1, GeneratorCores: 1, Streams: 1024, Certain: true}
 	two := Need{GPUs: 2, GeneratorCores: 1, Streams: 1024}
 	for _, row := range []struct {
 		name   string
@@ -206,6 +207,9 @@ func TestCheck(t *testing.T) {
 		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "starved"},
 		{"a limit hurts a server without a GPU less", func(m *Machine) { m.Cores = cores(8, 2) }, Need{GeneratorCores: 1}, []string{"warning CPU limit"}, ""},
 		{"a small cpuset below a generous limit is no limit", func(m *Machine) { m.Cores = cores(2, 8) }, one, []string{"warning cores"}, ""},
+		{"127 files are too few for any run", func(m *Machine) { m.Limits.OpenFiles = files(127) }, one, []string{"error open files"}, "ulimit -Hn 2304"},
+		{"1,024 streams for certain want 1,152 files", func(m *Machine) { m.Limits.OpenFiles = files(1151) }, certain, []string{"error open files"}, "ulimit -Hn 2304"},
+		{"with which some may fail", func(m *Machine) { m.Limits.OpenFiles = files(1152) }, certain, []string{"warning open files"}, "ulimit -Hn 2304"},
 		{"1,024 streams want 2,304 files", func(m *Machine) { m.Limits.OpenFiles = files(2303) }, one, []string{"warning open files"}, "ulimit -Hn 2304"},
 		{"2,304 files are enough", func(m *Machine) { m.Limits.OpenFiles = files(2304) }, one, nil, ""},
 		{"unlimited files are enough", func(m *Machine) { m.Limits.OpenFiles = &Limit{} }, one, nil, ""},

@@ -2,7 +2,6 @@ package vllmsim
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -20,6 +19,7 @@ type api struct {
 	keys   []string
 	routes []route
 	next   atomic.Uint64 // number of the last answer
+	bodies bodies
 }
 
 // A route is a path with one method, as FastAPI has it: one that has another method answers 405, and names this one.
@@ -31,7 +31,7 @@ type route struct {
 // newAPI returns the handler of all routes. Those of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
-	a := &api{live: l, log: log, face: o.face(), keys: o.APIKeys}
+	a := &api{live: l, log: log, face: o.face(), keys: o.APIKeys, bodies: newBodies()}
 	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
 		a.keys = []string{key}
 	}
@@ -126,7 +126,7 @@ func (a *api) models(w http.ResponseWriter, _ *http.Request) {
 
 // tokenize counts a prompt or a chat.
 func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
-	text, words, refusal := a.toTokenize(r)
+	text, words, refusal := a.toTokenize(w, r)
 	if refusal != nil {
 		refused(w, refusal)
 		return
@@ -149,8 +149,8 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 }
 
 // toTokenize reads what is to be tokenized, and whether the tokens are wanted as texts too.
-func (a *api) toTokenize(r *http.Request) (text string, words bool, refusal *refusal) {
-	body, refusal := a.smallBody(r, tokenizePlace)
+func (a *api) toTokenize(w http.ResponseWriter, r *http.Request) (text string, words bool, refusal *refusal) {
+	body, refusal := a.smallBody(w, r, tokenizePlace)
 	if refusal != nil {
 		return "", false, refusal
 	}
@@ -176,17 +176,18 @@ func (a *api) toTokenize(r *http.Request) (text string, words bool, refusal *ref
 }
 
 // smallBody reads the body of a request that is no completion.
-func (a *api) smallBody(r *http.Request, at place) (object, *refusal) {
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, &refused400
+func (a *api) smallBody(w http.ResponseWriter, r *http.Request, at place) (object, *refusal) {
+	text, release, refusal := a.readBody(w, r)
+	defer release()
+	if refusal != nil {
+		return nil, refusal
 	}
 	return a.face.body(at, r.Header.Get("Content-Type"), text)
 }
 
 // detokenize is not the way back from tokenize, which cannot be undone: each token is a word with its number.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
-	body, refusal := a.smallBody(r, detokenizePlace)
+	body, refusal := a.smallBody(w, r, detokenizePlace)
 	if refusal != nil {
 		refused(w, refusal)
 		return

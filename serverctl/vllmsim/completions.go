@@ -3,7 +3,6 @@ package vllmsim
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"slices"
@@ -34,7 +33,7 @@ func (a *api) chat(w http.ResponseWriter, r *http.Request) { a.answer(w, r, true
 // answer reads a request, puts it into the engine, and answers as its tokens come.
 func (a *api) answer(w http.ResponseWriter, r *http.Request, chat bool) {
 	arrived := a.live.clock()
-	q, refusal := a.question(r, chat)
+	q, refusal := a.question(w, r, chat)
 	if refusal != nil {
 		refused(w, refusal)
 		return
@@ -44,10 +43,11 @@ func (a *api) answer(w http.ResponseWriter, r *http.Request, chat bool) {
 }
 
 // question reads a request. What vLLM checks first is checked first.
-func (a *api) question(r *http.Request, chat bool) (q question, refusal *refusal) {
-	text, err := io.ReadAll(r.Body)
-	if err != nil {
-		return q, &refused400
+func (a *api) question(w http.ResponseWriter, r *http.Request, chat bool) (q question, _ *refusal) {
+	text, release, refusal := a.readBody(w, r)
+	defer release()
+	if refusal != nil {
+		return q, refusal
 	}
 	at, fields := completionPlace, completionFields
 	if chat {

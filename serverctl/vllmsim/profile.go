@@ -6,12 +6,12 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"vllmtuner/foreign"
 	"vllmtuner/tuner/space"
 )
 
@@ -125,7 +125,7 @@ func IsProfileFile(name string) bool {
 // LoadProfile returns the built-in profile of that name, or the one in the file of that path.
 func LoadProfile(name string) (*Profile, error) {
 	if IsProfileFile(name) {
-		text, err := os.ReadFile(name)
+		text, err := foreign.Read(name, 1<<20)
 		if err != nil {
 			return nil, fmt.Errorf("simulator profile: %w", err)
 		}

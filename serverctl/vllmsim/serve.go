@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
 
 // stopGrace is how long a stopping server waits for its handlers.
@@ -220,12 +222,14 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 	defer dropHandlers()
 	server := &http.Server{
 		Handler:           g,
-		ReadHeaderTimeout: time.Minute,
+		ReadHeaderTimeout: headTime,
+		IdleTimeout:       idleTime,
+		MaxHeaderBytes:    maxHead,
 		BaseContext:       func(net.Listener) context.Context { return handlersCtx },
 	}
 	g.log.started(g.api.routes)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }() // ends when the server is closed below
+	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends when the server is closed below
 	g.open()
 	defer g.close()
 	select {

@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"vllmtuner/foreign"
 )
 
 // ErrUnknown is returned for a model that is not on disk, or not all of it: vLLM will download it, or say itself what is wrong.
@@ -84,7 +86,7 @@ func (m Model) snapshot() (string, error) {
 	}
 	repo := filepath.Join(m.hub(), "models--"+strings.ReplaceAll(m.Name, "/", "--"))
 	commit := revision // unless it is a branch or a tag
-	ref, err := os.ReadFile(filepath.Join(repo, "refs", revision))
+	ref, err := foreign.Read(filepath.Join(repo, "refs", revision), 1<<10)
 	switch {
 	case err == nil:
 		commit = strings.TrimSpace(string(ref))
@@ -192,7 +194,7 @@ func matches(pattern string, entries []fs.DirEntry) (names []string) {
 
 // readIndex returns the files that an index of shards names.
 func readIndex(file string) ([]string, error) {
-	text, err := os.ReadFile(file)
+	text, err := foreign.Read(file, 1<<30)
 	if err != nil {
 		return nil, fmt.Errorf("look for weights: %w", err)
 	}

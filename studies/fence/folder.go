@@ -9,6 +9,9 @@ import (
 	"path"
 
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/foreign"
+	"vllmtuner/studies/rights"
 )
 
 // A Folder is a study's directory as a Disk. Nothing outside of it is touched, whatever a name says.
@@ -34,7 +37,7 @@ func (f *Folder) Locks() Locks { return f.locks }
 
 // Create implements Disk with O_EXCL, which NFS decides on the server (RFC 8881, 18.16.3), and fsync.
 func (f *Folder) Create(name string, content []byte) error {
-	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(f.root.Name()))
 	if err != nil {
 		return err
 	}
@@ -60,37 +63,11 @@ func (f *Folder) Open(name string) (io.ReadCloser, error) {
 
 // open opens a file, and nothing else.
 func (f *Folder) open(name string, flag int) (*os.File, error) {
-	file, err := OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, 0o644) })
-	if errors.Is(err, ErrNoFile) {
+	file, err := foreign.OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, rights.File(f.root.Name())) })
+	if errors.Is(err, foreign.ErrNoFile) {
 		return nil, noFile(name)
 	}
 	return file, err
-}
-
-// ErrNoFile says that what has a file's name is something else, such as a directory or a pipe.
-var ErrNoFile = errors.New("it is not a file")
-
-// OpenRegular opens a file with flags by way of open, and nothing else: a pipe that somebody has put in its place would hold up whoever opens it for
-// good. O_NONBLOCK, by which it does not, is nothing to a file.
-func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
-	file, err := open(flag | unix.O_NONBLOCK)
-	if errors.Is(err, unix.EWOULDBLOCK) { // a file, of which another host has a lease that is first taken back: this is its server
-		file, err = open(flag)
-	}
-	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or a socket
-		return nil, ErrNoFile
-	}
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = ErrNoFile
-	}
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
 }
 
 func noFile(name string) error {
@@ -122,7 +99,7 @@ func (f *Folder) List(dir string) ([]string, error) {
 
 // Make implements Disk.
 func (f *Folder) Make(dir string) error {
-	if err := f.root.MkdirAll(dir, 0o755); err != nil {
+	if err := f.root.MkdirAll(dir, rights.Dir(f.root.Name())); err != nil {
 		return err
 	}
 	return f.Sync(path.Dir(dir))

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"vllmtuner/studies/rights"
 )
 
 // retryAfter is the pause after an error of the disk: each attempt on a file server that is gone may take long itself.
@@ -93,7 +95,7 @@ func (d *disk) open() error {
 		return nil
 	}
 	if d.root == nil {
-		if err := os.MkdirAll(d.path(), 0o755); err != nil {
+		if err := os.MkdirAll(d.path(), rights.Dir(filepath.Dir(d.path()))); err != nil {
 			return err
 		}
 		root, err := os.OpenRoot(d.path())
@@ -126,7 +128,7 @@ func (d *disk) open() error {
 
 // openPart opens a file at its end. It can be read too, for its last byte tells whether its last line is whole.
 func (d *disk) openPart(part int) error {
-	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o644)
+	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, rights.File(d.path()))
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
+
+	"vllmtuner/foreign"
 )
 
 // A Study is one of a file.
@@ -34,7 +35,7 @@ const magic = "SQLite format 3\x00"
 
 // IsSQLite reports whether the file is one of SQLite's.
 func IsSQLite(path string) (bool, error) {
-	f, err := os.Open(path)
+	f, err := foreign.Open(path)
 	if err != nil {
 		return false, err
 	}

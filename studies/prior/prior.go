@@ -6,13 +6,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/fence"
 	"vllmtuner/studies/optuna"
@@ -160,7 +160,7 @@ func once(paths []string) (all []string, err error) {
 func realPath(path string) (string, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", err
+		return "", foreign.Unreadable(path, err)
 	}
 	return filepath.Abs(real)
 }
@@ -200,13 +200,14 @@ const (
 func look(path string) (found, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return found{}, err
+		return found{}, foreign.Unreadable(path, err)
 	}
 	switch {
 	case info.Mode().IsRegular():
 		return lookAtFile(path)
 	case !info.IsDir():
-		return found{}, irregular(path)
+		_, err := foreign.Open(path) // says what it is
+		return found{}, err
 	}
 	if _, err := os.Stat(filepath.Join(path, fence.SlotDir)); err == nil {
 		return found{kind: Study}, nil
@@ -262,34 +263,5 @@ func lookAtFile(path string) (found, error) {
 // mostBytes is more than any result has; --save-detailed of 100,000 requests has 300 MB.
 const mostBytes = 1 << 30
 
-// irregular says no to a device, a pipe or a socket, which may have no end, or never begin.
-func irregular(path string) error {
-	return fmt.Errorf("%s is no regular file; name a file or folder of results, and write what comes through a pipe to a file first", path)
-}
-
 // readFile reads a regular file of a reasonable size.
-func readFile(path string) (text []byte, err error) {
-	info, err := os.Stat(path) // first, as a pipe is not even opened before somebody writes to it
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, irregular(path)
-	case info.Size() > mostBytes:
-		return nil, tooLong(path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err = io.ReadAll(io.LimitReader(f, mostBytes+1))
-	if err == nil && len(text) > mostBytes {
-		return nil, tooLong(path)
-	}
-	return text, err
-}
-
-func tooLong(path string) error {
-	return fmt.Errorf("%s has more than %d bytes, more than any result; name another file", path, mostBytes)
-}
+func readFile(path string) ([]byte, error) { return foreign.Read(path, mostBytes) }

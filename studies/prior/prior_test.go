@@ -728,7 +728,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	}
 	for _, path := range []string{"/dev/zero", filepath.Join(dir, "zero"), pipe, filepath.Dir(pipe)} {
 		all, err := reader(t).Read([]string{path})
-		if err == nil || !strings.Contains(err.Error(), "is no regular file; name a file or folder of results") {
+		if err == nil || !strings.Contains(err.Error(), "is no regular file but a ") {
 			t.Errorf("Read(%s) = %v, %v; want that it is no regular file", path, all, err)
 		}
 	}

@@ -7,8 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
@@ -50,7 +49,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	if !ok {
 		return ErrNothingMet
 	}
-	list, err := yaml.Marshal(map[string][]string{"args": append([]string{}, best.Trial.Args...)})
+	list, err := foreign.YAML(map[string][]string{"args": append([]string{}, best.Trial.Args...)})
 	if err != nil {
 		return fmt.Errorf("write the args as YAML: %w", err)
 	}

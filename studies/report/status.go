@@ -2,7 +2,6 @@ package report
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -11,8 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -363,11 +361,7 @@ func StatusJSON(w io.Writer, study studies.Study, o Options) error {
 
 // StatusYAML writes StatusJSON's object as YAML.
 func StatusYAML(w io.Writer, study studies.Study, o Options) error {
-	text, err := json.Marshal(statusOf(study, o))
-	if err != nil {
-		return fmt.Errorf("write the status as JSON: %w", err)
-	}
-	text, err = yaml.JSONToYAML(text)
+	text, err := foreign.YAML(statusOf(study, o))
 	if err != nil {
 		return fmt.Errorf("write the status as YAML: %w", err)
 	}

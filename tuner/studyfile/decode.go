@@ -1,6 +1,7 @@
 package studyfile
 
 import (
+	"bytes"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 // Parse reads the text of a study file. name is its path: it stands in errors, and a dataset's path is relative to it.
 // The error is an *Error with everything that is wrong.
 func Parse(name string, text []byte) (*File, error) {
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // of editors of Windows
 	d := &decoder{
 		problems: problems{path: name, lines: strings.Split(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n")},
 		nodes:    map[string]ast.Node{}, keys: map[string]ast.Node{},

@@ -3,12 +3,14 @@
 package studyfile
 
 import (
+	"errors"
 	"fmt"
 	"io"
-	"os"
+	"io/fs"
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -158,9 +160,12 @@ func defaults() *File {
 
 // Read reads a study file. Its error is an *Error when the file could be read and is wrong.
 func Read(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := foreign.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w, or let `tuner init > %s` write one", ErrUnreadable, err, path)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w; `tuner init > %s` writes one", ErrUnreadable, err, path)
+		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	// One byte more than allowed shows that a file is too long without reading all of it.
 	text, err := io.ReadAll(io.LimitReader(f, mostBytes+1))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -68,7 +68,7 @@ func (f *File) WorkloadSpec() workload.Spec {
 // vocabSize reads the size of a model's vocabulary from its config.json, where multimodal models have it one deeper.
 // It returns 0 where there is none, as for a Hugging Face id: the default of the workload is small enough for any model.
 func vocabSize(model string) int {
-	text, err := os.ReadFile(filepath.Join(model, "config.json"))
+	text, err := foreign.Read(filepath.Join(model, "config.json"), 16<<20)
 	if err != nil {
 		return 0
 	}

@@ -323,7 +323,7 @@ func TestVocabularyComesFromTheModel(t *testing.T) {
 
 func TestReadMissingFile(t *testing.T) {
 	_, err := Read("nowhere/study.yaml")
-	want := "read study file: open nowhere/study.yaml: no such file or directory; `tuner init > nowhere/study.yaml` writes one"
+	want := "read study file: nowhere/study.yaml: no such file; check the path, or let `tuner init > nowhere/study.yaml` write one"
 	if err == nil || err.Error() != want {
 		t.Errorf("Read says %v, want %s", err, want)
 	}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"vllmtuner/studies/logs"
+)
+
+// A terminal that is closed asks for an end as SIGTERM does, unless nohup has it ignored.
+func TestTheEndOfATerminal(t *testing.T) {
+	root, store := aLiveStudy(t)
+	log, err := logs.Create(store.Dir(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := log.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	line := func(n int) {
+		t.Helper()
+		if _, err := fmt.Fprintf(log, "line %d\n", n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line(0)
+	hangUp := func(f *followed) {
+		t.Helper()
+		f.waitFor(t, "line 0\n")
+		if err := f.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plain := follow(t, "small", "0", "--root", root)
+	hangUp(plain)
+	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "is followed no longer") {
+		t.Errorf("after SIGHUP it ends with %d and printed %q", code, &plain.seen)
+	}
+	kept := followBy(t, "sh", "-c", `trap "" HUP; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
+	hangUp(kept)
+	line(1)
+	kept.waitFor(t, "line 1\n")
+	if err := kept.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := kept.end(t); code != exitInterrupted {
+		t.Errorf("under nohup, after SIGHUP and SIGTERM, it ends with %d and printed %q", code, &kept.seen)
+	}
+}
+
+// A tuner that crashes leaves no core, in which its keys would be, whatever the user allows.
+func TestATunerLeavesNoCore(t *testing.T) {
+	root, store := aLiveStudy(t)
+	log, err := logs.Create(store.Dir(), 0)
+	if err == nil {
+		_, err = fmt.Fprintln(log, "line 0")
+	}
+	if err = errors.Join(err, log.Close()); err != nil {
+		t.Fatal(err)
+	}
+	dumps := func(cmd *exec.Cmd) bool {
+		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+		if !status.Signaled() || status.Signal() != syscall.SIGABRT {
+			t.Fatalf("%q ends with %v, want SIGABRT", cmd.Args, cmd.ProcessState)
+		}
+		return status.CoreDump()
+	}
+	dir := t.TempDir()
+	t.Chdir(dir)
+	other := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", "ulimit -Sc unlimited; kill -ABRT $$")
+	if err := other.Run(); err == nil || !dumps(other) {
+		t.Skip("no process leaves a core here, so that it cannot be seen whether the tuner does: allow it (ulimit -Hc, kernel.core_pattern)")
+	}
+	t.Setenv("GOTRACEBACK", "crash")
+	f := followBy(t, "sh", "-c", `ulimit -Sc unlimited; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
+	f.waitFor(t, "line 0\n")
+	if err := f.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	f.end(t)
+	if dumps(f.cmd) {
+		t.Error("the tuner left a core")
+	}
+	cores, err := filepath.Glob("core*")
+	for _, core := range cores {
+		err = errors.Join(err, os.Remove(core))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// inWords is an error for a person: without the names of Go's functions and of system calls that are in errors of its
+// library.
+func inWords(err error) string {
+	text := err.Error()
+	each(err, func(err error) {
+		words := ""
+		switch e := err.(type) {
+		case *fs.PathError:
+			words = e.Path + ": " + e.Err.Error()
+		case *os.LinkError:
+			words = e.Old + " to " + e.New + ": " + e.Err.Error()
+		case *os.SyscallError:
+			words = e.Err.Error()
+		case *net.OpError:
+			words = e.Err.Error()
+			if e.Addr != nil {
+				words = e.Addr.String() + ": " + words
+			}
+		case *exec.Error:
+			words = e.Name + ": " + e.Err.Error()
+			if errors.Is(e, exec.ErrNotFound) {
+				words = "there is no program " + e.Name + " in PATH"
+			}
+		case *strconv.NumError:
+			words = strconv.Quote(e.Num) + " is not a number in range"
+		default:
+			return
+		}
+		text = strings.ReplaceAll(text, err.Error(), words)
+	})
+	return text
+}
+
+// each visits an error and all that it wraps, the outermost first.
+func each(err error, visit func(error)) {
+	if err == nil {
+		return
+	}
+	visit(err)
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		each(e.Unwrap(), visit)
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			each(one, visit)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package foreign
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+func TestATerminalGetsTextAlone(t *testing.T) {
+	for _, row := range []struct{ name, in, want string }{
+		{"plain text", "tab\tand ünï… 漢 🙂\n", "tab\tand ünï… 漢 🙂\n"},
+		{"a colour", "\x1b[0;36mblue\x1b[0m\n", "blue\n"},
+		{"a window's title", "\x1b]0;title\x07text \x1b]0;title\x1b\\text\n", "text text\n"},
+		{"a character set", "\x1b(Btext\x1b=!\n", "text!\n"},
+		{"a sequence without end costs its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
+		{"bells and backspaces", "a\a\b\x7fb\r\n", "ab\n"},
+		{"a return that would overwrite its line", "passed 9\rfailed\n", "passed 9\nfailed\n"},
+		{"a C1 colour", "a\u009b31mb\n", "ab\n"},
+		{"a C1 title", "a\u009d0;title\u009cb\n", "ab\n"},
+		{"other C1 characters", "a\u0085\u0084b\n", "ab\n"},
+		{"a byte of C1 alone is no UTF-8", "a\x9b31mb\n", "a\ufffd31mb\n"},
+		{"turned text", "a\u202egnp.\u202c\u2066x\u2069\u200e\u200f\u061cb\n", "agnp.xb\n"},
+		{"no width", "a\u200b\u200c\u200d\u2060\ufeff\u00ad\u3164\U000e0041b\n", "ab\n"},
+		{"other line breaks", "a\u2028b\u2029c\v\fd\n", "abcd\n"},
+		{"a character cut off", "a\xe2\x80", "a"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			for size := 1; size <= len(row.in); size++ {
+				var got strings.Builder
+				w := NewWriter(&got)
+				for i := 0; i < len(row.in); i += size {
+					piece := row.in[i:min(i+size, len(row.in))]
+					if n, err := w.Write([]byte(piece)); n != len(piece) || err != nil {
+						t.Fatalf("Write = %d, %v", n, err)
+					}
+				}
+				if got.String() != row.want {
+					t.Errorf("in pieces of %d: %q, want %q", size, &got, row.want)
+				}
+			}
+		})
+	}
+	if got := Text("a\x1b[1m\xe2\x80"); got != "a\ufffd\ufffd" {
+		t.Errorf("Text = %q, of a character cut off", got)
+	}
+}
+
+// hostile has a character of each kind that is left out, and what would be an escape already.
+const hostile = "x\u202ey\u009b31m\x1b[31m\u0085\x7f \U000e0041 \u200b\\\u200b \\x9F\u2066 \u2028\ufeff"
+
+func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
+	value := map[string]any{"name": hostile, hostile: []any{"plain", hostile, strings.Repeat("long words ", 30) + hostile}}
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := YAML(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asJSON strings.Builder
+	w := NewJSON(&asJSON)
+	for i := range text { // in pieces, within characters too
+		if _, err := w.Write(text[i : i+1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, row := range map[string]struct {
+		text string
+		read func(text []byte, into any) error
+	}{"JSON": {asJSON.String(), json.Unmarshal}, "YAML": {string(document), func(text []byte, into any) error { return yaml.Unmarshal(text, into) }}} {
+		got := row.text
+		if Text(got) != got {
+			t.Errorf("the %s is obeyed: %q", name, got)
+		}
+		var back map[string]any
+		if err := row.read([]byte(got), &back); err != nil {
+			t.Fatalf("the %s cannot be read again: %v\n%s", name, err, got)
+		}
+		if back["name"] != hostile || len(back) != 2 || len(back[hostile].([]any)) != 3 {
+			t.Errorf("the %s lost something: %q", name, back)
+		}
+	}
+	if plain, err := YAML(map[string]any{"b": 1, "a": "ünï", "c": "9\u00a0MiB"}); err != nil || string(plain) != "a: ünï\nb: 1\nc: 9\u00a0MiB\n" {
+		t.Errorf("YAML with nothing hidden is %q, %v", plain, err)
+	}
+}
