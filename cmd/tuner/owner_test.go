@@ -142,7 +142,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 				t.Logf("all gone %v after the tuner was killed", o.gone(t, record, 5*time.Second).Round(time.Millisecond))
 			}
 			out := command(t, "run", o.study, "--root", o.root)
-			if !strings.Contains(out, "done: 1 of 1 trials") {
+			if !strings.Contains(out, "1 of 1 trial done") {
 				t.Errorf("the next run prints\n%s", out)
 			}
 			if left := o.daemons(t); len(left) > 0 {
@@ -239,7 +239,7 @@ func TestTheTunerAsTheFirstProcess(t *testing.T) {
 	}
 	study, root := writeStudy(t, slowLife, 1, 1), t.TempDir()
 	out, err := exec.CommandContext(t.Context(), unshare, append(own, tunerPath(t), "run", study, "--root", root)...).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "done: 1 of 1 trials") {
+	if err != nil || !strings.Contains(string(out), "1 of 1 trial done") {
 		t.Fatalf("the first process ends with %v:\n%s", err, out)
 	}
 	trial := snapshot(t, filepath.Join(root, "small")).Trials[0]

@@ -45,7 +45,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 		{name: "an unknown flag", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
 		{name: "a file in the place of the root", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
-		}, want: "not a directory for studies", code: exitUsage},
+		}, want: "a file stands where its path has a directory", code: exitUsage},
 		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, recordFile), []byte("no record"), 0o644))
 		}, want: "server may have been left behind", code: exitUsage},
