@@ -367,6 +367,9 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64, agai
 	plan := m.plan(m.drawOf(seq, again), rate)
 	n, window := plan.Counted()
 	o := offer{Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window}
+	if m.Cache == Reset {
+		o.schedule = workload.WithColdLeadIn(o.schedule, m.Source)
+	}
 	if !m.whole {
 		o.stop = m.SLO.Stop(n)
 	}
