@@ -47,6 +47,9 @@ type usage struct {
 	Details          struct {
 		CachedTokens int `json:"cached_tokens"` // only with --enable-prompt-tokens-details
 	} `json:"prompt_tokens_details"`
+	Hidden struct {
+		Reasoning int `json:"reasoning_tokens"`
+	} `json:"completion_tokens_details"`
 }
 
 // over reports whether nothing that follows can change the answer.

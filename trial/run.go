@@ -420,7 +420,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 	}
 	measurement := bench.Measure(run, scope)
 	if measurement.Void != "" {
-		return Probe{}, fmt.Errorf("probe at %s is void: %s: does something between tuner and vLLM change max_tokens or ignore_eos?", o.Level, measurement.Void)
+		return Probe{}, fmt.Errorf("probe at %s is void: %s", o.Level, measurement.Void)
 	}
 	p := Probe{
 		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped,
@@ -437,7 +437,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 	}
 	p.Note = m.note(p, run)
 	m.judgeCache(p, before, after)
-	return p, nil
+	return p, m.alive(ctx, run)
 }
 
 // send sends a load in an open or a closed loop.
