@@ -9,12 +9,9 @@ import (
 	"time"
 )
 
-// longestLine bounds the memory of one answer. vLLM's chunks have some hundred bytes.
-const longestLine = 1 << 20
-
-// An answer reads the event stream of one request, however the network cut it into pieces. Chunks of tokens are only
-// looked at, not decoded: a quote within a JSON string is always escaped, so the bytes `"key":` can only be a key.
-// A line of data is taken as one event, as all OpenAI-style servers write it.
+// An answer reads the event stream of one request, however the network cut it into pieces, as the specification of server-sent events has
+// it (html.spec.whatwg.org, 9.2). Chunks of tokens are only looked at, not decoded: a quote within a JSON string is always escaped, so
+// `"key"` before a colon can only be a key.
 type answer struct {
 	chat    bool // chunks carry a delta
 	itl     bool // record gaps
@@ -22,12 +19,18 @@ type answer struct {
 	keep    bool // keep the text
 	want    int  // tokens asked for
 
-	rest        []byte        // beginning of a line whose end has not come
+	lines
+	heard bool   // there was an event
+	odd   string // first line that is no field of an event
+
 	opened      time.Duration // first chunk with choices
 	role        bool          // that chunk carried no output
 	first, last time.Duration // chunks with output
 	closed      time.Duration // last chunk of any kind
 	chunks      int           // with output
+	pieces      int           // times at which such chunks came
+	blank       int           // chunks without text
+	textBytes   int           // of all chunks
 	gaps        []time.Duration
 	text        []string
 	usage       *usage
@@ -44,6 +47,9 @@ type usage struct {
 	Details          struct {
 		CachedTokens int `json:"cached_tokens"` // only with --enable-prompt-tokens-details
 	} `json:"prompt_tokens_details"`
+	Hidden struct {
+		Reasoning int `json:"reasoning_tokens"`
+	} `json:"completion_tokens_details"`
 }
 
 // over reports whether nothing that follows can change the answer.
@@ -55,39 +61,31 @@ func (a *answer) fail(kind Failure, format string, args ...any) {
 	}
 }
 
-// feed reads the next bytes, which came at the time at.
-func (a *answer) feed(b []byte, at time.Duration) {
-	for len(b) > 0 && !a.over() {
-		end := bytes.IndexByte(b, '\n')
-		if end < 0 {
-			a.rest = append(a.rest, b...)
-			if len(a.rest) > longestLine {
-				a.fail(Malformed, "a line of more than %d bytes", longestLine)
-			}
-			return
-		}
-		line := b[:end]
-		if len(a.rest) > 0 {
-			a.rest = append(a.rest, line...)
-			line = a.rest
-		}
-		a.line(line, at)
-		a.rest = a.rest[:0]
-		b = b[end+1:]
-	}
-}
-
-// finish is called when the stream has ended, with io.EOF or with the error of its connection.
+// finish is called when the stream has ended, with io.EOF or with the error of its connection. The specification drops an event without an
+// empty line at its end. Servers leave out the last empty line, so an event that is whole counts.
 func (a *answer) finish(err error, at time.Duration) {
-	if err == io.EOF && len(a.rest) > 0 && !a.over() {
-		a.line(a.rest, at)
+	if err == io.EOF && !a.over() {
+		if len(a.rest) > 0 {
+			a.line(a.rest, at, false)
+		}
+		if complete(trimmed(a.data)) {
+			a.dispatch()
+		}
 	}
 	switch {
 	case a.over():
-	case err == io.EOF:
-		a.fail(Truncated, "the stream ended without [DONE]")
-	default:
+	case err != io.EOF:
 		a.fail(Reset, "the connection broke in mid-answer: %v", err)
+	case a.odd == "":
+		a.fail(Truncated, "the stream ended without [DONE]")
+	case a.heard:
+		a.fail(Truncated, "the stream ended without [DONE], and with a line that is none of an event stream: %q", a.odd)
+	case a.odd[0] == '{':
+		a.fail(Malformed, "the answer is JSON and no event stream, so the server does not stream: %q", a.odd)
+	case a.odd[0] == '<':
+		a.fail(Malformed, "the answer is a web page and no event stream, so this is no OpenAI-compatible server: %q", a.odd)
+	default:
+		a.fail(Malformed, "no event stream: %q", a.odd)
 	}
 }
 
@@ -106,53 +104,38 @@ func (a *answer) judge() {
 	}
 }
 
-func (a *answer) line(line []byte, at time.Duration) {
-	line = bytes.TrimSuffix(line, []byte("\r"))
-	data, isData := bytes.CutPrefix(line, []byte("data:"))
-	switch {
-	case isData:
-		a.event(bytes.TrimSpace(data), at)
-	case len(line) == 0, line[0] == ':': // end of an event, or a comment that keeps the connection alive
-	case bytes.HasPrefix(line, []byte("event:")), bytes.HasPrefix(line, []byte("id:")), bytes.HasPrefix(line, []byte("retry:")):
-	case line[0] == '{':
-		a.fail(Malformed, "the answer is JSON and no event stream, so the server does not stream: %.80q", line)
-	case line[0] == '<':
-		a.fail(Malformed, "the answer is a web page and no event stream, so this is no OpenAI-compatible server: %.80q", line)
-	default:
-		a.fail(Malformed, "no event stream: %.80q", line)
-	}
-}
-
 // event reads the data of one event.
 func (a *answer) event(data []byte, at time.Duration) {
-	if len(data) == 0 {
+	if data = trimmed(data); len(data) == 0 {
 		return
 	}
-	if string(data) == "[DONE]" {
+	a.heard = true
+	if string(data) == doneMark {
 		a.done = true
 		return
 	}
-	if data[0] != '{' || data[len(data)-1] != '}' {
+	if !complete(data) {
 		a.fail(Malformed, "data is no JSON object: %.80q", data)
 		return
 	}
 	a.closed = at
-	if choices := value(data, `"choices":`); filled(choices) {
+	if choices := value(data, `"choices"`); filled(choices) {
 		generated := a.generated(choices)
 		if a.opened == 0 {
 			a.opened, a.role = at, !generated
 		}
 		if generated {
 			a.token(at)
+			a.weigh(choices)
 		}
 		if a.keep {
 			a.keepText(data)
 		}
 	}
-	if reason := value(data, `"finish_reason":`); hasPrefix(reason, `"abort"`) || hasPrefix(reason, `"error"`) {
+	if reason := value(data, `"finish_reason"`); hasPrefix(reason, `"abort"`) || hasPrefix(reason, `"error"`) {
 		a.fail(StreamError, "the server ended the answer with finish_reason %s", reason[:7])
 	}
-	if hasPrefix(value(data, `"usage":`), "{") || value(data, `"error":`) != nil {
+	if hasPrefix(value(data, `"usage"`), "{") || value(data, `"error"`) != nil {
 		a.decode(data)
 	}
 }
@@ -161,8 +144,11 @@ func (a *answer) event(data []byte, at time.Duration) {
 func (a *answer) token(at time.Duration) {
 	a.chunks++
 	if a.first == 0 {
-		a.first, a.last = at, at
+		a.first, a.last, a.pieces = at, at, 1
 		return
+	}
+	if at != a.last {
+		a.pieces++
 	}
 	if a.chunks > a.want+spareChunks {
 		a.fail(WrongLength, "the stream goes on after %d chunks, %d tokens were asked for", a.chunks, a.want)
@@ -203,17 +189,17 @@ func (a *answer) generated(choices []byte) bool {
 	if !a.chat {
 		return true
 	}
-	delta := value(choices, `"delta":`)
-	content := value(delta, `"content":`)
+	delta := value(choices, `"delta"`)
+	content := value(delta, `"content"`)
 	if filled(content) {
 		return true
 	}
-	for _, key := range []string{`"reasoning":`, `"reasoning_content":`, `"tool_calls":`, `"function_call":`} {
+	for _, key := range []string{`"reasoning"`, `"reasoning_content"`, `"tool_calls"`, `"function_call"`} {
 		if filled(value(delta, key)) {
 			return true
 		}
 	}
-	return hasPrefix(content, `""`) && value(delta, `"role":`) == nil
+	return hasPrefix(content, `""`) && value(delta, `"role"`) == nil
 }
 
 // keepText keeps the text of a chunk, for the next turn of a live conversation.
@@ -235,13 +221,60 @@ func (a *answer) keepText(data []byte) {
 	}
 }
 
-// value returns what follows the key in the JSON text, nil when it has no such key.
-func value(data []byte, key string) []byte {
-	at := bytes.Index(data, []byte(key))
-	if at < 0 {
-		return nil
+// weigh counts the text of a chunk of output. What is no text, such as a call, counts as long as the chunk.
+func (a *answer) weigh(choices []byte) {
+	text := value(choices, `"text"`)
+	if a.chat {
+		if text = value(choices, `"content"`); !filled(text) {
+			if text = value(choices, `"reasoning"`); text == nil {
+				text = value(choices, `"reasoning_content"`)
+			}
+		}
 	}
-	return bytes.TrimLeft(data[at+len(key):], " ")
+	n := 0
+	switch {
+	case hasPrefix(text, `"`):
+		n = stringLength(text[1:])
+	default:
+		n = len(choices)
+	}
+	if n == 0 {
+		a.blank++
+	}
+	a.textBytes += n
+}
+
+// stringLength is how many bytes of JSON come before the quote that ends a string.
+func stringLength(text []byte) int {
+	for at := 0; ; {
+		n := bytes.IndexByte(text[at:], '"')
+		if n < 0 {
+			return len(text)
+		}
+		at += n
+		escapes := 0
+		for at-escapes > 0 && text[at-escapes-1] == '\\' {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return at
+		}
+		at++
+	}
+}
+
+// value returns what follows the key, given with its quotes, in the JSON text; nil when it has no such key.
+func value(data []byte, key string) []byte {
+	for {
+		at := bytes.Index(data, []byte(key))
+		if at < 0 {
+			return nil
+		}
+		data = unspaced(data[at+len(key):])
+		if len(data) > 0 && data[0] == ':' {
+			return unspaced(data[1:])
+		}
+	}
 }
 
 func hasPrefix(value []byte, prefix string) bool {
@@ -257,7 +290,7 @@ func filled(value []byte) bool {
 	case '"':
 		return value[1] != '"'
 	case '[', '{':
-		next := bytes.TrimLeft(value[1:], " ")
+		next := unspaced(value[1:])
 		return len(next) > 0 && next[0] != value[0]+2 // in ASCII a closing bracket comes two after its opening one
 	}
 	return false

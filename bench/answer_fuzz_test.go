@@ -15,6 +15,7 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 	f.Add([]byte(strings.ReplaceAll(roleOnly+said+counted+done, "\n", "\r\n")), []byte{3}, true)
 	f.Add([]byte(": ping\n\n"+token+": \xff\xfe\n\ndata: {\"choices\":[{\"text\":\"\xff\"}]}\n\n"+counted+done), []byte{2, 9}, false)
 	f.Add([]byte("data: {"+strings.Repeat("x", longestLine+10)), []byte{255}, false)
+	f.Add([]byte("\ufeffdata\rdata: {\rdata:}\r\r\nid\nfoo: bar\n"+strings.ReplaceAll(token+counted+done, "\n", "\r")), []byte{0, 4}, false)
 	f.Add([]byte("\r\n\r\r\ndata:\n\ndata: \ndata: {}\n\ndata: [DONE] \r"), []byte{0}, true)
 	f.Fuzz(func(t *testing.T, text, cuts []byte, chat bool) {
 		const at = time.Second
@@ -25,12 +26,12 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 				a.feed(left[:n], at)
 				left = left[n:]
 			}
-			if cap(a.rest) > 4*longestLine+len(text) {
-				t.Fatalf("%d bytes are held of a stream of %d", cap(a.rest), len(text))
+			if held := cap(a.rest) + cap(a.data); held > 8*longestLine+len(text) {
+				t.Fatalf("%d bytes are held of a stream of %d", held, len(text))
 			}
 			a.finish(io.EOF, at)
 			a.judge()
-			a.rest = nil
+			a.lines = lines{}
 			return a
 		}
 		whole := read(func(left []byte) int { return len(left) })
@@ -43,7 +44,7 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 			}
 			return n
 		})
-		if strings.Contains(whole.detail+pieces.detail, "a line of more than") {
+		if strings.Contains(whole.detail+pieces.detail, "of more than") {
 			return // where a line is too long, it depends on the pieces whether its end was seen before
 		}
 		if !reflect.DeepEqual(whole, pieces) {

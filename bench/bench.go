@@ -50,6 +50,9 @@ type Sample struct {
 	OutputTokens int // as the server counted them
 	WantTokens   int // as pinned
 	Chunks       int // chunks that carried output; with speculative decoding and on a busy server fewer than tokens
+	Pieces       int // times at which such chunks came; 0 where it is not known
+	Blank        int // such chunks without a text
+	TextBytes    int // of all chunks, as JSON has them, and one for each token that the server says it has thought
 
 	Role bool // the first chunk only named the role
 

@@ -138,9 +138,10 @@ func (x *exchange) end(at time.Duration) error {
 func (x *exchange) settle(at time.Duration) {
 	a, s := &x.answer, &x.sample
 	s.Opened, s.First, s.Last, s.Closed, s.Gaps, s.Chunks = a.opened, a.first, a.last, a.closed, a.gaps, a.chunks
-	s.Role = a.role
+	s.Role, s.Pieces, s.Blank, s.TextBytes = a.role, a.pieces, a.blank, a.textBytes
 	if a.usage != nil {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
+		s.TextBytes += a.usage.Hidden.Reasoning // of which no text need be shown
 	}
 	a.judge()
 	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.flight.client.hide(a.detail)

@@ -69,13 +69,15 @@ func (m *Measurement) rates(took time.Duration) {
 // and its latencies are those of that work.
 const mostOffPlan = 0.01
 
-// plan compares the tokens that were served with those that were pinned.
-func (t *Tally) plan(m *Measurement, scope Scope) {
+// void finds out whether the run measured what was planned: as many tokens as were pinned, and tokens that were streamed.
+func (t *Tally) void(m *Measurement, scope Scope) {
+	m.Void = t.visibility.void(m.SendLag)
 	if scope.Natural || t.total.planned == 0 {
 		return
 	}
 	m.OffPlan = float64(t.total.offPlan) / float64(t.total.planned)
 	if m.OffPlan > mostOffPlan {
-		m.Void = fmt.Sprintf("the answers are %.2g %% longer or shorter than was asked for, %g %% may be", 100*m.OffPlan, 100*mostOffPlan)
+		m.Void = fmt.Sprintf("the answers are %.2g %% longer or shorter than was asked for, %g %% may be: "+
+			"look for something between tuner and vLLM that changes max_tokens or ignore_eos", 100*m.OffPlan, 100*mostOffPlan)
 	}
 }

@@ -119,6 +119,7 @@ type Tally struct {
 
 	ttft, tpot, itl, e2e, sendLag, readLag, connect, queue distribution
 	inFlight                                               concurrency
+	visibility                                             visibility
 
 	roles map[int]int // by second: chunks that only named the role, which count by the rules of 0.14.1
 }
@@ -243,6 +244,7 @@ func (t *Tally) complete(s *Sample) {
 	t.readLag.add(milliseconds(s.ReadLag))
 	t.queue.add(milliseconds(s.Queued))
 	t.inFlight.add(stay{s.Sent, t.rules.last(s)})
+	t.visibility.add(s)
 	t.judge(s)
 }
 
@@ -290,6 +292,7 @@ func (t *Tally) Merge(o *Tally) {
 		d.merge(others[i])
 	}
 	t.inFlight.merge(&o.inFlight)
+	t.visibility.merge(&o.visibility)
 }
 
 // Measurement returns what the requests amount to. The Rules and Limits are the Tally's own; those of the scope are not asked.
@@ -310,7 +313,7 @@ func (t *Tally) Measurement(scope Scope) Measurement {
 	if t.queue.max > 0 {
 		m.Queue = t.queue.stats()
 	}
-	t.plan(&m, scope)
+	t.void(&m, scope)
 	m.rates(t.total.end - scope.Start)
 	if scope.Length > 0 {
 		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // both of the completed; seconds

@@ -21,8 +21,8 @@ const (
 	Steady Protocol = "steady"
 	// Primed passes once through a finite source, then carries the cache.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe: the cold value, and the only protocol under which a resumed study is exact
-	// to the last digit.
+	// Reset empties the cache before each probe, and its lead-in asks prompts of which the window can use nothing: the cold value, and
+	// the only protocol under which a resumed study is exact to the last digit.
 	Reset Protocol = "reset"
 	// Carried begins with what the warm-up has left and carries the cache on, as the manual sweeps did. For sweeps alone: the
 	// lower loads prime the cache of the higher ones.
@@ -111,6 +111,8 @@ const (
 	// A cache can be told from an empty one where carrying it changes the hit rate by so much, 0 to 1. On simulated servers the hit rate of
 	// a probe is that of a recall, carried or empty, to 0.65 points, or higher: a carried one never was in the lower half of the difference.
 	leastReuse = 0.01
+	// A cache that was emptied and has so much more of the prompts than they share with one another holds what somebody else has asked.
+	foreignReuse = 0.05
 	// againDraws keeps the draws of repetitions apart from all others: requests that have just been asked would be found in the cache.
 	againDraws = 1 << 20
 	// Where the size of the KV cache is not known a cache is taken to hold so many tokens.
@@ -171,15 +173,13 @@ func (m *measuring) judgeCache(p Probe, before, after serverctl.Counters) {
 		return
 	}
 	carried, empty := c.recall.rates()
-	if carried-empty < leastReuse {
-		return
-	}
+	alike := carried-empty < leastReuse
 	middle := (carried + empty) / 2
 	switch {
-	case m.Cache == Reset && p.HitRate > max(middle, empty+leastReuse):
+	case m.Cache == Reset && (!alike && p.HitRate > max(middle, empty+leastReuse) || p.HitRate > empty+foreignReuse):
 		c.off = fmt.Sprintf("the prefix cache was not empty when the probe began: hit rate %.1f %%, and its requests share no more than %.1f %% of "+
 			"their prompts with one another", 100*p.HitRate, 100*empty)
-	case m.Cache != Reset && p.HitRate < middle:
+	case m.Cache != Reset && !alike && p.HitRate < middle:
 		c.off = fmt.Sprintf("the prefix cache had lost what it held: hit rate %.1f %%, with %.1f %% of the prompts in a cache that was carried on, "+
 			"and %.1f %% in an empty one", 100*p.HitRate, 100*carried, 100*empty)
 	}

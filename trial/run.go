@@ -367,6 +367,9 @@ func (m *measuring) measureRate(ctx context.Context, seq int, rate float64, agai
 	plan := m.plan(m.drawOf(seq, again), rate)
 	n, window := plan.Counted()
 	o := offer{Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window}
+	if m.Cache == Reset {
+		o.schedule = workload.WithColdLeadIn(o.schedule, m.Source)
+	}
 	if !m.whole {
 		o.stop = m.SLO.Stop(n)
 	}
@@ -417,7 +420,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 	}
 	measurement := bench.Measure(run, scope)
 	if measurement.Void != "" {
-		return Probe{}, fmt.Errorf("probe at %s is void: %s: does something between tuner and vLLM change max_tokens or ignore_eos?", o.Level, measurement.Void)
+		return Probe{}, fmt.Errorf("probe at %s is void: %s", o.Level, measurement.Void)
 	}
 	p := Probe{
 		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped,
@@ -434,7 +437,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 	}
 	p.Note = m.note(p, run)
 	m.judgeCache(p, before, after)
-	return p, nil
+	return p, m.alive(ctx, run)
 }
 
 // send sends a load in an open or a closed loop.

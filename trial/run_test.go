@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"vllmtuner/bench"
@@ -26,9 +27,13 @@ type stub struct {
 	capacity float64
 	dieAt    int           // the run, 1-based, in which the server dies; 0 means never
 	short    int           // tokens that are missing in each answer
+	whole    bool          // all tokens of an answer of a probe come at once
 	late     time.Duration // how late the load generator sends, above its own capacity of lateFrom
 	lateFrom float64
 	runs     int
+	silent   int           // the run from which on no token comes; 0 means never
+	wakes    int           // the run from which on they come again
+	says     bench.Failure // of a request that gets no token and is not withdrawn
 	exited   chan struct{}
 	streams  []int // of the closed loops
 
@@ -99,6 +104,9 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		<-ctx.Done()
 		return bench.Run{}, context.Cause(ctx)
 	}
+	if s.silent > 0 && s.runs >= s.silent && s.runs != s.wakes {
+		return s.silence(schedule, stop)
+	}
 	if s.lost != nil && s.lost(s.runs) {
 		clear(s.seen)
 	}
@@ -157,8 +165,31 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 		run.Samples[i].Sent += lag
 	}
 	answer(run.Samples, ttft, s.short)
+	for i := range run.Samples {
+		if s.whole {
+			run.Samples[i].Last = run.Samples[i].First
+		}
+	}
 	s.note("probe")
 	run.Elapsed = time.Minute
+	return run, nil
+}
+
+// silence is a load of which no token comes. A probe is ended early.
+func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	run := bench.Run{Stopped: stop != nil, Elapsed: 3 * time.Second, Series: make(bench.Series, 3)}
+	for a := range schedule {
+		if a.Phase == workload.RunOut || a.Due > run.Elapsed {
+			break
+		}
+		run.Samples = append(run.Samples, bench.Sample{Phase: workload.Window, Due: a.Due, Sent: a.Due, WantTokens: 2})
+	}
+	if stop == nil {
+		for i := range run.Samples {
+			run.Samples[i].Failure, run.Samples[i].End = s.says, run.Elapsed
+		}
+	}
+	s.note("silence")
 	return run, nil
 }
 
@@ -405,6 +436,46 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	result, err := r.Run(t.Context(), Task{})
 	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
 		t.Errorf("Run = %+v, %v, want an infeasible point with the server's own class", result, err)
+	}
+}
+
+// A probe in which no token came is told from a broken limit by one more request, however early it ended.
+func TestAHangIsNoBrokenLimit(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		stub  *stub
+		class serverctl.Class // empty: it was slow, and is measured
+		says  string
+	}{
+		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no token came under load, nor of one more request within 3 s"},
+		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and one more failed too: http-status"},
+		{"a token after all", &stub{wakes: 4}, "", ""},
+	} {
+		s := row.stub
+		s.capacity, s.silent = 4.8, 3 // after the warm-up
+		var probes []Probe
+		r := runner(t, s, Reset)
+		r.Lengths.LeadIn, r.Search.MaxProbes = time.Millisecond, 1
+		synctest.Test(t, func(t *testing.T) { // the server gets its time to die
+			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
+			if err != nil || result.Class != row.class || !strings.Contains(result.Evidence, row.says) {
+				t.Errorf("%s: Run = %+v, %v, want class %q with %q", row.name, result, err, row.class, row.says)
+			}
+		})
+		if recorded := len(probes) > 0; recorded != (row.class == "") {
+			t.Errorf("%s: %d probes were recorded; did %v", row.name, len(probes), s.did)
+		}
+	}
+}
+
+func TestAProbeThatWasNotStreamedIsVoid(t *testing.T) {
+	s := &stub{capacity: 5, whole: true}
+	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
+		t.Error("a void probe was recorded")
+		return nil
+	}})
+	if err == nil || !strings.Contains(err.Error(), "void: the answers are not streamed") || strings.Contains(err.Error(), "max_tokens") {
+		t.Errorf("Run = %v, want that the probe is void", err)
 	}
 }
 

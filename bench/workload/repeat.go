@@ -1,9 +1,6 @@
 package workload
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // What a Spec may say about a run that needs more requests than there are different ones. By default they are asked again,
 // which turns misses of the server's prefix cache into hits.
@@ -27,19 +24,13 @@ const saltTokens = 4
 // salted returns the request with the beginning that all requests of one repetition share, so that they share with each
 // other what they shared before. Token ids are replaced, so that no length changes; texts become some tokens longer.
 func (p policy) salted(r *Request, stream Stream, repetition int) *Request {
-	s := *r
 	draw := chance(p.seed, saltDraws, stream, repetition)
-	switch {
-	case r.Tokens != nil:
-		s.Tokens = slices.Clone(r.Tokens)
-		fill(draw, s.Tokens[:min(saltTokens, len(s.Tokens))], p.vocab)
-	case len(r.Messages) > 0:
-		s.Messages = slices.Clone(r.Messages)
-		s.Messages[0].Content = fmt.Sprintf("[%08x] ", draw.Uint32()) + s.Messages[0].Content
-	default:
-		s.Text = fmt.Sprintf("[%08x] ", draw.Uint32()) + r.Text
+	b := beginning{text: saltText(draw)}
+	if r.Tokens != nil {
+		b.tokens = make([]int32, saltTokens)
+		fill(draw, b.tokens, p.vocab)
 	}
-	return &s
+	return b.of(r)
 }
 
 // policyOf returns the policy of a finite source.

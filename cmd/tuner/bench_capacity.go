@@ -236,6 +236,9 @@ func (b *benching) seek(ctx context.Context, out *benchReport, rate float64, ear
 	if err := out.add(r); err != nil {
 		return capacity.Outcome{}, err
 	}
+	if r.m.Void != "" {
+		return capacity.Outcome{}, fmt.Errorf("%s is void: %s", s, r.m.Void)
+	}
 	if r.verdict == nil {
 		return capacity.Outcome{}, usage("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", s.planned, rate)
 	}

@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"vllmtuner/foreign"
 )
@@ -35,6 +37,8 @@ func guarded(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for range q.N {
 		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
+		w.(http.Flusher).Flush()
+		time.Sleep(2 * time.Millisecond)
 	}
 	fmt.Fprintf(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":%d}}\n\ndata: [DONE]\n\n", q.N)
 }
@@ -115,5 +119,56 @@ func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 		if len([]rune(line)) > 81 {
 			t.Errorf("a line is longer than 80 columns: %s", line)
 		}
+	}
+}
+
+// opened makes a handler of the guarded server that asks for nothing.
+func opened(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		r.Header.Set("Authorization", "Bearer sk-right")
+		r.Header.Set("X-Team", "a, b")
+		serve(w, r)
+	}
+}
+
+// A buffering writer holds an answer back until it is whole, as a proxy that buffers does.
+type buffering struct{ http.ResponseWriter }
+
+func (buffering) Flush() {}
+
+// Answers that were not streamed keep every limit on TPOT: the runs are void, in a sweep as in a search, and never passed.
+func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
+	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
+	defer server.Close()
+	for _, args := range [][]string{
+		{"--concurrency", "1", "--requests", "20", "--slo", "p50 tpot <= 50ms"},
+		{"--concurrency", "1,2", "--requests", "20", "--slo", "p50 tpot <= 50ms"},
+		{"--concurrency", "1", "--requests", "20", "-o", "csv"},
+		{"--find-capacity", "--rate", "50", "--requests", "20", "--seconds", "1", "--lead-in", "0s", "--no-prime", "--slo", "p50 tpot <= 50ms"},
+	} {
+		stdout, stderr, code := inProcess(t, append([]string{"bench", "--url", server.URL, "--input-tokens", "8", "--output-tokens", "9"}, args...)...)
+		if code != exitFailed || !strings.Contains(stderr, "is void: the answers are not streamed") || !strings.Contains(strings.ToLower(stdout), "void") ||
+			strings.Contains(stdout, "passed") {
+			t.Errorf("%v: code %d, want %d and that the runs are void:\n%s%s", args, code, exitFailed, stdout, stderr)
+		}
+	}
+}
+
+// A server that hangs has broken no limit: a search that ends its runs early says so, and does not go on.
+func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
+	var asked atomic.Int32
+	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && asked.Add(1) > 1 { // the first one is the preflight's
+			_, _ = io.Copy(io.Discard, r.Body) // or nobody sees that the client has gone
+			<-r.Context().Done()
+			return
+		}
+		guarded(w, r)
+	}))
+	defer server.Close()
+	stdout, stderr, code := inProcess(t, "bench", "--url", server.URL, "--find-capacity", "--rate", "100", "--requests", "100", "--seconds", "2", "--lead-in", "0s",
+		"--no-prime", "--slo", "p99 ttft <= 300ms", "--input-tokens", "8", "--output-tokens", "3", "--idle-timeout", "1s")
+	if code != exitFailed || !strings.Contains(stderr, "100 req/s: no token came, and then the server failed one request alone") {
+		t.Errorf("code %d, want %d and that the server hangs:\n%s%s", code, exitFailed, stdout, stderr)
 	}
 }

@@ -22,6 +22,7 @@ type benchLoad struct {
 	arrivals workload.Arrivals
 	rescale  bool
 	noRunOut bool
+	cold     bool // the cache is emptied before each run: nothing of the lead-in is of use to the counted requests
 }
 
 // mostTokens is a length that no server is meant to take.
@@ -50,7 +51,7 @@ const (
 func newBenchLoad(c *cli.Context) (benchLoad, error) {
 	l := benchLoad{
 		live: c.Bool("live"), seed: c.Uint64("seed"), leadIn: c.Duration("lead-in"), requests: c.Int("requests"),
-		rescale: c.Bool("rescale"), noRunOut: c.Bool("no-run-out"),
+		rescale: c.Bool("rescale"), noRunOut: c.Bool("no-run-out"), cold: c.Bool("reset-cache"),
 	}
 	const year = 366 * 24 * 3600
 	switch seconds := c.Float64("seconds"); {
@@ -173,8 +174,11 @@ func (l benchLoad) replay(speed float64, own bool) shot {
 	return s
 }
 
-// cut leaves the run-out out, where that is asked for.
+// cut leaves the run-out out, where that is asked for, and keeps what the lead-in leaves in a cold cache from the counted requests.
 func (l benchLoad) cut(schedule workload.Schedule) workload.Schedule {
+	if l.cold && l.source != nil {
+		schedule = workload.WithColdLeadIn(schedule, l.source)
+	}
 	if !l.noRunOut {
 		return schedule
 	}

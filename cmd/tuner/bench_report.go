@@ -246,6 +246,8 @@ func msOf(s bench.Stats, of func(bench.Stats) float64) string {
 // verdictWord is what the SLO says of a run in one word.
 func verdictWord(r benchResult) string {
 	switch {
+	case r.m.Void != "":
+		return "void"
 	case r.verdict == nil:
 		return ""
 	case r.verdict.Pass:

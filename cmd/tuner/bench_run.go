@@ -94,6 +94,9 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 	case err != nil:
 		return benchResult{}, fmt.Errorf("%s: %w", s, err)
 	}
+	if err := b.alive(ctx, s, run); err != nil {
+		return benchResult{}, err
+	}
 	scope := b.scope(s, run)
 	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope), took: run.Elapsed}
 	if b.slo != nil && run.Tally == nil {
@@ -106,8 +109,24 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 	} else {
 		r.limited = clientLimited(r.m)
 	}
+	if r.m.Void != "" { // no limit can be held against it
+		r.verdict = nil
+	}
 	r.notes = b.notes(r, run)
 	return r, nil
+}
+
+// alive asks for two tokens after a run that a search ended in silence: a server that makes none has broken no limit. Runs that nobody
+// ends wait until their requests have failed.
+func (b *benching) alive(ctx context.Context, s shot, run bench.Run) error {
+	if !run.Silent() || b.search == nil || b.sender != nil {
+		return nil
+	}
+	fmt.Fprintf(b.stderr, "%s: no token came; asking the server for one\n", s)
+	if _, err := b.client.Preflight(ctx); err != nil {
+		return fmt.Errorf("%s: no token came, and then the server failed one request alone: %v; see its log", s, err)
+	}
+	return nil
 }
 
 // asked names the workload.
@@ -159,7 +178,7 @@ func (b *benching) notes(r benchResult, run bench.Run) []string {
 	if b.client.Natural {
 		notes = append(notes, "natural answers: another run has other work, and its figures do not compare")
 	}
-	if b.slo != nil && r.verdict == nil {
+	if b.slo != nil && r.verdict == nil && r.m.Void == "" {
 		notes = append(notes, "no verdict: more requests were counted than single samples are kept of")
 	}
 	return notes
@@ -216,6 +235,9 @@ func (s shot) load() float64 {
 // outcome is the run as a search or a sweep sees it. Without a verdict it is no pass.
 func (r benchResult) outcome() capacity.Outcome {
 	o := capacity.Outcome{InFlight: r.m.MeanInFlight, Limited: r.limited}
+	if r.m.Void != "" {
+		o.Limited = "the run is void"
+	}
 	if v := r.verdict; v != nil {
 		o.Pass, o.Headroom, o.Binding, o.Limited = v.Pass, v.Headroom, v.Binding, v.ClientLimited
 	}

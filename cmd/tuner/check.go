@@ -15,6 +15,7 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
+	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
 	"vllmtuner/words"
@@ -83,6 +84,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
+	say("cache", "%s", p.cacheText())
 	dir := filepath.Join(root, file.Name)
 	disk, err := checkStudy(ctx, dir, begun)
 	if err != nil {
@@ -94,6 +96,16 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	}
 	p.printPlan(w)
 	return nil
+}
+
+// cacheText says what of the prompts a probe will find in the server's prefix cache.
+func (p *plan) cacheText() string {
+	protocol := p.file.Protocol(p.source.Len() == 0)
+	state := "carried from probe to probe"
+	if protocol == trial.Reset {
+		state = "emptied before each probe"
+	}
+	return fmt.Sprintf("%s: the prefix cache is %s; up to %.0f %% of a window's prompt tokens will be found in it", protocol, state, 100*trial.Cached(p.probe(), protocol))
 }
 
 // diskText says what a study would be kept on.

@@ -117,7 +117,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	command(t, "status", "small", "--root", root) // readers do not mind
 
 	out := command(t, "run", path, "--root", root)
-	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "done: 4 of 4 trials") {
+	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "4 of 4 trials done") {
 		t.Errorf("the resumed study prints\n%s", out)
 	}
 	killed, err := proc.Reclaim(record)

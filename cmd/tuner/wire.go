@@ -270,12 +270,17 @@ func (p *plan) measuring() *trial.Runner {
 
 // requests is how many a probe counts at the rate where the search begins, as far as that is known before the server is.
 func (p *plan) requests() int {
-	f := p.file
-	n, _ := workload.Plan{
-		Source: p.source, Seed: f.Sampler.Seed, Rate: cmp.Or(f.Probe.StartRate, f.Probe.MinRate), Window: f.Probe.Window,
-		MinRequests: f.Probe.MinRequests, Arrivals: workload.Arrivals{Burstiness: f.Load.Burstiness},
-	}.Counted()
+	n, _ := p.probe().Counted()
 	return n
+}
+
+// probe is the load of a probe at that rate.
+func (p *plan) probe() workload.Plan {
+	f := p.file
+	return workload.Plan{
+		Source: p.source, Seed: f.Sampler.Seed, Rate: cmp.Or(f.Probe.StartRate, f.Probe.MinRate), LeadIn: f.Probe.LeadIn, Window: f.Probe.Window,
+		MinRequests: f.Probe.MinRequests, Arrivals: workload.Arrivals{Burstiness: f.Load.Burstiness},
+	}
 }
 
 // marks are what a reader must know of every figure of the study.

@@ -28,6 +28,7 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
 		l.best(best, o)
+		l.cached(study, best.Trial)
 		l.outdated(study, best)
 	} else {
 		l.nothingMet(study)

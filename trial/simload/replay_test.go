@@ -25,7 +25,7 @@ func TestReplayRepeatsATrial(t *testing.T) {
 			Start: rig(t).Start, Source: source, Cache: protocol, Seed: 2,
 			SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 60 * time.Millisecond}}},
 			Lengths: trial.Lengths{LeadIn: time.Second, Window: 3 * time.Second, MinRequests: 120},
-			Search:  capacity.Search{Hint: 10, Min: 1, Max: 400, Factor: 1.6, Tolerance: 0.2, MaxProbes: 6},
+			Search:  capacity.Search{Hint: 20, Min: 1, Max: 400, Factor: 1.6, Tolerance: 0.2, MaxProbes: 6},
 		}
 		task := trial.Task{Number: 3, Args: strings.Fields("--max-num-seqs 16 --max-model-len 2048")}
 		var was []trial.Probe

@@ -1,0 +1,38 @@
+package trial
+
+import "vllmtuner/bench/workload"
+
+// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol, if its cache holds
+// all that it is asked.
+func Cached(plan workload.Plan, cache Protocol) float64 {
+	c := newRecall(usualKVTokens)
+	schedule := plan.Schedule()
+	switch n := plan.Source.Len(); {
+	case cache == Reset:
+		schedule = workload.WithColdLeadIn(schedule, plan.Source)
+	case cache == Primed && n > 0:
+		for i := range n {
+			c.ask(plan.Source.Request(workload.PrimeStream, i))
+		}
+	default:
+		for i := 0; c.tokens < usualKVTokens/2 && i < mostPrimed; i++ {
+			c.ask(plan.Source.Request(workload.PrimeStream, i))
+		}
+	}
+	begun := false
+	for a := range schedule {
+		if a.Phase == workload.RunOut {
+			break
+		}
+		if a.Phase == workload.Window && !begun {
+			begun = true
+			c.begin()
+		}
+		c.ask(a.Request)
+	}
+	carried, _ := c.rates()
+	return carried
+}
+
+// mostPrimed requests show what an endless workload asks again. Where they share everything no number of them fills a cache.
+const mostPrimed = 2000
