@@ -317,9 +317,9 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		conclusion string
 		limits     string // something that is said of what the tables cannot tell
 	}{
-		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % +0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
+		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
 		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the p99 of 300 requests hangs on the 3 slowest."},
-		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- +0 % +0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
+		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- 0 % 0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
 		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
 		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO nowhere.", ""},
 		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},

@@ -393,7 +393,7 @@ func (j *judge) trust(t *testing.T, w world, text string, is, than studies.Trial
 	}
 }
 
-var rowRule = regexp.MustCompile(`(?m)^ +(\d+) +\S+ +(\S+) +(>=|<=)?([+-]?\d+) ?% `)
+var rowRule = regexp.MustCompile(`(?m)^ *(\d+) +\S+ +(\S+) +(>=|<=)?([+-]?\d+) ?% `)
 
 // table judges the column that compares each trial with the best.
 func (j *judge) table(t *testing.T, w world, text string, best studies.Trial) {
