@@ -8,7 +8,9 @@ import (
 func TestARunIsSilentWhenNoTokenComesThoughRequestsWait(t *testing.T) {
 	ok, waits := Sample{First: 1, End: time.Second}, Sample{Sent: 1}
 	failed := Sample{Sent: 1, End: time.Second, Failure: Status}
-	second := func(inFlight, failed, chunks int) Second { return Second{InFlight: inFlight, Failed: failed, Chunks: chunks} }
+	second := func(inFlight, failed, chunks int) Second {
+		return Second{InFlight: inFlight, Failed: failed, Chunks: chunks}
+	}
 	tally := NewTally("", nil)
 	tally.Add(&ok)
 	for _, row := range []struct {

@@ -70,12 +70,15 @@ const (
 
 	// AcceptanceNearZero is of a server that works well: hardly anything of what it drafts is accepted.
 	AcceptanceNearZero Class = "acceptance-near-zero"
+
+	// ClientLimited is of a server that works well, too: the load generator was late, and decided what was measured.
+	ClientLimited Class = "client-limited"
 )
 
-// Retryable reports whether a fresh server may well not fail so again, with the same flags.
+// Retryable reports whether a fresh server may well not end so again, with the same flags.
 func (c Class) Retryable() bool {
 	switch c {
-	case Hang, StartTimeout, Infrastructure:
+	case Hang, StartTimeout, Infrastructure, ClientLimited:
 		return true
 	}
 	return false

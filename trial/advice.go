@@ -76,7 +76,7 @@ const There = 0.03
 
 // Advise keeps a margin (0 to 1) from a capacity: from the lower end of its interval, or from the highest rate that passed where it
 // has none. The advice is shown by the probe within 3 % of it that is nearest, or else by the next one above that passed: at the
-// lower rate latencies are no higher but by chance. ok is false where no rate kept the SLO.
+// lower rate latencies are no higher but by chance. ok is false where no rate kept the SLO with the load generator in time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false
@@ -84,6 +84,9 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 	a = Advice{Margin: margin, Of: c.Lowest, Basis: LowerEnd}
 	if a.Of <= 0 {
 		a.Of, a.Basis = c.Low, HighestPass
+	}
+	if a.Of <= 0 {
+		return a, false
 	}
 	a.Rate = capacity.ThreeDigits(margin * a.Of)
 	nearest := math.Inf(1)

@@ -30,6 +30,9 @@ func TestAdvise(t *testing.T) {
 		{"nothing passed above", sure, []Probe{at(2.1, 1010), at(1, 90)}, "1.8 req/s = 0.9 × 2, the lower end; no probe at or above it passed"},
 		{"no interval", unsure, []Probe{at(2, 900)}, "1.8 req/s = 0.9 × 2, the highest rate that passed; at 2 req/s, which passed, p99 TTFT 900 of 1000 ms"},
 		{"a closed loop has no rate", sure, []Probe{{Streams: 8, Verdict: slo.Verdict{Pass: true}}}, "1.8 req/s = 0.9 × 2, the lower end; no probe at or above it passed"},
+		{"only a late generator passed", capacity.Capacity{Rate: 2, Bound: capacity.AtLeast, Limited: "late"}, []Probe{limited}, ""},
+		{"a late generator passed higher", capacity.Capacity{Rate: 2.4, Low: 2, Bound: capacity.AtLeast, Limited: "late"}, []Probe{limited, at(2, 900)},
+			"1.8 req/s = 0.9 × 2, the highest rate that passed; at 2 req/s, which passed, p99 TTFT 900 of 1000 ms"},
 		{"nothing kept the SLO", capacity.Capacity{Rate: 1, High: 1, Bound: capacity.AtMost}, nil, ""},
 	} {
 		a, ok := Advise(row.capacity, 0.9, row.probes)

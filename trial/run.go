@@ -62,7 +62,10 @@ type Task struct {
 	Hint   func() float64 // where to begin the search, asked once Accept has seen the server; nil or 0 mean the Runner's
 	Draw   int            // of its first probe; a measurement that is to be independent of another begins with one that has not been
 	Done   []Probe        // measured before an interruption: used again, not repeated
-	Record func(Probe) error
+	// Attempt counts the servers that were to measure the trial, from 0. What a late load generator decided in earlier attempts is
+	// measured again.
+	Attempt int
+	Record  func(Probe) error
 }
 
 // Run measures one point. A server that fails is a result; an error is something that no other point would cure, or the
@@ -97,6 +100,9 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(*measurin
 		return failure(m.result, ctx, runErr)
 	}
 	m.result.Outcome, m.result.Capacity = Measured, capacity
+	if capacity.Limited != "" {
+		m.result.Class, m.result.Evidence = serverctl.ClientLimited, capacity.Why
+	}
 	return m.result, nil
 }
 
@@ -132,7 +138,7 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 // failure turns a server's failure into a result, and leaves other errors as they are.
 func failure(result Result, ctx context.Context, err error) (Result, error) {
 	if errors.Is(err, capacity.ErrLimited) { // this machine's fault, not the point's
-		result.Outcome, result.Evidence = Unknown, err.Error()
+		result.Outcome, result.Class, result.Evidence = Unknown, serverctl.ClientLimited, err.Error()
 		return result, nil
 	}
 	if rejected, ok := errors.AsType[*rejectedDrafts](err); ok && ctx.Err() == nil {
@@ -224,7 +230,9 @@ func (m *measuring) known() (steps []capacity.Step, err error) {
 	for _, p := range m.Done {
 		m.result.GPUTime += p.GPUTime
 		m.keepRunOut(p)
-		steps = append(steps, capacity.Step{Rate: p.Rate, Outcome: m.outcome(p)})
+		if p.Verdict.ClientLimited == "" || p.Attempt == m.Attempt {
+			steps = append(steps, capacity.Step{Rate: p.Rate, Outcome: m.outcome(p)})
+		}
 		err = errors.Join(err, m.learn(p))
 	}
 	return steps, err
@@ -319,8 +327,18 @@ func (m *measuring) outcome(p Probe) capacity.Outcome {
 func outcome(p Probe) capacity.Outcome {
 	v := p.Verdict
 	return capacity.Outcome{
-		Pass: v.Pass, Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
+		Pass: Passed(v, p.Measurement), Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
 	}
+}
+
+// mostBehind is how late the load generator may be at p99 for its rate to count as offered, as a part of the window: one that falls
+// behind through a whole window offers less than was planned, and what passes then says nothing of the planned rate.
+const mostBehind = 0.01
+
+// Passed reports whether the SLO was kept at the planned rate. Where the load generator was too late for a verdict, the rate as a whole must
+// have been offered, however late single requests were.
+func Passed(v slo.Verdict, m bench.Measurement) bool {
+	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= mostBehind*m.Window.Seconds()*1000)
 }
 
 // weigh weighs the workload, once for all trials.
@@ -423,7 +441,7 @@ func (m *measuring) measureLoad(ctx context.Context, seq int, o offer) (Probe, e
 		return Probe{}, fmt.Errorf("probe at %s is void: %s", o.Level, measurement.Void)
 	}
 	p := Probe{
-		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped,
+		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped, Attempt: m.Attempt,
 		Measurement: measurement,
 		Verdict:     m.SLO.Judge(run.Samples, o.planned, run.Elapsed),
 		HitRate:     hitRate(before, after),

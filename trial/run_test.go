@@ -30,6 +30,7 @@ type stub struct {
 	whole    bool          // all tokens of an answer of a probe come at once
 	late     time.Duration // how late the load generator sends, above its own capacity of lateFrom
 	lateFrom float64
+	lateIn   func(run int) bool // in which runs, 1-based; nil means all
 	runs     int
 	silent   int           // the run from which on no token comes; 0 means never
 	wakes    int           // the run from which on they come again
@@ -158,7 +159,7 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 	if rate > s.capacity {
 		ttft = 2 * time.Second
 	}
-	if rate > s.lateFrom {
+	if rate > s.lateFrom && (s.lateIn == nil || s.lateIn(s.runs)) {
 		lag = s.late
 	}
 	for i := range run.Samples {
@@ -490,25 +491,71 @@ func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
 	}
 }
 
-// A load generator that is late decides nothing about the server: what passed is a lower bound, and nothing is known when
-// nothing passed.
+// A load generator that is late decides nothing about the server: what passed is a lower bound, of which only what it offered in time is
+// sure. One that falls behind by more than a hundredth of the window has not offered the rate, and nothing is known when nothing passed.
 func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
-	s := &stub{capacity: 100, late: time.Second, lateFrom: 6}
+	for _, row := range []struct {
+		name        string
+		late        time.Duration
+		from        float64
+		least, most float64 // of the bound
+		sure        bool    // a part of it was offered in time
+	}{
+		{"late above 6 req/s", 500 * time.Millisecond, 6, 100, 100, true},
+		{"falling behind above 6 req/s", 2 * time.Second, 6, 4, 6.5, true},
+		{"late everywhere", 500 * time.Millisecond, 0, 100, 100, false},
+		{"falling behind everywhere", time.Hour, 0, 0, 0, false},
+	} {
+		s := &stub{capacity: 100, late: row.late, lateFrom: row.from}
+		var probes []Probe
+		result, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error {
+			probes = append(probes, p)
+			return nil
+		}})
+		c := result.Capacity
+		if err != nil || result.Class != serverctl.ClientLimited || !strings.Contains(result.Evidence, "late at p99") {
+			t.Fatalf("%s: Run = %+v, %v, want that it was client-limited", row.name, result, err)
+		}
+		if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
+			t.Errorf("%s: no probe says that it was client-limited, the last one: %+v", row.name, last)
+		}
+		if row.most == 0 {
+			if result.Outcome != Unknown || c.Bound != "" {
+				t.Errorf("%s: %+v, want that nothing is known", row.name, result)
+			}
+			continue
+		}
+		if result.Outcome != Measured || c.Bound != capacity.AtLeast || c.Rate < row.least || c.Rate > row.most || (c.Low > 4) != row.sure || c.Low > 6.5 {
+			t.Errorf("%s: %+v, want at least %g to %g req/s, sure %t", row.name, c, row.least, row.most, row.sure)
+		}
+	}
+}
+
+// What a late load generator decided in an earlier attempt is measured again, and nothing else is.
+func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
+	s := &stub{capacity: 10, late: 500 * time.Millisecond, lateFrom: 6}
 	var probes []Probe
-	result, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error {
+	record := func(p Probe) error {
 		probes = append(probes, p)
 		return nil
-	}})
-	c := result.Capacity
-	if err != nil || result.Outcome != Measured || c.Bound != capacity.AtLeast || c.Rate < 4 || c.Rate > 6.5 || !strings.Contains(c.Why, "late at p99") {
-		t.Errorf("Run = %+v, %v, want at least about 6 req/s because of the generator", c, err)
 	}
-	if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
-		t.Errorf("no probe says that it was client-limited, the last one: %+v", last)
+	first, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record})
+	if err != nil || first.Class != serverctl.ClientLimited {
+		t.Fatalf("Run = %+v, %v, want that it was client-limited", first, err)
 	}
-	s = &stub{capacity: 100, late: time.Second}
-	result, err = runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error { return nil }})
-	if err != nil || result.Outcome != Unknown || !strings.Contains(result.Evidence, "the load generator is the limit") {
-		t.Errorf("Run = %+v, %v, want that nothing is known", result, err)
+	before := len(probes)
+	s.lateFrom = 100
+	second, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: probes, Attempt: 1})
+	if c := second.Capacity; err != nil || second.Class != "" || c.Bound != capacity.Exact || c.Low > 10 || c.High < 10 {
+		t.Errorf("the second attempt is %+v, %v; want an exact capacity of 10", second, err)
+	}
+	for i, p := range probes[before:] {
+		if p.Seq != before+i || p.Attempt != 1 || p.Rate <= 6 {
+			t.Errorf("probe %d of attempt %d at %g req/s, want the %d-th probe, of attempt 1, at a rate that was late", p.Seq, p.Attempt, p.Rate, before+i)
+		}
+	}
+	resumed, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: slices.Clone(probes), Attempt: 1})
+	if err != nil || resumed.Capacity.Rate != second.Capacity.Rate {
+		t.Errorf("resumed after its last probe it is %+v, %v; want %+v", resumed.Capacity, err, second.Capacity)
 	}
 }

@@ -84,6 +84,34 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 	}
 }
 
+// A level at which the load generator was late is measured once more where the cache is emptied anyway, and costs what both took.
+func TestASweepRepeatsALateLevel(t *testing.T) {
+	for _, row := range []struct {
+		cache   Protocol
+		bound   capacity.Bound
+		high    float64
+		limited bool
+		want    string
+	}{
+		{Reset, capacity.Exact, 4, false, "start reset probe rest 10s reset probe reset probe rest 10s reset probe stop"},
+		{Carried, capacity.AtLeast, 4, true, "start probe rest 10s probe rest 10s probe stop"},
+	} {
+		s := &stub{capacity: 2.5, late: 500 * time.Millisecond}
+		s.lateIn = func(run int) bool { return run == 2 }
+		sweep := manual(1, 2, 4)
+		sweep.WarmUp, sweep.Pause = 0, s.pauses
+		var probes []Probe
+		result, err := runner(t, s, row.cache).Sweep(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }}, sweep)
+		c := result.Capacity
+		if err != nil || strings.Join(s.did, " ") != row.want || c.Bound != row.bound || c.High != row.high || (c.Limited != "") != row.limited {
+			t.Errorf("%s: %+v, %v after %v; want %s, limited %t, after %s", row.cache, c, err, s.did, row.bound, row.limited, row.want)
+		}
+		if again := probes[1].Replaced > 0; again == row.limited || again && (probes[1].GPUTime != 2*probes[0].GPUTime || !strings.Contains(probes[1].Note, "measured again, because the load generator was 500 ms late")) {
+			t.Errorf("%s: the late level is %+v", row.cache, probes[1])
+		}
+	}
+}
+
 // The same requests at each rate, and the warm-up asks the first of them.
 func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	s := &stub{capacity: 100}

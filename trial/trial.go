@@ -62,9 +62,10 @@ type Probe struct {
 	Streams     int               `json:"streams,omitempty"` // requests in flight in a closed loop
 	Verdict     slo.Verdict       `json:"verdict"`
 	Measurement bench.Measurement `json:"measurement"`
-	HitRate     float64           `json:"hit_rate"`    // prefix-cache hits / queries over the probe; -1 when unknown
-	Preemptions float64           `json:"preemptions"` // over the probe
-	Stopped     bool              `json:"stopped"`     // ended early, because it had failed already
+	HitRate     float64           `json:"hit_rate"`          // prefix-cache hits / queries over the probe; -1 when unknown
+	Preemptions float64           `json:"preemptions"`       // over the probe
+	Stopped     bool              `json:"stopped"`           // ended early, because it had failed already
+	Attempt     int               `json:"attempt,omitempty"` // of the trial, from 0: see Task
 	Note        string            `json:"note,omitempty"`
 	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, and Replaced
 	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the probe that this one is the repetition of; 0 when it is none
@@ -95,7 +96,7 @@ const (
 // A Result is what one trial found.
 type Result struct {
 	Outcome  Outcome           `json:"outcome"`
-	Class    serverctl.Class   `json:"class,omitempty"`    // unless Measured
+	Class    serverctl.Class   `json:"class,omitempty"`    // unless Measured; also where Measured and decided by the load generator
 	Cause    serverctl.Cause   `json:"cause,omitempty"`    // where more is known than the class
 	Evidence string            `json:"evidence,omitempty"` // the line that shows it
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log, unless Measured

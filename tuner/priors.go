@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -80,7 +81,7 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
 	for _, theirs := range source {
 		for _, ours := range study.Trials {
-			if theirs.Met() && ours.Met() && theirs.Point.String() == ours.Point.String() {
+			if theirs.Met() && ours.Met() && ours.Result.Class != serverctl.ClientLimited && theirs.Point.String() == ours.Point.String() {
 				sum += math.Log(ours.Result.Capacity.Rate / theirs.Result.Capacity.Rate)
 				n++
 			}

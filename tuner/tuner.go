@@ -47,6 +47,7 @@ type Study struct {
 	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
 
 	unknown int // trials in a row that failed by nobody's fault, of this Run
+	client  lateness
 }
 
 // An Event is something that a watcher of a study wants to know.
@@ -127,6 +128,9 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 		return End{}, context.Cause(ctx)
 	default:
 	}
+	if err := s.client.tooMuch(); err != nil {
+		return End{}, err
+	}
 	var spent time.Duration
 	finished, infeasible := 0, 0
 	for _, t := range study.Trials {
@@ -186,30 +190,49 @@ func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// known reports whether a trial of that origin told something.
+// known reports whether a trial of that origin told something. One that the load generator decided is asked for again, for no gain can
+// be stated over it; but not for ever.
 func known(study studies.Study, origin studies.Origin) bool {
-	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.Origin == origin && t.Result.Outcome != trial.Unknown })
+	limited := 0
+	for _, t := range study.Trials {
+		switch {
+		case t.Origin != origin || t.Result.Outcome == trial.Unknown && t.Result.Class != serverctl.ClientLimited:
+		case t.Result.Class != serverctl.ClientLimited:
+			return true
+		default:
+			limited++
+		}
+	}
+	return limited >= mostLimited
 }
 
 // run measures one trial; each probe is stored before it counts. A failure that a fresh server may not have gets a second
 // chance before it is held against the point, or counted.
 func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
-	result, err := s.runOnce(ctx, t, study)
+	result, err := s.runOnce(ctx, t, study, attempts(t.Probes))
 	if changed, ok := errors.AsType[*changedError](err); ok {
 		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: measured(t.Probes)}, nil
 	}
 	if err == nil && result.Class.Retryable() {
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
 		first, recorded := result, measured(t.Probes)
-		result, err = s.runOnce(ctx, t, study)
+		result, err = s.runOnce(ctx, t, study, attempts(t.Probes)+1)
 		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
 	s.unknown++
-	if err != nil || result.Outcome != trial.Unknown {
+	if err != nil || result.Outcome != trial.Unknown || result.Class == serverctl.ClientLimited { // the server did not fail
 		s.unknown = 0
 	}
 	return result, err
+}
+
+// attempts is the number of the newest attempt among probes.
+func attempts(probes []trial.Probe) (newest int) {
+	for _, p := range probes {
+		newest = max(newest, p.Attempt)
+	}
+	return newest
 }
 
 // measured is the GPU time of probes.
@@ -220,18 +243,19 @@ func measured(probes []trial.Probe) (sum time.Duration) {
 	return sum
 }
 
-func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
+func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
 	runner := *s.Runner
 	runner.Finish = s.Finish
 	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) }
 	runner.Accept = func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) }
 	return runner.Run(ctx, trial.Task{
-		Number: t.Number, Args: t.Args, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
+		Number: t.Number, Args: t.Args, Attempt: attempt, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err
 			}
 			t.Probes = append(t.Probes, p)
+			s.client.count(p)
 			s.observe(Event{Kind: Probed, Trial: *t, Probe: &p})
 			return nil
 		},

@@ -166,6 +166,9 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 		return err
 	}
 	found, err := s.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) { return b.seek(ctx, out, rate, true) })
+	if errors.Is(err, capacity.ErrLimited) {
+		err = fmt.Errorf("%w; %s", err, moreCores)
+	}
 	if err != nil {
 		return b.sofar(out, found, err)
 	}
@@ -278,7 +281,7 @@ func (b *benching) sayForecast(f capacity.Forecast) {
 // A capacityAnswer is the answer of a search, as programs read it.
 type capacityAnswer struct {
 	Capacity capacity.Capacity `json:"capacity"` // without its steps: see Runs
-	Met      bool              `json:"met"`      // some rate kept the SLO; if not, capacity.rate is the lowest that failed
+	Met      bool              `json:"met"`      // some rate kept the SLO in time; if not, capacity.rate is the lowest that failed, or that passed late
 	Advice   *trial.Advice     `json:"advice,omitempty"`
 	Floor    *capacityStep     `json:"floor,omitempty"` // the run at the lowest rate, where it failed too
 	Runs     []capacityStep    `json:"runs"`            // in their order
@@ -302,7 +305,7 @@ type capacityStep struct {
 }
 
 func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswer {
-	a := capacityAnswer{Capacity: found, Met: found.Met(), lowest: s.Min, budget: s.Budget, Runs: []capacityStep{}}
+	a := capacityAnswer{Capacity: found, Met: found.Met() && found.Low > 0, lowest: s.Min, budget: s.Budget, Runs: []capacityStep{}}
 	a.Capacity.Steps = nil
 	var probes []trial.Probe
 	for _, run := range s.runs {
@@ -338,6 +341,11 @@ func (a capacityAnswer) text() string {
 	switch {
 	case c.Bound == capacity.AtMost:
 		a.floorText(&t)
+	case c.Limited != "" && c.Low < c.Rate:
+		t.item("capacity", "at least about %.4g req/s, passed while the load generator was late: %s", c.Rate, c.Why)
+		if a.Met {
+			t.item("", "at least %.4g req/s with the load generator in time", c.Low)
+		}
 	case c.Bound == capacity.AtLeast:
 		t.item("capacity", "at least %.4g req/s, %.3g requests in flight: %s", c.Rate, c.InFlight, c.Why)
 	case c.StdErr > 0:
@@ -349,7 +357,10 @@ func (a capacityAnswer) text() string {
 		t.item("proof", "passed %.4g, failed %.4g; all runs in order: %s", c.Low, c.High, a.runsText())
 	}
 	if a.Met {
-		t.item("limit", "%s binds", c.Binding)
+		t.item("limit", "%s breaks first", c.Binding)
+	}
+	if c.Limited != "" {
+		t.item("remedy", "%s", moreCores)
 	}
 	t.item("search", "%s; %s", words.Count(c.Probes, "run"), c.Why)
 	if c.Doubt != "" {

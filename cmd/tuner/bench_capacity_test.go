@@ -116,7 +116,7 @@ func TestFindCapacityInWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	stdout = strings.ReplaceAll(stdout, "\n          ", " ") // lines that go on
-	for _, want := range []string{"\ncapacity  ", " req/s, 95 %: ", " requests in flight\n", "\nproof     passed ", " binds\n", "\nsearch    ", " = 0.5 × ", ", the lower end; there p99 "} {
+	for _, want := range []string{"\ncapacity  ", " req/s, 95 %: ", " requests in flight\n", "\nproof     passed ", " breaks first\n", "\nsearch    ", " = 0.5 × ", ", the lower end; there p99 "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in the answer:\n%s", want, stdout)
 		}
@@ -187,6 +187,8 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
 			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
+			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
 		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
 	} {
 		text := a.text()
@@ -197,6 +199,33 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 		}
 		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
 			t.Errorf("the answer is\n%s", text)
+		}
+	}
+}
+
+// What only a late load generator passed is a lower bound, no proof, and no success.
+func TestALateSearchDoesNotSucceed(t *testing.T) {
+	const why = "the load generator was 17.5 ms late at p99"
+	for _, row := range []struct {
+		low  float64
+		code int
+		want []string
+	}{
+		{0, exitNothingMet, []string{"capacity  at least about 32.9 req/s, passed while the load generator was late: " + why, "remedy    " + moreCores}},
+		{20, 0, []string{"at least 20 req/s with the load generator in time", "advice    18 req/s"}},
+	} {
+		var out bytes.Buffer
+		report := &benchReport{w: &out, format: "text", b: &benching{}}
+		found := capacity.Capacity{Rate: 32.9, Low: row.low, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Limited: why, Why: why}
+		err := report.capacity(newCapacityAnswer(found, &capacitySearch{margin: 0.9}))
+		if exitCode(err) != row.code || row.code != 0 && !strings.Contains(err.Error(), moreCores) {
+			t.Errorf("passed %g in time: %v, want exit code %d and a remedy", row.low, err, row.code)
+		}
+		text := strings.Join(strings.Fields(out.String()), " ")
+		for _, want := range row.want {
+			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
+				t.Errorf("passed %g in time: no %q in\n%s", row.low, want, &out)
+			}
 		}
 	}
 }

@@ -21,8 +21,11 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// errNoRunKept is the outcome of runs that were measured well and broke the SLO.
+// errNoRunKept is the outcome of runs of which none kept the SLO in time.
 var errNoRunKept = errors.New("no run kept the SLO")
+
+// moreCores says what helps where the load generator was late.
+const moreCores = "run tuner where it has a core of its own at all times, beside no other work"
 
 // A benchReport writes the runs as they end.
 type benchReport struct {
@@ -32,7 +35,6 @@ type benchReport struct {
 	table     bool // several runs, one line each
 	rows      int
 	documents int      // of YAML
-	kept      int      // runs that kept the SLO
 	failed    []string // runs without a completed request, or that measured something else than was asked
 
 	file   string // of the result JSON; "" when none is wanted
@@ -88,9 +90,6 @@ func (o *benchReport) add(r benchResult) error {
 	if r.m.Void != "" {
 		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.shot, r.m.Void))
 	}
-	if r.verdict != nil && r.verdict.Pass {
-		o.kept++
-	}
 	result, err := o.meta.result(r)
 	if err != nil {
 		return err
@@ -124,10 +123,27 @@ func (o *benchReport) finish(steps []capacity.Step) error {
 	switch {
 	case len(o.failed) > 0:
 		return errors.New(strings.Join(o.failed, "\n"))
-	case o.b.slo != nil && o.kept == 0:
-		return errNoRunKept
+	case o.b.slo != nil:
+		return keptAny(steps)
 	}
 	return nil
+}
+
+// keptAny is the outcome of runs with an SLO. One that a late load generator decided is no evidence either way.
+func keptAny(steps []capacity.Step) error {
+	limited := 0
+	for _, s := range steps {
+		switch {
+		case s.Limited != "":
+			limited++
+		case s.Pass:
+			return nil
+		}
+	}
+	if limited > 0 {
+		return fmt.Errorf("%w: the load generator decided %d of %d; %s", errNoRunKept, limited, len(steps), moreCores)
+	}
+	return errNoRunKept
 }
 
 // capacity reports the answer of a search: to people on standard output, or beside what a program reads there, of which it is
@@ -153,6 +169,9 @@ func (o *benchReport) capacity(a capacityAnswer) error {
 	}
 	if _, err := io.WriteString(people, a.text()); err != nil {
 		return err
+	}
+	if !a.Met && a.Capacity.Limited != "" {
+		return fmt.Errorf("%w with the load generator in time; %s", errNoRunKept, moreCores)
 	}
 	if !a.Met {
 		return errNoRunKept
@@ -224,9 +243,9 @@ func csvColumns(closed bool) []column {
 			column{l.name + "_p95_ms", func(r benchResult) string { return msOf(l.stats(r.m), func(s bench.Stats) float64 { return s.P95 }) }})
 	}
 	return append(columns,
-		column{"ttft_p99_ms", func(r benchResult) string { return msOf(r.m.TTFT, p99) }},
+		column{"ttft_p99_ms", func(r benchResult) string { return msOf(r.judged("p99 TTFT", r.m.TTFT), p99) }},
 		column{"tpot_p50_ms", func(r benchResult) string { return msOf(r.m.TPOT, median) }},
-		column{"tpot_p99_ms", func(r benchResult) string { return msOf(r.m.TPOT, p99) }},
+		column{"tpot_p99_ms", func(r benchResult) string { return msOf(r.judged("p99 TPOT", r.m.TPOT), p99) }},
 		column{"completed", func(r benchResult) string { return strconv.Itoa(r.m.Completed) }},
 		column{"failed", func(r benchResult) string { return strconv.Itoa(r.m.Failed) }},
 		column{"slo", verdictWord},
@@ -250,6 +269,8 @@ func verdictWord(r benchResult) string {
 		return "void"
 	case r.verdict == nil:
 		return ""
+	case r.limited != "":
+		return "client-limited"
 	case r.verdict.Pass:
 		return "passed"
 	}

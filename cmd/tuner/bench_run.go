@@ -71,6 +71,20 @@ type benchResult struct {
 	limited string         // why the figures may be the load generator's own; "" when they are the server's
 	notes   []string       // what else a reader must know
 	took    time.Duration  // from the begin to the end of the last request
+	stopped bool           // ended early, because it had failed already
+}
+
+// judged are the figures of a latency with its 99th percentile as the verdict read it. A run that was ended early has requests that were
+// still waiting: the verdict counts them, and the measurement has those alone that were completed.
+func (r benchResult) judged(limit string, s bench.Stats) bench.Stats {
+	if r.stopped && r.verdict != nil {
+		for _, c := range r.verdict.Checks {
+			if c.Limit == limit && c.ValueMS > 0 {
+				s.P99, s.N = c.ValueMS, max(s.N, 1)
+			}
+		}
+	}
+	return s
 }
 
 // run sends one shot and measures it. stop may be nil.
@@ -98,7 +112,7 @@ func (b *benching) run(ctx context.Context, s shot, stop bench.Stop) (benchResul
 		return benchResult{}, err
 	}
 	scope := b.scope(s, run)
-	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope), took: run.Elapsed}
+	r := benchResult{shot: s, scope: scope, asked: fmt.Sprintf("%s, seed %d", b.asked(), b.seed), samples: run.Samples, m: bench.Measure(run, scope), took: run.Elapsed, stopped: run.Stopped}
 	if b.slo != nil && run.Tally == nil {
 		planned := s.planned
 		if b.load.live { // conversations were planned, and their turns are judged
@@ -172,6 +186,10 @@ func (b *benching) notes(r benchResult, run bench.Run) []string {
 	if run.Broken > 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
 	}
+	if r.stopped {
+		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT count the requests that still waited; of the %d that were completed they are %s and %s ms",
+			r.m.Completed, cell(r.m.TTFT, p99), cell(r.m.TPOT, p99)))
+	}
 	if run.Stalled > 0 {
 		notes = append(notes, fmt.Sprintf("the load generator itself stood still for %.1f s", run.Stalled.Seconds()))
 	}
@@ -239,7 +257,7 @@ func (r benchResult) outcome() capacity.Outcome {
 		o.Limited = "the run is void"
 	}
 	if v := r.verdict; v != nil {
-		o.Pass, o.Headroom, o.Binding, o.Limited = v.Pass, v.Headroom, v.Binding, v.ClientLimited
+		o.Pass, o.Headroom, o.Binding, o.Limited = trial.Passed(*v, r.m), v.Headroom, v.Binding, v.ClientLimited
 	}
 	return o
 }

@@ -17,6 +17,7 @@ import (
 	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
+	"vllmtuner/trial/capacity"
 	"vllmtuner/words"
 )
 
@@ -59,21 +60,22 @@ type studyList struct {
 }
 
 type studyEntry struct {
-	Name      string        `json:"name"`
-	Link      string        `json:"link,omitempty"` // where the name leads, when it is a link
-	State     studies.State `json:"state,omitempty"`
-	Note      string        `json:"note,omitempty"`
-	Doubt     string        `json:"doubt,omitempty"` // why the state may be another by now
-	Finished  int           `json:"finished"`
-	Planned   int           `json:"planned,omitempty"`
-	Met       bool          `json:"met"`
-	Capacity  float64       `json:"capacity_rps,omitempty"`
-	Changed   []string      `json:"changed_since,omitempty"` // what was accepted to have changed since the capacity was measured
-	Simulated bool          `json:"simulated"`
-	GPU       float64       `json:"gpu_seconds"`
-	Updated   time.Time     `json:"updated,omitzero"`
-	Behind    string        `json:"behind,omitempty"` // why this is not what was published last
-	Error     string        `json:"error,omitempty"`  // why it cannot be read; all else is then unknown
+	Name      string         `json:"name"`
+	Link      string         `json:"link,omitempty"` // where the name leads, when it is a link
+	State     studies.State  `json:"state,omitempty"`
+	Note      string         `json:"note,omitempty"`
+	Doubt     string         `json:"doubt,omitempty"` // why the state may be another by now
+	Finished  int            `json:"finished"`
+	Planned   int            `json:"planned,omitempty"`
+	Met       bool           `json:"met"`
+	Capacity  float64        `json:"capacity_rps,omitempty"` // see bound
+	Bound     capacity.Bound `json:"bound,omitempty"`
+	Changed   []string       `json:"changed_since,omitempty"` // what was accepted to have changed since the capacity was measured
+	Simulated bool           `json:"simulated"`
+	GPU       float64        `json:"gpu_seconds"`
+	Updated   time.Time      `json:"updated,omitzero"`
+	Behind    string         `json:"behind,omitempty"` // why this is not what was published last
+	Error     string         `json:"error,omitempty"`  // why it cannot be read; all else is then unknown
 
 	word string // for the state, where that is doubtful
 }
@@ -108,7 +110,8 @@ func entryOf(ctx context.Context, root, name string) studyEntry {
 	}
 	e.Simulated, e.GPU = summary.Simulated, summary.GPUSeconds
 	if best, met := report.Best(study); met {
-		e.Met, e.Capacity, e.Changed = true, best.Trial.Result.Capacity.Rate, report.ChangedSince(study, best)
+		c := best.Trial.Result.Capacity
+		e.Met, e.Capacity, e.Bound, e.Changed = true, c.Rate, c.Bound, report.ChangedSince(study, best)
 	}
 	return e
 }
@@ -179,6 +182,9 @@ func (e *studyEntry) cells() []string {
 	}
 	if e.Met {
 		best = fmt.Sprintf("%.3g", e.Capacity)
+		if e.Bound == capacity.AtLeast {
+			best = ">=" + best
+		}
 	}
 	if e.Simulated {
 		best += " sim."

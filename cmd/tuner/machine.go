@@ -94,6 +94,14 @@ func (b *benching) checkFiles(limit *host.Limit) error {
 	return nil
 }
 
+// needsCores says which machine a study needs whose load generator was late.
+func (p *plan) needsCores() string {
+	have := host.Reader{}.Read().Cores.Usable
+	need := host.Need{GPUs: len(p.gpus), GeneratorCores: 1}.Filled().Cores
+	return fmt.Sprintf("this machine lets the server and the load generator use %.3g cores, and %.3g are needed with nothing else at work on them: "+
+		"run the study there (in Kubernetes with so many as both request and limit of the CPU); the same command goes on with it", have, need)
+}
+
 // checkGPUs tells of the GPUs that the server will use, and returns how many those are. A machine without one is fit for vLLM on
 // CPU, and for nothing else.
 func (p *plan) checkGPUs(ctx context.Context, say say) (int, error) {

@@ -66,10 +66,10 @@ func (b *incumbent) beaten(t studies.Trial) bool {
 	if t.Version != "" && t.Version != b.version { // a server that does not start says none
 		*b = incumbent{version: t.Version}
 	}
-	if !t.Met() || t.Result.Capacity.Rate <= b.rate {
+	if !t.Met() || t.Result.Capacity.Carried() <= b.rate {
 		return false
 	}
-	b.rate = t.Result.Capacity.Rate
+	b.rate = t.Result.Capacity.Carried()
 	return true
 }
 
@@ -95,7 +95,10 @@ func (p *progress) watch(e tuner.Event) {
 		p.step(fmt.Sprintf("trial %d, %s", e.Trial.Number, e.Step))
 	case tuner.Probed:
 		verdict := "passed"
-		if !e.Probe.Verdict.Pass {
+		switch {
+		case e.Probe.Verdict.ClientLimited != "":
+			verdict = "client-limited"
+		case !e.Probe.Verdict.Pass:
 			verdict = "failed"
 		}
 		p.step(fmt.Sprintf("trial %d, %.3g req/s %s", e.Trial.Number, e.Probe.Rate, verdict))

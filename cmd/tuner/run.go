@@ -119,6 +119,9 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return errors.Join(err, giveUp(store, err))
 	}
 	end, runErr := study.Run(ctx)
+	if errors.Is(runErr, tuner.ErrClientLimited) {
+		runErr = fmt.Errorf("%w; %s", runErr, plan.needsCores())
+	}
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }

@@ -279,6 +279,9 @@ func (s *sweeping) outcome(err error) error {
 		return err
 	case !s.measuredAny():
 		return errSweptNothing
+	case !slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.highest().Met() }) &&
+		slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.highest().Limited != "" }):
+		return fmt.Errorf("%w in time: the load generator was late; %s", errNoConfigKept, moreCores)
 	case !slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.highest().Met() }):
 		return errNoConfigKept
 	}

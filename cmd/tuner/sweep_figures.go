@@ -124,7 +124,7 @@ func (c *sweptConfig) below() []float64 {
 // trouble says why a config's server failed; "" when it did not.
 func (c *sweptConfig) trouble() string {
 	r := c.result
-	if r.Class == "" && (r.Outcome == "" || r.Outcome == trial.Measured) {
+	if r.Outcome == trial.Measured || r.Class == "" && r.Outcome == "" {
 		return ""
 	}
 	words := string(r.Class)
@@ -150,12 +150,17 @@ func (c *sweptConfig) found(closed bool) string {
 func highestText(steps []capacity.Step, closed bool) string {
 	h, below := capacity.Highest(steps)
 	switch {
+	case h.Limited != "" && !h.Met():
+		return "no load is known to be within the SLO: " + h.Why
 	case h.Bound == "":
 		return h.Why
 	case !h.Met():
-		return fmt.Sprintf("no load within the SLO: %s by %s", h.Why, h.Binding)
+		return "no load within the SLO: " + h.Why
 	}
 	text := fmt.Sprintf("%s is the highest within the SLO; %s", loadText(h.Rate, closed), h.Why)
+	if h.Limited != "" {
+		text = fmt.Sprintf("%s is within the SLO, and may not be the highest: %s", loadText(h.Rate, closed), h.Why)
+	}
 	for _, load := range below {
 		text += fmt.Sprintf("; but %s failed", loadText(load, closed))
 	}

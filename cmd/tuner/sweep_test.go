@@ -282,14 +282,23 @@ func swept(t *testing.T, letters ...string) *sweeping {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.setRows(letters...)
+	return s
+}
+
+// setRows makes the verdicts those of the letters, one word a config: see rowLetters; a point was not measured.
+func (s *sweeping) setRows(letters ...string) {
 	for i, word := range letters {
 		c := &s.configs[i]
-		c.begun, c.done, c.result.Outcome = true, true, trial.Measured
+		c.begun, c.done, c.result.Outcome, c.probes = true, true, trial.Measured, nil
 		for j, letter := range word {
 			if letter == '.' {
 				continue
 			}
-			p := trial.Probe{Seq: j, Rate: s.sweep.Levels[j].Rate, Verdict: slo.Verdict{Pass: letter == 'p', Binding: "p99 TTFT"}}
+			p := trial.Probe{Seq: j, Rate: s.sweep.Levels[j].Rate, Verdict: slo.Verdict{Pass: letter == 'p' || letter == 'L', Binding: "p99 TTFT"}}
+			if letter == 'l' || letter == 'L' {
+				p.Verdict.ClientLimited = "the load generator was 17.5 ms late at p99"
+			}
 			p.Measurement.Completed = 1
 			if letter == 'f' {
 				p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", Broken: 9}, {Limit: "p95 TPOT", MaxMS: 60}}
@@ -297,7 +306,6 @@ func swept(t *testing.T, letters ...string) *sweeping {
 			c.probes = append(c.probes, p)
 		}
 	}
-	return s
 }
 
 func TestASweepNamesItsWinner(t *testing.T) {
@@ -309,7 +317,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		conclusion string
 		limits     string // something that is said of what the tables cannot tell
 	}{
-		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
+		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
 		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the p99 of 300 requests hangs on the 3 slowest."},
 		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- 0 % 0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
 		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
@@ -317,7 +325,11 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},
 		{"the others were not measured", []string{"ppf", "..."}, "- -", "- -", "", ""},
 		{"alone", []string{"ppf"}, "-", "-", "", ""},
-		{"a pass above a fail counts, and is said", []string{"pff", "pfp"}, "- winner", "- +300 %", "b is 300 % above the baseline on this grid.", ""},
+		{"a late client for the baseline", []string{"pLL", "ppf"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + moreCores + ".", ""},
+		{"a late client where it does not matter", []string{"lff", "ppf"}, "- winner", "- -", "b alone reaches 2.00 req/s.", ""},
+		{"a late client for the winner", []string{"pff", "ppl"}, "- winner", "- -", "b is above the baseline on this grid, and how far is not known: the load generator was late.", ""},
+		{"a late client everywhere", []string{"lll", "fff"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + moreCores + ".", ""},
+		{"a pass above a fail counts, and is said", []string{"pff", "pfp"}, "- winner", "- +300 %", "b is 300 % above the baseline on this grid; one draw does not prove it better.", ""},
 	} {
 		s := swept(t, row.letters...)
 		var words, versus []string

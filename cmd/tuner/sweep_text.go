@@ -202,17 +202,21 @@ type standing struct {
 	word    string    // winner or tie; "" for the others
 }
 
-// standings compares the configs. A winner is better than every other, the baseline among them.
+// standings compares the configs. A winner is better than every other, the baseline among them. Nothing is said over a config whose highest
+// load the load generator decided, and none wins whom such a one may reach.
 func (s *sweeping) standings() []standing {
 	all, found := make([]standing, len(s.configs)), make([]capacity.Capacity, len(s.configs))
 	for i := range s.configs {
 		found[i] = s.configs[i].highest()
 		all[i] = standing{highest: found[i], below: s.configs[i].below(), versus: "-"}
-		if i > 0 && found[i].Met() && found[0].Met() {
+		if i > 0 && found[i].Met() && found[0].Met() && found[i].Limited == "" && found[0].Limited == "" {
 			all[i].versus = words.Percent(found[i].Rate/found[0].Rate - 1)
 		}
 	}
 	best := capacity.Best(found)
+	if s.rival(found, best) >= 0 {
+		return all
+	}
 	for _, i := range best {
 		switch {
 		case len(best) > 1:
@@ -222,6 +226,18 @@ func (s *sweeping) standings() []standing {
 		}
 	}
 	return all
+}
+
+// rival is a config that may reach the best ones, for all that a late load generator could show of it; -1 where there is none.
+func (s *sweeping) rival(found []capacity.Capacity, best []int) int {
+	return slices.IndexFunc(found, func(c capacity.Capacity) bool {
+		if c.Limited == "" || len(best) == 1 && c.Rate == found[best[0]].Rate {
+			return false
+		}
+		return slices.ContainsFunc(s.sweep.Levels, func(l trial.Level) bool {
+			return (c.High == 0 || l.Load() < c.High) && (len(best) == 0 || l.Load() >= found[best[0]].Rate)
+		})
+	})
 }
 
 // writeStandings names the highest load of each config within the SLO.
@@ -293,10 +309,10 @@ func (s *sweeping) ranking() string {
 	words := make([]string, len(places))
 	for i, p := range places {
 		words[i] = fmt.Sprintf("%s %.3g", p.name, p.Measurement.RequestThroughput)
-		if i > 0 && first > 0 {
-			words[i] += fmt.Sprintf(" (-%.0f %%)", 100*(1-p.Measurement.RequestThroughput/first))
+		if less := 100 * (1 - p.Measurement.RequestThroughput/first); i > 0 && first > 0 {
+			words[i] += " (" + strings.Replace(fmt.Sprintf("%+.0f %%", -less), "-0 ", "0 ", 1) + ")"
 		}
-		if !p.Verdict.Pass {
+		if !p.Verdict.Pass || p.Verdict.ClientLimited != "" {
 			words[i] += " " + verdictCell(p.Probe)
 		}
 	}
@@ -314,6 +330,8 @@ func (s *sweeping) loadWord(load float64) string {
 func (s *sweeping) next(c *sweptConfig, h capacity.Capacity) string {
 	i := slices.IndexFunc(s.sweep.Levels, func(l trial.Level) bool { return l.Load() == h.High })
 	switch {
+	case h.Limited != "":
+		return "client-limited"
 	case h.Bound == "":
 		return "not measured"
 	case i < 0 && len(c.probes) < len(s.sweep.Levels):
@@ -336,11 +354,22 @@ func (s *sweeping) conclusion() string {
 			best = loadText(st.highest.Rate, s.closed())
 		}
 	}
+	found := make([]capacity.Capacity, len(all))
+	for i, st := range all {
+		found[i] = st.highest
+	}
+	if i := s.rival(found, capacity.Best(found)); i >= 0 {
+		return fmt.Sprintf("No winner can be named: the load generator was late for %s, and how far it reaches is not known; %s.", s.configs[i].Name, moreCores)
+	}
 	switch {
+	case winner > 0 && all[0].highest.Limited != "":
+		return fmt.Sprintf("%s alone reaches %s.", s.configs[winner].Name, loadText(all[winner].highest.Rate, s.closed()))
+	case winner > 0 && all[winner].versus == "-" && all[0].highest.Met():
+		return fmt.Sprintf("%s is above the baseline on this grid, and how far is not known: the load generator was late.", s.configs[winner].Name)
 	case winner > 0 && !all[0].highest.Met():
 		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", s.configs[winner].Name, loadText(all[winner].highest.Rate, s.closed()))
 	case winner > 0:
-		return fmt.Sprintf("%s is %s above the baseline on this grid.", s.configs[winner].Name, strings.TrimPrefix(all[winner].versus, "+"))
+		return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", s.configs[winner].Name, strings.TrimPrefix(all[winner].versus, "+"))
 	case tied > 0 && all[0].word == "tie":
 		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", tied, len(all), best)
 	case tied > 0:
@@ -360,6 +389,9 @@ func (s *sweeping) detailLevel() (level trial.Level, why string) {
 		if highest.Met() && l.Load() == highest.Rate {
 			return l, "the baseline's highest rate"
 		}
+	}
+	if highest.Limited != "" {
+		return s.sweep.Levels[0], "the lowest rate; the load generator was late for the baseline"
 	}
 	return s.sweep.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
 }

@@ -55,9 +55,10 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	}
 	c := best.Trial.Result.Capacity
 	var l lines
+	l.add("# %s", Headline(best, study.State))
 	l.add("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
 	l.add("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
-	l.add("# in flight at capacity: %s requests; %s binds", number(c.InFlight), c.Binding)
+	l.add("# in flight at capacity: %s requests; %s breaks first", number(c.InFlight), c.Binding)
 	if advice, ok := o.advice(best.Trial); ok {
 		l.add("# advice: %s", advice)
 	}

@@ -21,13 +21,13 @@ import (
 // ErrNothingMet is returned where args were asked for and no trial has met the SLO.
 var ErrNothingMet = errors.New("no trial has met the SLO")
 
-// BestText writes the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
+// BestText writes one sentence on what to do, the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
 // what can be done, which is no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
 	l := lines{width: o.Width}
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
-		l.best(best, o)
+		l.best(best, study.State, o)
 		l.cached(study, best.Trial)
 		l.outdated(study, best)
 	} else {
@@ -43,8 +43,12 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 }
 
 // best adds the winner with its evidence.
-func (l *lines) best(b Winner, o Options) {
+func (l *lines) best(b Winner, state studies.State, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
+	for _, line := range wrap(Headline(b, state), l.columns()) {
+		l.add("%s", line)
+	}
+	l.add("")
 	for _, line := range flagLines(t.Args) {
 		l.add("%s", line)
 	}
@@ -57,9 +61,11 @@ func (l *lines) best(b Winner, o Options) {
 		l.item("", "%s", bracketText(c))
 	}
 	l.item("in flight", "%s requests at capacity", number(c.InFlight))
-	l.wrapped("limit", "%s binds", c.Binding)
+	if c.Binding != "" {
+		l.wrapped("limit", "%s breaks first", c.Binding)
+	}
 	advice, advised := o.advice(t)
-	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass }
+	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
 	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // the advice says it
 		l.wrapped("", "at %s req/s: %s", number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
 	}
@@ -160,7 +166,8 @@ func (l *lines) nothingMet(study studies.Study) {
 	}
 }
 
-// nearest returns the failed probe with the most headroom, the one that nearly kept the SLO; of equals that at the lowest rate.
+// nearest returns the failed probe with the most headroom, the one that nearly kept the SLO; of equals that at the lowest rate. What a
+// late load generator failed is no fail.
 func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bool) {
 	for _, t := range study.Trials {
 		if !measured(t) {
@@ -168,7 +175,7 @@ func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bo
 		}
 		for _, p := range t.Probes {
 			h, most := p.Verdict.Headroom, probe.Verdict.Headroom
-			if !p.Verdict.Pass && (!found || h > most || h == most && p.Rate < probe.Rate) {
+			if !p.Verdict.Pass && p.Verdict.ClientLimited == "" && (!found || h > most || h == most && p.Rate < probe.Rate) {
 				of, probe, found = t, p, true
 			}
 		}
@@ -178,17 +185,18 @@ func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bo
 
 // A bestDocument is BestJSON's output.
 type bestDocument struct {
-	Study   string        `json:"study"`
-	ID      string        `json:"id"`
-	State   studies.State `json:"state"`
-	Note    string        `json:"note,omitempty"`
-	Met     bool          `json:"met"` // whether any trial met the SLO; if not, best, gain and trust are absent
-	Best    *bestTrial    `json:"best,omitempty"`
-	Gain    *Gain         `json:"gain,omitempty"`
-	Trust   string        `json:"trust,omitempty"` // what the gain is worth, in words
-	Summary Summary       `json:"trials"`
-	Priors  []PriorSource `json:"priors,omitempty"` // what was measured elsewhere
-	Drifts  []driftItem   `json:"drifts,omitempty"` // changes of the world that were accepted, the oldest first
+	Study    string        `json:"study"`
+	ID       string        `json:"id"`
+	State    studies.State `json:"state"`
+	Note     string        `json:"note,omitempty"`
+	Met      bool          `json:"met"` // whether any trial met the SLO; if not, best, gain and trust are absent
+	Best     *bestTrial    `json:"best,omitempty"`
+	Headline string        `json:"headline,omitempty"` // what to do, in one sentence
+	Gain     *Gain         `json:"gain,omitempty"`
+	Trust    string        `json:"trust,omitempty"` // what the gain is worth, in words
+	Summary  Summary       `json:"trials"`
+	Priors   []PriorSource `json:"priors,omitempty"` // what was measured elsewhere
+	Drifts   []driftItem   `json:"drifts,omitempty"` // changes of the world that were accepted, the oldest first
 }
 
 // A driftItem parts the trials that began before it from those that were measured in the world as it is since.
@@ -236,7 +244,7 @@ func bestOf(study studies.Study, o Options) bestDocument {
 		return d
 	}
 	t := best.Trial
-	d.Met, d.Gain, d.Trust = true, best.Gain, trustText(best)
+	d.Met, d.Headline, d.Gain, d.Trust = true, Headline(best, study.State), best.Gain, trustText(best)
 	d.Best = &bestTrial{
 		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Capacity: t.Result.Capacity,
 		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),

@@ -11,7 +11,6 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 )
 
 // Options are what a report needs to know beside the study.
@@ -41,24 +40,9 @@ var Orders = []Order{Newest, Oldest, Fastest}
 type Winner struct {
 	Trial studies.Trial
 	Gain  *Gain // over the reference; nil when no reference has been measured
-	Among int   // so many trials met the SLO
+	Among int   // it is the best of so many that were measured
 
 	same []studies.Trial // that were measured in the same world
-}
-
-// A Gain compares the best trial with what the user has without the tuner.
-type Gain struct {
-	Trial  int            `json:"over_trial"`  // number of the reference
-	Origin studies.Origin `json:"over_origin"` // whose point that is
-	Why    string         `json:"why,omitempty"`
-	Ratio  float64        `json:"ratio"` // best / reference - 1
-	Bound  capacity.Bound `json:"bound"` // of the ratio; "" when nothing can be said of it
-
-	// Comparison says how sure the gain is; nil where that cannot be told. Its ratio is best / reference.
-	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
-	Distinguishable bool                 `json:"distinguishable"` // the best is the better one by it
-
-	reference capacity.Capacity
 }
 
 // Whole names the trials of a study that a report of so many rows says more of than what they came to: those that run, the newest, and the
@@ -83,8 +67,9 @@ func Whole(rows int) func(studies.Study) []int {
 	}
 }
 
-// Best returns the finished trial with the highest capacity among those that met the SLO. Equal ones are decided by the
-// highest rate that passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
+// Best returns the finished trial with the highest capacity among those that met the SLO: of what passed under a late load generator
+// only where nothing else did. The lower end of its interval allows for the choice. Equal ones are decided by the highest rate that
+// passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
 // Trials that were measured before the world changed count only where none has met it since.
 func Best(study studies.Study) (Winner, bool) {
 	return bestIn(study.Worlds()[study.Deciding()-1])
@@ -95,82 +80,43 @@ func bestIn(trials []studies.Trial) (Winner, bool) {
 	var best *studies.Trial
 	among := 0
 	for i := range trials { // there may be many, and one is a kilobyte
-		if t := &trials[i]; t.Met() {
-			if among++; best == nil || compare(t, best) > 0 {
-				best = t
-			}
+		t := &trials[i]
+		if measured(*t) {
+			among++
+		}
+		if t.Met() && (best == nil || compare(t, best) > 0) {
+			best = t
 		}
 	}
 	if best == nil {
 		return Winner{}, false
 	}
-	return Winner{Trial: *best, Gain: gainOf(*best, trials), Among: among, same: trials}, true
+	b := Winner{Trial: *best, Among: among, same: trials}
+	b.Gain = gainOf(*best, trials, among)
+	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
+	return b, true
 }
 
 // compare is positive where a is the better one.
 func compare(a, b *studies.Trial) int {
 	x, y := &a.Result.Capacity, &b.Result.Capacity
-	return cmp.Or(cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
+	return cmp.Or(cmp.Compare(x.Carried(), y.Carried()), cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
 }
 
 func measured(t studies.Trial) bool {
 	return t.State == studies.Done && t.Result.Outcome == trial.Measured
 }
 
-// gainOf compares the best trial with the reference: the default, or, where it could not be measured, the user's current
-// args, or else the first trial that could. All were measured in one world, whose first trials these need not be: that a server is another is known only
-// when it runs. It is nil while the default is still to be measured.
-func gainOf(best studies.Trial, trials []studies.Trial) *Gain {
-	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
-	i := cmp.Or(1+firstMeasured(trials, studies.Default), 1+firstMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
-	if first < 0 && trials[i].Origin == studies.Sampled || first >= 0 && trials[first].State != studies.Done {
-		return nil
-	}
-	reference := trials[i]
-	g := &Gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
-	if first >= 0 && reference.Origin != studies.Default {
-		g.Why = "the default could not be measured: " + string(trials[first].Result.Class)
-	}
-	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
-	if c, ok := capacity.Compare(best.Result.Capacity, g.reference); ok && g.Trial != best.Number {
-		g.Comparison, g.Distinguishable = &c, c.Distinguishable()
-	}
-	return g
-}
-
-// firstMeasured is the index of the first measured trial of an origin, or -1.
-func firstMeasured(trials []studies.Trial, origin studies.Origin) int {
-	return slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == origin && measured(t) })
-}
-
-// ratio returns best/reference - 1 and what kind of number that is, given the kinds of the two.
-func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
-	if reference.Rate <= 0 {
-		return 0, ""
-	}
-	r := best.Rate/reference.Rate - 1
-	switch {
-	case reference.Bound == capacity.AtMost: // even its lowest rate failed, so its capacity is less than that rate
-		return r, capacity.AtLeast
-	case best.Bound == reference.Bound && best.Bound == capacity.Exact:
-		return r, capacity.Exact
-	case best.Bound == capacity.AtLeast && reference.Bound == capacity.Exact:
-		return r, capacity.AtLeast
-	case best.Bound == capacity.Exact:
-		return r, capacity.AtMost
-	}
-	return 0, "" // both passed at the highest rate that was offered
-}
-
 // A Summary counts a study's trials by what became of them.
 type Summary struct {
 	Planned    int                     `json:"planned,omitempty"` // 0 means unknown
 	Finished   int                     `json:"finished"`
-	Met        int                     `json:"met"`        // have a rate that keeps the SLO
-	Unmet      int                     `json:"unmet"`      // kept it at no rate that was offered
-	Dropped    int                     `json:"dropped"`    // ended early, because they could not be the best
-	Infeasible int                     `json:"infeasible"` // the server cannot live with these flags
-	Unknown    int                     `json:"unknown"`    // nobody's fault
+	Met        int                     `json:"met"`                      // have a rate that keeps the SLO
+	Limited    int                     `json:"client_limited,omitempty"` // of Met: the load generator was late, and they may carry more
+	Unmet      int                     `json:"unmet"`                    // are not known to keep it at any rate
+	Dropped    int                     `json:"dropped"`                  // ended early, because they could not be the best
+	Infeasible int                     `json:"infeasible"`               // the server cannot live with these flags
+	Unknown    int                     `json:"unknown"`                  // nobody's fault
 	Classes    map[serverctl.Class]int `json:"classes,omitempty"`
 	GPUSeconds float64                 `json:"gpu_seconds"` // the running trial's probes included
 	Simulated  bool                    `json:"simulated"`   // no GPU behind at least one of them
@@ -193,6 +139,9 @@ func Summarize(study studies.Study, o Options) Summary {
 		switch {
 		case t.Met():
 			s.Met++
+			if r.Class == serverctl.ClientLimited {
+				s.Limited++
+			}
 		case measured(t):
 			s.Unmet++
 		case r.Outcome == trial.Dropped:

@@ -94,6 +94,16 @@ func atMost(rate, tpot float64) studies.Trial {
 	return t
 }
 
+// late is what a late load generator passed, and no other.
+func late(rate float64) studies.Trial {
+	t := atLeast(rate)
+	t.Result.Class = serverctl.ClientLimited
+	c := &t.Result.Capacity
+	c.Low, c.Limited = 0, "the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"
+	c.Why = fmt.Sprintf("at %g req/s %s", rate, c.Limited)
+	return t
+}
+
 func failed(outcome trial.Outcome, class serverctl.Class, evidence string) studies.Trial {
 	return studies.Trial{Origin: studies.Sampled, Result: trial.Result{
 		Outcome: outcome, Class: class, Evidence: evidence, Tail: []string{evidence}, GPUTime: 2 * time.Minute,
@@ -170,7 +180,7 @@ var cases = []struct {
 			with512(failed(trial.Infeasible, serverctl.KVTooSmall, "ValueError: the KV cache is too small"))),
 		Options{Planned: 3},
 	}, {
-		"default-unmet", "the default keeps the SLO at no rate, so the gain is a lower bound",
+		"default-unmet", "the default keeps the SLO at no rate, so no gain is stated",
 		of(studies.Done, "", with(atMost(1, 66), studies.Default), with128(exact(2.7))), Options{},
 	}, {
 		"default-infeasible", "the default cannot start, so the current args are the reference",
@@ -208,6 +218,11 @@ var cases = []struct {
 			"auto/2026_03_01/result.txt", with128(exact(9)), with512(exact(8)), "runs/*.json", with512(exact(3)), "old.db", with(exact(4), studies.Prior, "--max-num-seqs", "64"),
 			"failed.db", with(atMost(4, 90), studies.Prior, "--max-num-seqs", "64")),
 		Options{Planned: 30},
+	}, {
+		"client-limited", "the load generator was late for the default: what passed is a lower bound, and no gain is stated over it",
+		of(studies.Done, "", with(late(33), studies.Default), with128(sure(24, 0.04)), with512(late(40)),
+			with512(failed(trial.Unknown, serverctl.ClientLimited, "the load generator is the limit, not the server, already at 20 req/s: the load generator was 60 ms late at p99"))),
+		Options{Planned: 4},
 	}, {
 		"simulated", "no GPU is behind a figure: each one says so; the default wins",
 		of(studies.Done, "", simulated(with(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
@@ -429,6 +444,8 @@ func TestBestDecidesTies(t *testing.T) {
 		{"then the higher rate that passed", []studies.Trial{exact(2.7), better}, 1},
 		{"then fewer args", []studies.Trial{more, fewer}, 1},
 		{"then the older one", []studies.Trial{exact(2.7), exact(2.7)}, 0},
+		{"what a late client passed only where nothing else did", []studies.Trial{exact(2), late(3)}, 0},
+		{"and then the highest", []studies.Trial{late(2), late(3)}, 1},
 		{"a rate that failed is no capacity", []studies.Trial{exact(2), atMost(5, 90)}, 0},
 		{"a running trial has no capacity yet", []studies.Trial{exact(2), {State: studies.Running, Result: exact(3).Result}}, 0},
 	} {
@@ -450,19 +467,24 @@ func TestGain(t *testing.T) {
 		distinguished bool
 		trust         string
 	}{
-		{"both are known well", sure(2, 0.03), sure(3, 0.03), 0.5, capacity.Exact, true, "95 %: +38 % to +63 %; P(better) over 99.9 %"},
+		{"both are known well", sure(2, 0.03), sure(3, 0.03), 0.5, capacity.Exact, true, "95 %: +38 % to +63 %; over 99.9 % likely better"},
 		{"the errors are larger than the gain", sure(2, 0.07), sure(2.1, 0.07), 0.05, capacity.Exact, false,
-			"95 %: -14 % to +27 %; P(better) 68.9 %, not distinguishable from the default"},
+			"95 %: -14 % to +27 %; not distinguishable from the default: equals would look so good in 31 of 100 studies"},
 		{"the best has no interval", sure(2, 0.03), exact(3), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of the best has no interval"},
 		{"the reference has none", exact(2), sure(3, 0.03), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of trial 0 has no interval"},
-		{"the best passed everywhere", sure(2, 0.03), atLeast(3), 0.5, capacity.AtLeast, false, "how sure the gain is cannot be told: the capacity of the best is a bound"},
-		{"the reference passed everywhere", atLeast(2), sure(3, 0.03), 0.5, capacity.AtMost, false, "how sure the gain is cannot be told: the capacity of trial 0 is a bound"},
+		{"the best passed everywhere", sure(2, 0.03), atLeast(3), 3/(2*math.Exp(1.96*0.03)) - 1, capacity.AtLeast, false, ""},
+		{"the best passed everywhere, over a bracket alone", exact(2), atLeast(3), 0, "", false, ""},
+		{"the best passed what the reference may carry", sure(2, 0.03), atLeast(2.05), 0, "", false, ""},
+		{"the reference passed everywhere", atLeast(2), sure(3, 0.03), 0, "", false, ""},
 		{"both passed everywhere", atLeast(2), atLeast(3), 0, "", false, ""},
-		{"the reference failed everywhere", atMost(2, 70), sure(3, 0.03), 0.5, capacity.AtLeast, false, "how sure the gain is cannot be told: the capacity of trial 0 is a bound"},
+		{"the reference failed everywhere", atMost(2, 70), sure(3, 0.03), 0, "", false, ""},
+		{"a late client passed the reference", late(2), sure(3, 0.03), 0, "", false, ""},
+		{"a late client passed the best", sure(2, 0.03), late(3), 0, "", false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			best, ok := Best(of(studies.Done, "", with(c.reference, studies.Default), c.best))
-			g := best.Gain
+			study := of(studies.Done, "", with(c.reference, studies.Default), c.best)
+			best := Winner{Trial: study.Trials[1], Gain: gainOf(study.Trials[1], study.Trials, 2)}
+			g, ok := best.Gain, true
 			if !ok || g == nil {
 				t.Fatalf("Best = %+v, %t", best, ok)
 			}
@@ -492,10 +514,10 @@ func TestWorldsAreNotCompared(t *testing.T) {
 		gain   string
 		said   bool
 	}{
-		{"nothing since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % over trial 0", true},
+		{"nothing since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % as measured, over trial 0", true},
 		{"the default anew", []studies.Trial{of(0, 20), of(1, 30), of(2, 2)}, 2, "trial 2: 2 req/s", "none: it is trial 2", false},
-		{"a better one since", []studies.Trial{of(0, 20), of(1, 30), of(2, 2), of(3, 2.5)}, 2, "trial 3: 2.5 req/s", "+25 % over trial 2", false},
-		{"all since", []studies.Trial{of(0, 2), of(1, 3)}, 0, "trial 1: 3 req/s", "+50 % over trial 0", false},
+		{"a better one since", []studies.Trial{of(0, 20), of(1, 30), of(2, 2), of(3, 2.5)}, 2, "trial 3: 2.5 req/s", "+25 % as measured, over trial 2", false},
+		{"all since", []studies.Trial{of(0, 2), of(1, 3)}, 0, "trial 1: 3 req/s", "+50 % as measured, over trial 0", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := studies.Study{Name: "s", State: studies.Done, Trials: c.trials, Events: []studies.Event{

@@ -104,7 +104,10 @@ func probesText(probes []trial.Probe) string {
 		return "no probe yet"
 	}
 	last, verdict := probes[len(probes)-1], "passed"
-	if !last.Verdict.Pass {
+	switch {
+	case last.Verdict.ClientLimited != "":
+		verdict = "client-limited at"
+	case !last.Verdict.Pass:
 		verdict = "failed"
 	}
 	return fmt.Sprintf("%s, %s %s req/s: %s", words.Count(len(probes), "probe"), verdict, number(last.Rate), last.Verdict.Reason)
@@ -165,7 +168,7 @@ func rateOf(t studies.Trial) float64 {
 	if !t.Met() {
 		return -1
 	}
-	return t.Result.Capacity.Rate
+	return t.Result.Capacity.Carried()
 }
 
 // legend adds what the short names stand for.
@@ -194,7 +197,17 @@ func against(t studies.Trial, best Winner) string {
 	case t.Number == best.Trial.Number:
 		return "best"
 	}
-	return percent(t.Result.Capacity.Rate/best.Trial.Result.Capacity.Rate - 1)
+	is, than := t.Result.Capacity, best.Trial.Result.Capacity
+	text := percent(is.Rate/than.Rate - 1)
+	switch {
+	case is.Limited != "" || than.Bound == capacity.AtLeast && is.Bound == capacity.AtLeast || than.Limited != "":
+		return "-"
+	case is.Bound == capacity.AtLeast:
+		return ">=" + strings.ReplaceAll(text, " ", "")
+	case than.Bound == capacity.AtLeast:
+		return "<=" + strings.ReplaceAll(text, " ", "")
+	}
+	return text
 }
 
 // ShortNames gives each flag a short name, its initials, so that points fit a line. Flags with the same initials are told

@@ -75,6 +75,8 @@ func simulatedMark(simulated bool) string {
 func capacityText(c capacity.Capacity, simulated bool) string {
 	unit := " req/s" + simulatedMark(simulated)
 	switch {
+	case c.Limited != "" && c.Low < c.Rate:
+		return fmt.Sprintf("at least about %s%s, passed while the load generator was late (%s)", number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtLeast:
 		return fmt.Sprintf("at least %s%s (%s)", number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtMost:
@@ -107,6 +109,8 @@ func resultText(t studies.Trial) string {
 	switch {
 	case t.State != studies.Done:
 		return "running"
+	case t.Met() && t.Result.Class == serverctl.ClientLimited:
+		return string(t.Result.Class)
 	case t.Met():
 		return t.Result.Capacity.Binding
 	case measured(t):
@@ -130,87 +134,6 @@ func (l *lines) dropped(study studies.Study) {
 		t := newest[class]
 		l.wrapped("dropped", "trial %d (%s): %s", t.Number, class, t.Result.Evidence)
 	}
-}
-
-// whose names the point of an origin.
-func whose(o studies.Origin) string {
-	switch o {
-	case studies.Default:
-		return "the default"
-	case studies.Current:
-		return "the current args"
-	}
-	return "the first that could be measured"
-}
-
-// gainText says what the best trial brings.
-func gainText(b Winner) string {
-	g := b.Gain
-	if g == nil {
-		return "not known: the default has not been measured yet"
-	}
-	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
-	if g.reference.Met() {
-		reference += fmt.Sprintf(" (%s req/s)", number(g.reference.Rate))
-	}
-	switch {
-	case g.Trial == b.Trial.Number:
-		return fmt.Sprintf("none: it is %s itself", reference)
-	case g.Bound == "":
-		return fmt.Sprintf("not known: both its capacity and that of %s are lower bounds", reference)
-	case g.reference.Bound == capacity.AtMost:
-		return fmt.Sprintf("at least %s over %s, which fails at %s req/s", percent(g.Ratio), reference, number(g.reference.High))
-	case g.Bound == capacity.Exact:
-		return fmt.Sprintf("%s over %s", percent(g.Ratio), reference)
-	}
-	return fmt.Sprintf("%s %s over %s", g.Bound, percent(g.Ratio), reference)
-}
-
-// trustText says how sure the gain is; "" when there is none that could be.
-func trustText(b Winner) string {
-	g := b.Gain
-	if g == nil || g.Bound == "" || g.Trial == b.Trial.Number {
-		return ""
-	}
-	c := g.Comparison
-	if c == nil {
-		return "how sure the gain is cannot be told: " + unsureText(b)
-	}
-	text := fmt.Sprintf("95 %%: %s to %s; P(better) %s", percent(c.Lowest-1), percent(c.Highest-1), probability(c.Better))
-	if !g.Distinguishable {
-		return text + ", not distinguishable from " + whose(g.Origin)
-	}
-	if b.Among > 2 { // the best of many measured ones is not the best of many
-		text += fmt.Sprintf(", were it not chosen among %d, which flatters it", b.Among)
-	}
-	return text
-}
-
-// unsureText says which capacity has no interval.
-func unsureText(b Winner) string {
-	for _, one := range []struct {
-		whose    string
-		capacity capacity.Capacity
-	}{{"the best", b.Trial.Result.Capacity}, {fmt.Sprintf("trial %d", b.Gain.Trial), b.Gain.reference}} {
-		switch {
-		case one.capacity.Bound != capacity.Exact:
-			return "the capacity of " + one.whose + " is a bound"
-		case !(one.capacity.StdErr > 0):
-			return "the capacity of " + one.whose + " has no interval"
-		}
-	}
-	return "both have an interval"
-}
-
-// probability writes one in per cent, and never as certain.
-func probability(p float64) string {
-	switch {
-	case p > 0.999:
-		return "over 99.9 %"
-	case p < 0.001:
-		return "under 0.1 %"
-	}
-	return fmt.Sprintf("%.3g %%", 100*p)
 }
 
 // silent is said of a study on a shared disk whose owner may be dead.
@@ -256,7 +179,8 @@ func countsText(s Summary) string {
 		}
 	}
 	say(s.Met, "%d met the SLO")
-	say(s.Unmet, "%d failed at every rate")
+	say(s.Limited, "%d of them with a late load generator")
+	say(s.Unmet, "%d not known to meet it at any rate")
 	say(s.Dropped, "%d dropped")
 	say(s.Infeasible, "%d infeasible")
 	say(s.Unknown, "%d unknown")

@@ -57,18 +57,22 @@ func (l *looking) answer(why string) (Capacity, error) {
 	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
 	low, high := l.low, l.high
 	if low != nil {
-		c.Low, c.Rate, c.Binding, c.InFlight, c.Bound = low.Rate, low.Rate, low.Binding, low.InFlight, AtLeast
+		c.Rate, c.Binding, c.InFlight, c.Bound = low.Rate, low.Binding, low.InFlight, AtLeast
+		c.Low = highestPass(l.steps, low.Rate)
 	}
-	switch {
+	if high != nil && high.Limited == "" {
+		c.High = high.Rate
+	}
+	switch limited := l.limited(); {
+	case limited != nil && low == nil:
+		return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, limited.Rate, limited.Limited)
+	case limited != nil:
+		c.Limited, c.Why = limited.Limited, fmt.Sprintf("at %.4g req/s %s", limited.Rate, limited.Limited)
 	case high == nil:
-	case high.Limited != "" && low == nil:
-		return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, high.Rate, high.Limited)
-	case high.Limited != "":
-		c.Why = fmt.Sprintf("at %.4g req/s %s", high.Rate, high.Limited)
 	case low == nil:
-		c.Rate, c.High, c.Bound, c.Binding, c.InFlight = high.Rate, high.Rate, AtMost, high.Binding, high.InFlight
+		c.Rate, c.Bound, c.Binding, c.InFlight = high.Rate, AtMost, high.Binding, high.InFlight
 	default:
-		c.Bound, c.High, c.Binding = Exact, high.Rate, high.Binding
+		c.Bound, c.Binding = Exact, high.Binding
 		c.Rate = interpolate(low, high)
 	}
 	l.sure(&c)
@@ -77,6 +81,34 @@ func (l *looking) answer(why string) (Capacity, error) {
 		c.InFlight = low.InFlight * c.Rate / low.Rate
 	}
 	return c, nil
+}
+
+// limited is a step in which the load generator decided the answer; nil when it did not.
+func (l *looking) limited() (step *Step) {
+	switch {
+	case l.high != nil && l.high.Limited != "":
+		return l.high
+	case l.low != nil && l.low.Limited != "":
+		return l.low
+	case l.low != nil || l.high == nil:
+		return nil
+	}
+	for i := range l.steps { // what failed is not the lowest rate that was offered
+		if s := &l.steps[i]; s.Limited != "" && s.Rate < l.high.Rate && (step == nil || s.Rate < step.Rate) {
+			step = s
+		}
+	}
+	return step
+}
+
+// highestPass is the highest rate up to most that passed with the load generator in time; 0 when none did.
+func highestPass(steps []Step, most float64) (rate float64) {
+	for _, s := range steps {
+		if s.passed() && s.Rate <= most {
+			rate = max(rate, s.Rate)
+		}
+	}
+	return rate
 }
 
 // sure gives the capacity its place by all probes, and its interval.
@@ -96,7 +128,7 @@ func (l *looking) sure(c *Capacity) {
 		c.Lowest, c.Highest = rate*math.Exp(-deviations*e.stdErr), rate*math.Exp(deviations*e.stdErr)
 		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
 	case AtLeast:
-		c.Lowest = min(c.Rate, rate*math.Exp(-deviations*e.stdErr))
+		c.Lowest = min(c.Low, rate*math.Exp(-deviations*e.stdErr))
 	}
 }
 
@@ -104,7 +136,7 @@ func (l *looking) sure(c *Capacity) {
 func (l *looking) within(rate float64, c *Capacity) float64 {
 	var pass, fail *Step // nearest to the rate
 	var contrary []float64
-	sorted := byRate(withoutHiccups(l.steps))
+	sorted := byRate(intime(l.steps))
 	for i := range sorted {
 		step := &sorted[i]
 		switch {

@@ -15,7 +15,7 @@ type Bound string
 // The bounds.
 const (
 	Exact   Bound = "exact"    // bracketed by a pass and a fail
-	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
+	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer in time
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 )
 
@@ -26,7 +26,8 @@ type Outcome struct {
 	Binding  string  `json:"binding"`   // name of the binding limit
 	InFlight float64 `json:"in_flight"` // mean requests in flight
 
-	// Limited says that the load generator, not the server, may have decided; "" when it did not. Such an outcome is no boundary.
+	// Limited says that the load generator, not the server, may have decided; "" when it did not. Such a pass is a lower bound at best:
+	// late requests thin out the bursts. Such a fail says nothing.
 	Limited string `json:"limited,omitempty"`
 
 	// Evidence is what each request did; nil where they are not judged one by one. With it a capacity has an interval.
@@ -49,7 +50,7 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 // A Capacity is the answer of a search.
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
-	Low      float64 `json:"low"`  // highest rate up to Rate that passed; 0 when none did
+	Low      float64 `json:"low"`  // highest rate up to Rate that passed with the load generator in time; 0 when none did
 	High     float64 `json:"high"` // lowest rate from Rate on that failed; 0 when none did
 	Bound    Bound   `json:"bound"`
 	Binding  string  `json:"binding"`   // limit that binds at the boundary
@@ -68,8 +69,22 @@ type Capacity struct {
 	// Doubt says what speaks against the answer, such as a rate that passed above one that failed; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`
 
+	// Limited says that the load generator decided the answer, and not the server; "" when it did not. The bound is AtLeast then.
+	Limited string `json:"client_limited,omitempty"`
+
 	Steps []Step `json:"steps,omitempty"` // all probes, in their order
 }
 
 // Met reports whether any rate kept the SLO.
 func (c Capacity) Met() bool { return c.Bound == Exact || c.Bound == AtLeast }
+
+// Carried is the rate by which capacities are ranked: a lower bound counts as far as the load generator was in time.
+func (c Capacity) Carried() float64 {
+	switch c.Bound {
+	case Exact:
+		return c.Rate
+	case AtLeast:
+		return c.Low
+	}
+	return 0
+}

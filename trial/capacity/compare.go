@@ -8,6 +8,8 @@ type Comparison struct {
 	Lowest  float64 `json:"lowest"`   // 95 % interval of the ratio
 	Highest float64 `json:"highest"`  // likewise
 	Better  float64 `json:"p_better"` // probability that the first is the higher one
+
+	stdErr float64 // of ln Ratio
 }
 
 // Distinguishable reports whether the first is higher beyond reasonable doubt: in 2.5 of 100 such comparisons of equals it
@@ -29,7 +31,30 @@ func Compare(a, b Capacity) (c Comparison, ok bool) {
 		Lowest:  math.Exp(ratio - deviations*stdErr),
 		Highest: math.Exp(ratio + deviations*stdErr),
 		Better:  normal(ratio / stdErr),
+		stdErr:  stdErr,
 	}, true
+}
+
+// Among is the comparison where the first was chosen as the best of n that were all compared with the second. The luckiest of n equals
+// looks better than it is: with n of them Better is above 0.975 in no more than 2.5 of 100 choices, and Lowest is too high in no more.
+// That holds however few of the n are any good (Šidák's inequality).
+func (c Comparison) Among(n int) Comparison {
+	c.Better = math.Pow(c.Better, float64(n))
+	c.Lowest = c.Ratio * math.Exp(-deviationsAmong(n)*c.stdErr)
+	return c
+}
+
+// Among is the capacity where it was chosen as the highest of n: the lower end of its interval is that of all n together.
+func (c Capacity) Among(n int) Capacity {
+	if c.Bound == Exact && c.StdErr > 0 {
+		c.Lowest = min(c.Lowest, c.Rate*math.Exp(-deviationsAmong(n)*c.StdErr))
+	}
+	return c
+}
+
+// deviationsAmong is how many standard errors the luckiest of n is off by, at most, in 97.5 of 100 choices.
+func deviationsAmong(n int) float64 {
+	return math.Sqrt2 * math.Erfinv(2*math.Pow(0.975, 1/float64(max(1, n)))-1)
 }
 
 // mostTogether bounds how much of what two capacities are off by is taken to be the same: an error of the estimate itself is not in

@@ -66,6 +66,52 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	}
 }
 
+// The best of equals is called better, and its lower end is too high, in 2.5 of 100 choices at most, however many there were.
+func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 6))
+	for _, n := range []int{1, 2, 8, 30} {
+		const rounds = 6_000
+		wrong, above, alone := 0, 0, 0
+		for range rounds {
+			measured := func() Capacity {
+				c := Capacity{StdErr: 0.02 + rng.Float64()/10, Bound: Exact}
+				c.Rate = math.Exp(c.StdErr * rng.NormFloat64())
+				c.Lowest = c.Rate * math.Exp(-deviations*c.StdErr)
+				return c
+			}
+			reference, best := measured(), measured()
+			for range n - 1 {
+				if c := measured(); c.Rate > best.Rate {
+					best = c
+				}
+			}
+			c, ok := Compare(best, reference)
+			if !ok {
+				t.Fatal("two exact capacities are not compared")
+			}
+			if c.Among(n).Distinguishable() != (c.Among(n).Lowest > 1) {
+				t.Fatalf("%+v is distinguishable, and its interval says otherwise", c.Among(n))
+			}
+			if c.Distinguishable() {
+				alone++
+			}
+			if c.Among(n).Distinguishable() {
+				wrong++
+			}
+			if best.Among(n).Lowest > 1 {
+				above++
+			}
+		}
+		t.Logf("of %d: %d of %d called better, %d without the choice allowed for; %d lower ends too high", n, wrong, rounds, alone, above)
+		if most := 0.025 + 2.5*math.Sqrt(0.025/rounds); float64(wrong)/rounds > most || float64(above)/rounds > most {
+			t.Errorf("of %d: %d of %d are called better and %d lower ends are too high, want 2.5 %% at most", n, wrong, rounds, above)
+		}
+		if n == 30 && float64(alone)/rounds < 0.1 {
+			t.Errorf("of 30 only %d of %d seem better without the choice allowed for: the test tests nothing", alone, rounds)
+		}
+	}
+}
+
 // What the same requests have done to both is not in their ratio.
 func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	of := func(draw int, moved ...float64) Capacity {

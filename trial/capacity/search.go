@@ -103,14 +103,15 @@ func (l *looking) add(step Step) {
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
 // bracket returns the passing and the failing step between which the capacity lies. Where verdicts contradict each other, a pass
-// above a fail, the split is where the fewest of them do, the lower one of equals.
+// above a fail, the split is where the fewest of them do, the lower one of equals. Verdicts of a load generator that was late have no
+// vote: its passes raise the lower step, and its fails keep the search from going higher where nothing else does.
 func bracket(steps []Step) (low, high *Step) {
-	sorted := byRate(withoutHiccups(steps))
+	sorted := byRate(intime(steps))
 	best, at := len(sorted)+1, 0
 	for split := range len(sorted) + 1 { // the first split steps should pass, the others fail
 		wrong := 0
 		for i, step := range sorted {
-			if step.passed() != (i < split) {
+			if step.Pass != (i < split) {
 				wrong++
 			}
 		}
@@ -119,27 +120,39 @@ func bracket(steps []Step) (low, high *Step) {
 		}
 	}
 	for i := at - 1; i >= 0 && low == nil; i-- {
-		if sorted[i].passed() {
+		if sorted[i].Pass {
 			low = &sorted[i]
 		}
 	}
 	for i := at; i < len(sorted) && high == nil; i++ {
-		if !sorted[i].passed() {
+		if !sorted[i].Pass {
 			high = &sorted[i]
+		}
+	}
+	return withLate(steps, low, high)
+}
+
+// withLate brings what a late load generator did into a bracket.
+func withLate(steps []Step, low, high *Step) (*Step, *Step) {
+	for i := range steps {
+		if s := &steps[i]; s.Limited != "" && s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+			low = s
+		}
+	}
+	if high != nil {
+		return low, high
+	}
+	for i := range steps {
+		if s := &steps[i]; s.Limited != "" && !s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+			high = s
 		}
 	}
 	return low, high
 }
 
-// withoutHiccups leaves out the steps in which the load generator was the limit below a rate that it offered well.
-func withoutHiccups(steps []Step) []Step {
-	offered := 0.0
-	for _, step := range steps {
-		if step.Limited == "" {
-			offered = max(offered, step.Rate)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(steps), func(step Step) bool { return step.Limited != "" && step.Rate <= offered })
+// intime leaves out the steps that the load generator may have decided.
+func intime(steps []Step) []Step {
+	return slices.DeleteFunc(slices.Clone(steps), func(s Step) bool { return s.Limited != "" })
 }
 
 // next returns the rate to probe, or why the search is over.
@@ -157,6 +170,9 @@ func (l *looking) next() (rate float64, why string) {
 	if why != "" && l.bracketed() {
 		rate, why = l.sharpen(why)
 	}
+	if why != "" && l.low != nil && l.limitedOnce(*l.low) {
+		rate, why = l.low.Rate, "" // the answer would be the load generator's
+	}
 	switch {
 	case why != "":
 		return 0, why
@@ -171,15 +187,23 @@ func (l *looking) next() (rate float64, why string) {
 // stumbled reports whether the load generator was the limit just now, and may not be the next time: it is when it was twice at one rate.
 func (l *looking) stumbled() bool {
 	last := l.steps[len(l.steps)-1]
-	before := l.steps[:len(l.steps)-1]
-	return last.Limited != "" && len(l.steps) < l.MaxProbes &&
-		!slices.ContainsFunc(before, func(s Step) bool { return s.Limited != "" && s.Rate == last.Rate }) &&
-		len(withoutHiccups(l.steps)) == len(withoutHiccups(before))+1 // else it does not count
+	return !last.Pass && len(l.steps) < l.MaxProbes && l.limitedOnce(last)
+}
+
+// limitedOnce reports whether the load generator was late in a step, and in no other at its rate.
+func (l *looking) limitedOnce(step Step) bool {
+	times := 0
+	for _, s := range l.steps {
+		if s.Limited != "" && s.Rate == step.Rate {
+			times++
+		}
+	}
+	return step.Limited != "" && times == 1
 }
 
 // bracketed reports whether there is a boundary that single requests can sharpen.
 func (l *looking) bracketed() bool {
-	return l.low != nil && l.high != nil && l.high.Limited == "" && l.high.told()
+	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.told()
 }
 
 // precision says how well the capacity is known.

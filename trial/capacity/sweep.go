@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // A Step is one load of a search or a sweep with what its probe said. A load is a rate in requests per second, or in a sweep over
@@ -30,19 +31,15 @@ func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
 
 // Highest reads a sweep. The capacity's Rate is the highest load that kept the SLO, a load of the grid: nothing is known of those
 // between it and High, the next one that was measured and failed. A step that the load generator may have decided is neither a
-// pass nor a fail.
+// pass nor a fail: where it lies between the two, the capacity is AtLeast and Limited, and has no Bound where nothing passed.
 //
 // below are the loads under Rate that failed, ascending: where there are any, the verdicts are not monotone, and the capacity is
 // a matter of luck. Of no steps the capacity is zero, and has no Bound.
 func Highest(steps []Step) (c Capacity, below []float64) {
 	c.Probes = len(steps)
 	var low, high *Step
-	limited := ""
 	for i := range steps {
-		switch s := &steps[i]; {
-		case s.Limited != "":
-			limited = fmt.Sprintf("; at %.4g %s", s.Rate, s.Limited)
-		case s.Pass && (low == nil || s.Rate > low.Rate):
+		if s := &steps[i]; s.passed() && (low == nil || s.Rate > low.Rate) {
 			low = s
 		}
 	}
@@ -57,22 +54,64 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 		}
 	}
 	slices.Sort(below)
-	switch {
-	case low == nil && high == nil:
-		c.Why = "nothing was measured" + limited
-		return c, below
-	case low == nil:
-		c.Rate, c.High, c.Bound, c.Binding, c.InFlight = high.Rate, high.Rate, AtMost, high.Binding, high.InFlight
-		c.Why = fmt.Sprintf("failed at the lowest load, %.4g%s", high.Rate, limited)
-		return c, below
-	}
-	c.Rate, c.Low, c.Bound, c.Binding, c.InFlight = low.Rate, low.Rate, AtLeast, low.Binding, low.InFlight
-	c.Why = fmt.Sprintf("passed at the highest load, %.4g%s", low.Rate, limited)
 	if high != nil {
-		c.High, c.Bound, c.Binding = high.Rate, Exact, high.Binding
-		c.Why = fmt.Sprintf("the next load of the grid, %.4g, failed%s", high.Rate, limited)
+		c.High = high.Rate
+	}
+	late, all := lateBetween(steps, low, high)
+	switch {
+	case len(steps) == 0:
+		c.Why = "nothing was measured"
+	case late != "" && low == nil:
+		c.Limited, c.Why = late, "no load passed or failed by the server alone"
+		if high != nil {
+			c.Why = fmt.Sprintf("failed at %.4g by %s, and below it nothing is known", high.Rate, high.Binding)
+		}
+	case low == nil:
+		c.Rate, c.Bound, c.Binding, c.InFlight = high.Rate, AtMost, high.Binding, high.InFlight
+		c.Why = fmt.Sprintf("failed at the lowest load, %.4g, by %s", high.Rate, high.Binding)
+	default:
+		c.Rate, c.Low, c.Bound, c.Binding, c.InFlight = low.Rate, low.Rate, AtLeast, low.Binding, low.InFlight
+		switch {
+		case late != "" && high != nil:
+			c.Limited, c.Why = late, fmt.Sprintf("passed at %.4g and failed at %.4g", low.Rate, high.Rate)
+		case late != "":
+			c.Limited, c.Why = late, fmt.Sprintf("passed at %.4g", low.Rate)
+		case high != nil:
+			c.Bound, c.Binding = Exact, high.Binding
+			c.Why = fmt.Sprintf("the next load of the grid, %.4g, failed", high.Rate)
+		default:
+			c.Why = fmt.Sprintf("passed at the highest load, %.4g", low.Rate)
+		}
+	}
+	if all != "" {
+		c.Why += "; client-limited at " + all
 	}
 	return c, below
+}
+
+// lateBetween says why the load generator was late at a load between two steps, as far as there are any, "" where it was not; and
+// at which loads it was late at all.
+func lateBetween(steps []Step, low, high *Step) (between, all string) {
+	var loads []float64
+	reasons := map[float64]string{}
+	for _, s := range steps {
+		if s.Limited == "" {
+			continue
+		}
+		if reasons[s.Rate] == "" {
+			loads = append(loads, s.Rate)
+			reasons[s.Rate] = s.Limited
+		}
+		if (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+			between = s.Limited
+		}
+	}
+	slices.Sort(loads)
+	words := make([]string, len(loads))
+	for i, load := range loads {
+		words[i] = fmt.Sprintf("%.4g (%s)", load, reasons[load])
+	}
+	return between, strings.Join(words, ", ")
 }
 
 // Best returns the places of the capacities that no other exceeds, in their order: more than one is a tie. It is empty when none

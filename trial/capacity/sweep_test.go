@@ -40,7 +40,10 @@ func TestHighestReadsAGrid(t *testing.T) {
 		{"a fail below a pass", "pfpf", 2, 2, 4, Exact, "p99 TTFT", []float64{1}},
 		{"fails below the last pass", "ffpp", 4, 4, 0, AtLeast, "p99 TPOT", []float64{0.5, 1}},
 		{"a late client is no fail", "ppll", 1, 1, 0, AtLeast, "p99 TPOT", nil},
-		{"a late client is no pass", "ppLf", 1, 1, 4, Exact, "p99 TTFT", nil},
+		{"a late client is no pass", "ppLf", 1, 1, 4, AtLeast, "p99 TPOT", nil},
+		{"a late client below a pass", "Lppf", 2, 2, 4, Exact, "p99 TTFT", nil},
+		{"a fail above late passes is not the lowest load", "lLff", 0, 0, 2, "", "", nil},
+		{"a fail below late passes is", "flLf", 0.5, 0, 0.5, AtMost, "p99 TTFT", nil},
 		{"a late client alone says nothing", "llll", 0, 0, 0, "", "", nil},
 	} {
 		all := steps(t, loads, row.letters)

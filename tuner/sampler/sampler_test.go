@@ -349,6 +349,30 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	}
 }
 
+// What a late load generator could show of a point is a lower bound: high enough it is good, and else it says nothing.
+func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
+	s := mixedSpace(t)
+	points := anyHistory(t, s, 1, 8)
+	for _, row := range []struct {
+		limited float64
+		good    bool
+	}{{1.5, false}, {9, true}} {
+		var history []studies.Trial
+		for i, rate := range []float64{3, row.limited, 1, 2} {
+			one := measuredTrial(i, points[i].Point, rate)
+			if i == 1 {
+				one.Result.Class, one.Result.Capacity.Bound = serverctl.ClientLimited, capacity.AtLeast
+			}
+			history = append(history, one)
+		}
+		better, worse := split(observe(s, history))
+		isLimited := func(o observation) bool { return o.rate == row.limited }
+		if got := slices.ContainsFunc(better, isLimited); got != row.good || slices.ContainsFunc(worse, isLimited) || len(better) != 1 {
+			t.Errorf("at least %g req/s of 1 to 3 is good: %t, a loser: %t; want %t, and never a loser", row.limited, got, slices.ContainsFunc(worse, isLimited), row.good)
+		}
+	}
+}
+
 // What was measured elsewhere teaches, and keeps no point from being tried.
 func TestAPriorIsNotATrial(t *testing.T) {
 	s := mixedSpace(t)

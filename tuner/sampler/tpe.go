@@ -10,6 +10,7 @@ import (
 	"gonum.org/v1/gonum/stat/distmv"
 	"gonum.org/v1/gonum/stat/samplemv"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -123,6 +124,7 @@ type observation struct {
 	active   []bool
 	standing standing
 	rate     float64 // requests per second; 0 when infeasible
+	censored bool    // rate is what a late load generator could show of it: the server may carry any more
 }
 
 // A standing is what a trial tells. Any higher one is better than any lower one.
@@ -149,7 +151,7 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 		case t.Result.Outcome != trial.Measured || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 			continue
 		case c.Met():
-			o.standing, o.rate = met, c.Rate
+			o.standing, o.rate, o.censored = met, c.Rate, t.Result.Class == serverctl.ClientLimited
 		default:
 			o.standing, o.rate = upperBound, c.Rate
 		}
@@ -159,7 +161,8 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part, of which each has met the SLO, and the rest.
+// split divides the observations into the good part, of which each has met the SLO, and the rest. A censored one is good, or says
+// nothing: it is no loser.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
 		return cmp.Or(cmp.Compare(b.standing, a.standing), cmp.Compare(b.rate, a.rate))
@@ -168,5 +171,5 @@ func split(observed []observation) (better, worse []observation) {
 	for n > 0 && sorted[n-1].standing != met {
 		n--
 	}
-	return sorted[:n], sorted[n:]
+	return sorted[:n], slices.DeleteFunc(slices.Clone(sorted[n:]), func(o observation) bool { return o.censored })
 }

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// The letters of a table of rows: p passed, f failed, L passed with a late load generator, l failed for it.
+const rowLetters = "pfLl"
+
+// A table is what the rows of a config say, read without any of the code that concludes from them.
+type table struct {
+	loads   []float64
+	letters []byte
+}
+
+func (t table) with(letters string) (loads []float64) {
+	for i, l := range t.letters {
+		if strings.IndexByte(letters, l) >= 0 {
+			loads = append(loads, t.loads[i])
+		}
+	}
+	slices.Sort(loads)
+	return loads
+}
+
+// highest is the highest load that passed in time, 0 for none.
+func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
+
+// reach is the highest load that may be within the SLO, for all that the rows say; 0 for none.
+func (t table) reach() float64 {
+	reach := t.highest()
+	for _, load := range t.with("Ll") {
+		failed := slices.ContainsFunc(t.with("f"), func(f float64) bool { return f > t.highest() && f <= load })
+		if !failed {
+			reach = max(reach, load)
+		}
+	}
+	return reach
+}
+
+func (t table) String() string {
+	words := make([]string, len(t.loads))
+	for i := range t.loads {
+		words[i] = fmt.Sprintf("%g%c", t.loads[i], t.letters[i])
+	}
+	return strings.Join(words, " ")
+}
+
+func randomTable(rng *rand.Rand, loads []float64) table {
+	t := table{loads: loads}
+	for range loads {
+		t.letters = append(t.letters, rowLetters[rng.IntN(len(rowLetters))])
+	}
+	return t
+}
+
+func (t table) steps() (steps []capacity.Step) {
+	for i, load := range t.loads {
+		s := capacity.Step{Rate: load, Outcome: capacity.Outcome{Pass: strings.IndexByte("pL", t.letters[i]) >= 0, Binding: "p99 TTFT"}}
+		if strings.IndexByte("lL", t.letters[i]) >= 0 {
+			s.Limited = "the load generator was 17.5 ms late at p99"
+		}
+		steps = append(steps, s)
+	}
+	return steps
+}
+
+// figures are the numbers that follow a word of a text.
+func figures(t *testing.T, text, rule string) (all []float64) {
+	t.Helper()
+	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
+		f, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// What bench concludes from its rows, and its exit code, follow from the rows, in any order of the loads.
+func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
+	for seed := range uint64(4000) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		var loads []float64
+		for range 1 + rng.IntN(6) {
+			loads = append(loads, float64(1+rng.IntN(40)))
+		}
+		slices.Sort(loads)
+		loads = slices.Compact(loads)
+		rng.Shuffle(len(loads), func(i, j int) { loads[i], loads[j] = loads[j], loads[i] })
+		rows := randomTable(rng, loads)
+		var out bytes.Buffer
+		report := &benchReport{w: &out, format: "text", table: true, b: &benching{slo: &slo.SLO{}, shots: []shot{{rate: 1}}}}
+		err := report.finish(rows.steps())
+		text := strings.Join(strings.Fields(out.String()), " ")
+		wrong := func(what string) { t.Fatalf("%s: %s; %v: %s", rows, text, err, what) }
+		if kept := rows.highest() > 0; (exitCode(err) == exitNothingMet) == kept || (err == nil) != kept {
+			wrong("the exit code is not that of the rows")
+		}
+		if strings.Contains(fmt.Sprint(err), "load generator") != (rows.highest() == 0 && len(rows.with("Ll")) > 0) {
+			wrong("the error does not say what decided")
+		}
+		for _, load := range figures(t, text, `([0-9.]+) req/s is the highest within the SLO`) {
+			if load != rows.highest() || rows.reach() > load {
+				wrong("it is not the highest")
+			}
+		}
+		for _, load := range figures(t, text, `([0-9.]+) req/s is within the SLO, and may not be the highest`) {
+			if load != rows.highest() || rows.reach() == load {
+				wrong("it passed, and nothing may be higher")
+			}
+		}
+		for _, load := range figures(t, text, `failed at the lowest load, ([0-9.]+),`) {
+			if fails := rows.with("f"); rows.highest() > 0 || load != fails[0] || rows.reach() > 0 {
+				wrong("it is not the lowest, or lower ones may pass")
+			}
+		}
+		for _, load := range figures(t, text, `passed at the highest load, ([0-9.]+)`) {
+			if load != slices.Max(loads) && rows.reach() > load {
+				wrong("it is not the highest load")
+			}
+		}
+		for _, load := range figures(t, text, `the next load of the grid, ([0-9.]+), failed`) {
+			if !slices.Contains(rows.with("f"), load) || load < rows.highest() {
+				wrong("it did not fail")
+			}
+		}
+		var below []float64
+		for _, load := range rows.with("f") {
+			if load < rows.highest() {
+				below = append(below, load)
+			}
+		}
+		if got := figures(t, text, `but ([0-9.]+) req/s failed`); !slices.Equal(got, below) {
+			wrong(fmt.Sprintf("below the highest %v failed", below))
+		}
+		_, late, _ := strings.Cut(text, "client-limited at ")
+		if got := figures(t, late, `([0-9.]+) \(the load`); !slices.Equal(got, rows.with("Ll")) {
+			wrong("these are not the loads at which the generator was late")
+		}
+	}
+}
+
+// What a sweep concludes holds for all that its rows leave open.
+func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
+	said := map[string]int{}
+	whole := swept(t, "ppp", "ppp", "ppp", "ppp")
+	for seed := range uint64(4000) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		var all []table
+		var letters []string
+		for range 1 + rng.IntN(4) {
+			one := randomTable(rng, []float64{1, 2, 4})
+			if rng.IntN(2) == 0 { // mostly in time
+				one.letters = []byte(strings.NewReplacer("L", "p", "l", "f").Replace(string(one.letters)))
+			}
+			all, letters = append(all, one), append(letters, string(one.letters))
+		}
+		s := *whole
+		s.configs = slices.Clone(whole.configs[:len(letters)])
+		s.setRows(letters...)
+		text, standings := s.conclusion(), s.standings()
+		others := func(i int, reach func(float64) bool) bool {
+			for j, one := range all {
+				if j != i && !reach(one.reach()) {
+					return false
+				}
+			}
+			return true
+		}
+		wrong := func(what string) { t.Fatalf("%q: %s: %s", letters, text, what) }
+		for i, st := range standings {
+			top := all[i].highest()
+			switch {
+			case st.word == "winner" && !others(i, func(r float64) bool { return r < top }):
+				wrong("another may reach the winner")
+			case st.word == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
+				wrong("one of the tied may be higher")
+			case st.versus != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
+				wrong("a difference from what is not known")
+			case strings.Contains(st.versus, "-0"):
+				wrong("minus nothing")
+			}
+		}
+		for _, claim := range []struct {
+			words string
+			holds bool
+		}{
+			{"No config reaches the baseline", len(all) > 1 && others(0, func(r float64) bool { return r < all[0].highest() })},
+			{"No config kept the SLO", others(-1, func(r float64) bool { return r == 0 })},
+			{"baseline kept the SLO nowhere", all[0].reach() == 0},
+			{"alone reaches", slices.ContainsFunc(standings, func(st standing) bool { return st.word == "winner" })},
+			{"above the baseline", slices.ContainsFunc(all, func(o table) bool { return o.highest() > all[0].reach() })},
+			{"tie at", true},
+			{"No winner can be named", slices.ContainsFunc(all, func(o table) bool { return o.reach() > o.highest() })},
+		} {
+			if strings.Contains(text, claim.words) {
+				said[claim.words]++
+				if !claim.holds {
+					wrong("it does not hold")
+				}
+			}
+		}
+	}
+	if len(said) < 7 {
+		t.Errorf("only these were said: %v", said)
+	}
+}
+
+// A row that the load generator decided says so wherever it has a verdict, and one that was ended early shows what its verdict read.
+func TestARowShowsWhatItsVerdictRead(t *testing.T) {
+	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
+	r := benchResult{shot: shot{rate: 20}, verdict: &v, stopped: true}
+	r.m.TTFT, r.m.Completed = bench.Stats{N: 130, P50: 20, P99: 68.1}, 130
+	r.notes = (&benching{client: &bench.Client{}}).notes(r, bench.Run{Stopped: true})
+	var out bytes.Buffer
+	o := &benchReport{w: &out, rows: 2}
+	if err := o.writeRow(r); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
+		t.Errorf("the row does not show both figures:\n%s", text)
+	}
+	late := r
+	late.verdict, late.limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
+	if word := verdictWord(late); word != "client-limited" {
+		t.Errorf("the row says %q, want client-limited", word)
+	}
+	if cell := verdictCell(trial.Probe{Verdict: *late.verdict}); cell != verdictWord(late) {
+		t.Errorf("a sweep says %q, and bench %q", cell, verdictWord(late))
+	}
+	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, errNoRunKept) {
+		t.Errorf("one late pass gives %v, want that no run kept the SLO", err)
+	}
+	in := benchResult{shot: shot{rate: 20}, verdict: &slo.Verdict{Pass: true}}
+	in.m.SendLag.P99, in.m.Window = 147, 2*time.Second
+	if !in.outcome().Pass {
+		t.Error("a pass with slow sending that no limit minds is no pass")
+	}
+}

@@ -1,0 +1,210 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial/capacity"
+)
+
+// A Gain compares the best trial with what the user has without the tuner.
+type Gain struct {
+	Trial  int            `json:"over_trial"`  // number of the reference
+	Origin studies.Origin `json:"over_origin"` // whose point that is
+	Why    string         `json:"why,omitempty"`
+	Ratio  float64        `json:"ratio"` // best / reference - 1, as measured or a lower bound; 0 when nothing can be said of it
+	Bound  capacity.Bound `json:"bound"` // of the ratio: exact is as measured; "" when nothing can be said of it
+
+	// Comparison says how sure the gain is; nil where that cannot be told. Its ratio is best / reference. It allows for the choice of the
+	// best among Among trials: the luckiest of so many equals looks as good in 1 - p_better of all studies.
+	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
+	Among           int                  `json:"among,omitempty"` // trials that were measured, without the reference
+	Distinguishable bool                 `json:"distinguishable"` // the best is the better one by it
+
+	reference capacity.Capacity
+}
+
+// gainOf compares the best of so many measured trials with the reference. All were measured in one world, whose first trials these need
+// not be: that a server is another is known only when it runs. It is nil while the default is still to be measured.
+func gainOf(best studies.Trial, trials []studies.Trial, among int) *Gain {
+	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
+	i := cmp.Or(1+lastMeasured(trials, studies.Default), 1+lastMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
+	if first < 0 && trials[i].Origin == studies.Sampled || first >= 0 && trials[first].State != studies.Done {
+		return nil
+	}
+	reference := trials[i]
+	g := &Gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
+	if first >= 0 && reference.Origin != studies.Default {
+		g.Why = "the default could not be measured: " + string(trials[first].Result.Class)
+	}
+	if g.Trial == best.Number {
+		g.Bound = capacity.Exact
+		return g
+	}
+	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
+	if c, ok := capacity.Compare(best.Result.Capacity, g.reference); ok {
+		g.Among = max(1, among-1)
+		g.Comparison = new(c.Among(g.Among))
+		g.Distinguishable = g.Comparison.Distinguishable()
+	}
+	return g
+}
+
+// lastMeasured is the index of the newest measured trial of an origin whose capacity is not the load generator's, or else of any
+// measured one, or -1.
+func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
+	of := -1
+	for i, t := range trials {
+		limited := t.Result.Class == serverctl.ClientLimited
+		if t.Origin == origin && measured(t) && (of < 0 || !limited) {
+			of = i
+		}
+	}
+	return of
+}
+
+// ratio returns best/reference - 1 and what kind of number that is, given the kinds of the two. Nothing is said over a reference that
+// kept the SLO nowhere, for how little it carries is not known, nor over a lower bound. A lower bound is held against the upper end of
+// the reference's interval: a single verdict may be luck.
+func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
+	if reference.Bound != capacity.Exact {
+		return 0, ""
+	}
+	if best.Bound == capacity.Exact {
+		return best.Rate/reference.Rate - 1, capacity.Exact
+	}
+	if least := lower(best); reference.StdErr > 0 && least > upper(reference) {
+		return least/upper(reference) - 1, capacity.AtLeast
+	}
+	return 0, ""
+}
+
+// upper is the most that a bracketed capacity may be, and lower the least, as far as the load generator was in time.
+func upper(c capacity.Capacity) float64 { return max(c.Highest, c.High) }
+
+func lower(c capacity.Capacity) float64 { return min(c.Low, cmp.Or(c.Lowest, c.Low)) }
+
+// Headline says in one sentence what the user is to do.
+func Headline(b Winner, state studies.State) string {
+	use := "Use these flags"
+	if state == studies.Running {
+		use = "The best flags so far"
+	}
+	g := b.Gain
+	if g == nil {
+		return "These are the best flags known so far; the default has not been measured yet."
+	}
+	over, r := whose(g.Origin), g.reference
+	switch c := b.Trial.Result.Capacity; {
+	case g.Trial == b.Trial.Number && g.Origin != studies.Default && g.Origin != studies.Current:
+		return "Use these flags: no others are known to carry more."
+	case g.Trial == b.Trial.Number:
+		return fmt.Sprintf("Keep %s: no other flags are known to carry more.", over)
+	case c.Limited != "" && c.Low < c.Rate:
+		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late: whether they beat %s is not known.", number(c.Rate), over)
+	case g.Distinguishable:
+		return fmt.Sprintf("%s: %s over %s, %s likely better.", use, percent(g.Ratio), over, probability(g.Comparison.Better))
+	case g.Bound == capacity.AtLeast:
+		return fmt.Sprintf("%s: at least %s over %s.", use, percent(g.Ratio), over)
+	case g.Comparison != nil:
+		return fmt.Sprintf("No flags are known to beat %s; these measured higher, but within chance.", over)
+	case r.Bound == capacity.AtMost:
+		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, number(c.Low), over)
+	}
+	return fmt.Sprintf("These are the best flags known; whether they beat %s is not.", over)
+}
+
+// whose names the point of an origin.
+func whose(o studies.Origin) string {
+	switch o {
+	case studies.Default:
+		return "the default"
+	case studies.Current:
+		return "the current args"
+	}
+	return "the first that could be measured"
+}
+
+// gainText says what the best trial brings.
+func gainText(b Winner) string {
+	g := b.Gain
+	if g == nil {
+		return "not known: the default has not been measured yet"
+	}
+	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
+	if g.reference.Bound == capacity.Exact {
+		reference += fmt.Sprintf(" (%s req/s)", number(g.reference.Rate))
+	}
+	switch {
+	case g.Trial == b.Trial.Number:
+		return fmt.Sprintf("none: it is %s itself", reference)
+	case g.Bound == "":
+		return fmt.Sprintf("not known over %s: %s", reference, unsureText(b))
+	case g.Bound == capacity.AtLeast:
+		return fmt.Sprintf("at least %s over %s, which carries %s at most", percent(g.Ratio), reference, number(upper(g.reference)))
+	}
+	return fmt.Sprintf("%s as measured, over %s", percent(g.Ratio), reference)
+}
+
+// trustText says how sure the gain is; "" when there is none that could be.
+func trustText(b Winner) string {
+	g := b.Gain
+	if g == nil || g.Bound != capacity.Exact || g.Trial == b.Trial.Number {
+		return ""
+	}
+	c := g.Comparison
+	if c == nil {
+		return "how sure the gain is cannot be told: " + unsureText(b)
+	}
+	text := fmt.Sprintf("95 %%: %s to %s; ", percent(c.Lowest-1), percent(c.Highest-1))
+	luckiest := ""
+	if g.Among > 1 {
+		luckiest = fmt.Sprintf("the luckiest of %d ", g.Among)
+	}
+	switch {
+	case !g.Distinguishable: // less than even odds after a choice do not say that it is likely worse
+		return text + fmt.Sprintf("not distinguishable from %s: %sequals would look so good in %.0f of 100 studies", whose(g.Origin), luckiest, 100*(1-c.Better))
+	case g.Among > 1:
+		return text + fmt.Sprintf("%s likely better; both allow for the choice among %d", probability(c.Better), g.Among)
+	}
+	return text + probability(c.Better) + " likely better"
+}
+
+// unsureText says what of the two capacities does not support a gain.
+func unsureText(b Winner) string {
+	best, reference := b.Trial.Result.Capacity, b.Gain.reference
+	whose := fmt.Sprintf("trial %d", b.Gain.Trial)
+	switch {
+	case reference.Limited != "":
+		return "the load generator was late for " + whose + ", which carries at least about " + number(reference.Rate) + " req/s"
+	case best.Limited != "" && best.Low < best.Rate:
+		return "the load generator was late for the best"
+	case reference.Bound == capacity.AtMost:
+		return fmt.Sprintf("%s failed at %s req/s, and is not known to keep the SLO at any rate", whose, number(reference.High))
+	case reference.Bound == capacity.AtLeast && best.Bound == capacity.AtLeast:
+		return "both capacities are lower bounds"
+	case reference.Bound == capacity.AtLeast:
+		return fmt.Sprintf("%s carries at least %s req/s, and how much more is not known", whose, number(reference.Rate))
+	case best.Bound == capacity.AtLeast && !(reference.StdErr > 0):
+		return fmt.Sprintf("the best passed %s req/s, and the capacity of %s has no interval", number(best.Low), whose)
+	case best.Bound == capacity.AtLeast:
+		return fmt.Sprintf("the best passed %s req/s at most, and %s may carry %s", number(best.Low), whose, number(upper(reference)))
+	case !(best.StdErr > 0):
+		return "the capacity of the best has no interval"
+	}
+	return "the capacity of " + whose + " has no interval"
+}
+
+// probability writes one in per cent, and never as certain.
+func probability(p float64) string {
+	switch {
+	case p > 0.999:
+		return "over 99.9 %"
+	case p < 0.001:
+		return "under 0.1 %"
+	}
+	return fmt.Sprintf("%.3g %%", 100*p)
+}

@@ -1,0 +1,141 @@
+package tuner
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A lateLoad is the load of a simulated server, sent late where is says so: the server answers as much later.
+type lateLoad struct {
+	trial.Load
+	is func() bool
+}
+
+func (l lateLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	run, err := l.Load.Run(ctx, schedule, stop)
+	if l.is() {
+		const lag = 30 * time.Millisecond // of a limit of 100
+		for i := range run.Samples {
+			s := &run.Samples[i]
+			s.Sent += lag
+			if s.First > 0 {
+				s.First += lag
+			}
+			if s.End > 0 {
+				s.End += lag
+			}
+		}
+	}
+	return run, err
+}
+
+// lateIn makes the load generator late in some starts of a server, counted from 0.
+func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
+	start, starts := s.Runner.Start, map[int]int{}
+	s.Runner.Start = func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
+		server, load, err := start(ctx, launch)
+		n := starts[launch.Number]
+		starts[launch.Number]++
+		return server, lateLoad{load, func() bool { return late(launch.Number, n) }}, err
+	}
+	return s
+}
+
+// A trial that a late load generator decided is measured once more, and counts as if nothing had happened.
+func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
+	const which = 1
+	store := open(t, t.TempDir())
+	defer store.Close()
+	s := lateIn(study(t, store, trial.Reset, which+1), func(n, start int) bool { return n == which && start == 0 })
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range answers(t, store) {
+		if r := got.Result; r.Class != "" || r.Capacity.Limited != "" || r.Capacity.Bound != capacity.Exact {
+			t.Errorf("trial %d is %s, %s %g, limited %q; want an exact capacity", got.Number, r.Class, r.Capacity.Bound, r.Capacity.Rate, r.Capacity.Limited)
+		}
+		again := attempts(got.Probes) == 1
+		if notes := strings.Join(got.Result.Notes, " "); again != (got.Number == which) || again != strings.Contains(notes, "late at p99") {
+			t.Errorf("trial %d was measured again: %t, notes %q; want it of trial %d alone", got.Number, again, notes, which)
+		}
+	}
+}
+
+// A study most of whose probes are client-limited ends with an error, and not with an answer; on a better machine the same study goes on,
+// and measures its default anew.
+func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	late := true
+	s := lateIn(study(t, store, trial.Reset, 3), func(int, int) bool { return late })
+	_, err := s.Run(t.Context())
+	if !errors.Is(err, ErrClientLimited) || !strings.Contains(err.Error(), "30 ms late at p99") {
+		t.Fatalf("Run = %v, want that the load generator is the limit", err)
+	}
+	got := answers(t, store)
+	if r := got[0].Result; len(got) != 1 || r.Class != serverctl.ClientLimited || r.Capacity.Bound != capacity.AtLeast {
+		t.Fatalf("%d trials, the first %+v; want one, at least what passed", len(got), r)
+	}
+	late = false
+	if _, err := study(t, store, trial.Reset, 3).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got = answers(t, store)
+	if got[1].Origin != studies.Default || got[1].Result.Capacity.Bound != capacity.Exact || got[1].Result.Class != "" || got[2].Origin == studies.Default {
+		t.Errorf("trial 1 is %s, %+v, and trial 2 %s; want the default once more", got[1].Origin, got[1].Result, got[2].Origin)
+	}
+}
+
+// A reference that the load generator decided is asked for once more, and not for ever.
+func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
+	late := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Measured, Class: serverctl.ClientLimited}}
+	unknown := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Unknown, Class: serverctl.ClientLimited}}
+	died := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Unknown, Class: serverctl.Infrastructure}}
+	well := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Measured}}
+	other := studies.Trial{Origin: studies.Sampled, Result: trial.Result{Outcome: trial.Measured}}
+	for _, row := range []struct {
+		name   string
+		trials []studies.Trial
+		want   bool
+	}{
+		{"none", []studies.Trial{other}, false},
+		{"late once", []studies.Trial{late}, false},
+		{"late twice", []studies.Trial{late, unknown}, true},
+		{"late and then well", []studies.Trial{late, well}, true},
+		{"died and late", []studies.Trial{died, died, unknown}, false},
+	} {
+		if got := known(studies.Study{Trials: row.trials}, studies.Default); got != row.want {
+			t.Errorf("%s: known %t, want %t", row.name, got, row.want)
+		}
+	}
+}
+
+// A run is given up for its load generator only when that decided most of enough probes.
+func TestMostProbesMustBeLate(t *testing.T) {
+	for _, row := range []struct {
+		well, late int
+		want       bool
+	}{{0, 5, false}, {0, 6, true}, {3, 3, false}, {3, 4, true}, {30, 29, false}} {
+		var l lateness
+		for range row.well {
+			l.count(trial.Probe{Rate: 20})
+		}
+		for range row.late {
+			l.count(trial.Probe{Rate: 30, Verdict: slo.Verdict{ClientLimited: "the load generator was 17.5 ms late at p99"}})
+		}
+		if err := l.tooMuch(); errors.Is(err, ErrClientLimited) != row.want {
+			t.Errorf("%d of %d probes late: %v, want an error %t", row.late, row.late+row.well, err, row.want)
+		}
+	}
+}
