@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -46,7 +47,8 @@ type Study struct {
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
 	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
 
-	unknown int // trials in a row that failed by nobody's fault, of this Run
+	ended   int // trials, of this Run
+	unknown int // of them in a row that failed by nobody's fault
 }
 
 // An Event is something that a watcher of a study wants to know.
@@ -114,6 +116,7 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 			return End{}, fmt.Errorf("finish trial %d: %w", next.Number, err)
 		}
 		next.State = studies.Done
+		s.ended++
 		s.observe(Event{Kind: Ended, Trial: next})
 	}
 }
@@ -133,13 +136,19 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 		if t.State != studies.Done {
 			return End{}, nil // half done: it is finished whatever the budget says
 		}
+		if !t.Counts() {
+			continue
+		}
 		finished++
 		spent += t.Result.GPUTime
 		if t.Result.Outcome == trial.Infeasible {
 			infeasible++
 		}
 	}
+	n := len(study.Trials)
 	switch {
+	case s.ended > 0 && n > 0 && !study.Trials[n-1].Counts():
+		return End{}, nothingStarts(study, "each of the first %d servers died with the same words", n)
 	case s.unknown >= mostUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
 	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
@@ -205,11 +214,29 @@ func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) 
 		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
+	if err == nil {
+		err = s.blame(t, &result)
+	}
 	s.unknown++
 	if err != nil || result.Outcome != trial.Unknown {
 		s.unknown = 0
 	}
 	return result, err
+}
+
+// blame says whose fault a failure is where the class and cause alone do not tell. Its error ends the study, and the trial is taken up
+// again when the machine is mended.
+func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
+	switch {
+	case r.Cause.Machine():
+	case r.Cause == serverctl.Arguments && len(t.Point) == 0: // every trial has these args
+	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
+		r.Outcome = trial.Infeasible // a second server with the same flags found no memory either
+		return nil
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: %s (%s): %s", ErrNothingStarts, r.Class, r.Cause, r.Evidence)
 }
 
 // measured is the GPU time of probes.
