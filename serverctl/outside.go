@@ -58,11 +58,11 @@ func endedBy(code int, loaded bool, evidence string) *ExitError {
 // learnOutside keeps the first line that tells of an end from outside, unless something had failed before it. Lines of any
 // level tell of it.
 func (s *signs) learnOutside(text string, loaded bool) {
-	if s.outside != nil || s.known != nil || s.wrapper != "" || s.exception != "" && (s.ofEngine || !loaded) {
+	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
 		return
 	}
 	switch {
-	case askedToEnd.MatchString(text):
+	case s.wrapper == "" && askedToEnd.MatchString(text):
 		s.outside = &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: shorten(text)}
 	case engineAsked.MatchString(text):
 		if s.asked == "" {

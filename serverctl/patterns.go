@@ -14,7 +14,7 @@ var (
 	// vllm/logger.py and vllm/utils/system_utils.py: (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text.
 	// 0.14.1 colours the prefix even where no terminal is.
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
-	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+`)
+	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
 	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|: +)`)
 	// Dynamo's runtime logs vLLM's records in its own layout, which also an image of Dynamo may set for plain vLLM:
 	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
@@ -122,6 +122,14 @@ type death struct {
 	refine func(e *ExitError, groups []string)
 }
 
+// argparse begins the errors of a command line that cannot be read, whatever its values mean together.
+const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
+
+var argparseError = regexp.MustCompile(`^` + argparse)
+
+// IsArgparse reports whether the evidence of FlagsRejected is argparse's: then no other flag cures it.
+func IsArgparse(evidence string) bool { return argparseError.MatchString(evidence) }
+
 var deaths = []death{
 	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
@@ -179,7 +187,7 @@ var deaths = []death{
 		start: ModelNotFound},
 
 	// argparse, exit code 2: vllm serve: error: argument --max-num-seqs: invalid int value: 'abc' (0.14.1).
-	{text: regexp.MustCompile(`: error: ((?:argument |unrecognized arguments|ambiguous option|the following arguments).*)`), start: FlagsRejected, cause: Arguments},
+	{text: regexp.MustCompile(`: error: (` + argparse + `.*)`), start: FlagsRejected},
 	// pydantic: the line after "1 validation error for SchedulerConfig" has the reason (0.14.1, vllm/config/*.py).
 	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
 
@@ -204,7 +212,7 @@ var deaths = []death{
 		start: OOMStart, load: OOMLoad},
 
 	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that first says so is as a rule not the one at fault.
-	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|an illegal instruction was encountered|misaligned address).*`),
+	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|Memory access fault by GPU|an illegal instruction was encountered|misaligned address).*`),
 		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
 	// Compilers of kernels: Triton, FlashInfer's and torch's extensions by ninja and nvcc, the linker.
 	{text: regexp.MustCompile(`.*(?:Failed to find C compiler|Could not find nvcc|nvcc: (?:command )?not found|nvcc fatal|Ninja build failed|ninja: build stopped|` +
@@ -236,10 +244,10 @@ var (
 	// An exception's last line, the name in front: ValueError: text.
 	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$`)
 	// Lines that only say that something else has failed, or was given up for it: vllm/v1/engine/utils.py, core.py,
-	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and what waits are told that nobody answers.
+	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and what those are told whose other side is gone.
 	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
-		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt)\b|Executor failed\.`)
+		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
 	// Lines that send their reader elsewhere.
 	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
 	// A line of a traceback, by Python's indentation: code, its place, or the marks below it.

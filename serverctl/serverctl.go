@@ -108,7 +108,6 @@ const (
 	BusError    Cause = "bus-error"  // a mapped file could not be read, or /dev/shm was full
 	Driver      Cause = "gpu-driver" // the GPU or its driver does not work
 	Command     Cause = "command"    // the server's command cannot be run as it is
-	Arguments   Cause = "arguments"  // argparse refused the command line
 	Compiler    Cause = "compiler"   // kernels could not be compiled
 	TooManyProc Cause = "too-many-processes"
 	NotAllowed  Cause = "permission"        // a file may not be read or written

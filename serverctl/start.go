@@ -168,7 +168,7 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	// Files that were still coming are the disk's fault and no point's.
 	if is, percent := s.log.loading(); is && percent > 0 && percent < 100 {
 		e.Class, e.Cause = Infrastructure, SlowDisk
-		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v; raise server.start_timeout, or set server.model_copy", percent, s.config.StartTimeout)
+		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v", percent, s.config.StartTimeout)
 	}
 	return e
 }

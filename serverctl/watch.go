@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -113,6 +114,9 @@ func (s *Server) engineDeath() *ExitError {
 // death explains the end of the server by its log, and by the kernel's word where a process was killed.
 func (s *Server) death(code int, ending string) *ExitError {
 	e := s.log.death(code, ending)
+	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
+		e.Evidence = fmt.Sprintf("model %s: %s", s.config.Model, e.Evidence)
+	}
 	if e.Cause != Killed {
 		return e
 	}

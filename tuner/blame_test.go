@@ -42,7 +42,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 		stored int // trials that are finished then
 	}{
 		{"a driver that does not start gets a second try", always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: serverctl.Driver, Evidence: "CUDA driver initialization failed"}), 2, 0},
-		{"args that no trial is without are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Cause: serverctl.Arguments, Evidence: "unrecognized arguments: --x"}), 1, 0},
+		{"args that no trial is without are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
 		{"the first servers die with the same words but for figures", func(n int) *serverctl.ExitError {
 			e := script
 			e.Evidence = fmt.Sprintf("serve.sh: process %d found no GPU", n)

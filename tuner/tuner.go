@@ -165,7 +165,15 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 
 func nothingStarts(study studies.Study, format string, args ...any) error {
 	last := study.Trials[len(study.Trials)-1].Result
-	return fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence)
+	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
+}
+
+// withRemedy adds what the user can do about a failure, where that is known.
+func withRemedy(r trial.Result, err error) error {
+	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
+		return fmt.Errorf("%w; %s", err, remedy)
+	}
+	return err
 }
 
 // ask returns the trial to run: a half-done one, the server's default, the user's current args, the best of what was measured elsewhere,
@@ -229,14 +237,14 @@ func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) 
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
-	case r.Cause == serverctl.Arguments && len(t.Point) == 0: // every trial has these args
+	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // every trial has these args
 	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
 		r.Outcome = trial.Infeasible // a second server with the same flags found no memory either
 		return nil
 	default:
 		return nil
 	}
-	return fmt.Errorf("%w: %s (%s): %s", ErrNothingStarts, r.Class, r.Cause, r.Evidence)
+	return withRemedy(*r, fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence))
 }
 
 // measured is the GPU time of probes.

@@ -127,10 +127,7 @@ func (c *sweptConfig) trouble() string {
 	if r.Class == "" && (r.Outcome == "" || r.Outcome == trial.Measured) {
 		return ""
 	}
-	words := string(r.Class)
-	if r.Cause != "" {
-		words += " (" + string(r.Cause) + ")"
-	}
+	words := serverctl.Words(r.Class, r.Cause)
 	what := "failed under load"
 	if r.Facts.StartUp == 0 {
 		what = "cannot start"
