@@ -201,10 +201,11 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 		}
 		return
 	}
-	if s.known == nil || loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign) || s.known.Cause == NCCL {
-		if e := recognise(text, loaded); e != nil && (s.known == nil || e.Cause != NCCL) {
-			s.known, s.at = e, time.Now()
+	if e := recognise(text, loaded); e != nil && (s.known == nil || s.yields(e, loaded)) {
+		if pydanticField.MatchString(e.Evidence) { // the line before names it
+			e.Evidence = s.last + ": " + e.Evidence
 		}
+		s.known, s.at = e, time.Now()
 	}
 	if !pointer.MatchString(text) && !wrapper.MatchString(text) {
 		s.last = shorten(text)
@@ -228,6 +229,18 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 			}
 		}
 	}
+}
+
+// yields reports whether the known death gives way to a later one: an old sign, and what the machine lacked, do not hide what the
+// server died of; NCCL's error follows from a lack of memory; a rank that does not answer may wait for one that NCCL lost.
+func (s *signs) yields(to *ExitError, loaded bool) bool {
+	switch {
+	case s.known.Cause == NCCL:
+		return to.Cause != NCCL
+	case s.known.Class == Hang:
+		return to.Cause == NCCL
+	}
+	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }
 
 // recognise returns the death that a line tells of, or nil.

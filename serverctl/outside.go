@@ -70,6 +70,9 @@ func (s *signs) learnOutside(text string, loaded bool) {
 		}
 	default:
 		s.outside = processEnd(text, loaded)
+		if s.outside != nil && s.asked != "" && s.outside.Class == Infrastructure {
+			s.outside.Cause, s.outside.Evidence = Terminated, s.asked
+		}
 	}
 }
 

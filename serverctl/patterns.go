@@ -161,7 +161,7 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:CUDA driver initialization failed|No CUDA GPUs are available|Found no NVIDIA driver|NVIDIA driver on your system is too old|` +
 		`CUDA driver version is insufficient|system has unsupported display driver|forward compatibility was attempted|no CUDA-capable device is detected|` +
 		`CUDA-capable device\(s\) is/are busy|CUDA error: (?:unknown error|initialization error|system not yet initialized|driver shutting down)|` +
-		`uncorrectable (?:NVLink|ECC) error|hardware stack error|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
+		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
 		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
 
 	// Weights that are cut off or damaged: safetensors, torch.load.
@@ -248,6 +248,8 @@ var (
 	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
 		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
+	// pydantic's words about one field.
+	pydanticField = regexp.MustCompile(`^(?:Input should be|Extra inputs are|Field required|Unexpected keyword)`)
 	// Lines that send their reader elsewhere.
 	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
 	// A line of a traceback, by Python's indentation: code, its place, or the marks below it.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"vllmtuner/bench"
+	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
