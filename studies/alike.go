@@ -7,9 +7,9 @@ import (
 	"vllmtuner/trial"
 )
 
-// sameWords is how many of a study's first servers must die of the same words before these are the machine's: the default, the
+// SameWords is how many of a study's first servers must die of the same words before these are the machine's: the default, the
 // user's own args and a point of the search have hardly a flag in common.
-const sameWords = 3
+const SameWords = 3
 
 // Counts reports whether a trial says something of its point. It does not when the study's first servers all died with the same
 // words, whatever their flags: then the machine or the server's command was broken, and the point is to be tried again.
@@ -32,7 +32,7 @@ func discount(trials []Trial) {
 		}
 		alike, words = alike+1, own
 	}
-	if alike < sameWords {
+	if alike < SameWords {
 		return
 	}
 	for i := range trials[:end] {

@@ -147,7 +147,7 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	}
 	n := len(study.Trials)
 	switch {
-	case s.ended > 0 && n > 0 && !study.Trials[n-1].Counts():
+	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // a Run tries so many again: they may have been the points, after all
 		return End{}, nothingStarts(study, "each of the first %d servers died with the same words", n)
 	case s.unknown >= mostUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
@@ -180,7 +180,7 @@ func withRemedy(r trial.Result, err error) error {
 // or the sampler's choice. A reference that failed by nobody's fault is asked for again, and so is one that was measured before the world changed.
 func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
-	now := study.Present()
+	now := tried(study.Present(), n-s.ended)
 	prior := s.untriedPrior(now)
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
@@ -201,6 +201,18 @@ func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	}
 	next.Args = append(append([]string{}, s.FixedArgs...), s.Space.Args(next.Point)...)
 	return next, nil
+}
+
+// tried returns the study in which the points of this Run, which began with the trial of that number, are tried even where they do not
+// count: else a broken machine would be told by the default alone, which may be what is broken.
+func tried(study studies.Study, first int) studies.Study {
+	study.Trials = slices.Clone(study.Trials)
+	for i := range study.Trials {
+		if t := &study.Trials[i]; t.Number >= first && !t.Counts() {
+			t.Result.Outcome, t.Result.Cause = trial.Infeasible, ""
+		}
+	}
+	return study
 }
 
 // known reports whether a trial of that origin told something.
