@@ -195,6 +195,9 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 
 // learn keeps the first line of each kind. Of exceptions the engine's goes before the API server's, which only echoes it.
 func (s *signs) learn(text string, ofEngine, loaded bool) {
+	if survived.MatchString(text) {
+		return
+	}
 	if frame.MatchString(text) { // what a line of code says is no news
 		if !marks.MatchString(text) {
 			s.code = shorten(text)
@@ -239,6 +242,8 @@ func (s *signs) yields(to *ExitError, loaded bool) bool {
 		return to.Cause != NCCL
 	case s.known.Class == Hang:
 		return to.Cause == NCCL
+	case !loaded && s.known.Fatal(): // who comes to count memory has found the model and its files
+		return to.Class == OOMStart || to.Class == KVTooSmall
 	}
 	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }

@@ -104,6 +104,9 @@ func TestCausesSayMoreThanTheClass(t *testing.T) {
 		{"an API server that fails ends its engine", "(EngineCore pid=2) INFO 11-20 21:23:37 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM\n(APIServer pid=1) ValueError: no such template",
 			false, 1, StartCrash, "", false},
 		{"an engine that is asked to end", "(EngineCore pid=2) INFO 11-20 21:23:37 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM\n", true, 0, Infrastructure, Terminated, false},
+		{"statistics that cannot be written harm nobody", "(EngineCore pid=84) PermissionError: [Errno 13] Permission denied: '/.config'\n(EngineCore pid=84) KeyError: 3\n", false, 1, StartCrash, "", false},
+		{"a hub that refused, and a model that was there", "ERROR 11-20 21:23:37 [config.py:1] Error retrieving file list: 401 Client Error, retrying 1 of 2\n" +
+			engine + "ValueError: No available memory for the cache blocks.\n", false, 1, KVTooSmall, "", false},
 		{"a shell's word of a server that crashed", "", true, 139, CrashLoad, Segfault, false},
 		{"a model that is not there", "OSError: /m does not appear to have a file named config.json", false, 1, ModelNotFound, "", true},
 		{"an engine in Dynamo's layout of the log", "2025-11-20T19:48:19.123456Z ERROR core.run_engine_core: torch.OutOfMemoryError: CUDA out of memory.", false, 1, OOMStart, "", false},

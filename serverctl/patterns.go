@@ -248,6 +248,8 @@ var (
 	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
 		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
+	// What a server lives on after: vllm/usage/usage_lib.py cannot write its statistics.
+	survived = regexp.MustCompile(`Permission denied: '[^']*\.config(?:/vllm[^']*)?'`)
 	// pydantic's words about one field.
 	pydanticField = regexp.MustCompile(`^(?:Input should be|Extra inputs are|Field required|Unexpected keyword)`)
 	// Lines that send their reader elsewhere.
