@@ -76,7 +76,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 				row.stored *= 2
 				again = study(t, store, trial.Primed, 4)
 			}
-			if end, err := again.Run(t.Context()); err != nil || !strings.Contains(end.Why, "all 4 trials are done") {
+			if end, err := again.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
 				t.Fatalf("after the repair: %+v, %v", end, err)
 			}
 			got := answers(t, store)
@@ -110,7 +110,7 @@ func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 		store := open(t, t.TempDir())
 		s := study(t, store, trial.Primed, 4)
 		dying(s, forEver, row.death)
-		if end, err := s.Run(t.Context()); err != nil || !strings.Contains(end.Why, "all 4 trials are done") {
+		if end, err := s.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
 			t.Errorf("%s: Run = %+v, %v, want four infeasible trials", row.name, end, err)
 		}
 		for _, one := range answers(t, store) {
