@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"vllmtuner/serverctl/gpu"
+	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -40,7 +41,8 @@ type Config struct {
 	OnRecord func(proc.Record) error // called when the process has started, before it is used; nil means it is not kept
 	Progress func(phase string)      // told what begins now; nil means silent
 
-	limits limits // zero means the ordinary ones; tests are less patient
+	limits  limits      // zero means the ordinary ones; tests are less patient
+	machine host.Reader // tells of processes that were ended for lack of memory
 }
 
 // limits bound the waits that no user needs to set.
@@ -111,6 +113,7 @@ func (c Config) environ() []string {
 	env := map[string]string{
 		"NO_COLOR":                    "1",
 		"PYTHONUNBUFFERED":            "1",                                              // else the last words of a dying process are lost
+		"PYTHONFAULTHANDLER":          "1",                                              // else an engine that crashes leaves no word: 0.14.1 tells a SIGSEGV as it tells a SIGKILL
 		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // 0.33 logs its version as a line then
 		"VLLM_ENGINE_READY_TIMEOUT_S": strconv.Itoa(int(c.StartTimeout.Seconds()) + 60), // ours is the one that ends a start
 	}

@@ -136,7 +136,7 @@ func (f *fake) handler() http.Handler {
 		switch {
 		case f.dead.Load() && (f.role == "dead-engine" || f.role == "dead-at-first"):
 			w.WriteHeader(http.StatusServiceUnavailable)
-		case f.dead.Load() && f.role == "deaf":
+		case f.dead.Load() && (f.role == "deaf" || f.role == "asked"):
 			time.Sleep(lifetime)
 		}
 	})
@@ -185,6 +185,8 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		text, _ := os.ReadFile(f.arg)
 		os.Stdout.Write(text)
 		f.stop <- 0
+	case "asked": // by somebody else, and it waits for its clients, as 0.14.1 does
+		fmt.Println("(APIServer pid=1) INFO 11-20 19:50:00 [launcher.py:110] Shutting down FastAPI HTTP server.")
 	case "dead-engine":
 		fmt.Println("(APIServer pid=1) ERROR 11-20 19:50:00 [async_llm.py:500] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
 	}

@@ -147,6 +147,13 @@ func (f Flags) full(name string) (string, error) {
 // does, and every value that is not among a flag's choices.
 func CheckFlags(accepted Flags, args []string) error {
 	var errs []error
+	wrong := map[string]bool{} // said already: a flag that is searched stands in args once for each of its values
+	say := func(err error) {
+		if !wrong[err.Error()] {
+			wrong[err.Error()] = true
+			errs = append(errs, err)
+		}
+	}
 	for i, arg := range args {
 		name := flagName(arg)
 		if name == "" {
@@ -154,7 +161,7 @@ func CheckFlags(accepted Flags, args []string) error {
 		}
 		name, err := accepted.full(name)
 		if err != nil {
-			errs = append(errs, err)
+			say(err)
 			continue
 		}
 		_, value, inline := strings.Cut(arg, "=")
@@ -169,7 +176,7 @@ func CheckFlags(accepted Flags, args []string) error {
 		if near := space.Nearest(value, allowed); near != "" {
 			did = fmt.Sprintf("; did you mean %s?", near)
 		}
-		errs = append(errs, fmt.Errorf("flag %s does not take %q, but one of %s%s", name, value, strings.Join(allowed, ", "), did))
+		say(fmt.Errorf("flag %s does not take %q, but one of %s%s", name, value, strings.Join(allowed, ", "), did))
 	}
 	return errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -47,8 +48,14 @@ type logbook struct {
 type signs struct {
 	known     *ExitError // matched a death
 	at        time.Time  // when known came
+	outside   *ExitError // somebody ended it, before anything failed
+	asked     string     // its engine was asked to end, by its API server or from outside
 	exception string     // an exception that is not known
+	ofEngine  bool       // the exception is the engine's, or a worker's
+	code      string     // the last line of code in a traceback
 	wrapper   string     // says that something failed, not what
+	usage     string     // a line of argparse's
+	last      string     // the last line that says something of its own
 }
 
 // Write takes output in pieces of any size.
@@ -132,8 +139,9 @@ func (l *logbook) learn(line string) {
 	if level != nil {
 		text = text[len(level[0]):]
 	}
+	l.signs.learnOutside(text, l.loaded)
 	if level == nil || level[1] == "ERROR" || level[1] == "CRITICAL" {
-		l.signs.learn(text, l.loaded)
+		l.signs.learn(text, ofEngine.MatchString(line), l.loaded)
 		return
 	}
 	switch {
@@ -185,24 +193,59 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 	return append(parts, Part{Name: name, Took: took})
 }
 
-// learn keeps the first line of each kind.
-func (s *signs) learn(text string, loaded bool) {
-	if s.known == nil || loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign) {
-		if e := recognise(text, loaded); e != nil {
-			s.known, s.at = e, time.Now()
+// learn keeps the first line of each kind. Of exceptions the engine's goes before the API server's, which only echoes it.
+func (s *signs) learn(text string, ofEngine, loaded bool) {
+	if survived.MatchString(text) {
+		return
+	}
+	if frame.MatchString(text) { // what a line of code says is no news
+		if !marks.MatchString(text) {
+			s.code = shorten(text)
 		}
+		return
+	}
+	if e := recognise(text, loaded); e != nil && (s.known == nil || s.yields(e, loaded)) {
+		if pydanticField.MatchString(e.Evidence) { // the line before names it
+			e.Evidence = s.last + ": " + e.Evidence
+		}
+		s.known, s.at = e, time.Now()
+	}
+	if !pointer.MatchString(text) && !wrapper.MatchString(text) {
+		s.last = shorten(text)
+	}
+	if g := usageError.FindStringSubmatch(text); g != nil {
+		s.usage = shorten(g[1])
 	}
 	switch {
 	case wrapper.MatchString(text):
 		if s.wrapper == "" {
 			s.wrapper = shorten(text)
-			if loaded {
+			if loaded && !s.ofEngine {
 				s.exception = "" // one of a request that failed, while the server went on
 			}
 		}
-	case s.exception == "" && exception.MatchString(text):
-		s.exception = shorten(text)
+	case exception.MatchString(text) && !pointer.MatchString(text):
+		if s.exception == "" || ofEngine && !s.ofEngine {
+			s.exception, s.ofEngine = shorten(text), ofEngine
+			if !strings.Contains(text, ": ") && s.code != "" { // a bare AssertionError says nothing
+				s.exception += ", at: " + s.code
+			}
+		}
 	}
+}
+
+// yields reports whether the known death gives way to a later one: an old sign, and what the machine lacked, do not hide what the
+// server died of; NCCL's error follows from a lack of memory; a rank that does not answer may wait for one that NCCL lost.
+func (s *signs) yields(to *ExitError, loaded bool) bool {
+	switch {
+	case s.known.Cause == NCCL:
+		return to.Cause != NCCL
+	case s.known.Class == Hang:
+		return to.Cause == NCCL
+	case !loaded && s.known.Fatal(): // who comes to count memory has found the model and its files
+		return to.Class == OOMStart || to.Class == KVTooSmall
+	}
+	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }
 
 // recognise returns the death that a line tells of, or nil.
@@ -294,33 +337,77 @@ func (l *logbook) told() bool {
 	return l.signs.known != nil
 }
 
-// death explains the end of a server by its log: the known death that came first, else the first exception, else what
-// says that something failed, else how the process ended. code is the exit code, -1 when there is none.
+// death explains the end of a server by its log: the known death that came first; else an end from outside; else the first
+// exception, the engine's before others; else what says that something failed; else how the process ended. code is the exit
+// code, -1 when there is none, and ending says in words how the process ended.
 func (l *logbook) death(code int, ending string) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s := l.signs
 	e := &ExitError{Class: StartCrash, Evidence: ending}
 	if l.loaded {
 		e.Class = CrashLoad
-		if code == 0 {
-			e.Cause = ExitZero
+		if code == 0 && !s.ofEngine { // no flag ends a server in good order
+			e.Class, e.Cause = Infrastructure, ExitZero
 		}
 	}
-	switch s := l.signs; {
+	bySignal := endedBy(endingCode(code, ending), l.loaded, ending)
+	switch {
 	case s.known != nil && !(l.loaded && time.Since(s.at) > staleSign):
 		*e = *s.known
+	case s.outside != nil:
+		*e = *s.outside
+	case s.asked != "" && s.exception == "":
+		e.Class, e.Cause, e.Evidence = Infrastructure, Terminated, s.asked
+	case bySignal != nil && s.wrapper == "":
+		*e = *bySignal
 	case s.wrapper != "" && l.loaded:
-		e.Cause, e.Evidence = EngineDead, cmp.Or(s.exception, s.wrapper)
-	case s.exception != "":
+		e.Class, e.Cause, e.Evidence = CrashLoad, EngineDead, cmp.Or(s.exception, s.telling(s.wrapper), ending)
+	case s.exception != "" && (!l.loaded || s.ofEngine || code > 0):
 		e.Evidence = s.exception
 	case s.wrapper != "":
-		e.Evidence = s.wrapper
-	case code == 2 && !l.loaded: // argparse's, whatever it wrote
-		e.Class = FlagsRejected
-		if len(l.tail) > 0 {
-			e.Evidence = l.tail[len(l.tail)-1]
-		}
+		e.Evidence = cmp.Or(s.telling(s.wrapper), ending)
+	case (code == 126 || code == 127) && !l.loaded: // the shell's, of a program that it cannot run
+		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), ending)
+	case code == 2 && !l.loaded && s.usage != "":
+		e.Class, e.Evidence = FlagsRejected, s.usage
+	case !l.loaded && code > 0:
+		e.Evidence = cmp.Or(l.lastLine(), ending)
 	}
 	e.Code, e.Tail = code, slices.Clone(l.tail)
 	return e
+}
+
+// endingCode is the exit code with the signal in it that ended the process: 137 and -9 are SIGKILL.
+func endingCode(code int, ending string) int {
+	_, name, bySignal := strings.Cut(ending, "signal: ")
+	for n := syscall.Signal(1); bySignal && n < 32; n++ {
+		if name == n.String() || strings.HasPrefix(name, n.String()+" (") { // (core dumped)
+			return -int(n)
+		}
+	}
+	return max(code, 0)
+}
+
+// telling returns a line, unless it only points at others: then the last line that says something of its own.
+func (s *signs) telling(line string) string {
+	if pointer.MatchString(line) {
+		return s.last
+	}
+	return line
+}
+
+// lastLine is the last line of the log; empty when there is none.
+func (l *logbook) lastLine() string {
+	if len(l.tail) == 0 {
+		return ""
+	}
+	return l.tail[len(l.tail)-1]
+}
+
+// askedToEnd reports whether somebody asked the server to end, and so whether it hangs of that.
+func (l *logbook) askedToEnd() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.signs.outside != nil
 }

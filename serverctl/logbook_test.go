@@ -45,13 +45,15 @@ func TestDeathsAreRecognised(t *testing.T) {
 			false, 1, Infrastructure, "(20.1/139.8 GiB)"},
 		{"another process gives memory back", "", "AssertionError: Error in memory profiling. Initial free memory 20 GiB, current free memory 30 GiB.", false, 1, Infrastructure, "Error in memory profiling"},
 		{"an unknown exception", "", engine + "KeyError: 'rope_type'" + wrapped, false, 1, StartCrash, "KeyError: 'rope_type'"},
-		{"nothing but a wrapper", "", wrapped, false, 1, StartCrash, "Engine core initialization failed"},
-		{"nothing at all", "", "", false, -1, StartCrash, "signal: killed"},
-		{"a warning that names an error is none", "", "WARNING 11-20 21:24:12 [system_utils.py:262] errors like `OSError: [Errno 98] Address already in use`", false, 1, StartCrash, "signal: killed"},
+		{"an engine that ended without a word", "", wrapped, false, 1, Infrastructure, "the engine ended during the start without a word"},
+		{"nothing but a line that points at others", "", "(APIServer pid=1) ValueError: what is wrong\n(APIServer pid=1) Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause.",
+			false, 1, StartCrash, "ValueError: what is wrong"},
+		{"nothing at all", "", "", false, -1, Infrastructure, "signal: killed"},
+		{"a warning that names an error is none", "", "WARNING 11-20 21:24:12 [system_utils.py:262] errors like `OSError: [Errno 98] Address already in use`", false, 1, StartCrash, "errors like"},
 		{"out of memory under load", "", engine + "torch.OutOfMemoryError: CUDA out of memory.", true, 0, OOMLoad, "CUDA out of memory"},
 		{"an engine that dies of something else", "", "ERROR:    Exception in ASGI application\nValueError: bad request\n" + engine + "EngineCore encountered a fatal error.\n" +
 			engine + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", true, 0, CrashLoad, "illegal memory access"},
-		{"words of a start say nothing under load", "", "ValueError: No available memory for the cache blocks.", true, 0, CrashLoad, "ValueError"},
+		{"words of a start say nothing under load", "", "ValueError: No available memory for the cache blocks.", true, 1, CrashLoad, "ValueError"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			text := []byte(row.text)
@@ -64,7 +66,7 @@ func TestDeathsAreRecognised(t *testing.T) {
 			l := &logbook{loaded: row.loaded}
 			l.Write(text)
 			l.close()
-			if e := l.death(row.code, "signal: killed"); e.Class != row.class || !strings.Contains(e.Evidence, row.evidence) || e.Code != row.code {
+			if e := l.death(row.code, ending(row.code)); e.Class != row.class || !strings.Contains(e.Evidence, row.evidence) || e.Code != row.code {
 				t.Errorf("death = %s, %q, %d; want %s with %q", e.Class, e.Evidence, e.Code, row.class, row.evidence)
 			}
 		})
@@ -91,18 +93,39 @@ func TestCausesSayMoreThanTheClass(t *testing.T) {
 		{"GPUs that do not reach each other", engine + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error", false, 1, Infrastructure, NCCL, false},
 		{"a kernel that reads where it must not", engine + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered", true, 0, CrashLoad, IllegalAccess, false},
 		{"an engine that dies", engine + "EngineCore encountered a fatal error.\n" + engine + "KeyError: 3", true, 0, CrashLoad, EngineDead, false},
-		{"an end with 0 under load", "INFO:     Shutting down\n", true, 0, CrashLoad, ExitZero, false},
-		{"a crash of which nothing is known", "", true, -1, CrashLoad, "", false},
+		{"an end with 0 under load", "INFO:     Shutting down\n", true, 0, Infrastructure, ExitZero, false},
+		{"a SIGKILL of which nothing is known", "", true, -1, Infrastructure, Killed, false},
+		{"an exit of its own of which nothing is known", "", true, 3, CrashLoad, "", false},
+		{"an engine's exception behind an exit with 0", engine + "KeyError: 3", true, 0, CrashLoad, "", false},
+		{"a client's error before somebody kills it", "ERROR:    Exception in ASGI application\nValueError: bad request\n", true, -1, Infrastructure, Killed, false},
+		{"an engine that fails before somebody asks", engine + "EngineCore encountered a fatal error.\n" + engine + "KeyError: 3\nINFO 11-20 21:23:38 [launcher.py:110] Shutting down FastAPI HTTP server.\n",
+			true, 0, CrashLoad, EngineDead, false},
+		{"NCCL's word for a lack of memory", "ValueError: NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'", false, 1, OOMStart, "", false},
+		{"an API server that fails ends its engine", "(EngineCore pid=2) INFO 11-20 21:23:37 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM\n(APIServer pid=1) ValueError: no such template",
+			false, 1, StartCrash, "", false},
+		{"an engine that is asked to end", "(EngineCore pid=2) INFO 11-20 21:23:37 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM\n", true, 0, Infrastructure, Terminated, false},
+		{"statistics that cannot be written harm nobody", "(EngineCore pid=84) PermissionError: [Errno 13] Permission denied: '/.config'\n(EngineCore pid=84) KeyError: 3\n", false, 1, StartCrash, "", false},
+		{"a hub that refused, and a model that was there", "ERROR 11-20 21:23:37 [config.py:1] Error retrieving file list: 401 Client Error, retrying 1 of 2\n" +
+			engine + "ValueError: No available memory for the cache blocks.\n", false, 1, KVTooSmall, "", false},
+		{"a shell's word of a server that crashed", "", true, 139, CrashLoad, Segfault, false},
 		{"a model that is not there", "OSError: /m does not appear to have a file named config.json", false, 1, ModelNotFound, "", true},
 		{"an engine in Dynamo's layout of the log", "2025-11-20T19:48:19.123456Z ERROR core.run_engine_core: torch.OutOfMemoryError: CUDA out of memory.", false, 1, OOMStart, "", false},
 	} {
 		l := &logbook{loaded: row.loaded}
 		l.Write([]byte(row.text))
 		l.close()
-		if e := l.death(row.code, "signal: killed"); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
+		if e := l.death(row.code, ending(row.code)); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
 			t.Errorf("%s: %s (%s), fatal %v; want %s (%s), fatal %v: %q", row.name, e.Class, e.Cause, e.Fatal(), row.class, row.cause, row.fatal, e.Evidence)
 		}
 	}
+}
+
+// ending says how a process with that exit code ended.
+func ending(code int) string {
+	if code < 0 {
+		return "signal: killed"
+	}
+	return fmt.Sprintf("exit status %d", code)
 }
 
 func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {

@@ -14,11 +14,14 @@ var (
 	// vllm/logger.py and vllm/utils/system_utils.py: (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text.
 	// 0.14.1 colours the prefix even where no terminal is.
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
-	processPrefix = regexp.MustCompile(`^\([^()]* ?pid=\d+[^()]*\) ?`)
+	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
 	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|: +)`)
 	// Dynamo's runtime logs vLLM's records in its own layout, which also an image of Dynamo may set for plain vLLM:
 	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
 	dynamoPrefix = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z? +(TRACE|DEBUG|INFO|WARN|WARNING|ERROR) +[\w.:<>-]+: ?`)
+	// The engine's processes, by their prefix or by the place in vLLM's code from which they log.
+	ofEngine = regexp.MustCompile(`^(?:\([^()]*pid=\d+[^()]*\) ?)*\((?:EngineCore|DPEngine|Worker|VllmWorker|RayWorker)|` +
+		`\[(?:\S*/)?(?:core|multiproc_executor|gpu_worker|worker_base|gpu_model_runner)\.py:\d+\]`)
 	// uvicorn's access log. An answered request is no news, and the checks of a server's health would fill any tail.
 	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
 )
@@ -119,6 +122,14 @@ type death struct {
 	refine func(e *ExitError, groups []string)
 }
 
+// argparse begins the errors of a command line that cannot be read, whatever its values mean together.
+const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
+
+var argparseError = regexp.MustCompile(`^` + argparse)
+
+// IsArgparse reports whether the evidence of FlagsRejected is argparse's: then no other flag cures it.
+func IsArgparse(evidence string) bool { return argparseError.MatchString(evidence) }
+
 var deaths = []death{
 	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
@@ -128,20 +139,55 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo).*`),
 		start: ModelNotFound, cause: GatedModel},
 
-	// Python's own texts for errno 28 and 24, whatever was being written or opened.
-	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device).*`), start: Infrastructure, load: Infrastructure, cause: DiskFull},
+	// Python's own texts for errno 28, 24, 11, 13, 30, 5 and 116, whatever was being written, opened or started.
+	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|unable to write to file </torch_|out of shared memory).*`),
+		start: Infrastructure, load: Infrastructure, cause: DiskFull},
 	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
+	{text: regexp.MustCompile(`.*(?:can't start new thread|pthread_create failed|Thread creation failed|\[Errno 11\] Resource temporarily unavailable).*`),
+		start: Infrastructure, load: Infrastructure, cause: TooManyProc},
+	{text: regexp.MustCompile(`^PermissionError: .*|.*(?:\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system).*`), start: Infrastructure, cause: NotAllowed},
+	{text: regexp.MustCompile(`.*(?:\[Errno 5\] Input/output error|\[Errno 116\] Stale file handle|Stale NFS file handle).*`),
+		start: Infrastructure, load: Infrastructure, cause: DiskError},
 
-	// huggingface_hub through vllm/transformers_utils/repo_utils.py (seen in 0.14.1: a missing folder, a model that is
-	// not in the local cache), and transformers' texts for a folder that holds no model.
-	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|Cannot find an appropriate cached snapshot folder|` +
-		`Invalid repository ID or local directory specified|does not appear to have a file named config\.json|` +
-		`is not a local folder and is not a valid model identifier|Can't load the configuration of|` +
-		`(?:RepositoryNotFoundError|LocalEntryNotFoundError): |couldn't connect to 'https://huggingface\.co').*`),
+	// Memory of the host: torch's CPU allocator, C++, Python's errno 12. Flags of the GPU do not cure it.
+	{text: regexp.MustCompile(`.*(?:DefaultCPUAllocator: .*memory|std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b).*`),
+		start: Infrastructure, load: Infrastructure, cause: HostOOM},
+
+	// A program that is not there: Python's own words, and the dynamic linker's.
+	{text: regexp.MustCompile(`.*(?:can't open file '.*': \[Errno 2\]|: No module named vllm\b|^ModuleNotFoundError: No module named 'vllm'|` +
+		`error while loading shared libraries: .*|: bad interpreter: .*)`), start: Infrastructure, cause: Command},
+
+	// The GPU, or its driver: torch/cuda/__init__.py, c10/cuda/CUDAException.h with the names of driver_types.h, vllm/config/device.py.
+	{text: regexp.MustCompile(`.*(?:CUDA driver initialization failed|No CUDA GPUs are available|Found no NVIDIA driver|NVIDIA driver on your system is too old|` +
+		`CUDA driver version is insufficient|system has unsupported display driver|forward compatibility was attempted|no CUDA-capable device is detected|` +
+		`CUDA-capable device\(s\) is/are busy|CUDA error: (?:unknown error|initialization error|system not yet initialized|driver shutting down)|` +
+		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
+		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
+
+	// Weights that are cut off or damaged: safetensors, torch.load.
+	{text: regexp.MustCompile(`.*(?:SafetensorError|Error while deserializing header|PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes).*`),
+		start: ModelNotFound, cause: Damaged},
+	// transformers/dynamic_module_utils.py, vllm/transformers_utils/config.py.
+	{text: regexp.MustCompile(`.*(?:trust_remote_code=True|--trust-remote-code).*`), start: ModelNotFound, cause: RemoteCode},
+	// transformers/models/auto/configuration_auto.py, vllm/model_executor/models/registry.py.
+	{text: regexp.MustCompile(`.*(?:Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported|failed to be inspected)|` +
+		`has no vLLM implementation).*`), start: ModelNotFound, cause: Unsupported},
+	// The Hub's refusal of credentials, and of those who have none; and what requests and httpx say of a network that is not there.
+	{text: regexp.MustCompile(`.*(?:401 Client Error|403 Forbidden|Invalid username or password|Invalid user token).*`), start: ModelNotFound, cause: GatedModel},
+	{text: regexp.MustCompile(`.*(?:couldn't connect to 'https://huggingface\.co|Failed to resolve 'huggingface|host='huggingface\.co'|OfflineModeIsEnabled|` +
+		`LocalEntryNotFoundError|Cannot find an appropriate cached snapshot folder).*`), start: ModelNotFound, cause: Hub},
+
+	// huggingface_hub through vllm/transformers_utils/repo_utils.py (seen in 0.14.1: a missing folder), and transformers'
+	// and vLLM's texts for a folder that holds no model.
+	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|` +
+		`Invalid repository ID or local directory specified|does not appear to have a file named|` +
+		`is not a local folder and is not a valid model identifier|Can't load the (?:configuration|tokenizer|model) (?:of|for)|` +
+		`RepositoryNotFoundError: |RevisionNotFoundError: |EntryNotFoundError: |Cannot find any model weights|is not a valid JSON file|` +
+		`No model weights found|Unrecognized model in ).*`),
 		start: ModelNotFound},
 
 	// argparse, exit code 2: vllm serve: error: argument --max-num-seqs: invalid int value: 'abc' (0.14.1).
-	{text: regexp.MustCompile(`: error: ((?:argument |unrecognized arguments|ambiguous option|the following arguments).*)`), start: FlagsRejected},
+	{text: regexp.MustCompile(`: error: (` + argparse + `.*)`), start: FlagsRejected},
 	// pydantic: the line after "1 validation error for SchedulerConfig" has the reason (0.14.1, vllm/config/*.py).
 	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
 
@@ -151,7 +197,7 @@ var deaths = []death{
 		refine: func(e *ExitError, g []string) {
 			e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen = number(g[2]), number(g[3]), int(number(g[4]))
 		}},
-	{text: regexp.MustCompile(`(No available memory for the cache blocks.*)`), start: KVTooSmall},
+	{text: regexp.MustCompile(`(No available memory for the cache blocks.*|The model's max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache.*)`), start: KVTooSmall},
 
 	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. See memoryOfOthers for whose fault it is.
 	{text: regexp.MustCompile(`(Free memory on device \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired GPU memory utilization.*)`),
@@ -159,16 +205,30 @@ var deaths = []death{
 	// vllm/v1/worker/gpu_worker.py: another process gave memory back while this one measured how much is free.
 	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure, cause: Profiling},
 
-	// torch (2.9 and 2.14), its older name, and the warm-up of the sampler in vllm/v1/worker/gpu_model_runner.py.
-	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|DefaultCPUAllocator: .*memory).*`),
+	// torch (2.9 and 2.14), its older name, Triton, cuBLAS, NCCL's own log, and the warm-up of the sampler in
+	// vllm/v1/worker/gpu_model_runner.py.
+	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|\[CUDA\]: out of memory|` +
+		`CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure \d* ?'out of memory'|hipErrorOutOfMemory).*`),
 		start: OOMStart, load: OOMLoad},
 
 	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that first says so is as a rule not the one at fault.
-	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure).*`),
+	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|Memory access fault by GPU|an illegal instruction was encountered|misaligned address).*`),
 		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
+	// Compilers of kernels: Triton, FlashInfer's and torch's extensions by ninja and nvcc, the linker.
+	{text: regexp.MustCompile(`.*(?:Failed to find C compiler|Could not find nvcc|nvcc: (?:command )?not found|nvcc fatal|Ninja build failed|ninja: build stopped|` +
+		`cannot find -lcuda|cannot find -lcudart|fatal error: \S+\.h(?:pp)?: No such file|CUDA_HOME environment variable is not set|No such file or directory: '\S*(?:ninja|nvcc|gcc)'|` +
+		`PTXAS error|ptxas fatal|Error building extension).*`), start: StartCrash, load: CrashLoad, cause: Compiler},
+	// A crash of native code: Python's faulthandler, torch's handler, C++'s own words.
+	{text: regexp.MustCompile(`.*Fatal Python error: Bus error.*`), start: Infrastructure, load: Infrastructure, cause: BusError},
+	{text: regexp.MustCompile(`.*(?:Fatal Python error: (?:Segmentation fault|Aborted|Illegal instruction|Floating.point exception)|Segfault encountered).*`),
+		start: StartCrash, load: CrashLoad, cause: Segfault},
+	{text: regexp.MustCompile(`^ +what\(\): +(.*)`), start: StartCrash, load: CrashLoad, cause: Segfault},
+	// vllm/v1/executor/multiproc_executor.py: a worker that does not answer. vllm/v1/engine/core_client.py: an engine that does not come up.
+	{text: regexp.MustCompile(`.*RPC call to \w+ timed out.*`), start: StartTimeout, load: Hang, cause: NoToken},
+	{text: regexp.MustCompile(`.*Timed out waiting for engine.*`), start: StartTimeout},
 	// torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp (2.9), vllm/distributed/device_communicators/pynccl_wrapper.py.
 	// A fault of the machine far oftener than of a flag: links, drivers, /dev/shm.
-	{text: regexp.MustCompile(`.*(?:NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|Watchdog caught collective operation timeout).*`),
+	{text: regexp.MustCompile(`.*(?:NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledSystemError|Watchdog caught collective operation timeout).*`),
 		start: Infrastructure, load: Infrastructure, cause: NCCL},
 }
 
@@ -182,11 +242,23 @@ func memoryOfOthers(e *ExitError, groups []string) {
 
 var (
 	// An exception's last line, the name in front: ValueError: text.
-	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$`)
-	// Lines that only say that something else has failed: vllm/v1/engine/utils.py, core.py, core_client.py,
-	// exceptions.py, vllm/v1/executor/multiproc_executor.py.
-	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|` +
-		`EngineCore encountered|EngineDeadError|died unexpectedly|EngineCore hit an exception`)
+	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$`)
+	// Lines that only say that something else has failed, or was given up for it: vllm/v1/engine/utils.py, core.py,
+	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and what those are told whose other side is gone.
+	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
+		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
+		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
+	// What a server lives on after: vllm/usage/usage_lib.py cannot write its statistics.
+	survived = regexp.MustCompile(`Permission denied: '[^']*\.config(?:/vllm[^']*)?'`)
+	// pydantic's words about one field.
+	pydanticField = regexp.MustCompile(`^(?:Input should be|Extra inputs are|Field required|Unexpected keyword)`)
+	// Lines that send their reader elsewhere.
+	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
+	// A line of a traceback, by Python's indentation: code, its place, or the marks below it.
+	frame = regexp.MustCompile(`^ {2}File "|^ {4,}\S|^Traceback \(most recent call last\):|^Process \S+:$`)
+	marks = regexp.MustCompile(`^ {2}File |^\S|^[ ^~]*$`)
+	// argparse's error of any program: vllm serve: error: argument --x: …
+	usageError = regexp.MustCompile(`^\S.{0,80}?: error: (.+)`)
 )
 
 // The engine's answers to a reset of the prefix cache: vllm/v1/core/block_pool.py.

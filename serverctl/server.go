@@ -25,6 +25,7 @@ type Server struct {
 	facts     Facts
 	before    []gpu.GPU // those the server uses, as they were before its start; none when there is none to ask
 	shm       *host.ShmWatch
+	oomKills  int64 // of the kernel, before the start; see death
 	series    recorder
 	gpuError  string // why the GPUs are no longer watched; to be read when the watchers have ended
 

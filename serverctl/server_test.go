@@ -25,7 +25,7 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 		evidence   string
 		code       int
 	}{
-		{"an end in good order is a crash", "crash /dev/null", CrashLoad, "ended by itself: exit status 0", 0},
+		{"an end in good order is nobody's fault", "crash /dev/null", Infrastructure, "ended by itself: exit status 0", 0},
 		{"out of memory with exit code 0", "crash " + oom, OOMLoad, "CUDA out of memory", 0},
 		{"a dead engine behind a living API server", "dead-engine", CrashLoad, "EngineDeadError", -1},
 		{"a server that answers nothing any more", "deaf", Hang, "/health failed 3 times in a row", -1},

@@ -4,6 +4,7 @@ package serverctl
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -90,7 +91,7 @@ type Cause string
 // The causes.
 const (
 	EngineDead    Cause = "engine-dead"           // the engine died, its API server lived on
-	ExitZero      Cause = "exit-0"                // it ended under load as if all were well
+	ExitZero      Cause = "exit-0"                // it ended under load as if all were well: no flag does that
 	IllegalAccess Cause = "illegal-memory-access" // a kernel read or wrote where it must not
 	NCCL          Cause = "nccl"                  // the GPUs could not talk to each other
 	DiskFull      Cause = "disk-full"
@@ -102,6 +103,23 @@ const (
 	NoToken       Cause = "no-token"         // requests run, and nothing comes out
 	Deaf          Cause = "deaf"             // the API server does not answer
 	NotDrained    Cause = "not-drained"      // requests stay although no load is on
+
+	Terminated  Cause = "terminated" // somebody asked it to end: SIGTERM, SIGINT or SIGHUP
+	Killed      Cause = "killed"     // somebody killed one of its processes, or it ended without a word
+	HostOOM     Cause = "host-oom"   // the machine, or the cgroup, had no memory left
+	Segfault    Cause = "segfault"   // one of its processes crashed: SIGSEGV, SIGABRT or the like
+	BusError    Cause = "bus-error"  // a mapped file could not be read, or /dev/shm was full
+	Driver      Cause = "gpu-driver" // the GPU or its driver does not work
+	Command     Cause = "command"    // the server's command cannot be run as it is
+	Compiler    Cause = "compiler"   // kernels could not be compiled
+	TooManyProc Cause = "too-many-processes"
+	NotAllowed  Cause = "permission"        // a file may not be read or written
+	DiskError   Cause = "disk-error"        // a file could not be read
+	Hub         Cause = "hub-unreachable"   // the model is not here, and its hub does not answer
+	Damaged     Cause = "damaged-weights"   // the weights' files are cut off or damaged
+	RemoteCode  Cause = "remote-code"       // the model brings code of its own, which the flags do not allow
+	Unsupported Cause = "unsupported-model" // this server does not know the model's architecture
+	SameWords   Cause = "same-words"        // the study's first servers all died with these words: see studies
 )
 
 // PointsFault reports whether the class says something of the point: it is infeasible. All else is nobody's fault and
@@ -131,11 +149,20 @@ type ExitError struct {
 // Fatal reports whether no choice of flags cures the failure and no second try: the user must do something.
 func (e *ExitError) Fatal() bool {
 	switch e.Cause {
-	case DiskFull, TooManyFiles, GatedModel:
+	case DiskFull, TooManyFiles, TooManyProc, GatedModel, NotAllowed, Command:
 		return true
 	}
 	return e.Class == ModelNotFound
 }
+
+// Machine reports whether a second server that fails of the same cause shows that the machine must be mended first.
+func (c Cause) Machine() bool { return c == Driver }
+
+// memoryFlags ask for memory of the host: vllm/config/cache.py, kv_transfer.py, multimodal.py.
+var memoryFlags = []string{"swap-space", "cpu-offload-gb", "kv-offloading-size", "mm-processor-cache-gb", "cpu-offload-params"}
+
+// AsksHostMemory reports whether a flag is one by which a server asks for memory of the host.
+func AsksHostMemory(flag string) bool { return slices.Contains(memoryFlags, flag) }
 
 // Error returns the class with its evidence.
 func (e *ExitError) Error() string {

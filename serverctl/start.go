@@ -137,7 +137,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		select {
 		case <-s.process.Exited():
 			s.log.close() // its error is reported by Stop
-			return s.log.death(s.process.ExitCode(), s.process.Ending())
+			return s.death(s.process.ExitCode(), s.process.Ending())
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
 				return fmt.Errorf("start the server: %w", cause)
@@ -168,7 +168,7 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	// Files that were still coming are the disk's fault and no point's.
 	if is, percent := s.log.loading(); is && percent > 0 && percent < 100 {
 		e.Class, e.Cause = Infrastructure, SlowDisk
-		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v; raise server.start_timeout, or set server.model_copy", percent, s.config.StartTimeout)
+		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v", percent, s.config.StartTimeout)
 	}
 	return e
 }

@@ -133,7 +133,8 @@ func TestAStartThatFailsHasAClassWithItsEvidence(t *testing.T) {
 		{"out of memory", "log " + oom + " 1", OOMStart, "CUDA out of memory. Tried", 1},
 		{"a KV cache that holds no request", "log testdata/death-kv-0.14.1.log 1", KVTooSmall, "1.91 GiB KV cache is needed", 1},
 		{"an unknown flag", "log testdata/death-flags-unknown-0.14.1.log 2", FlagsRejected, "unrecognized arguments: --max-num-sequences", 2},
-		{"no word and exit code 2", "log /dev/null 2", FlagsRejected, "exit status 2", 2},
+		{"a model that is not there is named", "log testdata/death-model-cache-0.14.1.log 1", ModelNotFound, "model /models/tiny: ", 1},
+		{"exit code 2 without argparse's words", "log /dev/null 2", StartCrash, "exit status 2", 2},
 		{"no word and exit code 3", "log /dev/null 3", StartCrash, "exit status 3", 3},
 		{"an end in good order before it was ready", "log /dev/null 0", StartCrash, "exit status 0", 0},
 	} {

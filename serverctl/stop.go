@@ -76,6 +76,7 @@ func (s *Server) takeStock(ctx context.Context) (err error) {
 	if s.shm, err = host.WatchShm(host.DevShm); err != nil {
 		return err
 	}
+	s.oomKills, _, _ = s.config.machine.OOMKills() // where nothing tells, none is ever blamed on it
 	if s.config.GPU == nil {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -45,7 +46,11 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 		case <-s.process.Exited():
 			s.log.close() // its error is reported by Stop
 			// The exit code is 0 when the engine died under an API server that then shut down in good order.
-			return s.log.death(s.process.ExitCode(), "the server ended by itself: "+s.process.Ending())
+			ending := "the server ended by itself: "
+			if s.process.ExitCode() < 0 {
+				ending = "the server's first process was ended: "
+			}
+			return s.death(s.process.ExitCode(), ending+s.process.Ending())
 		case <-time.After(s.config.limits.healthEvery):
 		}
 		health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
@@ -60,6 +65,9 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
+			if s.log.askedToEnd() { // and waits for its clients, as 0.14.1 does without a limit
+				return s.death(-1, "")
+			}
 			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
@@ -83,7 +91,10 @@ func (s *Server) ping(ctx context.Context) chan error {
 		ctx, cancel := context.WithTimeout(ctx, s.config.HangTimeout)
 		defer cancel()
 		waiting, err := s.firstToken(ctx)
-		if err == nil && waiting != "" {
+		switch {
+		case ctx.Err() == nil: // an answer, if not a good one: an end is seen by the process and by /health
+			err = nil
+		case err == nil && waiting != "":
 			err = errors.New("waited for " + waiting)
 		}
 		answered <- err
@@ -96,9 +107,25 @@ func (s *Server) engineDeath() *ExitError {
 	for deadline := time.Now().Add(lastWords); !s.log.told() && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
-	e := s.log.death(-1, "/health answers 503: the engine is dead")
+	e := s.death(-1, "/health answers 503: the engine is dead")
 	if e.Class == CrashLoad && e.Cause == "" {
 		e.Cause = EngineDead
+	}
+	return e
+}
+
+// death explains the end of the server by its log, and by the kernel's word where a process was killed.
+func (s *Server) death(code int, ending string) *ExitError {
+	e := s.log.death(code, ending)
+	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
+		e.Evidence = fmt.Sprintf("model %s: %s", s.config.Model, e.Evidence)
+	}
+	if e.Cause != Killed {
+		return e
+	}
+	if n, at, err := s.config.machine.OOMKills(); err == nil && at != "" && n > s.oomKills {
+		e.Cause = HostOOM
+		e.Evidence = fmt.Sprintf("the kernel ended %d of the processes here for lack of memory (%s); %s", n-s.oomKills, at, e.Evidence)
 	}
 	return e
 }

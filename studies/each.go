@@ -51,8 +51,8 @@ func each(db *sql.DB, summaries []Trial, columns probeColumns) iter.Seq2[Trial, 
 				yield(Trial{}, judged(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}
-			for _, t := range trials {
-				if !yield(t, nil) {
+			for i, t := range trials {
+				if !yield(t.as(part[i]), nil) {
 					return
 				}
 			}

@@ -21,6 +21,7 @@ func load(db *sql.DB) (Study, error) {
 	if study.Trials, err = loadTrials(db, ""); err != nil {
 		return Study{}, err
 	}
+	discount(study.Trials)
 	return study, loadProbes(db, study.Trials, long, "")
 }
 
@@ -33,6 +34,7 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 	if study.Trials, err = loadSummaries(db); err != nil {
 		return Study{}, err
 	}
+	discount(study.Trials)
 	numbers, err := withNearest(db, whole(study))
 	if err != nil || len(numbers) == 0 {
 		return study, err
@@ -51,7 +53,7 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 	}
 	for _, t := range trials {
 		i, _ := slices.BinarySearchFunc(study.Trials, t.Number, func(t Trial, n int) int { return t.Number - n })
-		study.Trials[i] = t
+		study.Trials[i] = t.as(study.Trials[i])
 	}
 	return study, nil
 }

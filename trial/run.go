@@ -150,7 +150,11 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		return result, err
 	}
 	if exit.Fatal() {
-		return result, fmt.Errorf("no choice of flags would cure this: %w", err)
+		err = fmt.Errorf("no choice of flags would cure this: %w", err)
+		if remedy := serverctl.Remedy(exit.Class, exit.Cause); remedy != "" {
+			err = fmt.Errorf("%w; %s", err, remedy)
+		}
+		return result, err
 	}
 	result.Outcome, result.Class, result.Cause, result.Evidence, result.Tail = Unknown, exit.Class, exit.Cause, exit.Evidence, exit.Tail
 	result.GPUTime = max(result.GPUTime, exit.Took)

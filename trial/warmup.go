@@ -3,6 +3,7 @@ package trial
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -173,6 +174,15 @@ func (m *measuring) uncounted(ctx context.Context, schedule workload.Schedule, s
 	if broken > 0 {
 		m.result.Notes = append(m.result.Notes, fmt.Sprintf("%d of %d requests %s failed: %s", broken, sent, which, detail))
 	}
+	if 2*broken > sent { // on a busy machine its death is noticed later than its errors
+		select {
+		case <-m.server.Exited():
+			return run, m.server.Err()
+		case <-ctx.Done():
+			return run, context.Cause(ctx)
+		case <-time.After(deathNotice):
+		}
+	}
 	drained, err := m.server.Drain(ctx)
 	m.result.GPUTime += drained
 	if err != nil {
@@ -184,7 +194,14 @@ func (m *measuring) uncounted(ctx context.Context, schedule workload.Schedule, s
 // deathNotice is how long a server that answers nothing well has to die, so that its own last words are the evidence.
 const deathNotice = 10 * time.Second
 
+// turnedAway are the statuses by which a server, or a gateway before it, refuses requests for what they are: no flag of the engine does.
+var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
+
 // useless is the error of a server that is up and fails every request.
 func (m *measuring) useless(ctx context.Context, evidence string) error {
-	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: evidence, Code: -1})
+	class := serverctl.CrashLoad
+	if turnedAway.MatchString(evidence) {
+		class = serverctl.Infrastructure
+	}
+	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})
 }

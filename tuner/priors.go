@@ -58,6 +58,7 @@ func told(study studies.Study, p space.Point) bool {
 // history is what the sampler learns from: what was measured elsewhere, as this study would have measured it, and then the study's own
 // trials. A prior of a point that a trial has told of says no more.
 func history(study studies.Study) []studies.Trial {
+	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // they are tried again
 	if len(study.Prior) == 0 {
 		return study.Trials
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -46,7 +47,8 @@ type Study struct {
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
 	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
 
-	unknown int // trials in a row that failed by nobody's fault, of this Run
+	ended   int // trials, of this Run
+	unknown int // of them in a row that failed by nobody's fault
 	client  lateness
 }
 
@@ -115,6 +117,7 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 			return End{}, fmt.Errorf("finish trial %d: %w", next.Number, err)
 		}
 		next.State = studies.Done
+		s.ended++
 		s.observe(Event{Kind: Ended, Trial: next})
 	}
 }
@@ -137,13 +140,19 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 		if t.State != studies.Done {
 			return End{}, nil // half done: it is finished whatever the budget says
 		}
+		if !t.Counts() {
+			continue
+		}
 		finished++
 		spent += t.Result.GPUTime
 		if t.Result.Outcome == trial.Infeasible {
 			infeasible++
 		}
 	}
+	n := len(study.Trials)
 	switch {
+	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // a Run tries so many again: they may have been the points, after all
+		return End{}, nothingStarts(study, "each of the first %d servers died with the same words", n)
 	case s.unknown >= mostUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
 	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
@@ -160,14 +169,22 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 
 func nothingStarts(study studies.Study, format string, args ...any) error {
 	last := study.Trials[len(study.Trials)-1].Result
-	return fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence)
+	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
+}
+
+// withRemedy adds what the user can do about a failure, where that is known.
+func withRemedy(r trial.Result, err error) error {
+	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
+		return fmt.Errorf("%w; %s", err, remedy)
+	}
+	return err
 }
 
 // ask returns the trial to run: a half-done one, the server's default, the user's current args, the best of what was measured elsewhere,
 // or the sampler's choice. A reference that failed by nobody's fault is asked for again, and so is one that was measured before the world changed.
 func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
-	now := study.Present()
+	now := tried(study.Present(), n-s.ended)
 	prior := s.untriedPrior(now)
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
@@ -188,6 +205,18 @@ func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	}
 	next.Args = append(append([]string{}, s.FixedArgs...), s.Space.Args(next.Point)...)
 	return next, nil
+}
+
+// tried returns the study in which the points of this Run, which began with the trial of that number, are tried even where they do not
+// count: else a broken machine would be told by the default alone, which may be what is broken.
+func tried(study studies.Study, first int) studies.Study {
+	study.Trials = slices.Clone(study.Trials)
+	for i := range study.Trials {
+		if t := &study.Trials[i]; t.Number >= first && !t.Counts() {
+			t.Result.Outcome, t.Result.Cause = trial.Infeasible, ""
+		}
+	}
+	return study
 }
 
 // known reports whether a trial of that origin told something. One that the load generator decided is asked for again, for no gain can
@@ -220,6 +249,9 @@ func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) 
 		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
+	if err == nil {
+		err = s.blame(t, &result)
+	}
 	s.unknown++
 	if err != nil || result.Outcome != trial.Unknown || result.Class == serverctl.ClientLimited { // the server did not fail
 		s.unknown = 0
@@ -233,6 +265,21 @@ func attempts(probes []trial.Probe) (newest int) {
 		newest = max(newest, p.Attempt)
 	}
 	return newest
+}
+
+// blame says whose fault a failure is where the class and cause alone do not tell. Its error ends the study, and the trial is taken up
+// again when the machine is mended.
+func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
+	switch {
+	case r.Cause.Machine():
+	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // every trial has these args
+	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
+		r.Outcome = trial.Infeasible // a second server with the same flags found no memory either
+		return nil
+	default:
+		return nil
+	}
+	return withRemedy(*r, fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence))
 }
 
 // measured is the GPU time of probes.

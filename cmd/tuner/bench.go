@@ -183,8 +183,6 @@ func preflightError(err error, model string) error {
 		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 			return fmt.Errorf("%w (--ca-file, --insecure)", err)
 		}
-	case bench.BadAnswer:
-		return fmt.Errorf("%w; --natural lets answers end by themselves", err)
 	}
 	return err
 }

@@ -32,7 +32,7 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	p := &progress{w: w, live: newLiveLine(w), short: report.ShortNames(names), trials: trials, best: incumbentOf(s), began: now, ended: now}
 	fmt.Fprint(w, report.Legend(p.short, columns(w)))
 	for _, t := range s.Trials {
-		if t.State == studies.Done {
+		if t.State == studies.Done && t.Counts() {
 			p.finished++
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"vllmtuner/bench"
+	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
@@ -127,10 +128,7 @@ func (c *sweptConfig) trouble() string {
 	if r.Outcome == trial.Measured || r.Class == "" && r.Outcome == "" {
 		return ""
 	}
-	words := string(r.Class)
-	if r.Cause != "" {
-		words += " (" + string(r.Cause) + ")"
-	}
+	words := serverctl.Words(r.Class, r.Cause)
 	what := "failed under load"
 	if r.Facts.StartUp == 0 {
 		what = "cannot start"

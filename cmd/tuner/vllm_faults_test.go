@@ -21,9 +21,15 @@ const shortFaults = 4
 
 // realFaults are the faults that can be made to happen in real vLLM without a GPU.
 var realFaults = []fault{
-	{name: "the API server is killed, its engine lives", strike: kills(false, syscall.SIGKILL), class: serverctl.CrashLoad, within: atOnce},
+	{name: "the API server is killed, its engine lives", strike: kills(false, syscall.SIGKILL), class: serverctl.Infrastructure, cause: serverctl.Killed, within: atOnce},
 	{name: "the engine is killed, its API server lives", strike: signals(engineName, syscall.SIGKILL),
-		class: serverctl.CrashLoad, cause: serverctl.EngineDead, within: 3 * time.Second},
+		class: serverctl.Infrastructure, cause: serverctl.Killed, within: 3 * time.Second},
+	{name: "the engine crashes, its API server lives", strike: signals(engineName, syscall.SIGSEGV),
+		class: serverctl.CrashLoad, cause: serverctl.Segfault, within: 3 * time.Second},
+	{name: "somebody asks it to end under load", strike: func(t *testing.T, r *faulty) {
+		requests(8)(t, r)
+		kills(false, syscall.SIGTERM)(t, r)
+	}, class: serverctl.Infrastructure, cause: serverctl.Terminated, within: deafLimit},
 	{name: "an unknown flag", flags: []string{"--no-such-flag", "1"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "a value that is no number", flags: []string{"--max-num-seqs", "abc"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "flags that contradict each other", flags: []string{"--max-num-seqs", "4096"}, class: serverctl.FlagsRejected, within: atOnce},
@@ -31,7 +37,7 @@ var realFaults = []fault{
 		config: func(c *serverctl.Config) { c.Env["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1" }},
 	{name: "the model is not there", class: serverctl.ModelNotFound, within: atOnce,
 		config: func(c *serverctl.Config) { c.Model = "/no/such/model" }},
-	{name: "the engine is killed while it loads", class: serverctl.StartCrash, within: 15 * time.Second,
+	{name: "the engine is killed while it loads", class: serverctl.Infrastructure, cause: serverctl.Killed, within: 15 * time.Second,
 		config: func(c *serverctl.Config) {
 			seen, log := sync.Once{}, c.Log.(*lastLines)
 			c.Log = writerFunc(func(b []byte) (int, error) {

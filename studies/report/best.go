@@ -12,6 +12,7 @@ import (
 
 	"github.com/samber/lo"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -150,7 +151,9 @@ func (l *lines) nothingMet(study studies.Study) {
 	l.add("")
 	if t, p, ok := nearest(study); ok {
 		l.wrapped("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
-		l.item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
+		if p.Measurement.Failed == 0 { // else the server answers with errors, which no limit mends
+			l.item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
+		}
 	}
 	classes := Summarize(study, Options{}).Classes
 	for _, class := range classNames(classes) {
@@ -162,7 +165,11 @@ func (l *lines) nothingMet(study studies.Study) {
 		if evidence == "" {
 			evidence = "no line of the log shows why"
 		}
-		l.wrapped("failed", "%d with %s; trial %d: %s", classes[class], class, study.Trials[i].Number, evidence)
+		t := study.Trials[i]
+		l.wrapped("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence)
+		if remedy := serverctl.Remedy(class, t.Result.Cause); remedy != "" {
+			l.wrapped("try", "%s", remedy)
+		}
 	}
 }
 

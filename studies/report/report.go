@@ -134,7 +134,9 @@ func Summarize(study studies.Study, o Options) Summary {
 			}
 			continue
 		}
-		s.Finished++
+		if t.Counts() {
+			s.Finished++
+		}
 		s.GPUSeconds += r.GPUTime.Seconds()
 		switch {
 		case t.Met():
@@ -167,9 +169,9 @@ func left(study studies.Study, o Options) (time.Duration, bool) {
 	var lasted []time.Duration
 	var running time.Duration
 	for _, t := range study.Trials {
-		if t.State == studies.Done {
+		if t.State == studies.Done && t.Counts() {
 			lasted = append(lasted, t.Ended.Sub(t.Began))
-		} else {
+		} else if t.State != studies.Done {
 			running += o.Now.Sub(t.Began)
 		}
 	}

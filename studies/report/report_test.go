@@ -264,6 +264,40 @@ func TestReports(t *testing.T) {
 	}
 }
 
+// No limit and no rate mends a server that answers with errors.
+func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
+	for failed, want := range map[int]bool{0: true, 3: false} {
+		unmet := atMost(0.5, 90)
+		for i := range unmet.Probes {
+			unmet.Probes[i].Measurement.Failed = failed
+		}
+		var text strings.Builder
+		if err := BestText(&text, of(studies.Done, "", with(unmet, studies.Default)), Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(text.String(), "limits that this GPU can keep"); got != want {
+			t.Errorf("%d requests failed: %v, want %v in\n%s", failed, got, want, text.String())
+		}
+	}
+}
+
+// Every cause is told with its own remedy, or none.
+func TestEachFailureHasItsRemedy(t *testing.T) {
+	for cause, want := range map[serverctl.Cause]string{
+		serverctl.HostOOM: "try       " + serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM), serverctl.Segfault: "",
+	} {
+		dead := failed(trial.Unknown, serverctl.Infrastructure, "gone")
+		dead.Result.Cause = cause
+		var text strings.Builder
+		if err := BestText(&text, of(studies.Done, "", with(dead, studies.Default)), Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := text.String(); !strings.Contains(got, want) || want == "" && strings.Contains(got, "try ") {
+			t.Errorf("%s: want %q in\n%s", cause, want, got)
+		}
+	}
+}
+
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".golden")

@@ -293,11 +293,7 @@ func LastWords(t studies.Trial, width int) []string {
 		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
 	}
 	tail := t.Result.Tail
-	what := string(t.Result.Class)
-	if cause := t.Result.Cause; cause != "" {
-		what += fmt.Sprintf(" (%s)", cause)
-	}
-	last := []string{fmt.Sprintf("%s: %s", what, message(t.Result.Evidence))}
+	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), message(t.Result.Evidence))}
 	for _, line := range tail[max(0, len(tail)-mostWords):] {
 		last = append(last, "| "+message(line))
 	}

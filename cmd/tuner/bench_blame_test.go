@@ -1,0 +1,32 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// A server that refuses or fails requests is told by its own words, without a guess at what would mend it.
+func TestAServerThatAnswersWithErrorsGetsNoGuess(t *testing.T) {
+	for _, status := range []int{400, 413, 429, 500, 503} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+				return
+			}
+			http.Error(w, `{"error":{"message":"the words of the server"}}`, status)
+		}))
+		_, stderr, code := inProcess(t, "bench", "--url", server.URL, "--rate", "5", "--requests", "1", "--input-tokens", "4", "--output-tokens", "2")
+		if code != exitFailed || !strings.Contains(stderr, "the words of the server") {
+			t.Errorf("%d: exit code %d\n%s", status, code, stderr)
+		}
+		for _, guess := range []string{"--natural", "limits", "lower"} {
+			if strings.Contains(stderr, guess) {
+				t.Errorf("%d: the remedy is guessed: %s", status, stderr)
+			}
+		}
+		server.Close()
+	}
+}

@@ -1,0 +1,69 @@
+package serverctl
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/txtar"
+)
+
+// whose says whose fault a death is.
+func whose(e *ExitError) string {
+	switch {
+	case e.Fatal():
+		return "user"
+	case e.Class.PointsFault():
+		return "point"
+	}
+	return "nobody"
+}
+
+// explain has a logbook read the log of a case, and returns what it makes of it.
+func explain(when, exit, log string) *ExitError {
+	l := &logbook{loaded: when == "load"}
+	l.Write([]byte(log))
+	l.close()
+	code, err := strconv.Atoi(exit)
+	switch {
+	case err != nil: // alive
+		return l.death(-1, "")
+	case code < 0:
+		return l.death(-1, "signal: "+syscall.Signal(-code).String())
+	}
+	return l.death(code, "exit status "+exit)
+}
+
+func TestDeathsOfRealLogs(t *testing.T) {
+	for _, file := range []string{"testdata/deaths.txtar", "testdata/heldout.txtar"} {
+		archive, err := txtar.ParseFile(file)
+		if err != nil {
+			if os.IsNotExist(err) {
+				continue
+			}
+			t.Fatal(err)
+		}
+		wrong := 0
+		for _, f := range archive.Files {
+			head, log, _ := strings.Cut(string(f.Data), "\n\n")
+			want := map[string]string{}
+			for line := range strings.Lines(head) {
+				key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+				want[key] = value
+			}
+			e := explain(want["when"], want["exit"], log)
+			cause := string(e.Cause)
+			if cause == "" {
+				cause = "-"
+			}
+			got := string(e.Class) + " " + cause + " " + whose(e)
+			if got != want["is"] || !strings.Contains(e.Evidence, want["shows"]) || pointer.MatchString(e.Evidence) {
+				wrong++
+				t.Errorf("%s: %s\n  is    %s: %q\n  wants %s: %q", file, f.Name, got, e.Evidence, want["is"], want["shows"])
+			}
+		}
+		t.Logf("%s: %d of %d are right", file, len(archive.Files)-wrong, len(archive.Files))
+	}
+}

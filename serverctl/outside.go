@@ -1,0 +1,117 @@
+package serverctl
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// How a server shows that somebody ended it, or one of its processes, from outside. That is no point's fault.
+
+var (
+	// The API server's own words when it is asked to end: vllm/entrypoints/launcher.py (0.14.1), launchers/launcher.py
+	// (0.32), vllm/v1/utils.py, and Python's last line of a start that setup_server's handler interrupts. An engine that
+	// dies makes the API server end too, but not with these words.
+	askedToEnd = regexp.MustCompile(`Shutting down FastAPI HTTP server\.|\[shutdown\] API server: shutdown triggered|` +
+		`Received KeyboardInterrupt, shutting down|^KeyboardInterrupt(?:: terminated)?$`)
+	// The engine's words of 0.32 (vllm/v1/engine/core.py). An API server that fails ends its engine so, and says why later.
+	engineAsked = regexp.MustCompile(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
+	// vllm/v1/engine/core_client.py, vllm/v1/executor/multiproc_executor.py and ray_executor_v2.py, vllm/v1/utils.py. Group 1
+	// is the exit code, minus the signal where one ended the process; 0.14.1 names none.
+	processDied = regexp.MustCompile(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
+		`engine core exited unexpectedly`)
+	// vllm/v1/engine/utils.py, the last word of a start whose engine died; 0.14.1 was seen to name none that was killed.
+	failedProcs = regexp.MustCompile(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
+	// A shell's word of a child: serve.sh: line 3: 4711 Killed    vllm serve …
+	shellsWord = regexp.MustCompile(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
+)
+
+// endedBy returns the death of a process by its exit code, minus the signal where one ended it; nil where a process ended by
+// itself with an exit code of its own.
+func endedBy(code int, loaded bool, evidence string) *ExitError {
+	if code > 128 { // as a shell tells of signals
+		code = 128 - code
+	}
+	if code >= 0 {
+		return nil
+	}
+	e := &ExitError{Class: Infrastructure, Evidence: evidence}
+	switch syscall.Signal(-code) {
+	case syscall.SIGKILL:
+		e.Cause = Killed
+	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP:
+		e.Cause = Terminated
+	case syscall.SIGBUS:
+		e.Cause = BusError
+	case syscall.SIGSEGV, syscall.SIGABRT, syscall.SIGILL, syscall.SIGFPE, syscall.SIGTRAP, syscall.SIGSYS:
+		e.Class, e.Cause = StartCrash, Segfault
+		if loaded {
+			e.Class = CrashLoad
+		}
+	default:
+		return nil
+	}
+	return e
+}
+
+// learnOutside keeps the first line that tells of an end from outside, unless something had failed before it. Lines of any
+// level tell of it.
+func (s *signs) learnOutside(text string, loaded bool) {
+	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
+		return
+	}
+	switch {
+	case s.wrapper == "" && askedToEnd.MatchString(text):
+		s.outside = &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: shorten(text)}
+	case engineAsked.MatchString(text):
+		if s.asked == "" {
+			s.asked = shorten(text)
+		}
+	default:
+		s.outside = processEnd(text, loaded)
+		if s.outside != nil && s.asked != "" && s.outside.Class == Infrastructure {
+			s.outside.Cause, s.outside.Evidence = Terminated, s.asked
+		}
+	}
+}
+
+// processEnd returns what a line tells of a process that ended, or nil.
+func processEnd(text string, loaded bool) *ExitError {
+	if g := shellsWord.FindStringSubmatch(text); g != nil {
+		return endedBy(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
+	}
+	g := processDied.FindStringSubmatch(text)
+	if g == nil {
+		g = failedProcs.FindStringSubmatch(text)
+	}
+	if g == nil {
+		return nil
+	}
+	evidence := shorten(text)
+	if strings.Contains(evidence, "Failed core proc") {
+		evidence = "the engine ended during the start without a word"
+	}
+	if g[1] == "" {
+		return &ExitError{Class: Infrastructure, Cause: Killed, Evidence: evidence}
+	}
+	code, err := strconv.Atoi(g[1])
+	if err != nil {
+		return nil
+	}
+	if strings.HasPrefix(evidence, "the engine") {
+		evidence += ": " + signalName(code)
+	}
+	if code == 0 { // Python's answer to SIGTERM: SystemExit
+		return &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: evidence}
+	}
+	return endedBy(code, loaded, evidence)
+}
+
+// signalName names how a process ended, such as "signal 9 (killed)".
+func signalName(code int) string {
+	if code < 0 {
+		return "signal " + strconv.Itoa(-code) + " (" + syscall.Signal(-code).String() + ")"
+	}
+	return "exit code " + strconv.Itoa(code)
+}

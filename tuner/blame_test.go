@@ -1,0 +1,179 @@
+package tuner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/space"
+)
+
+// dying is a start whose first n servers die so, and the others are the simulated one. It returns how many were started.
+func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
+	good, starts := s.Runner.Start, 0
+	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
+		if starts++; starts <= n {
+			return nil, nil, death(starts)
+		}
+		return good(ctx, l)
+	}
+	return &starts
+}
+
+func always(e serverctl.ExitError) func(int) *serverctl.ExitError {
+	return func(int) *serverctl.ExitError { return &e }
+}
+
+const forEver = 1 << 30
+
+// A broken machine ends the study as an error, and costs nothing of it: after the repair all of its trials are measured, the default first.
+func TestABrokenMachineCostsNoTrial(t *testing.T) {
+	script := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: process 4711 found no GPU"}
+	for _, row := range []struct {
+		name   string
+		death  func(int) *serverctl.ExitError
+		starts int // until the study ends
+		stored int // trials that are finished then
+	}{
+		{"a driver that does not start gets a second try", always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: serverctl.Driver, Evidence: "CUDA driver initialization failed"}), 2, 0},
+		{"args that no trial is without are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
+		{"the first servers die with the same words but for figures", func(n int) *serverctl.ExitError {
+			e := script
+			e.Evidence = fmt.Sprintf("serve.sh: process %d found no GPU", n)
+			return &e
+		}, 3, 3},
+		{"flags are refused with the same words whatever they are", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "max_model_len (9) is too long"}), 3, 3},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			store := open(t, t.TempDir())
+			defer store.Close()
+			s := study(t, store, trial.Primed, 4)
+			starts := dying(s, forEver, row.death)
+			if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), row.death(*starts).Evidence) {
+				t.Fatalf("Run = %v, want ErrNothingStarts with the words", err)
+			}
+			finished := 0
+			for _, one := range answers(t, store) {
+				if one.State == studies.Done {
+					finished++
+				}
+			}
+			if *starts != row.starts || finished != row.stored {
+				t.Errorf("%d starts and %d finished trials, want %d and %d", *starts, finished, row.starts, row.stored)
+			}
+			again := study(t, store, trial.Primed, 4)
+			if row.stored > 0 { // it is still broken
+				starts = dying(again, forEver, row.death)
+				if _, err := again.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || *starts != row.starts {
+					t.Errorf("run again unmended: %v after %d starts, want the error after %d", err, *starts, row.starts)
+				}
+				row.stored *= 2
+				again = study(t, store, trial.Primed, 4)
+			}
+			if end, err := again.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
+				t.Fatalf("after the repair: %+v, %v", end, err)
+			}
+			got := answers(t, store)
+			if len(got) != row.stored+4 {
+				t.Fatalf("%d trials are stored, want %d and the four of the budget", len(got), row.stored)
+			}
+			for i, want := range []studies.Origin{studies.Default, studies.Current, studies.Sampled, studies.Sampled} {
+				if one := got[row.stored+i]; one.Origin != want || i < 2 && one.Result.Outcome != trial.Measured || one.Result.Outcome == trial.Unknown {
+					t.Errorf("trial %d is %s by %s, want it measured by %s", one.Number, one.Result.Outcome, one.Origin, want)
+				}
+			}
+		})
+	}
+}
+
+// A space in which every point is infeasible for reasons of its own is a result.
+func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		death func(int) *serverctl.ExitError
+	}{
+		{"no memory for any", always(serverctl.ExitError{Class: serverctl.OOMStart, Evidence: "CUDA out of memory"})},
+		{"flags that exclude each other, each in its own way", func(n int) *serverctl.ExitError {
+			return &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: fmt.Sprintf("max_num_batched_tokens (%d) is too small", n)}
+		}},
+		{"crashes with other words each", func(n int) *serverctl.ExitError {
+			return &serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "AssertionError: " + strings.Repeat("x", n)}
+		}},
+		{"crashes under load", always(serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: "illegal memory access"})},
+	} {
+		store := open(t, t.TempDir())
+		s := study(t, store, trial.Primed, 4)
+		dying(s, forEver, row.death)
+		if end, err := s.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
+			t.Errorf("%s: Run = %+v, %v, want four infeasible trials", row.name, end, err)
+		}
+		for _, one := range answers(t, store) {
+			if one.Result.Outcome != trial.Infeasible {
+				t.Errorf("%s: trial %d is %s", row.name, one.Number, one.Result.Outcome)
+			}
+		}
+		store.Close()
+	}
+}
+
+// A study that an older tuner finished with nothing but the deaths of a broken machine goes on once that is mended.
+func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	for i := range 4 {
+		origin := studies.Sampled
+		if i == 0 {
+			origin = studies.Default
+		}
+		err := store.Begin(studies.Trial{Number: i, Origin: origin, Point: space.Point{"max-num-seqs": fmt.Sprint(2 + i)}, Began: time.Now()})
+		if err == nil {
+			err = store.Finish(i, trial.Result{Outcome: trial.Infeasible, Class: serverctl.FlagsRejected, Evidence: "python3: can't open file '/x.py'"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := study(t, store, trial.Primed, 4).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := answers(t, store)
+	if len(got) != 8 || got[4].Origin != studies.Default || got[4].Result.Outcome != trial.Measured || got[3].Result.Outcome != trial.Unknown {
+		t.Errorf("%d trials, the fifth %s by %s, want the default measured again", len(got), got[4].Result.Outcome, got[4].Origin)
+	}
+}
+
+// A server that somebody ends gets a second try, and is no point's fault; one that asks for memory of the host and finds none twice is.
+func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
+	for _, row := range []struct {
+		name    string
+		cause   serverctl.Cause
+		deaths  int
+		current space.Point
+		want    trial.Outcome
+	}{
+		{"terminated once", serverctl.Terminated, 1, nil, trial.Measured},
+		{"killed twice", serverctl.Killed, 2, nil, trial.Unknown},
+		{"no memory of the host, once", serverctl.HostOOM, 1, space.Point{"cpu-offload-gb": "64"}, trial.Measured},
+		{"no memory of the host, twice", serverctl.HostOOM, 2, space.Point{"max-num-seqs": "8"}, trial.Unknown},
+		{"no memory of the host for flags that ask for it", serverctl.HostOOM, 2, space.Point{"cpu-offload-gb": "64"}, trial.Infeasible},
+	} {
+		store := open(t, t.TempDir())
+		s := study(t, store, trial.Primed, 1)
+		dying(s, row.deaths, always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: row.cause, Evidence: "gone"}))
+		next := studies.Trial{Origin: studies.Default, Point: row.current}
+		err := store.Begin(next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := s.run(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
+			t.Errorf("%s: %s, %v, want %s", row.name, r.Outcome, err, row.want)
+		}
+		store.Close()
+	}
+}
