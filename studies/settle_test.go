@@ -32,7 +32,7 @@ func left(t *testing.T) (dir string) {
 	s.mu.Lock() // nothing more is published
 	defer s.mu.Unlock()
 	try(t, s.commit("begin trial 1", func(tx *transaction) error {
-		tx.exec(`INSERT INTO trials (number, origin, point, args, state, began) VALUES (1, 'sampler', '{}', '[]', 'running', ?)`, formatTime(time.Now()))
+		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
 		return nil
 	}), s.release())
 	close(s.stop)
