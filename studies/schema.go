@@ -231,7 +231,7 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 		return 0, err
 	}
 	if version < 0 || id != application(version) {
-		return 0, damagedf("its schema would be %d", version)
+		return 0, damagedf("its header says schema %d, which it is not", version)
 	}
 	return version, nil
 }

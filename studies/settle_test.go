@@ -285,11 +285,11 @@ func TestASchemaThatCannotBe(t *testing.T) {
 		try(t, err, file.Close())
 	}
 	_, err = ReadSnapshot(dir)
-	wantUnusable(t, err, "it is damaged: its schema would be -")
+	wantUnusable(t, err, "it is damaged: its header says schema -")
 	elsewhere := filepath.Join(t.TempDir(), "one.db")
 	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
 	_, err = ReadFile(elsewhere)
-	wantUnusable(t, err, "it is damaged: its schema would be -")
+	wantUnusable(t, err, "it is damaged: its header says schema -")
 	try(t, open(t, dir).Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
@@ -326,7 +326,7 @@ func TestADatabaseOfAnotherProgram(t *testing.T) {
 
 // What is published has a study in it.
 func TestASnapshotWithoutAStudy(t *testing.T) {
-	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0", "no row": "DELETE FROM studies"} {
+	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
 		dir, all := inOneBase(t)
 		path := filepath.Join(dir, all[0].file())
 		for _, n := range all[1:] {
