@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/mattn/go-sqlite3"
@@ -126,7 +125,7 @@ func whole(db *sql.DB) (commits int64, err error) {
 		return 0, err
 	}
 	if damage != "ok" {
-		return 0, damagedf("%s", strings.ReplaceAll(damage, "\n", " "))
+		return 0, damagedf("its pages do not fit together")
 	}
 	switch {
 	case version == 0:

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -137,22 +139,9 @@ func newDamageRig(t *testing.T) *damageRig {
 	for name, kill := range map[string]bool{"finished": false, "killed": true} {
 		root := filepath.Join(dir, name)
 		must("import", file, filepath.Join(dir, "source"), "--root", root)
-		for kill {
-			cmd := exec.CommandContext(t.Context(), rig.tuner, "run", file, "--root", root)
-			cmd.Env = append(os.Environ(), everyStep+"=1")
-			var said lockedBuffer
-			cmd.Stderr = &said
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			for !strings.Contains(said.String(), "trial 4/6") {
-				time.Sleep(time.Millisecond)
-			}
-			_ = cmd.Process.Kill() // it may have ended; then there is nothing half done
-			_ = cmd.Wait()
-			break
-		}
-		if !kill {
+		if kill {
+			rig.kill(t, file, root)
+		} else {
 			must("run", file, "--root", root)
 		}
 		rig.victims = append(rig.victims, rig.newVictim(t, file, filepath.Join(root, "victim")))
@@ -160,22 +149,24 @@ func newDamageRig(t *testing.T) *damageRig {
 	return rig
 }
 
-// A lockedBuffer is written by a child and read by a test.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+// kill runs a study and kills its tuner in the middle: when it says that the fourth trial is done.
+func (r *damageRig) kill(t *testing.T, file, root string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), r.tuner, "run", file, "--root", root)
+	said, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(said)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "trial  3") {
+	}
+	if err := errors.Join(lines.Err(), cmd.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
 }
 
 // newVictim asks the whole study, and what it was a few snapshots ago.
@@ -268,6 +259,9 @@ var (
 	behindIs = regexp.MustCompile(`(?s),?\s*"behind": "(?:[^"\\]|\\.)*"`)
 )
 
+// restoredNote says in an answer that the study was restored.
+var restoredNote = regexp.MustCompile(`note      on [^\n]* the study was restored from\n(?: {10}[^\n]*\n)*`)
+
 // bare is what is printed but for the time of day, the place, and that it was published before.
 func bare(out, root string) string {
 	out = strings.ReplaceAll(out, root, "ROOT")
@@ -277,12 +271,12 @@ func bare(out, root string) string {
 func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...string) commandEnd {
 	t.Helper()
 	a := r.ask(t, append([]string{"run", v.file, "--root", root}, more...)...)
-	a.out = answer(a.out)
+	a.out = restoredNote.ReplaceAllString(answer(a.out), "")
 	return a
 }
 
 // rawWords are those of SQLite, Go and its packages.
-var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open`)
+var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
 // run does so much damage, and counts what comes of it.
 func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int) map[string]int {
@@ -345,7 +339,7 @@ func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int,
 	say := func(what, command string, a commandEnd) {
 		found[what] = true
 		if what == "wrong" || what == "raw" || what == "stuck" {
-			t.Logf("%s, %s: tuner %s, exit code %d: %.600s", what, where, command, a.code, a.err)
+			t.Logf("%s, %s: tuner %s, exit code %d: %.600s\n%.900s", what, where, command, a.code, a.err, a.out)
 		}
 	}
 	for _, args := range damageReaders {
