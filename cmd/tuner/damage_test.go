@@ -22,7 +22,7 @@ import (
 
 // TestDamage overwrites bytes at random places of studies' databases and snapshots, and then asks each command for an answer. None may give another
 // answer than before without a word, nor speak as SQLite or Go do, and the study must go on or say how. `make soak-damage` runs it, also with another tuner
-// (DAMAGE_TUNER) as a control.
+// (DAMAGE_TUNER, and DAMAGE_CONTROL=1) as a control.
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
@@ -44,7 +44,7 @@ func TestDamage(t *testing.T) {
 		fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d | %d |\n", of.name, of.cases, found["unharmed"], found["behind"], found["refused"],
 			found["restored"], found["says how"], found["wrong"], found["raw"]+found["stuck"])
 		for _, bad := range []string{"wrong", "raw", "stuck"} {
-			if found[bad] > 0 && os.Getenv("DAMAGE_TUNER") == "" {
+			if found[bad] > 0 && os.Getenv("DAMAGE_CONTROL") == "" {
 				t.Errorf("%s: %d cases are %s", of.name, found[bad], bad)
 			}
 		}
