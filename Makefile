@@ -141,6 +141,14 @@ soak-kill: ## Kill the tuner of simulated studies 1,000 times, and start two tun
 	TUNER_KILLS=$(KILLS) go test -run '^TestKills$$' -timeout 3h -count 1 -v ./cmd/tuner
 	TWO_OWNERS_ROUNDS=100 go test -run '^TestTwoBeginAtOnce$$' -timeout 30m -count 1 -v ./studies
 
+.PHONY: soak-damage
+
+DAMAGE ?= 1000
+
+soak-damage: build ## Overwrite one byte, and 64, at 1,000 random places each of studies' files, and ask every command: half an hour (DAMAGE=n DAMAGE_SEED=n).
+	DAMAGE_CASES=$(DAMAGE) DAMAGE_TUNER=$(CURDIR)/$(BIN) DAMAGE_FILE=$(CURDIR)/docs/evidence/damage.md DAMAGE_COMMIT=$(VERSION) \
+		go test -run '^TestDamage$$' -timeout 3h -count 1 -v ./cmd/tuner
+
 .PHONY: bench-store
 
 TRIALS ?= 10000

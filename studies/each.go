@@ -26,11 +26,13 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 		if _, err := whole(db); err != nil {
 			return Study{}, err
 		}
-		study, err := summarize(db, func(Study) []int { return nil }, columns)
-		if begun = err == nil; begun {
-			stopped = read(study, each(db, study.Trials, columns))
+		r, err := readSummaries(db)
+		if err != nil {
+			return Study{}, err
 		}
-		return study, err
+		begun = true
+		stopped = read(r.study, r.each(columns))
+		return r.study, nil
 	})
 	return study, cmp.Or(stopped, err)
 }
@@ -38,16 +40,13 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 // together is how many trials are in memory at once: a few megabytes, and few enough queries.
 const together = 64
 
-// each gives the trials of summaries whole.
-func each(db *sql.DB, summaries []Trial, columns probeColumns) iter.Seq2[Trial, error] {
+// each gives the trials whole.
+func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
-		for part := range slices.Chunk(summaries, together) {
+		for part := range slices.Chunk(r.study.Trials, together) {
 			first, last := part[0].Number, part[len(part)-1].Number
-			trials, err := loadTrials(db, "WHERE number BETWEEN ? AND ?", first, last)
-			if err == nil {
-				err = loadProbes(db, trials, columns, "WHERE trial BETWEEN ? AND ?", first, last)
-			}
-			if err != nil {
+			trials := slices.Clone(part)
+			if err := r.fill(trials, columns, "WHERE trial BETWEEN ? AND ?", first, last); err != nil {
 				yield(Trial{}, judged(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}

@@ -18,6 +18,7 @@ func IsFile(path string) (is bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() { err = inWords(err) }()
 	version, err := schemaVersion(db)
 	if err != nil || version == 0 {
 		return false, err
@@ -49,7 +50,7 @@ func readFile(path string) (study Study, err error) {
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() { err = inFile(path, errors.Join(err, db.Close())) }()
 	version, err := schemaVersion(db)
 	switch {
 	case err != nil:

@@ -64,7 +64,8 @@ func TestNoFileOfOurs(t *testing.T) {
 	for name, sql := range map[string]string{
 		"another program's": `CREATE TABLE studies (study_id INTEGER); CREATE TABLE trials (trial_id INTEGER)`,
 		"a version alone":   `CREATE TABLE a (b); PRAGMA user_version=3`,
-		"a newer tuner's":   fmt.Sprintf(`CREATE TABLE studies (a); CREATE TABLE trials (a); CREATE TABLE probes (a); CREATE TABLE events (a); PRAGMA user_version=%d`, len(migrations)+1),
+		"a newer tuner's": fmt.Sprintf(`CREATE TABLE studies (a); CREATE TABLE trials (a); CREATE TABLE probes (a); CREATE TABLE events (a); PRAGMA user_version=%d; PRAGMA application_id=%d`,
+			len(migrations)+1, application(len(migrations)+1)),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
 		db, err := openFile(path, settings)

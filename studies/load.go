@@ -9,53 +9,63 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 )
+
+// A reading is a study that is being read. Each row is held against its checksum, and what is read of a table against what was stored.
+type reading struct {
+	db    *sql.DB
+	study Study
+	holds holdings
+	parts []holding // of each of the study's trials that is done: what its result and probes come to
+}
 
 // load returns all of a database.
 func load(db *sql.DB) (Study, error) {
-	study, err := loadStudy(db)
+	r, err := readSummaries(db)
 	if err != nil {
 		return Study{}, err
 	}
-	if study.Trials, err = loadTrials(db, ""); err != nil {
+	if err := r.fill(r.study.Trials, long, ""); err != nil {
 		return Study{}, err
 	}
-	discount(study.Trials)
-	return study, loadProbes(db, study.Trials, long, "")
+	discount(r.study.Trials) // again: what is stored has taken the place of the summaries
+	return r.study, nil
 }
 
 // summarize returns the trials by their columns, and those that are wanted whole with their results and probes.
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
-	study, err := loadStudy(db)
+	r, err := readSummaries(db)
 	if err != nil {
 		return Study{}, err
 	}
-	if study.Trials, err = loadSummaries(db); err != nil {
-		return Study{}, err
-	}
-	discount(study.Trials)
-	numbers, err := withNearest(db, whole(study))
+	numbers, err := withNearest(db, whole(r.study))
 	if err != nil || len(numbers) == 0 {
-		return study, err
+		return r.study, err
 	}
+	trials := slices.Clone(r.study.Trials)
+	trials = slices.DeleteFunc(trials, func(t Trial) bool { return !slices.Contains(numbers, t.Number) })
 	marks := "(" + strings.Repeat("?,", len(numbers)-1) + "?)"
 	args := make([]any, len(numbers))
 	for i, n := range numbers {
 		args[i] = n
 	}
-	trials, err := loadTrials(db, "WHERE number IN "+marks, args...)
-	if err != nil {
-		return Study{}, err
-	}
-	if err := loadProbes(db, trials, columns, "WHERE trial IN "+marks, args...); err != nil {
+	if err := r.fill(trials, columns, "WHERE trial IN "+marks, args...); err != nil {
 		return Study{}, err
 	}
 	for _, t := range trials {
-		i, _ := slices.BinarySearchFunc(study.Trials, t.Number, func(t Trial, n int) int { return t.Number - n })
-		study.Trials[i] = t.as(study.Trials[i])
+		i := r.place(t.Number)
+		r.study.Trials[i] = t.as(r.study.Trials[i])
 	}
-	return study, nil
+	return r.study, nil
+}
+
+// place is where a trial is among all; they are in the order of their numbers.
+func (r *reading) place(number int) int {
+	i, _ := slices.BinarySearchFunc(r.study.Trials, number, func(t Trial, n int) int { return t.Number - n })
+	return i
 }
 
 // Nearest stands among the trials that are wanted whole for the one that came nearest to the SLO: of the probes that failed, in trials that
@@ -84,80 +94,127 @@ func withNearest(db *sql.DB, numbers []int) ([]int, error) {
 }
 
 // loadStudy returns the study without its trials; sql.ErrNoRows when it was never begun.
-func loadStudy(db *sql.DB) (s Study, err error) {
-	var seed, created, updated string
-	err = db.QueryRow(`SELECT id, name, seed, file, state, note, created, updated, commits FROM studies`).
-		Scan(&s.ID, &s.Name, &seed, &s.File, &s.State, &s.Note, &created, &updated, &s.Commits)
+func loadStudy(db *sql.DB) (Study, error) {
+	r, err := readStudy(db)
 	if err != nil {
 		return Study{}, err
 	}
-	s.Seed, err = strconv.ParseUint(seed, 10, 64)
-	if err := errors.Join(err, parseTime(created, &s.Created), parseTime(updated, &s.Updated), loadWorld(db, &s)); err != nil {
-		return Study{}, err
-	}
-	if s.Events, err = loadEvents(db); err != nil {
-		return Study{}, err
-	}
-	s.Prior, err = loadPriors(db)
-	return s, err
+	return r.study, nil
 }
 
-func loadEvents(db *sql.DB) (all []Event, err error) {
-	rows, err := db.Query(`SELECT time, kind, text, trial FROM events ORDER BY id`)
+func readStudy(db *sql.DB) (*reading, error) {
+	head, holds, err := readHead(db)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	for rows.Next() {
-		var e Event
-		var at string
-		if err := rows.Scan(&at, &e.Kind, &e.Text, &e.Trial); err != nil {
+	column := func(name string) string { return head.text(studiesTable.column(name)) }
+	r := &reading{db: db, holds: holds}
+	r.study = Study{ID: column("id"), Name: column("name"), File: column("file"), State: State(column("state")), Note: column("note"),
+		Commits: head.integer(studiesTable.column("commits"))}
+	r.study.Seed, err = strconv.ParseUint(column("seed"), 10, 64)
+	if errors.Join(err, parseTime(column("created"), &r.study.Created), parseTime(column("updated"), &r.study.Updated)) != nil {
+		return nil, unreadable(studiesTable, head)
+	}
+	for _, load := range []func() error{r.loadWorld, r.loadEvents, r.loadPriors} {
+		if err := load(); err != nil {
 			return nil, err
 		}
-		if err := parseTime(at, &e.Time); err != nil {
-			return nil, err
-		}
-		all = append(all, e)
 	}
-	return all, nil
+	return r, nil
 }
 
-// loadTrials returns whole trials but for their probes. where chooses among them.
-func loadTrials(db *sql.DB, where string, args ...any) ([]Trial, error) {
-	return queryTrials(db, 0, `(SELECT result FROM results WHERE trial=number) FROM trials `+where+` ORDER BY number`, func(t *Trial) ([]any, func() error) {
-		var result sql.NullString
-		return []any{&result}, func() error {
-			if !result.Valid {
-				return nil
-			}
-			return decode(result.String, &t.Result)
-		}
-	}, args...)
+// unreadable says which row has a value that means nothing. Its checksum is right, so that it was so when it was given one.
+func unreadable(t *table, row cells) error {
+	return damagedf("%s cannot be read: a value in it means nothing", t.named(row))
 }
 
-// loadSummaries returns all trials as far as they have columns, which takes a tenth of the time.
-func loadSummaries(db *sql.DB) ([]Trial, error) {
-	const columns = `coalesce(outcome, ''), coalesce(class, ''), coalesce(cause, ''), coalesce(evidence, ''), coalesce(capacity_rps, 0.0),
-		coalesce(passed_rps, 0.0), coalesce(failed_rps, 0.0), coalesce(lowest_rps, 0.0), coalesce(highest_rps, 0.0), coalesce(std_err, 0.0),
-		coalesce(doubt, ''), coalesce(bound, ''), coalesce(binding, ''), coalesce(in_flight, 0.0), coalesce(kv_tokens, 0),
-		coalesce(gpu_seconds, 0.0), coalesce(simulated, 0), coalesce(start_seconds, 0.0)`
-	var n int
-	if err := db.QueryRow(`SELECT count(*) FROM trials`).Scan(&n); err != nil {
-		return nil, err
-	}
-	return queryTrials(db, n, columns+` FROM trials ORDER BY number`, func(t *Trial) ([]any, func() error) {
-		r := &t.Result
-		c, f := &r.Capacity, &r.Facts
-		var gpu, start float64
-		return []any{&r.Outcome, &r.Class, &r.Cause, &r.Evidence, &c.Rate, &c.Low, &c.High, &c.Lowest, &c.Highest, &c.StdErr, &c.Doubt, &c.Bound,
-				&c.Binding, &c.InFlight, &f.KVCacheTokens, &gpu, &f.Simulated, &start}, func() error {
-				r.GPUTime, f.StartUp = seconds(gpu), seconds(start)
-				if t.State == Done {
-					f.Version = t.Version
-				}
-				return nil
-			}
+// all reads a whole table in the order of its keys, and says what of it is missing.
+func (r *reading) all(t *table, each func(cells) error) error {
+	var found holding
+	err := t.read(r.db, "", "ORDER BY "+t.columns[0], nil, func(row cells) error {
+		found = found.plus(t.sumOf(row))
+		return each(row)
 	})
+	if err != nil {
+		return err
+	}
+	return r.holds.check(t, found)
+}
+
+func (r *reading) loadEvents() error {
+	return r.all(eventsTable, func(row cells) error {
+		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4))}
+		if parseTime(row.text(1), &e.Time) != nil {
+			return unreadable(eventsTable, row)
+		}
+		r.study.Events = append(r.study.Events, e)
+		return nil
+	})
+}
+
+// readSummaries reads a study with all its trials as far as they have columns, which takes a tenth of the time of whole ones.
+func readSummaries(db *sql.DB) (*reading, error) {
+	r, err := readStudy(db)
+	if err != nil {
+		return nil, err
+	}
+	about := r.holds[trialsTable.name].Rows
+	if about < 0 || about > 1<<20 { // it is a hint
+		about = 0
+	}
+	r.study.Trials, r.parts = slices.Grow(r.study.Trials, int(about)), slices.Grow(r.parts, int(about))
+	err = r.all(trialsTable, func(row cells) error {
+		t, err := summaryOf(row)
+		if err != nil {
+			return err
+		}
+		if n := len(r.study.Trials); n > 0 && r.study.Trials[n-1].Number >= t.Number {
+			return damagedf("trial %d comes after trial %d", t.Number, r.study.Trials[n-1].Number)
+		}
+		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{row.integer(trialHoldsRows), row.integer(trialHoldsSum)})
+		return nil
+	})
+	discount(r.study.Trials)
+	return r, err
+}
+
+// The places of what is read of ten thousand trials.
+var (
+	trialNumber, trialOrigin, trialPoint, trialArgs    = place("number"), place("origin"), place("point"), place("args")
+	trialStateAt, trialBegan, trialEnded, trialVersion = place("state"), place("began"), place("ended"), place("version")
+	trialOutcome, trialClass, trialCause, trialWhy     = place("outcome"), place("class"), place("cause"), place("evidence")
+	trialRate, trialLow, trialHigh                     = place("capacity_rps"), place("passed_rps"), place("failed_rps")
+	trialLowest, trialHighest, trialStdErr             = place("lowest_rps"), place("highest_rps"), place("std_err")
+	trialDoubt, trialBound, trialBinding               = place("doubt"), place("bound"), place("binding")
+	trialInFlight, trialTokens, trialGPU               = place("in_flight"), place("kv_tokens"), place("gpu_seconds")
+	trialSimulated, trialStart                         = place("simulated"), place("start_seconds")
+	trialHoldsRows, trialHoldsSum                      = place("holds_rows"), place("holds_sum")
+)
+
+func place(column string) int { return trialsTable.column(column) }
+
+// summaryOf is a trial as far as its row tells.
+func summaryOf(row cells) (t Trial, err error) {
+	t = Trial{Number: int(row.integer(trialNumber)), Origin: Origin(row.text(trialOrigin)), State: State(row.text(trialStateAt)), Version: row.text(trialVersion)}
+	err = errors.Join(decodeMap(row.text(trialPoint), (*map[string]string)(&t.Point)), decodeList(row.text(trialArgs), &t.Args), parseTime(row.text(trialBegan), &t.Began))
+	if row[trialEnded] != nil {
+		err = errors.Join(err, parseTime(row.text(trialEnded), &t.Ended))
+	}
+	if err != nil {
+		return t, unreadable(trialsTable, row)
+	}
+	r := &t.Result
+	r.Outcome, r.Class = trial.Outcome(row.text(trialOutcome)), serverctl.Class(row.text(trialClass))
+	r.Cause, r.Evidence = serverctl.Cause(row.text(trialCause)), row.text(trialWhy)
+	r.GPUTime = seconds(row.real(trialGPU))
+	r.Capacity = capacity.Capacity{Rate: row.real(trialRate), Low: row.real(trialLow), High: row.real(trialHigh),
+		Lowest: row.real(trialLowest), Highest: row.real(trialHighest), StdErr: row.real(trialStdErr),
+		Doubt: row.text(trialDoubt), Bound: capacity.Bound(row.text(trialBound)), Binding: row.text(trialBinding), InFlight: row.real(trialInFlight)}
+	r.Facts.KVCacheTokens, r.Facts.Simulated, r.Facts.StartUp = int(row.integer(trialTokens)), row.integer(trialSimulated) != 0, seconds(row.real(trialStart))
+	if t.State == Done {
+		r.Facts.Version = t.Version
+	}
+	return t, nil
 }
 
 // seconds is exact to the microsecond, which the columns hold for a hundred years.
@@ -165,33 +222,87 @@ func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// queryTrials returns the trials that a query finds, about so many: what all trials have, and what more says. The columns are read into one Trial again and again, as
-// ten thousand of them take long enough.
-func queryTrials(db *sql.DB, about int, query string, more func(*Trial) (columns []any, done func() error), args ...any) (trials []Trial, err error) {
-	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, coalesce(version, ''), `+query, args...)
-	if err != nil {
-		return nil, err
+// fill gives trials their results and probes. where chooses these.
+func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
+	found := make([]holding, len(trials))
+	of := func(t *table, row cells) (i int, err error) {
+		i, ok := slices.BinarySearchFunc(trials, int(row.integer(t.column("trial"))), func(t Trial, n int) int { return t.Number - n })
+		if !ok {
+			return 0, damagedf("%s belongs to a trial that is not there", t.named(row))
+		}
+		found[i] = found[i].plus(t.sumOf(row))
+		return i, nil
 	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	trials = slices.Grow(trials, about)
-	var t Trial
-	var point, arguments, began string
-	var ended sql.NullString
-	columns, done := more(&t)
-	columns = append([]any{&t.Number, &t.Origin, &point, &arguments, &t.State, &began, &ended, &t.Version}, columns...)
-	for rows.Next() {
-		t = Trial{}
-		if err := rows.Scan(columns...); err != nil {
-			return nil, err
-		}
-		err := errors.Join(decodeMap(point, (*map[string]string)(&t.Point)), decodeList(arguments, &t.Args), parseTime(began, &t.Began), done())
-		if ended.Valid {
-			err = errors.Join(err, parseTime(ended.String, &t.Ended))
-		}
+	err := resultsTable.read(r.db, "", where, args, func(row cells) error {
+		i, err := of(resultsTable, row)
 		if err != nil {
-			return nil, fmt.Errorf("trial %d: %w", t.Number, err)
+			return err
 		}
-		trials = append(trials, t)
+		trials[i].Result = trial.Result{}
+		if decode(row.text(1), &trials[i].Result) != nil {
+			return unreadable(resultsTable, row)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	return trials, nil
+	err = probesTable.read(r.db, string(columns), where+" ORDER BY trial, seq", args, func(row cells) error {
+		i, err := of(probesTable, row)
+		if err != nil {
+			return err
+		}
+		parts, err := columns.rowIn(row)
+		if err != nil {
+			return err
+		}
+		p, err := parts.probe()
+		if err != nil {
+			return unreadable(probesTable, row)
+		}
+		trials[i].Probes = append(trials[i].Probes, p)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return r.checkParts(trials, found)
+}
+
+// checkParts says what of the trials' results and probes is missing.
+func (r *reading) checkParts(trials []Trial, found []holding) error {
+	running := false
+	for i, t := range trials {
+		if t.State != Done {
+			running = true
+			continue
+		}
+		if err := checkRows(r.parts[r.place(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+			return err
+		}
+	}
+	if !running {
+		return nil
+	}
+	var open holding
+	err := probesTable.read(r.db, "", "WHERE trial IN (SELECT number FROM trials WHERE state<>?)", []any{Done}, func(row cells) error {
+		open = open.plus(probesTable.sumOf(row))
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return r.checkOpen(open)
+}
+
+// checkOpen says what of the probes of trials that are not done is missing.
+func (r *reading) checkOpen(found holding) error {
+	results, probes := r.holds[resultsTable.name], r.holds[probesTable.name]
+	stored := holding{results.Rows + probes.Rows, results.Sum + probes.Sum}
+	for i, t := range r.study.Trials {
+		if t.State == Done {
+			stored = stored.without(r.parts[i])
+		}
+	}
+	return checkRows(stored, found, "the trial that is half done, with its probes,")
 }

@@ -171,7 +171,7 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {
-			return Study{}, err
+			return Study{}, inWords(err)
 		}
 		return readWritten(path)
 	})
@@ -191,7 +191,7 @@ func readWritten(path string) (study Study, err error) {
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() { err = inWords(errors.Join(err, db.Close())) }()
 	if _, err := whole(db); err != nil {
 		return Study{}, err
 	}

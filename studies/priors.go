@@ -1,8 +1,6 @@
 package studies
 
 import (
-	"database/sql"
-	"errors"
 	"fmt"
 	"strconv"
 
@@ -48,11 +46,11 @@ func (s *Store) AddPriors(sources []Source) error {
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
 		s.rebase = true // deltas know nothing of priors
 		for _, source := range sources {
-			tx.exec(`DELETE FROM priors WHERE source=?1 OR substr(source, 1, length(?2))=?2`, source.Path, source.Path+ofWorld)
+			tx.remove(priorsTable, "WHERE source=?1 OR substr(source, 1, length(?2))=?2", source.Path, source.Path+ofWorld)
 		}
 		for i, source := range sources {
 			for _, text := range texts[i] {
-				tx.exec(`INSERT INTO priors (source, trial) VALUES (?,?)`, source.Name, text)
+				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.Name, text})
 			}
 			addEvent(tx, "prior", fmt.Sprintf("%s from %s", words.Count(len(source.Trials), "trial"), source.Name))
 		}
@@ -74,22 +72,13 @@ func encodePrior(t Trial) (string, error) {
 	return encode(prior{t.Point, t.Args, t.Probes, t.Result})
 }
 
-func loadPriors(db *sql.DB) (trials []Trial, err error) {
-	rows, err := db.Query(`SELECT source, trial FROM priors ORDER BY id`)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	for rows.Next() {
-		var source, text string
+func (r *reading) loadPriors() error {
+	return r.all(priorsTable, func(row cells) error {
 		var p prior
-		if err := rows.Scan(&source, &text); err != nil {
-			return nil, err
+		if decode(row.text(2), &p) != nil {
+			return unreadable(priorsTable, row)
 		}
-		if err := decode(text, &p); err != nil {
-			return nil, fmt.Errorf("prior trial %d: %w", len(trials), err)
-		}
-		trials = append(trials, Trial{Number: -1, Origin: Prior, Source: source, State: Done, Point: p.Point, Args: p.Args, Probes: p.Probes, Result: p.Result})
-	}
-	return trials, nil
+		r.study.Prior = append(r.study.Prior, Trial{Number: -1, Origin: Prior, Source: row.text(1), State: Done, Point: p.Point, Args: p.Args, Probes: p.Probes, Result: p.Result})
+		return nil
+	})
 }

@@ -3,7 +3,6 @@ package studies
 import (
 	"bytes"
 	"compress/gzip"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,12 +102,18 @@ func expand(from []byte, v any) error {
 	if err != nil {
 		return err
 	}
-	text, err := io.ReadAll(r)
+	text, err := io.ReadAll(io.LimitReader(r, mostExpanded+1))
 	if err != nil {
 		return err
 	}
+	if len(text) > mostExpanded {
+		return fmt.Errorf("it expands to more than %d MiB", mostExpanded>>20)
+	}
 	return json.Unmarshal(text, v)
 }
+
+// mostExpanded is how many bytes may come of a compressed column: some fifty times what a probe of an hour with ten thousand requests has.
+const mostExpanded = 64 << 20
 
 // Record stores one probe of a running trial; it is on the disk when Record returns nil. The same probe may be recorded
 // twice, a different one under the same Seq is an error.
@@ -123,14 +128,11 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		if err != nil {
 			return err
 		}
-		var was string
-		err = tx.scan(`SELECT probe FROM probes WHERE trial=? AND seq=?`, []any{number, p.Seq}, &was)
+		was := tx.rows(probesTable, "WHERE trial=? AND seq=?", number, p.Seq)
 		switch {
-		case err == nil:
-			return sameProbe(was, is)
-		case !errors.Is(err, sql.ErrNoRows):
-			return err
-		case t.state == Done:
+		case len(was) > 0:
+			return sameProbe(was[0].text(probesTable.column("probe")), is)
+		case trialState(t) == Done:
 			return errors.New("the trial is finished already")
 		}
 		insertProbe(tx, number, p, is)
@@ -155,49 +157,35 @@ func sameProbe(was string, is probeRow) error {
 
 func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
 	m := p.Measurement
-	tx.exec(`INSERT INTO probes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`, number, p.Seq, formatTime(time.Now()),
+	tx.insert(probesTable, []any{number, p.Seq, formatTime(time.Now()),
 		p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding, m.Requests, m.Completed, m.Failed,
-		m.TTFT.P99, m.TPOT.P99, m.OutputThroughput, m.MeanInFlight, p.HitRate, p.GPUTime.Seconds(), r.figures, r.series, r.sketches)
+		m.TTFT.P99, m.TPOT.P99, m.OutputThroughput, m.MeanInFlight, p.HitRate, p.GPUTime.Seconds(), r.figures, longSum(r.series, r.sketches)},
+		r.series, r.sketches)
 }
 
 // addToLedger writes down what GPU time went into.
 func addToLedger(tx *transaction, number int, what string, seconds float64) {
-	tx.exec(`INSERT INTO ledger (time, trial, what, gpu_seconds) VALUES (?,?,?,?)`, formatTime(time.Now()), number, what, seconds)
+	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, what, seconds})
 }
 
-// probeColumns are what of a probe is read.
+// probeColumns are what of a probe is read beside its figures.
 type probeColumns string
 
 const (
-	long  probeColumns = "probe, series, sketches"
-	short probeColumns = "probe, NULL, NULL" // a fifth of the time
+	long  probeColumns = ", series, sketches"
+	short probeColumns = "" // a fifth of the time
 )
 
-// loadProbes gives the trials, which are in the order of their numbers, their probes. where chooses among these.
-func loadProbes(db *sql.DB, trials []Trial, columns probeColumns, where string, args ...any) (err error) {
-	rows, err := db.Query(`SELECT trial, seq, `+string(columns)+` FROM probes `+where+` ORDER BY trial, seq`, args...)
-	if err != nil {
-		return err
+// rowIn takes a probe's parts from what was read, and says when the long ones are not as they were stored.
+func (c probeColumns) rowIn(row cells) (probeRow, error) {
+	r := probeRow{figures: row.text(probesTable.column("probe"))}
+	if c == short {
+		return r, nil
 	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	i := 0
-	for rows.Next() {
-		var number, seq int
-		var r probeRow
-		if err := rows.Scan(&number, &seq, &r.figures, &r.series, &r.sketches); err != nil {
-			return err
-		}
-		for i < len(trials) && trials[i].Number < number {
-			i++
-		}
-		if i == len(trials) || trials[i].Number != number {
-			return fmt.Errorf("probe %d belongs to trial %d, which is not there", seq, number)
-		}
-		p, err := r.probe()
-		if err != nil {
-			return fmt.Errorf("probe %d of trial %d: %w", seq, number, err)
-		}
-		trials[i].Probes = append(trials[i].Probes, p)
+	first := len(probesTable.columns) + 1
+	r.series, r.sketches = row.bytes(first), row.bytes(first+1)
+	if longSum(r.series, r.sketches) != row[probesTable.column("long_sum")] {
+		return r, damagedf("%s: its series or its sketches are not as they were stored: their checksum is another", probesTable.named(row))
 	}
-	return nil
+	return r, nil
 }

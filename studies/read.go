@@ -88,6 +88,7 @@ const readSnapshots = 3
 
 // read opens a snapshot and reads from it.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
+	defer func() { err = inFile(filepath.Join(dir, n.of().file()), err) }()
 	db, err := n.open(dir)
 	if err != nil {
 		return Study{}, err
@@ -108,7 +109,10 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 		study, err = from(db)
 	}
 	if errors.Is(err, sql.ErrNoRows) { // what is published has a study
-		err = fmt.Errorf("%w: no study is in it", errDamaged)
+		err = damagedf("no study is in it")
+	}
+	if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
+		err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
 	}
 	return study, err
 }

@@ -139,10 +139,34 @@ CREATE TABLE priors (
 	source TEXT NOT NULL, -- what it was read from
 	trial  TEXT NOT NULL  -- JSON object
 ) STRICT;
+`, `
+ALTER TABLE studies ADD COLUMN holds TEXT NOT NULL DEFAULT '{}'; -- JSON object
+ALTER TABLE trials ADD COLUMN holds_rows INTEGER;
+ALTER TABLE trials ADD COLUMN holds_sum INTEGER;
+ALTER TABLE probes ADD COLUMN long_sum INTEGER;
+ALTER TABLE studies ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE world ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE trials ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE results ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE probes ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ledger ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE priors ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE events ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 `}
 
 // countsCommits is the first version that counts its commits.
 const countsCommits = 2
+
+// hasSums is the first version whose rows carry checksums.
+const hasSums = 4
+
+// application is what SQLite's application_id of a version is, so that a version which is damaged shows.
+func application(version int) int {
+	if version < hasSums {
+		return 0
+	}
+	return 0x74756e00 + version // "tun"
+}
 
 // settings of the live database. WAL is not used because it needs memory shared between hosts, which NFS does not give.
 // EXCLUSIVE keeps the locks and the journal open from commit to commit: measured on NFSv4.2 it needs 4 round trips a commit
@@ -199,10 +223,17 @@ func openLive(path string) (*sql.DB, error) {
 // schemaVersion returns the version of a database; 0 is an empty one.
 func schemaVersion(db *sql.DB) (version int, err error) {
 	err = db.QueryRow("PRAGMA user_version").Scan(&version)
-	if err == nil && version < 0 {
-		err = fmt.Errorf("%w: its schema would be %d", errDamaged, version)
+	if err != nil {
+		return 0, err
 	}
-	return version, err
+	var id int
+	if err := db.QueryRow("PRAGMA application_id").Scan(&id); err != nil {
+		return 0, err
+	}
+	if version < 0 || id != application(version) {
+		return 0, damagedf("its header says schema %d, which it is not", version)
+	}
+	return version, nil
 }
 
 // migrate brings the database to the newest schema, one transaction a step.
@@ -215,9 +246,16 @@ func migrate(db *sql.DB) error {
 		return newerError{version}
 	}
 	for ; version < len(migrations); version++ {
-		step := migrations[version] + fmt.Sprintf("PRAGMA user_version=%d", version+1)
-		if err := transact(db, func(tx *transaction) error { tx.exec(step); return nil }); err != nil {
-			return fmt.Errorf("migrate to schema %d: %w", version+1, err)
+		next := version + 1
+		step := migrations[version] + fmt.Sprintf("PRAGMA user_version=%d; PRAGMA application_id=%d", next, application(next))
+		err := transact(db, func(tx *transaction) error {
+			if tx.exec(step); next == hasSums && tx.err == nil {
+				return tx.sealAll()
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("migrate to schema %d: %w", next, inWords(err))
 		}
 	}
 	return nil
@@ -228,6 +266,9 @@ func migrate(db *sql.DB) error {
 type transaction struct {
 	tx  *sql.Tx
 	err error
+
+	head  cells    // the study's own row, within inStudy
+	holds holdings // likewise, what the tables come to
 }
 
 // exec runs a statement whose result nobody needs. transact returns its error.

@@ -3,7 +3,6 @@ package studies
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -31,7 +30,13 @@ func older(t *testing.T, version int, path string) *sql.DB {
 // asWritten are the trials of an older database, from the JSON that has all of them.
 func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 	t.Helper()
-	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, result FROM trials ORDER BY number`)
+	version, err := schemaVersion(db)
+	try(t, err)
+	result, long := "result", ", NULL, NULL"
+	if version >= 3 { // in columns and tables of their own
+		result, long = "(SELECT result FROM results WHERE trial=number)", ", series, sketches"
+	}
+	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, ` + result + ` FROM trials ORDER BY number`)
 	try(t, err)
 	for rows.Next() {
 		var one Trial
@@ -42,14 +47,14 @@ func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 		trials = append(trials, one)
 	}
 	try(t, rows.Err(), rows.Close())
-	rows, err = db.Query(`SELECT trial, probe FROM probes ORDER BY trial, seq`)
+	rows, err = db.Query(`SELECT trial, probe` + long + ` FROM probes ORDER BY trial, seq`)
 	try(t, err)
 	for rows.Next() {
 		var number int
-		var text []byte
-		var p trial.Probe
-		try(t, rows.Scan(&number, &text))
-		try(t, json.Unmarshal(text, &p))
+		var row probeRow
+		try(t, rows.Scan(&number, &row.figures, &row.series, &row.sketches))
+		p, err := row.probe()
+		try(t, err)
 		trials[number].Probes = append(trials[number].Probes, p)
 	}
 	try(t, rows.Err(), rows.Close())

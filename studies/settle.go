@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/mattn/go-sqlite3"
@@ -27,6 +26,7 @@ func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err err
 		return 0, err
 	}
 	s.commits, err = whole(s.db)
+	err = inFile(s.path, err)
 	if hot := notHot(s.path); err == nil {
 		err = hot
 	} else if hot != nil { // which may be all that is wrong
@@ -60,7 +60,7 @@ func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
 	if err == nil && id != published.ID {
-		err = fmt.Errorf("%w: it holds another study than the one that is published, %s and not %s", errDamaged, id, published.ID)
+		err = damagedf("it holds another study than the one that is published, %s and not %s", id, published.ID)
 	}
 	return err
 }
@@ -125,13 +125,15 @@ func whole(db *sql.DB) (commits int64, err error) {
 		return 0, err
 	}
 	if damage != "ok" {
-		return 0, fmt.Errorf("%w: %s", errDamaged, strings.ReplaceAll(damage, "\n", " "))
+		return 0, damagedf("its pages do not fit together")
 	}
-	if version == 0 {
+	switch {
+	case version == 0:
 		return 0, noOthers(db)
-	}
-	if version < countsCommits {
+	case version < countsCommits:
 		return 0, nil
+	case version >= hasSums:
+		return verifyAll(db)
 	}
 	err = db.QueryRow(`SELECT commits FROM studies`).Scan(&commits)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -147,7 +149,7 @@ func noOthers(db *sql.DB) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
-	return cmp.Or(err, fmt.Errorf("%w: it holds %s of another program, and no study", errDamaged, table))
+	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
 }
 
 // offer says what there is instead of a database that is damaged or lost, and what would be lost with it.
@@ -202,8 +204,10 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	s.commits = max(acknowledged, study.Commits)
 	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
 	return s.commits, transact(s.db, func(tx *transaction) error {
-		tx.exec(`UPDATE studies SET commits=?`, s.commits)
-		addEvent(tx, Restored, s.restored)
-		return nil
+		return tx.inStudy(func(tx *transaction) error {
+			tx.set("commits", s.commits)
+			addEvent(tx, Restored, s.restored)
+			return nil
+		})
 	})
 }

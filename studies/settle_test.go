@@ -32,7 +32,7 @@ func left(t *testing.T) (dir string) {
 	s.mu.Lock() // nothing more is published
 	defer s.mu.Unlock()
 	try(t, s.commit("begin trial 1", func(tx *transaction) error {
-		tx.exec(`INSERT INTO trials (number, origin, point, args, state, began) VALUES (1, 'sampler', '{}', '[]', 'running', ?)`, formatTime(time.Now()))
+		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
 		return nil
 	}), s.release())
 	close(s.stop)
@@ -285,11 +285,11 @@ func TestASchemaThatCannotBe(t *testing.T) {
 		try(t, err, file.Close())
 	}
 	_, err = ReadSnapshot(dir)
-	wantUnusable(t, err, "it is damaged: its schema would be -")
+	wantUnusable(t, err, "it is damaged: its header says schema -")
 	elsewhere := filepath.Join(t.TempDir(), "one.db")
 	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
 	_, err = ReadFile(elsewhere)
-	wantUnusable(t, err, "it is damaged: its schema would be -")
+	wantUnusable(t, err, "it is damaged: its header says schema -")
 	try(t, open(t, dir).Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
@@ -326,7 +326,7 @@ func TestADatabaseOfAnotherProgram(t *testing.T) {
 
 // What is published has a study in it.
 func TestASnapshotWithoutAStudy(t *testing.T) {
-	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0", "no row": "DELETE FROM studies"} {
+	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
 		dir, all := inOneBase(t)
 		path := filepath.Join(dir, all[0].file())
 		for _, n := range all[1:] {

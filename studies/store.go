@@ -202,7 +202,7 @@ func thisOwner() fence.Owner {
 // open brings the database's schema up to date, and begins or resumes the study.
 func (s *Store) open(study New) (resumed bool, err error) {
 	if err := s.upgrade(); err != nil {
-		return false, err
+		return false, inWords(err)
 	}
 	was, err := loadStudy(s.db)
 	resumed = err == nil
@@ -244,8 +244,8 @@ func (s *Store) writeWhole(path string) error {
 
 func insertStudy(tx *transaction, study New) {
 	now := formatTime(time.Now())
-	tx.exec(`INSERT INTO studies (id, name, seed, file, state, note, created, updated, commits) VALUES (?,?,?,?,?,?,?,?,0)`,
-		strings.ToLower(rand.Text()), study.Name, strconv.FormatUint(study.Seed, 10), study.File, cmp.Or(study.State, Running), study.Note, now, now)
+	tx.insert(studiesTable, []any{strings.ToLower(rand.Text()), study.Name, strconv.FormatUint(study.Seed, 10), study.File,
+		cmp.Or(study.State, Running), study.Note, now, now, 0, "{}"})
 	writeWorld(tx, study)
 	addEvent(tx, "begun", thisOwner().String())
 	if study.State != "" {
@@ -278,7 +278,8 @@ func (s *Store) resume(was Study, is New) error {
 			addEvent(tx, noted, strings.Join(now, "\n"))
 		}
 		// What is not of the world may differ: a larger budget, another timeout.
-		tx.exec(`UPDATE studies SET file=?, seed=?`, is.File, strconv.FormatUint(is.Seed, 10))
+		tx.set("file", is.File)
+		tx.set("seed", strconv.FormatUint(is.Seed, 10))
 		writeWorld(tx, is)
 		addEvent(tx, "resumed", thisOwner().String())
 		return nil
@@ -287,7 +288,12 @@ func (s *Store) resume(was Study, is New) error {
 
 // addEvent stores an event that all trials so far came before.
 func addEvent(tx *transaction, kind, text string) {
-	tx.exec(`INSERT INTO events (time, kind, text, trial) VALUES (?,?,?,(SELECT count(*) FROM trials))`, formatTime(time.Now()), kind, text)
+	addEventBefore(tx, tx.holds[trialsTable.name].Rows, kind, text)
+}
+
+// addEventBefore stores an event that came before a trial.
+func addEventBefore(tx *transaction, trial int64, kind, text string) {
+	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trial})
 }
 
 // Dir returns the study's directory, for the files that others keep beside the database.
@@ -329,7 +335,7 @@ func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 	}
 	study, err := from(s.db)
 	if err != nil {
-		return Study{}, fmt.Errorf("read %s: %w", s.path, err)
+		return Study{}, judged(fmt.Errorf("read %s: %w", s.path, inWords(err)))
 	}
 	return study, nil
 }
@@ -337,7 +343,8 @@ func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 // SetState stores how far the study has come, with one line of explanation, and publishes it.
 func (s *Store) SetState(state State, note string) error {
 	return s.write("set the study's state", true, func(tx *transaction) error {
-		tx.exec(`UPDATE studies SET state=?, note=?`, state, note)
+		tx.set("state", state)
+		tx.set("note", note)
 		addEvent(tx, string(state), note)
 		return nil
 	})
@@ -446,11 +453,14 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 		return fmt.Errorf("%s in %s: %w", what, s.path, err)
 	}
 	err := transact(s.db, func(tx *transaction) error {
-		if err := do(tx); err != nil {
-			return err
-		}
-		tx.exec(`UPDATE studies SET updated=?, commits=?`, formatTime(time.Now()), s.commits+1)
-		return nil
+		return tx.inStudy(func(tx *transaction) error {
+			if err := do(tx); err != nil {
+				return err
+			}
+			tx.set("updated", formatTime(time.Now()))
+			tx.set("commits", s.commits+1)
+			return nil
+		})
 	})
 	if err != nil {
 		err = fmt.Errorf("%s in %s: %w", what, s.path, err)

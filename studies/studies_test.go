@@ -3,6 +3,7 @@ package studies
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -294,7 +295,7 @@ func TestOpenRefuses(t *testing.T) {
 	try(t, os.WriteFile(file, nil, 0o644), os.Mkdir(foreign, 0o755),
 		os.WriteFile(filepath.Join(foreign, fence.Database), []byte(strings.Repeat("no database at all. ", 100)), 0o644))
 	s := open(t, newer)
-	_, err := s.db.Exec("PRAGMA user_version=99")
+	_, err := s.db.Exec(fmt.Sprintf("PRAGMA user_version=99; PRAGMA application_id=%d", application(99)))
 	try(t, err, s.Close())
 	for _, c := range []struct {
 		name string
@@ -305,7 +306,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
 		{"a directory that is a file", file, "llama70b", []string{file, "director"}},
 		{"a root that is a file", filepath.Join(file, "llama70b"), "llama70b", []string{file + " is a file, not a directory for studies"}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 3)", "study.db"}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 4)", "study.db"}},
 		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -37,17 +38,16 @@ func (s *Store) Begin(t Trial) error {
 		switch {
 		case errors.Is(err, errNoTrial):
 			err = nil
-			tx.exec(`INSERT INTO trials (number, origin, point, args, state, began, changed) VALUES (?,?,?,?,?,?,?)`,
-				t.Number, t.Origin, point, args, Running, formatTime(t.Began), s.commits+1)
+			insertTrial(tx, t, point, args, s.commits+1)
 		case err != nil:
-		case was.state == Done:
+		case trialState(was) == Done:
 			err = errors.New("it is finished already")
-		case was.point != point:
-			err = fmt.Errorf("it was begun with the point %s, not %s", was.point, point)
-		case was.args != args && !s.options.AcceptDrift:
-			err = fmt.Errorf("it was begun with the args %s, not %s", was.args, args)
+		case trialText(was, "point") != point:
+			err = fmt.Errorf("it was begun with the point %s, not %s", trialText(was, "point"), point)
+		case trialText(was, "args") != args && !s.options.AcceptDrift:
+			err = fmt.Errorf("it was begun with the args %s, not %s", trialText(was, "args"), args)
 		default:
-			tx.exec(`UPDATE trials SET args=?, changed=? WHERE number=?`, args, s.commits+1, t.Number)
+			tx.change(trialsTable, was, "args", args, "changed", s.commits+1)
 		}
 		setRunning(tx)
 		return err
@@ -59,17 +59,16 @@ func (s *Store) Begin(t Trial) error {
 func (s *Store) Served(number int, version, changed string) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
-		if err == nil && was.state == Done {
+		if err == nil && trialState(was) == Done {
 			err = errors.New("it is finished already")
 		}
 		if err != nil {
 			return err
 		}
-		tx.exec(`UPDATE trials SET version=?, changed=? WHERE number=?`, version, s.commits+1, number)
-		tx.exec(`INSERT OR REPLACE INTO world (key, value, kind) VALUES ('server version', ?, ?)`, version, noted)
+		tx.change(trialsTable, was, "version", version, "changed", s.commits+1)
+		writeFact(tx, "server version", version, noted)
 		if changed != "" {
-			addEvent(tx, Drift, changed)
-			tx.exec(`UPDATE events SET trial=? WHERE id=(SELECT max(id) FROM events)`, number)
+			addEventBefore(tx, int64(number), Drift, changed)
 		}
 		return nil
 	})
@@ -87,76 +86,105 @@ func (s *Store) Finish(number int, r trial.Result) error {
 		if err != nil {
 			return err
 		}
-		if was.state == Done {
-			return sameResult(was.result, text)
+		if trialState(was) == Done {
+			results := tx.rows(resultsTable, "WHERE trial=?", number)
+			if len(results) == 0 {
+				return cmp.Or(tx.err, damagedf("trial %d is finished and has no result", number))
+			}
+			return sameResult(results[0].text(1), text)
 		}
-		return s.finish(tx, number, r, text)
+		return s.finish(tx, was, r, text)
 	})
 }
 
 // abandon ends a trial that is half done: what is left of it would be measured in another world.
 func (s *Store) abandon(tx *transaction, why string) error {
-	var number int
-	var spent float64
-	err := tx.scan(`SELECT number, (SELECT coalesce(sum(gpu_seconds), 0.0) FROM probes WHERE trial=number) FROM trials WHERE state=?`, []any{Running}, &number, &spent)
-	if errors.Is(err, sql.ErrNoRows) {
+	half := tx.rows(trialsTable, "WHERE state=?", Running)
+	if len(half) == 0 {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
+	spent := tx.probesTime(half[0][0])
 	r := trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: why, GPUTime: time.Duration(spent * float64(time.Second))}
 	text, err := encode(r)
 	if err != nil {
 		return err
 	}
-	return s.finish(tx, number, r, text)
+	return s.finish(tx, half[0], r, text)
 }
 
 // finish stores a result, and what of the GPU time no probe took.
-func (s *Store) finish(tx *transaction, number int, r trial.Result, text string) error {
-	var probes float64
-	if err := tx.scan(`SELECT coalesce(sum(gpu_seconds), 0.0) FROM probes WHERE trial=?`, []any{number}, &probes); err != nil {
+func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) error {
+	number := int(was.integer(0))
+	var log any
+	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server has none
+		log = logs.Name(number)
+	}
+	nearRate, nearHeadroom, err := nearest(tx, number)
+	if err != nil {
 		return err
 	}
-	log := sql.NullString{String: logs.Name(number)}
-	if _, err := os.Stat(filepath.Join(s.dir, log.String)); err == nil { // a simulated server has none
-		log.Valid = true
-	}
+	spent := tx.probesTime(number)
+	tx.insert(resultsTable, []any{number, text})
+	parts := tx.partsOf(number)
 	c := r.Capacity
-	tx.exec(`UPDATE trials SET state=?, ended=?, outcome=?, class=?, cause=?, evidence=?, capacity_rps=?, passed_rps=?, failed_rps=?,
-			lowest_rps=?, highest_rps=?, std_err=?, doubt=?, bound=?, binding=?, in_flight=?, kv_tokens=?, gpu_seconds=?, simulated=?,
-			version=coalesce(nullif(?, ''), version, ''), start_seconds=?, log=?, changed=?,
-			(near_rps, near_headroom)=(SELECT rate, headroom FROM probes WHERE trial=number AND NOT pass ORDER BY headroom DESC, rate LIMIT 1)
-			WHERE number=?`,
-		Done, formatTime(time.Now()), r.Outcome, r.Class, r.Cause, r.Evidence, c.Rate, c.Low, c.High,
-		c.Lowest, c.Highest, c.StdErr, c.Doubt, c.Bound, c.Binding, c.InFlight, r.Facts.KVCacheTokens, r.GPUTime.Seconds(), r.Facts.Simulated,
-		r.Facts.Version, r.Facts.StartUp.Seconds(), log, s.commits+1, number)
-	tx.exec(`INSERT INTO results VALUES (?,?)`, number, text)
-	addToLedger(tx, number, "server", r.GPUTime.Seconds()-probes)
+	tx.change(trialsTable, was, "state", Done, "ended", formatTime(time.Now()), "outcome", r.Outcome, "class", r.Class, "cause", r.Cause, "evidence", r.Evidence,
+		"capacity_rps", c.Rate, "passed_rps", c.Low, "failed_rps", c.High, "lowest_rps", c.Lowest, "highest_rps", c.Highest, "std_err", c.StdErr,
+		"doubt", c.Doubt, "bound", c.Bound, "binding", c.Binding, "in_flight", c.InFlight, "kv_tokens", r.Facts.KVCacheTokens,
+		"gpu_seconds", r.GPUTime.Seconds(), "simulated", r.Facts.Simulated, "version", cmp.Or(r.Facts.Version, trialText(was, "version")),
+		"start_seconds", r.Facts.StartUp.Seconds(), "log", log, "near_rps", nearRate, "near_headroom", nearHeadroom,
+		"holds_rows", parts.Rows, "holds_sum", parts.Sum, "changed", s.commits+1)
+	addToLedger(tx, number, "server", r.GPUTime.Seconds()-spent)
 	return nil
+}
+
+// nearest is where a trial's probe was that failed and came nearest to the SLO; nulls where none failed.
+func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err error) {
+	err = tx.scan(`SELECT rate, headroom FROM probes WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1`, []any{number}, &rate, &headroom)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return rate, headroom, err
+}
+
+// probesTime is what GPU time the probes of a trial took.
+func (t *transaction) probesTime(number any) (seconds float64) {
+	for _, row := range t.rows(probesTable, "WHERE trial=? ORDER BY seq", number) {
+		seconds += row.real(probesTable.column("gpu_seconds"))
+	}
+	return seconds
 }
 
 // setRunning says that someone is at work.
 func setRunning(tx *transaction) {
-	tx.exec(`UPDATE studies SET state=?, note='' WHERE state<>?`, Running, Running)
+	if tx.err == nil && State(tx.head.text(studiesTable.column("state"))) != Running {
+		tx.set("state", Running)
+		tx.set("note", "")
+	}
 }
 
-// A row is what is stored of a trial, as it is stored.
-type row struct {
-	point, args, result string
-	state               State
+// insertTrial stores a trial that begins.
+func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
+	row := make([]any, len(trialsTable.columns)) // all else is not known yet
+	for name, value := range map[string]any{"number": t.Number, "origin": t.Origin, "point": point, "args": args, "state": Running,
+		"began": formatTime(t.Began), "changed": commit} {
+		row[trialsTable.column(name)] = value
+	}
+	tx.insert(trialsTable, row)
 }
+
+func trialText(row cells, column string) string { return row.text(trialsTable.column(column)) }
+
+func trialState(row cells) State { return State(trialText(row, "state")) }
 
 var errNoTrial = errors.New("the trial was never begun")
 
-func trialRow(tx *transaction, number int) (row, error) {
-	var r row
-	err := tx.scan(`SELECT point, args, state, coalesce((SELECT result FROM results WHERE trial=number), '') FROM trials WHERE number=?`, []any{number}, &r.point, &r.args, &r.state, &r.result)
-	if errors.Is(err, sql.ErrNoRows) {
-		err = errNoTrial
+// trialRow is what is stored of a trial.
+func trialRow(tx *transaction, number int) (cells, error) {
+	rows := tx.rows(trialsTable, "WHERE number=?", number)
+	if len(rows) == 0 {
+		return nil, cmp.Or(tx.err, errNoTrial)
 	}
-	return r, err
+	return rows[0], nil
 }
 
 // sameResult compares what is stored with what is to be stored, by way of the type: an older tuner may have known fewer fields.

@@ -1,8 +1,6 @@
 package studies
 
 import (
-	"database/sql"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,33 +16,32 @@ const (
 
 // writeWorld stores the world of a run in the place of the last one's. What was found or noted before and is not known now stays.
 func writeWorld(tx *transaction, study New) {
-	tx.exec(`DELETE FROM world WHERE kind=?`, asked)
+	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
 		for key, value := range facts {
-			tx.exec(`INSERT OR REPLACE INTO world (key, value, kind) VALUES (?,?,?)`, key, value, kind)
+			writeFact(tx, key, value, kind)
 		}
 	}
 }
 
-func loadWorld(db *sql.DB, s *Study) (err error) {
+// writeFact stores one fact of the world in the place of what was known before.
+func writeFact(tx *transaction, key, value, kind string) {
+	tx.remove(worldTable, "WHERE key=?", key)
+	tx.insert(worldTable, []any{key, value, kind})
+}
+
+func (r *reading) loadWorld() error {
+	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
-	rows, err := db.Query(`SELECT key, value, kind FROM world`)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	for rows.Next() {
-		var key, value, kind string
-		if err := rows.Scan(&key, &value, &kind); err != nil {
-			return err
-		}
+	return r.all(worldTable, func(row cells) error {
+		key, value, kind := row.text(0), row.text(1), row.text(2)
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
-			return fmt.Errorf("world: %s is of the kind %q, which nobody knows", key, kind)
+			return damagedf("world: %s is of the kind %q, which nobody knows", key, kind)
 		}
 		of[key] = value
-	}
-	return nil
+		return nil
+	})
 }
 
 // drift lists what must not have changed since a study began, and has.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"database/sql"
 	"errors"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/mattn/go-sqlite3"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"vllmtuner/serverctl/proc"
@@ -41,6 +43,7 @@ func TestScripts(t *testing.T) {
 			"waitready": waitReady,
 			"serve":     serveFile,
 			"lose":      loseDatabase,
+			"harm":      harmDatabases,
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
@@ -109,5 +112,23 @@ func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	for _, path := range found {
 		ts.Check(os.Remove(path))
+	}
+}
+
+// harmDatabases GLOB SQL changes SQLite files behind the tuner's back, as a disk may.
+func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: harm glob sql")
+	}
+	found, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if len(found) == 0 {
+		ts.Fatalf("there is no %s", args[0])
+	}
+	for _, path := range found {
+		db, err := sql.Open("sqlite3", path)
+		ts.Check(err)
+		_, err = db.Exec(args[1])
+		ts.Check(errors.Join(err, db.Close()))
 	}
 }

@@ -55,10 +55,11 @@ func readRecord(dir string) (*proc.Record, error) {
 	if err == nil {
 		err = errors.Join(json.NewDecoder(io.LimitReader(file, recordSize)).Decode(&r), file.Close())
 	}
-	if err == nil && (r.PID <= 0 || r.Token == "") {
+	_, ofDisk := errors.AsType[*fs.PathError](err)
+	if opened := file != nil; opened && !ofDisk && (err != nil || r.PID <= 0 || r.Token == "") { // the decoder speaks of JSON
 		err = errors.New("it names no server")
 	}
-	if _, ofDisk := errors.AsType[*fs.PathError](err); ofDisk { // it may go well the next time, or as another user
+	if ofDisk { // it may go well the next time, or as another user
 		return nil, fmt.Errorf("%s says which server may have been left behind: %w", path, err)
 	}
 	if err != nil {

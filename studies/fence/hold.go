@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -182,9 +181,9 @@ func (h *Hold) Release() error {
 
 // create takes a slot. fs.ErrExist means that another has it.
 func create(d Disk, n int64, s Slot) error {
-	content, err := json.Marshal(s)
+	content, err := s.seal()
 	if err == nil {
-		err = d.Create(slotName(n), append(content, '\n'))
+		err = d.Create(slotName(n), content)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		err = fmt.Errorf("take slot %d: %w", n, err)

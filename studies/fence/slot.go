@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
 )
 
 // An Owner is one process that wants a study.
@@ -130,6 +133,43 @@ func slotNumbers(d Disk) ([]int64, error) {
 	return numbers, nil
 }
 
+// A sealedSlot is a slot as it is stored. Its checksum is that of the slot before it got one; those of older tuners have none.
+type sealedSlot struct {
+	Slot
+	Sum string `json:"sum,omitempty"`
+}
+
+// seal returns the content of a slot's file.
+func (s Slot) seal() ([]byte, error) {
+	plain, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	content, err := json.Marshal(sealedSlot{s, fmt.Sprintf("%016x", xxhash.Sum64(plain))})
+	return append(content, '\n'), err
+}
+
+// unseal reads what seal returns. Whole content that is not as it was stored is an error that says damaged; other content was never written to its end.
+func unseal(content []byte) (s Slot, isDamaged bool, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.DisallowUnknownFields() // such as a sum of which a letter is another
+	var is sealedSlot
+	if err := decoder.Decode(&is); err != nil {
+		return s, bytes.HasSuffix(content, []byte("\n")), err
+	}
+	if is.Sum == "" {
+		if decoder.More() {
+			return s, false, errors.New("something follows it")
+		}
+		return is.Slot, false, nil
+	}
+	again, err := is.Slot.seal()
+	if err == nil && !bytes.Equal(bytes.TrimSpace(again), bytes.TrimSpace(content)) {
+		return s, true, errors.New("its checksum is another")
+	}
+	return is.Slot, false, err
+}
+
 // errUnwritten says that a slot was taken, and nothing written into it.
 var errUnwritten = errors.New("the slot is empty")
 
@@ -146,8 +186,12 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 		if content, err = readAll(d, slotName(n)); err != nil {
 			return Slot{}, fmt.Errorf("read slot %d: %w", n, err)
 		}
-		if json.Unmarshal(content, &s) == nil {
+		s, isDamaged, err := unseal(content)
+		switch {
+		case err == nil:
 			return s, s.check(n)
+		case isDamaged:
+			return Slot{}, damaged(n)
 		}
 		time.Sleep(readPause)
 	}

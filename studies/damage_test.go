@@ -1,0 +1,345 @@
+package studies
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// varied is a study with something in every table: priors, a changed world, finished trials, and one that is half done. Its snapshots have a base and deltas.
+func varied(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	s, _, err := Open(t.Context(), dir, llama, Options{})
+	try(t, err)
+	elsewhere := aTrial(0)
+	elsewhere.Probes, elsewhere.Result = append(elsewhere.Probes, aProbe(0, 3)), aResult(3)
+	try(t, s.AddPriors([]Source{{Name: "results", Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
+	random := rand.New(rand.NewPCG(1, 1))
+	for n := range 3 {
+		p := aLongProbe(1, random)
+		p.Verdict.Pass, p.Verdict.Headroom = false, -0.1
+		try(t, s.Begin(aTrial(n)), s.Served(n, "0.14.1", ""), s.Record(n, aProbe(0, 2)), s.Record(n, p), s.Finish(n, aResult(30)))
+	}
+	try(t, s.Begin(aTrial(3)), s.Record(3, aLongProbe(0, random)), s.Record(3, aProbe(1, 4)), s.SetState(Stopped, "interrupted"), s.Close())
+	return dir
+}
+
+// inDatabase runs do in a database of its own, and closes it.
+func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
+	t.Helper()
+	db, err := openFile(path, query)
+	try(t, err)
+	do(db)
+	try(t, db.Close())
+}
+
+// Each value of each row is held against what was stored, and who reads it is told which row is another.
+func TestEachChangedValueIsFound(t *testing.T) {
+	t.Parallel()
+	path := database(t, varied(t))
+	inDatabase(t, path, scratch, func(db *sql.DB) {
+		n := 0
+		for _, of := range append([]*table{studiesTable}, heldTables...) {
+			rows, err := db.Query("SELECT rowid, " + strings.Join(of.columns, ", ") + ", sum" + of.more() + " FROM " + of.name)
+			try(t, err)
+			columns, err := rows.Columns()
+			try(t, err)
+			var all []cells
+			for rows.Next() {
+				row := make(cells, len(of.columns)+2+strings.Count(of.more(), ","))
+				into := make([]any, len(row))
+				for i := range row {
+					into[i] = &row[i]
+				}
+				try(t, rows.Scan(into...))
+				all = append(all, row)
+			}
+			try(t, rows.Err(), rows.Close())
+			if len(all) == 0 {
+				t.Errorf("there is nothing in %s to change", of.name)
+			}
+			for _, row := range all {
+				for i, column := range columns[1:] {
+					harmed, ok := otherDigit(row[i+1])
+					if !ok {
+						continue
+					}
+					n++
+					what := fmt.Sprintf("%s.%s of row %v, from %.40v to %.40v", of.name, column, row[0], row[i+1], harmed)
+					wantFound(t, db, what, "UPDATE "+of.name+" SET "+column+"=? WHERE rowid=?", harmed, row[0])
+				}
+			}
+		}
+		if n < 300 {
+			t.Errorf("only %d values were changed", n)
+		}
+	})
+}
+
+// otherDigit is a value of which one digit, or else one letter, is another: 30 becomes 90.
+func otherDigit(v any) (any, bool) {
+	switch v := v.(type) {
+	case int64:
+		return v + 6, true
+	case float64:
+		if v == 0 {
+			return 9.0, true
+		}
+		return 3 * v, true
+	case string:
+		if i := strings.IndexAny(v, "0123456789"); i >= 0 {
+			return v[:i] + string('0'+(v[i]-'0'+6)%10) + v[i+1:], true
+		}
+		return v + "x", true
+	case []byte:
+		b := slices.Clone(v)
+		b[len(b)/2] ^= 1
+		return b, true
+	}
+	return nil, false
+}
+
+// wantFound changes a database, wants whoever looks it through to say that it is damaged, and takes the change back.
+func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
+	t.Helper()
+	_, err := db.Exec("PRAGMA foreign_keys=0; SAVEPOINT before")
+	try(t, err)
+	if _, err = db.Exec(change, args...); err == nil {
+		_, err = verifyAll(db)
+		if !errors.Is(err, errDamaged) {
+			t.Errorf("%s: %v, want that it is damaged", what, err)
+		}
+		for _, columns := range []probeColumns{short, long} {
+			_, err := summarize(db, func(s Study) (all []int) {
+				for _, t := range s.Trials {
+					all = append(all, t.Number)
+				}
+				return all
+			}, columns)
+			beside := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
+			if !errors.Is(err, errDamaged) && !beside { // which they do not read
+				t.Errorf("%s: those who answer say %v, want that it is damaged", what, err)
+			}
+		}
+	} else if !strings.Contains(err.Error(), "UNIQUE constraint") {
+		t.Errorf("%s: %v", what, err)
+	}
+	_, err = db.Exec("ROLLBACK TO before; RELEASE before")
+	try(t, err)
+}
+
+// A row that is gone, was moved, or is there twice has a checksum that is right. What the tables come to says that it is not where it was.
+func TestMissingAndMovedRowsAreFound(t *testing.T) {
+	t.Parallel()
+	inDatabase(t, database(t, varied(t)), scratch, func(db *sql.DB) {
+		for what, change := range map[string]string{
+			"the last event is lost":                     `DELETE FROM events WHERE id=(SELECT max(id) FROM events)`,
+			"an event in the middle is lost":             `DELETE FROM events WHERE id=3`,
+			"an event comes later":                       `UPDATE events SET id=100 WHERE id=2`,
+			"the last trial is lost":                     `DELETE FROM probes WHERE trial=3; DELETE FROM trials WHERE number=3`,
+			"the last probe of a trial is lost":          `DELETE FROM probes WHERE trial=1 AND seq=1`,
+			"the last probe of what is half done":        `DELETE FROM probes WHERE trial=3 AND seq=1`,
+			"a result is lost":                           `DELETE FROM results WHERE trial=2`,
+			"a probe belongs to another trial":           `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
+			"a prior is there twice":                     `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
+			"a fact of the world is lost":                `DELETE FROM world WHERE key='model'`,
+			"a line of the ledger is lost, ledger.trial": `DELETE FROM ledger WHERE id=2`,
+			"two trials have changed places":             `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
+			"what the tables come to is lost":            `UPDATE studies SET holds=''`,
+		} {
+			if strings.Contains(what, "ledger.") {
+				what = "ledger." + what
+			}
+			wantFound(t, db, what, change)
+		}
+	})
+}
+
+// A value that was damaged before it got a checksum is told in words, too.
+func TestWhatMeansNothingIsToldInWords(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]string{
+		"the study's own row": `UPDATE studies SET created='yesterday'`,
+		"event 1 ":            `UPDATE events SET time='2026-13-01' WHERE id=1`,
+		"trial 0 ":            `UPDATE trials SET point='{' WHERE number=0`,
+		"the result of trial": `UPDATE results SET result='[' WHERE trial=0`,
+		"trial 0, probe 1 ":   `UPDATE probes SET probe='{"rate":"fast"}' WHERE trial=0 AND seq=1`,
+	} {
+		path := filepath.Join(t.TempDir(), "old.db")
+		db := older(t, hasSums-1, path)
+		_, err := db.Exec(change)
+		try(t, err, db.Close())
+		_, err = ReadFile(path)
+		wantUnusable(t, err, "read "+path, "it is damaged: "+what, "cannot be read: a value in it means nothing")
+	}
+}
+
+// A compressed column that a damaged length makes endless is not expanded without end.
+func TestExpandingIsBounded(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	try(t, err)
+	for range mostExpanded/(1<<20) + 1 {
+		_, err := w.Write(make([]byte, 1<<20))
+		try(t, err)
+	}
+	try(t, w.Close())
+	wantError(t, expand(b.Bytes(), new(string)), "it expands to more than 64 MiB")
+}
+
+// TestDamageIsFound overwrites bytes of a study's databases and snapshots. What is read afterwards is what was stored, or what was published before with
+// a word of it, or the study is said to be damaged; and it goes on, from a snapshot where its database is of no use.
+func TestDamageIsFound(t *testing.T) {
+	t.Parallel()
+	dir := varied(t)
+	all, err := snapshots(dir)
+	try(t, err)
+	var published []Study
+	for _, n := range all {
+		study, err := n.read(dir, load)
+		try(t, err)
+		published = append(published, study)
+	}
+	random := rand.New(rand.NewPCG(18, 1))
+	seen := map[string]int{}
+	for i := range 24 {
+		harmed := filepath.Join(t.TempDir(), "llama70b")
+		try(t, os.CopyFS(harmed, os.DirFS(dir)))
+		path := database(t, harmed)
+		if i%2 == 1 {
+			path = filepath.Join(harmed, all[0].of().file())
+		}
+		if i%4 == 3 {
+			path = filepath.Join(harmed, all[i/4%len(all)].file())
+		}
+		content, err := os.ReadFile(path)
+		try(t, err)
+		at, n := random.IntN(len(content)), []int{1, 64}[i/2%2]
+		for j := range min(n, len(content)-at) {
+			content[at+j] ^= byte(1 + random.IntN(255))
+		}
+		try(t, os.WriteFile(path, content, 0o644))
+		what := fmt.Sprintf("%d bytes of %s at %d", n, strings.TrimPrefix(path, harmed), at)
+
+		study, err := ReadSnapshot(harmed)
+		seen[wantTrue(t, what, study, err, published)]++
+		study, err = readThroughEach(harmed)
+		wantTrue(t, what+", read one by one", study, err, published)
+		out := filepath.Join(t.TempDir(), "out.db")
+		if study, err = Export(t.Context(), harmed, out); err == nil {
+			behind := study.Behind
+			study, err = ReadFile(out)
+			study.Behind = behind
+		}
+		wantTrue(t, what+", exported", study, err, published)
+		seen[wantGoesOn(t, what, harmed, published)]++
+	}
+	for _, want := range []string{"whole", "behind", "went on", "from a snapshot"} {
+		if seen[want] == 0 {
+			t.Errorf("nothing was %s: %v", want, seen)
+		}
+	}
+	t.Log(seen)
+}
+
+func readThroughEach(dir string) (study Study, err error) {
+	var trials []Trial
+	study, err = ReadEach(dir, true, func(_ Study, each iter.Seq2[Trial, error]) error {
+		for one, err := range each {
+			if err != nil {
+				return err
+			}
+			trials = append(trials, one)
+		}
+		return nil
+	})
+	study.Trials = trials
+	return study, err
+}
+
+// wantTrue wants what was read to be the newest that was published, or one before with a word of it, or an error that is no word of SQLite's or Go's.
+func wantTrue(t *testing.T, what string, study Study, err error, published []Study) (is string) {
+	t.Helper()
+	if err != nil {
+		wantUnusable(t, err, "it is damaged", "`tuner run` publishes the study anew")
+		for _, raw := range []string{"parsing", "invalid character", "JSON", "SQL", "malformed", "no such", "constraint", "***"} {
+			if strings.Contains(err.Error(), raw) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		return "damaged"
+	}
+	behind := study.Behind
+	study.Behind = ""
+	i := slices.IndexFunc(published, func(p Study) bool { return reflect.DeepEqual(p, study) })
+	if i < 0 || i > 0 && behind == "" {
+		t.Errorf("%s: read as\n%+v\nwhich is snapshot %d, with %q", what, study, i, behind)
+	}
+	if behind != "" {
+		return "behind"
+	}
+	return "whole"
+}
+
+// wantGoesOn wants the study to go on with all of it, or to say what is damaged and to go on from a snapshot.
+func wantGoesOn(t *testing.T, what, dir string, published []Study) (did string) {
+	t.Helper()
+	did = "went on"
+	s, _, err := Open(context.Background(), dir, llama, Options{})
+	if err != nil {
+		wantUnusable(t, err, "it is damaged", "with 4 trials and 8 probes; nothing was stored after it", "--from-snapshot")
+		did = "from a snapshot"
+		s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+	}
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return did
+	}
+	study, err := s.Study()
+	try(t, err, s.Begin(aTrial(3)), s.Record(3, aProbe(2, 5)), s.Close())
+	if !reflect.DeepEqual(study.Trials, published[0].Trials) || !reflect.DeepEqual(study.Prior, published[0].Prior) || !reflect.DeepEqual(study.World, published[0].World) {
+		t.Errorf("%s: it went on with %+v", what, study)
+	}
+	return did
+}
+
+// A trial's own row is held against its checksum before anything of it is changed: no damage is sealed in.
+func TestNoDamageIsSealedIn(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir())
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
+	_, err := s.db.Exec(`UPDATE trials SET point='{"max-num-seqs":"928"}'`)
+	try(t, err)
+	err = s.Finish(0, aResult(2))
+	wantError(t, err, "finish trial 0", "trial 0 is not as it was stored")
+	_, err = s.Study()
+	wantUnusable(t, err, "it is damaged: trial 0 is not as it was stored")
+}
+
+// A snapshot that lies under the name of another is not taken for that.
+func TestASnapshotUnderAnotherName(t *testing.T) {
+	t.Parallel()
+	dir := varied(t)
+	all, err := snapshots(dir)
+	try(t, err)
+	oldest, later := all[len(all)-1], all[0]
+	later.base, later.commits = -1, later.commits+1
+	try(t, copyFile(t.Context(), filepath.Join(dir, oldest.of().file()), filepath.Join(dir, later.file())))
+	study, err := ReadSnapshot(dir)
+	if try(t, err); len(study.Trials) != 4 || !strings.Contains(study.Behind, fmt.Sprintf("and its name says %d", later.commits)) {
+		t.Errorf("read with %d trials, %q", len(study.Trials), study.Behind)
+	}
+}

@@ -1,0 +1,91 @@
+package studies
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/mattn/go-sqlite3"
+)
+
+// verifyAll holds every row of a database against its checksum, and the tables against what was stored. It returns how many commits there were.
+func verifyAll(db *sql.DB) (commits int64, err error) {
+	r, err := readSummaries(db)
+	if errors.Is(err, sql.ErrNoRows) { // its first run was killed while it began
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := r.all(ledgerTable, func(cells) error { return nil }); err != nil {
+		return 0, err
+	}
+	return r.study.Commits, r.verifyParts()
+}
+
+// verifyParts verifies results and probes, which are too long to have them all in memory.
+func (r *reading) verifyParts() error {
+	found := map[int]holding{}
+	for _, t := range []*table{resultsTable, probesTable} {
+		var all holding
+		err := t.read(r.db, t.more(), "", nil, func(row cells) error {
+			number := int(row.integer(t.column("trial")))
+			found[number], all = found[number].plus(t.sumOf(row)), all.plus(t.sumOf(row))
+			if t == probesTable {
+				_, err := long.rowIn(row)
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := r.holds.check(t, all); err != nil {
+			return err
+		}
+	}
+	for i, t := range r.study.Trials {
+		if t.State == Done {
+			if err := checkRows(r.parts[i], found[t.Number], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// inWords says in a person's words what SQLite finds wrong with a file of its own; any other error it returns as it is.
+func inWords(err error) error {
+	of, ok := errors.AsType[sqlite3.Error](err)
+	if !ok {
+		return err
+	}
+	switch of.Code {
+	case sqlite3.ErrCorrupt:
+		return damagedf("its pages do not fit together")
+	case sqlite3.ErrNotADB:
+		return damagedf("it is not a database")
+	case sqlite3.ErrError, sqlite3.ErrConstraint, sqlite3.ErrMismatch, sqlite3.ErrSchema:
+		return damagedf("its tables are not those of a study")
+	case sqlite3.ErrTooBig, sqlite3.ErrNomem:
+		return damagedf("a value in it has an impossible length")
+	}
+	return err
+}
+
+// inFile is inWords of a file that may be there and be of a kind that SQLite does not open.
+func inFile(path string, err error) error {
+	of, ok := errors.AsType[sqlite3.Error](err)
+	if !ok || of.Code != sqlite3.ErrCantOpen {
+		return inWords(err)
+	}
+	f, opened := os.Open(path)
+	if opened != nil {
+		return opened
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return damagedf("it is not a database of ours")
+}
