@@ -266,8 +266,8 @@ func (s *Store) resume(was Study, is New) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
 		case !measured: // a trial that was begun has a point and args of the old world. The first snapshot of an epoch is whole, so it may go.
-			tx.exec(`DELETE FROM trials`)
-			tx.exec(`DELETE FROM world`)
+			tx.remove(trialsTable, "")
+			tx.remove(worldTable, "")
 		default:
 			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff, "; ")); err != nil {
 				return err

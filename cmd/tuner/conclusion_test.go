@@ -149,7 +149,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 		if got := figures(t, text, `but ([0-9.]+) req/s failed`); !slices.Equal(got, below) {
 			wrong(fmt.Sprintf("below the highest %v failed", below))
 		}
-		_, late, _ := strings.Cut(text, "client-limited at ")
+		_, late, _ := strings.Cut(text, "not decided at ")
 		if got := figures(t, late, `([0-9.]+) \(the load`); !slices.Equal(got, rows.with("Ll")) {
 			wrong("these are not the loads at which the generator was late")
 		}

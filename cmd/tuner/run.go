@@ -201,7 +201,7 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
 	disks := []string{dir}
 	isNew, err := withDisks(ctx, o.stderr, disks, func() (bool, error) {
-		if err := checkLink(dir); err != nil {
+		if err := checkPlace(dir); err != nil {
 			return false, err
 		}
 		before, err := readNone(dir)

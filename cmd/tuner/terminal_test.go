@@ -282,7 +282,8 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	store, root := ownedStudy(t)
 	defer func() { must(t, store.Close()) }()
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
-	if !s.until("running: 0 of 3 trials done") {
+	// The whole page first: with Ctrl-C a terminal throws away what it has not shown yet, maybe half a sequence.
+	if !s.until("running: 0 of 3 trials done") || !s.until(eraseDown) {
 		t.Fatalf("it shows\n%s", &s.text)
 	}
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {

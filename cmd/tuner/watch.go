@@ -25,7 +25,6 @@ const lookEvery = 2 * time.Second
 // status again when something has changed.
 func watchStudy(c *cli.Context, read func() (studies.Study, error), options func(studies.Study) report.Options) error {
 	viewing.Store(true)
-	defer viewing.Store(false)
 	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
 	defer stop()
 	page := newPage(c.App.Writer)

@@ -62,7 +62,7 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 	case len(steps) == 0:
 		c.Why = "nothing was measured"
 	case late != "" && low == nil:
-		c.Limited, c.Why = late, "no load passed or failed by the server alone"
+		c.Limited, c.Why = late, "the server alone decided no load"
 		if high != nil {
 			c.Why = fmt.Sprintf("failed at %.4g by %s, and below it nothing is known", high.Rate, high.Binding)
 		}
@@ -84,7 +84,7 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 		}
 	}
 	if all != "" {
-		c.Why += "; client-limited at " + all
+		c.Why += "; not decided at " + all
 	}
 	return c, below
 }
