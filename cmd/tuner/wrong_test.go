@@ -39,6 +39,7 @@ type wrongs struct {
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
+	t.Chdir(t.TempDir()) // some of the wrong values are names of files that a command may write
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
 	w.study = filepath.Join(dir, "study.yaml")
