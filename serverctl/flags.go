@@ -57,8 +57,8 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 		return nil, err
 	}
 	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.ExitCode() != 0 {
-		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and named %d flags; it ended so: %s",
-			asked, p.Ending(), len(flags), lastLines(text.buf.String(), 3))
+		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and named %d flags; %s",
+			asked, p.Ending(), len(flags), lastSaid(text.buf.String()))
 	}
 	return flags, nil
 }
@@ -72,6 +72,14 @@ type capped struct {
 func (c *capped) Write(b []byte) (int, error) {
 	c.buf.Write(b[:max(0, min(len(b), c.limit-c.buf.Len()))])
 	return len(b), nil
+}
+
+// lastSaid is how a help that was none ended.
+func lastSaid(text string) string {
+	if strings.TrimSpace(text) == "" {
+		return "it printed nothing"
+	}
+	return "it ended so: " + lastLines(text, 3)
 }
 
 func lastLines(text string, n int) string {

@@ -17,7 +17,7 @@ func bestCommand() *cli.Command {
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
 It works while the study runs and after it was killed. Exit code 4: no trial
-met the SLO.
+has met the SLO, or none is finished yet.
 
 Examples:
   tuner best llama70b
@@ -41,7 +41,7 @@ Examples:
 			}
 			best, met := report.Best(study)
 			if !met {
-				return errNothingMet
+				return unmetError(report.Unmet(study))
 			}
 			if c.Bool("shell") { // the other formats say it
 				for _, note := range report.Outdated(study, best) {

@@ -105,7 +105,11 @@ func (p *plan) cacheText() string {
 	if protocol == trial.Reset {
 		state = "emptied before each probe"
 	}
-	return fmt.Sprintf("%s: the prefix cache is %s; up to %.0f %% of a window's prompt tokens will be found in it", protocol, state, 100*trial.Cached(p.probe(), protocol))
+	share := trial.Cached(p.probe(), protocol)
+	if share < 0.005 {
+		return fmt.Sprintf("%s: the prefix cache is %s; a window will find none of its prompt tokens there", protocol, state)
+	}
+	return fmt.Sprintf("%s: the prefix cache is %s; a window will find up to %.0f %% of its prompt tokens there", protocol, state, 100*share)
 }
 
 // diskText says what a study would be kept on.

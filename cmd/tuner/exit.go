@@ -32,6 +32,14 @@ var (
 	errSpent      = errors.New("the budget was spent before any trial met the SLO in the present world")
 )
 
+// An unmetError says why a study has no winner.
+type unmetError string
+
+func (e unmetError) Error() string { return string(e) + "; see `tuner status`" }
+
+// Is gives it the exit code of its kind.
+func (unmetError) Is(target error) bool { return target == errNothingMet }
+
 // A usageError is a wrong command line.
 type usageError struct{ error }
 

@@ -22,6 +22,14 @@ import (
 // ErrNothingMet is returned where args were asked for and no trial has met the SLO.
 var ErrNothingMet = errors.New("no trial has met the SLO")
 
+// Unmet says why a study has no winner: one of which no trial has an outcome has broken no limit yet.
+func Unmet(study studies.Study) string {
+	if slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done }) {
+		return ErrNothingMet.Error()
+	}
+	return "no trial is finished yet"
+}
+
 // BestText writes one sentence on what to do, the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
 // what can be done, which is no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
@@ -84,7 +92,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 		l.wrapped("note", "%s", c.Doubt)
 	}
 	if t.Result.Facts.Simulated {
-		l.item("note", "simulated: no GPU is behind these figures")
+		l.wrapped("note", "simulated: no GPU is behind these figures")
 	}
 	for _, note := range notes(t) {
 		l.wrapped("note", "%s", note)
@@ -147,7 +155,7 @@ func notes(t studies.Trial) []string {
 
 // nothingMet says why there is no winner: what came nearest, and what the servers that failed said.
 func (l *lines) nothingMet(study studies.Study) {
-	l.add("no trial has met the SLO")
+	l.add("%s", Unmet(study))
 	l.add("")
 	if t, p, ok := nearest(study); ok {
 		l.wrapped("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)

@@ -29,6 +29,8 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 	case at.Rate == 0: // none passed
 	case at.HitRate < 0:
 		text += "; the server does not say what it found there"
+	case at.HitRate < 0.005:
+		text += fmt.Sprintf("; at %s req/s none of the prompt tokens were found there", number(at.Rate))
 	default:
 		text += fmt.Sprintf("; at %s req/s %.0f %% of the prompt tokens were found there", number(at.Rate), 100*at.HitRate)
 	}

@@ -99,12 +99,16 @@ func Headline(b Winner, state studies.State) string {
 	}
 	over, r := whose(g.Origin), g.reference
 	switch c := b.Trial.Result.Capacity; {
+	case g.Trial == b.Trial.Number && !slices.ContainsFunc(b.same, func(t studies.Trial) bool { return t.State == studies.Done && t.Number != g.Trial }):
+		return fmt.Sprintf("Nothing has been compared with %s yet.", over)
 	case g.Trial == b.Trial.Number && g.Origin != studies.Default && g.Origin != studies.Current:
-		return "Use these flags: no others are known to carry more."
+		return use + ": no others are known to carry more."
+	case g.Trial == b.Trial.Number && state == studies.Running:
+		return fmt.Sprintf("The best so far is %s: no other flags are known to carry more.", over)
 	case g.Trial == b.Trial.Number:
 		return fmt.Sprintf("Keep %s: no other flags are known to carry more.", over)
 	case c.Limited != "" && c.Low < c.Rate:
-		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late: whether they beat %s is not known.", number(c.Rate), over)
+		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late; it is not known whether they beat %s.", number(c.Rate), over)
 	case g.Distinguishable:
 		return fmt.Sprintf("%s: %s over %s, %s likely better.", use, percent(g.Ratio), over, probability(g.Comparison.Better))
 	case g.Bound == capacity.AtLeast:
@@ -114,7 +118,7 @@ func Headline(b Winner, state studies.State) string {
 	case r.Bound == capacity.AtMost:
 		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, number(c.Low), over)
 	}
-	return fmt.Sprintf("These are the best flags known; whether they beat %s is not.", over)
+	return fmt.Sprintf("These are the best flags known; it is not known whether they beat %s.", over)
 }
 
 // whose names the point of an origin.
@@ -125,7 +129,7 @@ func whose(o studies.Origin) string {
 	case studies.Current:
 		return "the current args"
 	}
-	return "the first that could be measured"
+	return "the first flags that could be measured"
 }
 
 // gainText says what the best trial brings.

@@ -53,7 +53,7 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 			text.wrapped("", "%s", trust)
 		}
 	} else {
-		text.item("best", "%s", ErrNothingMet)
+		text.item("best", "%s", Unmet(study))
 	}
 	text.dropped(study)
 	text.priors(study)
