@@ -89,7 +89,7 @@ func (b *benching) checkFiles(limit *host.Limit) error {
 		if f.Severity == host.Error {
 			return usage("%s", text)
 		}
-		fmt.Fprintf(b.stderr, "warning: %s\n", text)
+		warn(b.stderr, "%s", text)
 	}
 	return nil
 }

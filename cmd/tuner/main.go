@@ -56,7 +56,7 @@ func run() int {
 // sayError is the last word of a command.
 func sayError(notes io.Writer, err error) {
 	if err != nil && err.Error() != "" {
-		fmt.Fprintln(notes, "tuner:", inWords(err)+remedy(err))
+		sayLines(notes, "tuner: "+inWords(err)+remedy(err))
 	}
 }
 

@@ -87,7 +87,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	err = plan.checkNeeds(ctx, func(what, format string, args ...any) {
 		if what == warning {
-			fmt.Fprintf(o.stderr, "warning: "+format+"\n", args...)
+			warn(o.stderr, format, args...)
 		}
 	})
 	if err != nil {
@@ -109,10 +109,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		stopWatching()
 	}()
 	for _, text := range store.Disk().Warnings {
-		fmt.Fprintf(o.stderr, "warning: %s\n", text)
+		warn(o.stderr, "%s", text)
 	}
 	if text := store.Restored(); text != "" {
-		fmt.Fprintf(o.stderr, "warning: the study was restored %s\n", text)
+		warn(o.stderr, "the study was restored %s", text)
 	}
 	study, stop, err := o.ready(ctx, plan, store)
 	if err != nil {
@@ -229,7 +229,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
 		// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
-		fmt.Fprintf(o.stderr, "warning: the flags are not checked: %v\n", err)
+		warn(o.stderr, "the flags are not checked: %v", err)
 		return nil
 	}
 	return err

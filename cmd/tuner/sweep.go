@@ -234,7 +234,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 	}
 	err = s.checkMachine(ctx, func(what, format string, args ...any) {
 		if what == warning {
-			fmt.Fprintf(s.stderr, "warning: "+format+"\n", args...)
+			warn(s.stderr, format, args...)
 		}
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,6 +54,25 @@ func terminalSize(w io.Writer) (width, height int, ok bool) {
 	}
 	width, height, err := term.GetSize(int(f.Fd()))
 	return width, height, err == nil && width > 0
+}
+
+// sayLines writes a text of lines. On a terminal long ones are broken between words, but those that are indented, which show a place in a file.
+func sayLines(w io.Writer, text string) {
+	width := lineColumns(w)
+	for _, line := range strings.Split(text, "\n") {
+		if words.Width(line) <= width || strings.HasPrefix(line, " ") {
+			fmt.Fprintln(w, line)
+			continue
+		}
+		for _, part := range words.Wrap(line, width) {
+			fmt.Fprintln(w, part)
+		}
+	}
+}
+
+// warn says what works, with less than is wanted.
+func warn(w io.Writer, format string, args ...any) {
+	sayLines(w, "warning: "+fmt.Sprintf(format, args...))
 }
 
 // canDraw reports whether w is a terminal on which a line can be written over.

@@ -211,6 +211,17 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
+// An error is broken between words.
+func TestAnErrorOnATerminal(t *testing.T) {
+	t.Parallel()
+	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
+	shown := screen{width: 40}
+	shown.write(text)
+	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; known are accept-drift, ") {
+		t.Errorf("exit code %d, wrapped %q:\n%s", code, shown.wrapped, &shown)
+	}
+}
+
 const terminalStudy = `version: 1
 name: s
 model: m

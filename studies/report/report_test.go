@@ -606,10 +606,15 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 		}
 	}
 	oom := failed(trial.Infeasible, serverctl.OOMStart, "(EngineCore_DP0 pid=123) ERROR 11-23 12:00:00 [core.py:708] CUDA out of memory.")
+	oom.State = studies.Done
 	for _, line := range LastWords(oom, 70) {
 		if strings.Contains(line, "pid=") || !strings.Contains(line, "CUDA out of memory.") {
 			t.Errorf("the last words are %q", line)
 		}
+	}
+	oom.Result.Tail = []string{"loading", oom.Result.Evidence, "exit"}
+	if got := LastWords(oom, 70); !slices.Equal(got, []string{"oom-start: CUDA out of memory.", "| loading", "| exit"}) {
+		t.Errorf("the last words are %q", got) // the evidence once
 	}
 	var best strings.Builder
 	if err := BestText(&best, of(studies.Done, "", oom), Options{}); err != nil || strings.Contains(best.String(), "pid=") {

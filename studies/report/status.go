@@ -293,9 +293,12 @@ func LastWords(t studies.Trial, width int) []string {
 		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
 	}
 	tail := t.Result.Tail
-	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), message(t.Result.Evidence))}
+	evidence := message(t.Result.Evidence)
+	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), evidence)}
 	for _, line := range tail[max(0, len(tail)-mostWords):] {
-		last = append(last, "| "+message(line))
+		if text := message(line); text != evidence { // which is said
+			last = append(last, "| "+text)
+		}
 	}
 	for i := range last {
 		last[i] = clip(last[i], width)
