@@ -44,10 +44,16 @@ func (s *Sample) unseen() (way int, is bool) {
 		return atOnce, true
 	case s.Pieces > 1 && s.Chunks >= burstChunks*s.Pieces && span >= time.Duration(s.Pieces-1)*leastBurst:
 		return inBursts, true
-	case s.Pieces > 0 && s.Blank <= mostBlank && s.OutputTokens > s.TextBytes+s.Chunks+mostMarks: // a token has a byte of text at least, or a chunk
+	case s.Pieces > 0 && s.Blank <= mostBlank && s.OutputTokens > s.TextBytes+s.Chunks+mostMarks+s.textless(): // a token has a byte of text at least, or a chunk
 		return overclaimed, true
 	}
 	return 0, false
+}
+
+// textless is how many tokens may have no text since the model went on after its end: with --stream-interval a chunk holds many, and the
+// end lies in the one before the blank ones.
+func (s *Sample) textless() int {
+	return (s.Blank + 1) * (s.OutputTokens - 1) / max(1, s.Chunks-1)
 }
 
 // A visibility is how many times between tokens a run has, and how many of them cannot be seen.

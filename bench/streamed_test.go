@@ -53,6 +53,8 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 			s.raw("%s", `data: {"choices":[],"usage":{"completion_tokens":64,"completion_tokens_details":{"reasoning_tokens":49}}}`+"\n\n")
 		}, ""},
 		{"a model that goes on after its end, with --stream-interval 8", 64, steady(tpot, 9, func(i int) string { return piece(strings.Repeat("a", max(0, 3-i))) }), ""},
+		{"a model that ends early, with --stream-interval 16", 32, steady(10*tpot, 3, func(i int) string { return piece([]string{" tok", " ab", ""}[i]) }), ""},
+		{"a model that ends early, with --stream-interval beyond the answer", 64, steady(time.Second, 2, func(i int) string { return piece([]string{" tok", " ab"}[i]) }), ""},
 		{"two or three chunks together", 64, steady(2*tpot, 26, func(i int) string { return tokens(2 + i%2) }), ""},
 		{"a pause in each answer", 64, func(s stream) {
 			steady(tpot, 32, func(int) string { return tokens(1) })(s)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -324,10 +325,11 @@ func newCapacityAnswer(found capacity.Capacity, s *capacitySearch) capacityAnswe
 	return a
 }
 
-// failing says how many requests failed, if they were too many for a limit on a latency.
+// failing says how many requests failed, if they were too many for a limit on a latency, or for the error rate.
 func failing(v slo.Verdict) string {
+	tooMany := slices.Contains(v.Broken(), "errors")
 	for _, c := range v.Checks {
-		if c.Failed > c.Allowed {
+		if c.Failed > c.Allowed || tooMany && c.Failed > 0 {
 			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)
 		}
 	}

@@ -178,7 +178,7 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 func (b *benching) notes(r benchResult, run bench.Run) []string {
 	var notes []string
 	for i := range run.Samples {
-		if s := &run.Samples[i]; s.Failure != "" {
+		if s := &run.Samples[i]; s.Detail != "" { // kept of those that failed first
 			notes = append(notes, fmt.Sprintf("first failure, %s: %s", s.Failure, s.Detail))
 			break
 		}
@@ -186,7 +186,10 @@ func (b *benching) notes(r benchResult, run bench.Run) []string {
 	if run.Broken > 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
 	}
-	if r.stopped {
+	switch {
+	case r.stopped && r.m.Completed == 0:
+		notes = append(notes, "ended early: p99 TTFT and TPOT count the requests that still waited; none was completed")
+	case r.stopped:
 		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT count the requests that still waited; of the %d that were completed they are %s and %s ms",
 			r.m.Completed, cell(r.m.TTFT, p99), cell(r.m.TPOT, p99)))
 	}

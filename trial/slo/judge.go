@@ -101,6 +101,9 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	switch {
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
+		if failed > 0 {
+			v.Binding = errorRate
+		}
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
 		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
 		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)

@@ -52,6 +52,7 @@ func TestJudge(t *testing.T) {
 		{"an error rate of 2 % allows one of 300, as p99 does", some, samples(299, failed), 300, true, "", ""},
 		{"failed requests break every limit", some, samples(296, failed, failed, failed, failed), 300, false, "p99 TTFT", "0 over it and 4 failed of 300, 3 may be"},
 		{"nothing completed is a failure, not 0 ms", chatSLO, nil, 300, false, "", "no request was completed"},
+		{"where all requests failed it is not by a latency", chatSLO, samples(0, failed, failed), 300, false, "error rate", "no request was completed"},
 		{"pending requests that are overdue break TTFT", chatSLO, samples(10, pending, pending, pending, pending), 300, false, "p99 TTFT", "4 of 14 over it, 3 may be"},
 		{"a probe that ended early cannot pass", chatSLO, samples(100), 300, false, "", "the probe ended after 100 of 300 requests"},
 		{"answers of one token have no TPOT", chatSLO, samples(299, oneToken), 300, true, "p99 TPOT", "0 of 299"},
@@ -174,7 +175,7 @@ func TestAVerdictNamesWhatItFailedBy(t *testing.T) {
 		{"slow tokens", chatSLO, samples(0, good(100*ms, 70*ms)), 1, "TPOT"},
 		{"both, and a metric with two limits once", both, samples(0, good(1200*ms, 70*ms)), 1, "TTFT TPOT"},
 		{"a failed request among many", chatSLO, samples(299, failed), 300, "errors"},
-		{"failed requests alone", chatSLO, samples(0, failed), 1, "TTFT TPOT"},
+		{"failed requests alone", chatSLO, samples(0, failed), 1, "TTFT TPOT errors"},
 		{"an early end", chatSLO, samples(100), 300, ""},
 	} {
 		if got := strings.Join(row.slo.Judge(row.samples, row.planned, time.Minute).Broken(), " "); got != row.want {
