@@ -37,7 +37,7 @@ func explain(when, exit, log string) *ExitError {
 }
 
 func TestDeathsOfRealLogs(t *testing.T) {
-	for _, file := range []string{"testdata/deaths.txtar", "testdata/heldout.txtar"} {
+	for _, file := range []string{"testdata/deaths.txtar", "testdata/heldout.txtar", "testdata/composed.txtar"} {
 		archive, err := txtar.ParseFile(file)
 		if err != nil {
 			if os.IsNotExist(err) {

@@ -15,7 +15,7 @@ var (
 	// 0.14.1 colours the prefix even where no terminal is.
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
 	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
-	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?|: +)`)
+	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*|[\w./-]+:\d+)\] ?|: +)`) // 0.6 and 0.7 open no bracket
 	// Dynamo's runtime logs vLLM's records in its own layout, which also an image of Dynamo may set for plain vLLM:
 	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
 	dynamoPrefix = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z? +(TRACE|DEBUG|INFO|WARN|WARNING|ERROR) +[\w.:<>-]+: ?`)
@@ -140,7 +140,7 @@ var deaths = []death{
 		start: ModelNotFound, cause: GatedModel},
 
 	// Python's own texts for errno 28, 24, 11, 13, 30, 5 and 116, whatever was being written, opened or started.
-	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|unable to write to file </torch_|out of shared memory).*`),
+	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded|unable to write to file </torch_|out of shared memory).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskFull},
 	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
 	{text: regexp.MustCompile(`.*(?:can't start new thread|pthread_create failed|Thread creation failed|\[Errno 11\] Resource temporarily unavailable).*`),
@@ -154,16 +154,18 @@ var deaths = []death{
 		start: Infrastructure, load: Infrastructure, cause: HostOOM},
 
 	// A program that is not there: Python's own words, and the dynamic linker's.
-	{text: regexp.MustCompile(`.*(?:can't open file '.*': \[Errno 2\]|: No module named vllm\b|^ModuleNotFoundError: No module named 'vllm'|` +
+	{text: regexp.MustCompile(`.*(?:can't open file '.*': \[Errno 2\]|: No module named vllm\b|^ModuleNotFoundError: No module named 'vllm(?:\.entrypoints\b.*)?'|` +
 		`error while loading shared libraries: .*|: bad interpreter: .*)`), start: Infrastructure, cause: Command},
 
 	// The GPU, or its driver: torch/cuda/__init__.py, c10/cuda/CUDAException.h with the names of driver_types.h, vllm/config/device.py.
-	{text: regexp.MustCompile(`.*(?:CUDA driver initialization failed|No CUDA GPUs are available|Found no NVIDIA driver|NVIDIA driver on your system is too old|` +
+	{text: regexp.MustCompile(`.*(?:CUDA driver initialization failed|No (?:CUDA|HIP) GPUs are available|no ROCm-capable device is detected|Found no NVIDIA driver|NVIDIA driver on your system is too old|` +
 		`CUDA driver version is insufficient|system has unsupported display driver|forward compatibility was attempted|no CUDA-capable device is detected|` +
 		`CUDA-capable device\(s\) is/are busy|CUDA error: (?:unknown error|initialization error|system not yet initialized|driver shutting down)|` +
 		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
 		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
 
+	// libtpu's own words. What mends a GPU's driver does not mend this.
+	{text: regexp.MustCompile(`.*The TPU is already in use.*`), start: Infrastructure},
 	// Weights that are cut off or damaged: safetensors, torch.load.
 	{text: regexp.MustCompile(`.*(?:SafetensorError|Error while deserializing header|PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes).*`),
 		start: ModelNotFound, cause: Damaged},
@@ -172,6 +174,8 @@ var deaths = []death{
 	// transformers/models/auto/configuration_auto.py, vllm/model_executor/models/registry.py.
 	{text: regexp.MustCompile(`.*(?:Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported|failed to be inspected)|` +
 		`has no vLLM implementation).*`), start: ModelNotFound, cause: Unsupported},
+	// requests and urllib3, of a proxy that lets nothing through; its 403 is not the Hub's.
+	{text: regexp.MustCompile(`.*(?:ProxyError\b|Unable to connect to proxy|Tunnel connection failed).*`), start: ModelNotFound, cause: Hub},
 	// The Hub's refusal of credentials, and of those who have none; and what requests and httpx say of a network that is not there.
 	{text: regexp.MustCompile(`.*(?:401 Client Error|403 Forbidden|Invalid username or password|Invalid user token).*`), start: ModelNotFound, cause: GatedModel},
 	{text: regexp.MustCompile(`.*(?:couldn't connect to 'https://huggingface\.co|Failed to resolve 'huggingface|host='huggingface\.co'|OfflineModeIsEnabled|` +
@@ -208,7 +212,7 @@ var deaths = []death{
 	// torch (2.9 and 2.14), its older name, Triton, cuBLAS, NCCL's own log, and the warm-up of the sampler in
 	// vllm/v1/worker/gpu_model_runner.py.
 	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|\[CUDA\]: out of memory|` +
-		`CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure \d* ?'out of memory'|hipErrorOutOfMemory).*`),
+		`CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: .*(?:allocat|memory)|Cuda failure \d* ?'out of memory'|hipErrorOutOfMemory).*`),
 		start: OOMStart, load: OOMLoad},
 
 	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that first says so is as a rule not the one at fault.
@@ -218,6 +222,10 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:Failed to find C compiler|Could not find nvcc|nvcc: (?:command )?not found|nvcc fatal|Ninja build failed|ninja: build stopped|` +
 		`cannot find -lcuda|cannot find -lcudart|fatal error: \S+\.h(?:pp)?: No such file|CUDA_HOME environment variable is not set|No such file or directory: '\S*(?:ninja|nvcc|gcc)'|` +
 		`PTXAS error|ptxas fatal|Error building extension).*`), start: StartCrash, load: CrashLoad, cause: Compiler},
+	// csrc/custom_all_reduce.cuh and csrc/quickreduce: vLLM's own kernels print this and end their process.
+	{text: regexp.MustCompile(`^Failed: (?:Cuda|CUDA|HIP) error .*`), start: StartCrash, load: CrashLoad},
+	// torch/csrc/distributed/c10d: processes that cannot reach each other. What mends NCCL does not mend these.
+	{text: regexp.MustCompile(`.*(?:Gloo connect\w+ failed|DistNetworkError: ).*`), start: Infrastructure, load: Infrastructure},
 	// A crash of native code: Python's faulthandler, torch's handler, C++'s own words.
 	{text: regexp.MustCompile(`.*Fatal Python error: Bus error.*`), start: Infrastructure, load: Infrastructure, cause: BusError},
 	{text: regexp.MustCompile(`.*(?:Fatal Python error: (?:Segmentation fault|Aborted|Illegal instruction|Floating.point exception)|Segfault encountered).*`),
@@ -242,10 +250,11 @@ func memoryOfOthers(e *ExitError, groups []string) {
 
 var (
 	// An exception's last line, the name in front: ValueError: text.
-	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$`)
+	// One with a module in front need not be called an error: triton.runtime.errors.OutOfResources: text.
+	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$|^(?:\w+\.)*(?:errors?|exceptions?)\.[A-Z]\w*: .+$`)
 	// Lines that only say that something else has failed, or was given up for it: vllm/v1/engine/utils.py, core.py,
 	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and what those are told whose other side is gone.
-	wrapper = regexp.MustCompile(`Engine core initialization failed|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
+	wrapper = regexp.MustCompile(`Engine core initialization failed|Engine process failed to start|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
 		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
 	// What a server lives on after: vllm/usage/usage_lib.py cannot write its statistics.

@@ -26,7 +26,7 @@ var (
 		HostOOM:     "give the machine, or the container's memory limit, more memory",
 		Segfault:    "", // native code's error: the search avoids the point
 		BusError:    "look whether /dev/shm is full, and whether the disk that holds the weights can be read",
-		Driver:      "see whether nvidia-smi works where the server runs: GPU, driver, and CUDA must fit each other",
+		Driver:      "see whether nvidia-smi, or rocm-smi, works where the server runs: GPU, driver, and CUDA or ROCm must fit each other",
 		Command:     "mend server.command: run it by hand in server.dir to see what it lacks",
 		Compiler:    "install the compiler that the line names (gcc, nvcc, ninja) with its headers, where the server runs",
 		NotAllowed:  "let this user read or write what the line names",
