@@ -53,14 +53,18 @@ func decodeList(text string, list *[]string) error {
 	if !ok {
 		return decode(text, list)
 	}
-	parts := strings.Split(inner, `","`)
-	for _, part := range parts {
-		if strings.Contains(part, `"`) { // somebody else wrote it
+	parts := make([]string, 0, 8)
+	for {
+		i := strings.IndexByte(inner, '"')
+		if i < 0 {
+			*list = append(parts, inner)
+			return nil
+		}
+		if !strings.HasPrefix(inner[i:], `","`) { // somebody else wrote it
 			return decode(text, list)
 		}
+		parts, inner = append(parts, inner[:i]), inner[i+3:]
 	}
-	*list = parts
-	return nil
 }
 
 // decodeMap is the same of an object whose values are strings.

@@ -12,6 +12,7 @@ import (
 // ReadLive returns what read returns, a published study. One that its owner left as Running is Stopped, or NotBegun, where the owner is
 // known to be gone. Else the Study's Life says what is known of the owner.
 func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
+	before, unknown := snapshots(dir) // where they cannot be listed, read says why
 	study, err := read(dir)
 	if err != nil || study.State != Running {
 		return study, err
@@ -25,9 +26,13 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	if !life.Gone {
 		return study, nil
 	}
-	// An owner publishes how the study ended before it gives the study up, so what was read first may be older.
-	if study, err = read(dir); err != nil || study.State != Running {
-		return study, err
+	// An owner publishes how the study ended before it gives the study up, so what was read first may be older. A name is used once: where the newest
+	// is still the one from before the first look, that look saw it.
+	after, err := snapshots(dir)
+	if errors.Join(unknown, err) != nil || after[0] != before[0] {
+		if study, err = read(dir); err != nil || study.State != Running {
+			return study, err
+		}
 	}
 	study.State, study.Life = Stopped, life
 	if len(study.Trials) == 0 {

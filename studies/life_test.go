@@ -61,6 +61,22 @@ func TestAnEndBetweenTwoLooksIsTheEnd(t *testing.T) {
 	}
 }
 
+// A long study takes time to read: what was not published anew meanwhile is not read again.
+func TestAStoppedStudyIsReadOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "llama70b")
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
+	reads := 0
+	study, err := ReadLive(t.Context(), dir, func(dir string) (Study, error) {
+		reads++
+		return ReadSnapshot(dir)
+	})
+	try(t, err)
+	if study.State != Stopped || len(study.Trials) != 1 || reads != 1 {
+		t.Errorf("it is %s with %d trials after %d reads, want %s with 1 after 1", study.State, len(study.Trials), reads, Stopped)
+	}
+}
+
 // A study that has measured nothing fits any file. One probe, or one result, and it has a world.
 func TestAStudyWithoutAMeasurementHasNoWorld(t *testing.T) {
 	changed := New{Name: llama.Name, Seed: 8, File: "name: llama70b\n# changed\n", World: map[string]string{"model": "other", "slo": "p99 TTFT <= 9 ms"}, Final: []string{"slo"}}

@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -16,10 +17,11 @@ import (
 
 // A reading is a study that is being read. Each row is held against its checksum, and what is read of a table against what was stored.
 type reading struct {
-	db    *sql.DB
-	study Study
-	holds holdings
-	parts []holding // of each of the study's trials that is done: what its result and probes come to
+	db      *sql.DB
+	study   Study
+	holds   holdings
+	parts   []holding // of each of the study's trials that is done: what its result and probes come to
+	nearest near
 }
 
 // load returns all of a database.
@@ -41,12 +43,16 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 	if err != nil {
 		return Study{}, err
 	}
-	numbers, err := withNearest(db, whole(r.study))
-	if err != nil || len(numbers) == 0 {
-		return r.study, err
+	numbers := r.withNearest(whole(r.study))
+	if len(numbers) == 0 {
+		return r.study, nil
 	}
-	trials := slices.Clone(r.study.Trials)
-	trials = slices.DeleteFunc(trials, func(t Trial) bool { return !slices.Contains(numbers, t.Number) })
+	var trials []Trial
+	for i := range r.study.Trials {
+		if slices.Contains(numbers, r.study.Trials[i].Number) {
+			trials = append(trials, r.study.Trials[i])
+		}
+	}
 	marks := "(" + strings.Repeat("?,", len(numbers)-1) + "?)"
 	args := make([]any, len(numbers))
 	for i, n := range numbers {
@@ -74,23 +80,36 @@ func (r *reading) place(number int) int {
 const Nearest = -1
 
 // withNearest puts the number of the trial that came nearest in the place of Nearest; nothing where no probe failed.
-func withNearest(db *sql.DB, numbers []int) ([]int, error) {
+func (r *reading) withNearest(numbers []int) []int {
 	i := slices.Index(numbers, Nearest)
 	if i < 0 {
-		return numbers, nil
-	}
-	var number int
-	err := db.QueryRow(`SELECT number FROM trials WHERE outcome = ? AND near_headroom IS NOT NULL
-		ORDER BY near_headroom DESC, near_rps, number LIMIT 1`, trial.Measured).Scan(&number)
-	if errors.Is(err, sql.ErrNoRows) {
-		return slices.Delete(slices.Clone(numbers), i, i+1), nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find the trial that came nearest to the SLO: %w", err)
+		return numbers
 	}
 	numbers = slices.Clone(numbers)
-	numbers[i] = number
-	return numbers, nil
+	if !r.nearest.found {
+		return slices.Delete(numbers, i, i+1)
+	}
+	numbers[i] = r.nearest.number
+	return numbers
+}
+
+// A near is the trial of which a failed probe came nearest to the SLO.
+type near struct {
+	found          bool
+	number         int
+	headroom, rate float64
+}
+
+// or is the nearer of n and what the row of a trial says; trials come in the order of their numbers.
+func (n near) or(row cells) near {
+	if trial.Outcome(row.text(trialOutcome)) != trial.Measured || row[trialNearHeadroom] == nil {
+		return n
+	}
+	is := near{true, int(row.integer(trialNumber)), row.real(trialNearHeadroom), row.real(trialNearRate)}
+	if n.found && cmp.Or(-cmp.Compare(is.headroom, n.headroom), cmp.Compare(is.rate, n.rate)) >= 0 {
+		return n
+	}
+	return is
 }
 
 // loadStudy returns the study without its trials; sql.ErrNoRows when it was never begun.
@@ -171,6 +190,7 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		if n := len(r.study.Trials); n > 0 && r.study.Trials[n-1].Number >= t.Number {
 			return damagedf("trial %d comes after trial %d", t.Number, r.study.Trials[n-1].Number)
 		}
+		r.nearest = r.nearest.or(row)
 		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{row.integer(trialHoldsRows), row.integer(trialHoldsSum)})
 		return nil
 	})
@@ -189,6 +209,7 @@ var (
 	trialInFlight, trialTokens, trialGPU               = place("in_flight"), place("kv_tokens"), place("gpu_seconds")
 	trialSimulated, trialStart                         = place("simulated"), place("start_seconds")
 	trialHoldsRows, trialHoldsSum                      = place("holds_rows"), place("holds_sum")
+	trialNearRate, trialNearHeadroom                   = place("near_rps"), place("near_headroom")
 )
 
 func place(column string) int { return trialsTable.column(column) }

