@@ -11,6 +11,10 @@ func TestARunIsSilentWhenNoTokenComesThoughRequestsWait(t *testing.T) {
 	second := func(inFlight, failed, chunks int) Second {
 		return Second{InFlight: inFlight, Failed: failed, Chunks: chunks}
 	}
+	completed := func(n int, s Second) Second {
+		s.Ended = n
+		return s
+	}
 	tally := NewTally("", nil)
 	tally.Add(&ok)
 	for _, row := range []struct {
@@ -21,12 +25,15 @@ func TestARunIsSilentWhenNoTokenComesThoughRequestsWait(t *testing.T) {
 		{"all is answered", Run{Samples: []Sample{ok, ok}, Series: Series{second(1, 0, 5), second(0, 0, 0), second(0, 0, 0)}}, false},
 		{"no token at all", Run{Samples: []Sample{waits}, Series: Series{second(1, 0, 0)}}, true},
 		{"nothing but refusals", Run{Samples: []Sample{failed}, Series: Series{second(0, 1, 0)}}, true},
-		{"tokens until the end", Run{Samples: []Sample{ok, waits}, Series: Series{second(2, 0, 5), second(1, 0, 1)}}, false},
-		{"a second of silence", Run{Samples: []Sample{ok, waits}, Series: Series{second(2, 0, 5), second(1, 0, 0)}}, false},
+		{"tokens until the end", Run{Samples: []Sample{ok, waits}, Series: Series{second(2, 0, 5), completed(1, second(1, 0, 1))}}, false},
+		{"a second of silence", Run{Samples: []Sample{ok, waits}, Series: Series{completed(1, second(2, 0, 5)), second(1, 0, 0)}}, false},
+		{"the first token of each request, and no more", Run{Samples: []Sample{{Sent: 1, First: 2}}, Series: Series{second(2, 0, 2), second(3, 0, 1)}}, true},
+		{"a lead-in completed some", Run{Samples: []Sample{waits}, Series: Series{completed(3, second(2, 0, 5)), second(1, 0, 1)}}, false},
 		{"silence in the end", Run{Samples: []Sample{ok, waits}, Series: Series{second(2, 0, 5), second(1, 0, 0), second(1, 0, 0)}}, true},
-		{"a pause in its midst", Run{Samples: []Sample{ok, waits}, Series: Series{second(1, 0, 0), second(1, 0, 0), second(2, 0, 5), second(1, 0, 0)}}, false},
+		{"a pause in its midst", Run{Samples: []Sample{ok, waits}, Series: Series{second(1, 0, 0), second(1, 0, 0), completed(1, second(2, 0, 5)), second(1, 0, 0)}}, false},
 		{"no series, and no token", Run{Samples: []Sample{waits, failed}}, true},
-		{"no series, and a token", Run{Samples: []Sample{waits, {Sent: 1, First: 1}}}, false},
+		{"no series, and a token", Run{Samples: []Sample{waits, {Sent: 1, First: 1}}}, true},
+		{"no series, and an answer", Run{Samples: []Sample{waits, ok}}, false},
 		{"too many to keep, some of them completed", Run{Tally: tally, Series: Series{second(1, 0, 0)}}, false},
 		{"nothing was counted", Run{}, false},
 	} {

@@ -2,6 +2,7 @@ package studies
 
 import (
 	"regexp"
+	"slices"
 
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
@@ -18,24 +19,48 @@ func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 // discount finds the first trials that all died alike. What is stored of them stays as it is, so that it is found in studies of
 // older tuners too; whoever reads the study sees that nothing is known of their points.
 func discount(trials []Trial) {
-	alike, words := 0, ""
-	end := len(trials)
+	if end, alike := diedAlike(trials); alike >= SameWords {
+		forgive(trials[:end])
+	}
+}
+
+// Forgiven returns the trials as they are when the machine is mended that their servers died of: where all of them died alike, none counts.
+// It is for a run that begins, for the few trials that a small budget allows are not enough to blame the machine without a word of the user.
+func Forgiven(trials []Trial) []Trial {
+	trials = slices.Clone(trials)
+	if AllDiedAlike(trials) {
+		forgive(trials)
+	}
+	return trials
+}
+
+// AllDiedAlike reports whether the servers of all trials, one at least, died in their start with the same words.
+func AllDiedAlike(trials []Trial) bool {
+	end, alike := diedAlike(trials)
+	return alike > 0 && end == len(trials)
+}
+
+// diedAlike returns how many of the first trials died with the same words, and where those trials end. Trials of which nothing is known
+// do not part them.
+func diedAlike(trials []Trial) (end, alike int) {
+	words := ""
 	for i := range trials {
 		t := &trials[i]
-		if t.State != Done || t.Result.Outcome == trial.Unknown {
+		if t.State != Done || t.Result.Outcome == trial.Unknown && t.Counts() {
 			continue
 		}
 		own, ok := lastWords(t.Result)
 		if !ok || alike > 0 && own != words {
-			end = i
-			break
+			return i, alike
 		}
 		alike, words = alike+1, own
 	}
-	if alike < SameWords {
-		return
-	}
-	for i := range trials[:end] {
+	return len(trials), alike
+}
+
+// forgive has trials say nothing of their points.
+func forgive(trials []Trial) {
+	for i := range trials {
 		if r := &trials[i].Result; r.Outcome == trial.Infeasible {
 			r.Outcome, r.Cause = trial.Unknown, serverctl.SameWords
 		}
@@ -54,7 +79,7 @@ var figures = regexp.MustCompile(`0x[0-9a-fA-F]+|[0-9]+`)
 // lastWords are what a server died of before it was ready, if that may have been the machine. A lack of memory is the point's, and
 // so are flags that exclude each other, unless no flag changes a letter of the words.
 func lastWords(r trial.Result) (words string, ok bool) {
-	if r.Outcome != trial.Infeasible || r.Facts.StartUp > 0 || r.Evidence == "" {
+	if r.Outcome != trial.Infeasible && r.Cause != serverctl.SameWords || r.Facts.StartUp > 0 || r.Evidence == "" {
 		return "", false
 	}
 	switch r.Class {

@@ -34,6 +34,7 @@ type stub struct {
 	runs     int
 	silent   int           // the run from which on no token comes; 0 means never
 	wakes    int           // the run from which on they come again
+	begins   bool          // each answer begins, and hangs after its first token
 	says     bench.Failure // of a request that gets no token and is not withdrawn
 	exited   chan struct{}
 	streams  []int // of the closed loops
@@ -183,7 +184,12 @@ func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, 
 		if a.Phase == workload.RunOut || a.Due > run.Elapsed {
 			break
 		}
-		run.Samples = append(run.Samples, bench.Sample{Phase: workload.Window, Due: a.Due, Sent: a.Due, WantTokens: 2})
+		sample := bench.Sample{Phase: workload.Window, Due: a.Due, Sent: a.Due, WantTokens: 2}
+		if s.begins {
+			sample.First = a.Due + time.Millisecond
+			run.Series[min(int(sample.First/time.Second), len(run.Series)-1)].Chunks++
+		}
+		run.Samples = append(run.Samples, sample)
 	}
 	if stop == nil {
 		for i := range run.Samples {
@@ -440,7 +446,7 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	}
 }
 
-// A probe in which no token came is told from a broken limit by one more request, however early it ended.
+// A probe in which no request was completed is told from a broken limit by one more request, however early it ended.
 func TestAHangIsNoBrokenLimit(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -448,7 +454,8 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 		class serverctl.Class // empty: it was slow, and is measured
 		says  string
 	}{
-		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no token came under load, nor of one more request within 3 s"},
+		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, nor was one more within 3 s"},
+		{"the first token of each, and no more", &stub{says: bench.TimedOut, begins: true}, serverctl.Hang, "no request was completed under load"},
 		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and one more failed too: http-status"},
 		{"a token after all", &stub{wakes: 4}, "", ""},
 	} {

@@ -10,16 +10,16 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// alive asks for one token after a load that ended in silence. A probe may end before the server's watch knows that it hangs, and its
-// requests are withdrawn then, so that nothing is left which could hang: without a token the fault is the server's, and no limit was
-// broken. A server that makes the token is slow.
+// alive asks for two tokens after a load that ended in silence. A probe may end before the server's watch knows that it hangs, and its
+// requests are withdrawn then, so that nothing is left which could hang. Without both tokens the fault is the server's, and no limit was
+// broken: some servers hang after the first. A server that makes both is slow.
 func (m *measuring) alive(ctx context.Context, run bench.Run) error {
 	if !run.Silent() {
 		return nil
 	}
-	m.progress("no token came; asking the server for one")
+	m.progress("no request was completed; asking the server for two tokens")
 	one := *m.Source.Request(workload.WarmUpStream.Draw(2), 0) // which no probe asks
-	one.OutputTokens = 1
+	one.OutputTokens = min(2, one.OutputTokens)
 	began := time.Now()
 	last, err := m.load.Run(ctx, m.recalled(atOnce([]workload.Request{one})), nil)
 	if err != nil {
@@ -29,7 +29,7 @@ func (m *measuring) alive(ctx context.Context, run bench.Run) error {
 	m.result.GPUTime += last.Elapsed
 	for _, s := range last.Samples {
 		switch {
-		case s.First > 0:
+		case s.OK():
 			drained, err := m.server.Drain(ctx)
 			m.result.GPUTime += drained
 			if err != nil {
@@ -41,5 +41,5 @@ func (m *measuring) alive(ctx context.Context, run bench.Run) error {
 		}
 	}
 	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: serverctl.Hang, Cause: serverctl.NoToken, Code: -1,
-		Evidence: fmt.Sprintf("no token came under load, nor of one more request within %.0f s", last.Elapsed.Seconds())})
+		Evidence: fmt.Sprintf("no request was completed under load, nor was one more within %.0f s", last.Elapsed.Seconds())})
 }

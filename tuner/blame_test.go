@@ -92,6 +92,29 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	}
 }
 
+// A budget too small for three servers ends as an error all the same, and is spent again once the machine is mended.
+func TestABrokenMachineAndASmallBudget(t *testing.T) {
+	crash := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: no GPU"}
+	for budget, says := range map[int]string{1: "the only server died in its start", 2: "each of the first 2 servers died with the same words"} {
+		store := open(t, t.TempDir())
+		s := study(t, store, trial.Primed, budget)
+		starts := dying(s, forEver, always(crash))
+		if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), says) || *starts != budget {
+			t.Errorf("budget %d: Run = %v after %d starts, want ErrNothingStarts after %d: %s", budget, err, *starts, budget, says)
+		}
+		if _, err := study(t, store, trial.Primed, budget).Run(t.Context()); err != nil {
+			t.Errorf("budget %d, after the repair: %v", budget, err)
+		}
+		got := answers(t, store)
+		if len(got) != 2*budget || got[budget].Origin != studies.Default || got[budget].Result.Outcome != trial.Measured {
+			t.Errorf("budget %d, after the repair: %d trials, want %d with the default measured", budget, len(got), 2*budget)
+		}
+		if err := store.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A space in which every point is infeasible for reasons of its own is a result.
 func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 	for _, row := range []struct {

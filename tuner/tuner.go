@@ -96,6 +96,8 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 		if err != nil {
 			return End{}, err
 		}
+		first := len(study.Trials) - s.ended // of this Run
+		study.Trials = append(studies.Forgiven(study.Trials[:first]), study.Trials[first:]...)
 		if end, err := s.over(ctx, study); end != (End{}) || err != nil {
 			return end, err
 		}
@@ -152,11 +154,13 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	n := len(study.Trials)
 	switch {
 	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // a Run tries so many again: they may have been the points, after all
-		return End{}, nothingStarts(study, "each of the first %d servers died with the same words", n)
+		return End{}, diedAlike(study)
 	case s.unknown >= mostUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
 	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
 		return End{}, nothingStarts(study, "none of the first %d points is feasible", finished)
+	case finished >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // so few that the budget ended before SameWords
+		return End{}, diedAlike(study)
 	case finished >= s.Budget.Trials && finished > 0 && len(study.Present().Trials) == 0:
 		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the present one", Spent: true}, nil
 	case finished >= s.Budget.Trials:
@@ -170,6 +174,16 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 func nothingStarts(study studies.Study, format string, args ...any) error {
 	last := study.Trials[len(study.Trials)-1].Result
 	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
+}
+
+// diedAlike says that no server came up and that the flags made no difference.
+func diedAlike(study studies.Study) error {
+	n := len(study.Trials)
+	study.Trials[n-1].Result.Cause = serverctl.SameWords
+	if n == 1 {
+		return nothingStarts(study, "the only server died in its start")
+	}
+	return nothingStarts(study, "each of the first %d servers died with the same words", n)
 }
 
 // withRemedy adds what the user can do about a failure, where that is known.

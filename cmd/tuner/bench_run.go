@@ -136,9 +136,9 @@ func (b *benching) alive(ctx context.Context, s shot, run bench.Run) error {
 	if !run.Silent() || b.search == nil || b.sender != nil {
 		return nil
 	}
-	fmt.Fprintf(b.stderr, "%s: no token came; asking the server for one\n", s)
+	fmt.Fprintf(b.stderr, "%s: no request was completed; asking the server for two tokens\n", s)
 	if _, err := b.client.Preflight(ctx); err != nil {
-		return fmt.Errorf("%s: no token came, and then the server failed one request alone: %v; see its log", s, err)
+		return fmt.Errorf("%s: no request was completed, and then the server failed one request alone: %v; see its log", s, err)
 	}
 	return nil
 }
