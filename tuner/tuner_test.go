@@ -12,6 +12,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/studies"
@@ -156,6 +157,18 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 // Killed before any write, or after the last, and run again, a study measures the same points and finds the same answer; under the
 // reset protocol to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
+	resumesAfterKills(t, 5)
+}
+
+// TestResumeEqualsNoInterruptionAnywhere is killed at each write.
+func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
+	realtime.Only(t, "dozens of studies")
+	resumesAfterKills(t, 1)
+}
+
+// resumesAfterKills kills a study at its first write, its last, and every so many between.
+func resumesAfterKills(t *testing.T, every int) {
+	t.Helper()
 	whole := open(t, t.TempDir())
 	defer whole.Close()
 	counting := &killer{Store: whole}
@@ -164,6 +177,9 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	}
 	want := answers(t, whole)
 	for at := 1; at <= counting.writes; at++ {
+		if at%every != 0 && at != 1 && at != counting.writes {
+			continue
+		}
 		for _, after := range []bool{false, true} {
 			if after && at < counting.writes { // what is stored then is what is stored before the next
 				continue

@@ -9,6 +9,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
@@ -116,6 +117,7 @@ func TestTheErrorOfHeadroomIsThatBetweenWindows(t *testing.T) {
 }
 
 func TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed(t *testing.T) {
+	realtime.Only(t, "simulates 120 windows")
 	for _, q := range []queued{queues[0], queues[2]} {
 		for _, row := range []struct {
 			part        float64 // of what it serves

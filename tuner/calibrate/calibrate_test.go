@@ -178,6 +178,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 
 // The profile that a fit writes is a profile, with where each constant comes from.
 func TestFitWritesWhatItKnows(t *testing.T) {
+	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 60), configs[:4], 2, 4, 8, 12)
 	read, err := vllmsim.ParseProfile("my.yaml", []byte(got.Profile.Text()))
 	if err != nil {
@@ -210,6 +211,7 @@ func TestFitWritesWhatItKnows(t *testing.T) {
 
 // At low rates every step reads the weights and little else: the fixed time of a step and theirs show as one.
 func TestFitSaysWhatItCannotTellApart(t *testing.T) {
+	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
 	fixed, weights := change(t, got, "step.fixed"), change(t, got, "step.weights")
 	if fixed.Standing == Told || fixed.Standing == Held && !slices.Contains(fixed.With, "step.weights") {
