@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -194,9 +195,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	}
 	slices.Sort(snaps)
 	older := map[string][]byte{}
-	for name, content := range v.files {
-		older[name] = content
-	}
+	maps.Copy(older, v.files)
 	delete(older, "snap/CURRENT")
 	for len(snaps) > 0 { // each name begins with what orders them
 		v.answers = append(v.answers, r.read(t, v.lay(t, older)))
@@ -325,9 +324,7 @@ func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int,
 		at -= len(v.files[name])
 	}
 	harmed := map[string][]byte{}
-	for file, content := range v.files {
-		harmed[file] = content
-	}
+	maps.Copy(harmed, v.files)
 	content := slices.Clone(v.files[name])
 	for i := range min(n, len(content)-at) {
 		content[at+i] ^= byte(1 + random.IntN(255))

@@ -58,7 +58,7 @@ func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	if read == nil {
 		return
 	}
-	for _, document := range strings.Split(stdout, "\n---\n") {
+	for document := range strings.SplitSeq(stdout, "\n---\n") {
 		var v any
 		if err := read([]byte(document), &v); err != nil {
 			t.Errorf("%q: standard output is no %s: %v\n%s", args, args[i+1], err, stdout)

@@ -59,7 +59,7 @@ func terminalSize(w io.Writer) (width, height int, ok bool) {
 // sayLines writes a text of lines. On a terminal long ones are broken between words, but those that are indented, which show a place in a file.
 func sayLines(w io.Writer, text string) {
 	width := lineColumns(w)
-	for _, line := range strings.Split(text, "\n") {
+	for line := range strings.SplitSeq(text, "\n") {
 		if words.Width(line) <= width || strings.HasPrefix(line, " ") {
 			fmt.Fprintln(w, line)
 			continue
