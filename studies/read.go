@@ -66,7 +66,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 		if study, err = read(all[0]); err == nil {
 			return all[0], study, nil
 		}
-		err = fmt.Errorf("read %s: %w", filepath.Join(dir, all[0].file()), err)
+		err = all[0].unread(dir, err)
 		if gone(err) { // the next look finds the same
 			break
 		}
@@ -81,6 +81,18 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 		}
 	}
 	return snapshot{}, Study{}, err
+}
+
+// unread says why a snapshot could not be read. It names a file that is not there once, without the call that did not find it.
+func (n snapshot) unread(dir string, err error) error {
+	path := filepath.Join(dir, n.file())
+	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
+		err = of.Err
+		if of.Path != path {
+			err = fmt.Errorf("its base %s: %w", of.Path, of.Err)
+		}
+	}
+	return fmt.Errorf("read %s: %w", path, err)
 }
 
 // readSnapshots is how often one is looked for: while a reader opens the newest, three newer ones may be published and it be removed.

@@ -207,3 +207,34 @@ func TestAHugeCurrentIsNotReadWhole(t *testing.T) {
 		t.Errorf("%d bytes are read, and found are %v, %v; want %v", len(content), again, err, all)
 	}
 }
+
+// What somebody has removed is named once, in words and not by the call that did not find it.
+func TestAMissingSnapshotIsNamedOnce(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		part func(n snapshot) snapshot
+		want string // what the reader is told after the name of the snapshot
+	}{
+		{"itself", func(n snapshot) snapshot { return n }, ": no such file or directory"},
+		{"its base", snapshot.of, ": its base %s: no such file or directory"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := left(t)
+			all, err := snapshots(dir)
+			try(t, err)
+			if all[0].isBase() {
+				t.Fatalf("%s has no base", all[0].file())
+			}
+			removed := filepath.Join(dir, tt.part(all[0]).file())
+			try(t, os.Remove(removed))
+			said := strings.Replace(tt.want, "%s", removed, 1)
+			study, err := ReadSnapshot(dir)
+			if err != nil {
+				study.Behind = err.Error()
+			}
+			if want := "read " + filepath.Join(dir, all[0].file()) + said; !strings.HasPrefix(study.Behind, want) || strings.Contains(study.Behind, "stat ") {
+				t.Errorf("told %q, want %q", study.Behind, want)
+			}
+		})
+	}
+}
