@@ -59,7 +59,7 @@ func TestStudyFilesOfTheDocuments(t *testing.T) {
 	}
 	for _, b := range docBlocks(t) {
 		if b.language == "yaml" && strings.HasPrefix(b.text, "version: 1") {
-			try(filepath.Join(repo, "study.yaml"), b.text) // paths are as seen from the root
+			try(filepath.Join(repo, "study.yaml"), b.text) // paths are relative to the root
 		}
 	}
 	err := filepath.WalkDir(filepath.Join(repo, "docs", "examples"), func(path string, _ fs.DirEntry, err error) error {
