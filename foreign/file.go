@@ -63,7 +63,7 @@ func Open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// Read reads a file that the user named. The file at most maxBytes bytes. The error is a *FileError.
+// Read reads a file that the user named, of at most maxBytes bytes. The error is a *FileError.
 func Read(path string, maxBytes int64) ([]byte, error) {
 	file, err := Open(path)
 	if err != nil {
