@@ -205,7 +205,7 @@ func (d *decoder) checkSpace(f *File) {
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.NewWithDefaults(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
+	s, err := space.New(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
 	for _, e := range joinedErrors(err) {
 		definition, ok := errors.AsType[*space.DefinitionError](e)
 		switch {
