@@ -5,7 +5,7 @@ package deploy
 import "embed"
 
 // Manifests holds the YAML files for `kubectl apply -k`: the Job, the ConfigMap with its study file, the volumes, and the
-// kustomization. docs/kubernetes.md says what to change first.
+// kustomization. Change them first as docs/kubernetes.md says.
 //
 //go:embed *.yaml
 var Manifests embed.FS

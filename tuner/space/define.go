@@ -254,7 +254,7 @@ func DidYouMean(word string, names []string) string {
 	if best := Nearest(word, names); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}
-	return "known are " + strings.Join(names, ", ")
+	return "use one of " + strings.Join(names, ", ")
 }
 
 func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

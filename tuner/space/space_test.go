@@ -63,7 +63,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		{"a misspelt flag in a constraint", []Parameter{seqs}, []string{"max-num-seq > 3"},
 			`constraint 1: unknown flag "max-num-seq"; did you mean "max-num-seqs"?`},
 		{"a far word in a constraint", []Parameter{seqs}, []string{"max-num-seqs > elephants"},
-			`constraint 1: unknown flag "elephants"; known are max-num-seqs`},
+			`constraint 1: unknown flag "elephants"; use one of max-num-seqs`},
 		{"a value without quotes", []Parameter{{Name: "dtype", Kind: Categorical, Choices: []string{"auto", "half"}}}, []string{"dtype == half"},
 			`constraint 1: "half" is a value, not a flag; put it in quotes`},
 		{"a number compared with a word", []Parameter{seqs}, []string{`max-num-seqs > "auto"`},

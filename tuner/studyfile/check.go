@@ -37,7 +37,7 @@ func (d *decoder) checkNames(f *File) {
 		}
 	}
 	if strings.HasPrefix(f.Model, "-") || strings.ContainsAny(f.Model, " \t\n") {
-		d.failAt("model", "model %q is no Hugging Face id and no path; write one such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)
+		d.failAt("model", "model %q is neither a Hugging Face id nor a path; write one, such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)
 	}
 }
 
