@@ -14,7 +14,7 @@ import (
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -77,7 +77,7 @@ func smallSpace(t *testing.T) *space.Space {
 // study returns a small simulated study on the store.
 func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Study {
 	t.Helper()
-	profile, err := vllmsim.LoadProfile("small-fast")
+	profile, err := sim.LoadProfile("small-fast")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -125,7 +125,7 @@ func (p *plan) checkFlags(ctx context.Context, say say, askServer bool) error {
 		args = append(args[:len(args):len(args)], p.space.Args(point)...)
 	}
 	if s.Simulate != "" {
-		profile, err := vllmsim.LoadProfile(s.Simulate)
+		profile, err := sim.LoadProfile(s.Simulate)
 		if err != nil {
 			return err
 		}
@@ -135,7 +135,7 @@ func (p *plan) checkFlags(ctx context.Context, say say, askServer bool) error {
 		say("server", "%s, simulated", s.Simulate)
 		return nil
 	}
-	if refused := slices.Compact(vllmsim.RefusedValues(args)); len(refused) > 0 {
+	if refused := slices.Compact(sim.RefusedValues(args)); len(refused) > 0 {
 		return usage("%s: vLLM takes no such value: %s; mend it in server.args, server.current or parameters", p.file.Path, strings.Join(refused, "; "))
 	}
 	if !askServer {

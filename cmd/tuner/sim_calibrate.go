@@ -14,7 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/calibrate"
 	"vllmtuner/tuner/studyfile"
@@ -90,7 +90,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 		return err
 	}
 	text := result.Profile.Text()
-	if _, err := vllmsim.ParseProfile(path, []byte(text)); err != nil {
+	if _, err := sim.ParseProfile(path, []byte(text)); err != nil {
 		return fmt.Errorf("the calibrated profile is no profile: %w", err)
 	}
 	if err := writeNew(path, force, func(temp string) error { return os.WriteFile(temp, []byte(text), 0o644) }); err != nil {
@@ -150,7 +150,7 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	if was := study.World[dataset]; was != "" && world[dataset] != was {
 		return in, usage("%s is not what study %s was measured with: its contents changed; bring the old file back", file.WorkloadSpec().Path, study.Name)
 	}
-	profile, err := vllmsim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
+	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
 	if err != nil {
 		return in, usage("--from: %w", err)
 	}

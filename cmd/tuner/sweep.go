@@ -13,7 +13,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -294,8 +294,8 @@ func (s *sweeping) measuredAny() bool {
 }
 
 // profileOf is the simulated server's profile; nil of a real one.
-func (s *sweeping) profileOf() *vllmsim.Profile {
-	profile, err := vllmsim.LoadProfile(s.file.Server.Simulate)
+func (s *sweeping) profileOf() *sim.Profile {
+	profile, err := sim.LoadProfile(s.file.Server.Simulate)
 	if err != nil {
 		return nil
 	}

@@ -20,7 +20,7 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/proc"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/studies/logs"
 	"vllmtuner/studies/rights"
@@ -167,11 +167,11 @@ func (p *plan) checkServer() error {
 
 // checkSimulated finds a profile that is not there or wrong, and a search of what it does not model.
 func (p *plan) checkSimulated() error {
-	if _, err := vllmsim.LoadProfile(p.file.Server.Simulate); err != nil {
+	if _, err := sim.LoadProfile(p.file.Server.Simulate); err != nil {
 		return err
 	}
 	for _, parameter := range p.file.Parameters {
-		if parameter.Name != space.SpeculativeTokens && !vllmsim.Models(parameter.Name) {
+		if parameter.Name != space.SpeculativeTokens && !sim.Models(parameter.Name) {
 			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so that all its values measure the same; take it out, or search it on a real server",
 				p.file.Path, parameter.Name, parameter.Name)
 		}
@@ -188,7 +188,7 @@ func (p *plan) ignored() []string {
 	var names []string
 	for _, flag := range flags {
 		name := flag.Base()
-		if vllmsim.Ignores(name) && !slices.Contains(names, "--"+name) {
+		if sim.Ignores(name) && !slices.Contains(names, "--"+name) {
 			names = append(names, "--"+name)
 		}
 	}
@@ -313,7 +313,7 @@ func (p *plan) needsITL() bool { return p.itl || p.file.SLO().NeedsITL() }
 // start returns what starts the study's servers.
 func (p *plan) start(dir string) (trial.Start, error) {
 	if name := p.file.Server.Simulate; name != "" {
-		profile, err := vllmsim.LoadProfile(name)
+		profile, err := sim.LoadProfile(name)
 		if err != nil {
 			return nil, err
 		}
