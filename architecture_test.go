@@ -24,7 +24,7 @@ var rooms = map[string]int{
 	"foreign":               0,
 	"studies/rights":        0,
 	"realtime":              1,
-	"words":                 1,
+	"render":                1,
 	"tuner/space":           1,
 	"bench/workload":        1,
 	"serverctl/proc":        1,
