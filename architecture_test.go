@@ -25,7 +25,7 @@ var rooms = map[string]int{
 	"studies/rights":        0,
 	"tuner/space":           0,
 	"realtime":              1,
-	"words":                 1,
+	"render":                1,
 	"bench/workload":        1,
 	"serverctl/proc":        1,
 	"serverctl/gpu":         1,

@@ -13,8 +13,8 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
-	"vllmtuner/words"
 )
 
 const (
@@ -72,7 +72,7 @@ func (m *measuring) surviveWorstCase(ctx context.Context) error {
 	}
 	requests := m.worstCase()
 	longest, shortest := promptTokens(&requests[0]), promptTokens(&requests[len(requests)-1])
-	what := fmt.Sprintf("%s at once with prompts of %d to %d tokens", words.Count(len(requests), "request"), shortest, longest)
+	what := fmt.Sprintf("%s at once with prompts of %d to %d tokens", render.Count(len(requests), "request"), shortest, longest)
 	m.progress("worst case: %s", what)
 	endSeries := m.server.Observe(time.Now())
 	before := m.result.GPUTime

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 // A Store keeps the study. What it has acknowledged survives a kill.
@@ -166,7 +166,7 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	case finished >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
 	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
-		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", words.Span(s.Budget.GPUTime), words.Count(finished, "trial")), Spent: true}, nil
+		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(finished, "trial")), Spent: true}, nil
 	}
 	return End{}, nil
 }

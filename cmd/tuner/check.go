@@ -12,13 +12,13 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func checkCommand(finish <-chan struct{}) *cli.Command {
@@ -66,7 +66,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("study file", "%s, %s, SLO %s", file.Path, words.Count(len(file.Parameters), "parameter"), file.SLO())
+	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO())
 	say("workload", "%s", p.source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
@@ -200,7 +200,7 @@ func (p *plan) checkBudget() error {
 	least, limit := f.SLO().LeastRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than a single probe takes: %s for %d requests (a verdict on %s takes %d), and a trial takes about %d; "+
 		"raise it, lower probe.min_requests or probe.seconds, or take a lower percentile",
-		f.Path, words.Span(f.Budget.GPUTime), words.Span(probe), p.requests(), limit, least, usualProbes)
+		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.requests(), limit, least, usualProbes)
 }
 
 // window is how long a probe counts at the rate where the search begins.
@@ -214,14 +214,14 @@ func (p *plan) printPlan(w io.Writer) {
 	window := p.window()
 	each := usualStart + usualProbes*(f.Probe.LeadIn+window)
 	fmt.Fprintf(w, "plan: %s by %s, cache %s, window %s; about %s a trial, %s in all",
-		words.Count(f.Budget.Trials, "trial"), f.Sampler.Name, f.Protocol(p.source.Len() == 0), words.Span(window), words.Span(each), words.Span(each*time.Duration(f.Budget.Trials)))
+		render.Count(f.Budget.Trials, "trial"), f.Sampler.Name, f.Protocol(p.source.Len() == 0), render.Span(window), render.Span(each), render.Span(each*time.Duration(f.Budget.Trials)))
 	if f.Budget.GPUTime > 0 {
-		fmt.Fprintf(w, " (GPU time ends at %s)", words.Span(f.Budget.GPUTime))
+		fmt.Fprintf(w, " (GPU time ends at %s)", render.Span(f.Budget.GPUTime))
 	}
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		most := usualStart + time.Duration(f.Probe.MaxProbes)*(f.Probe.LeadIn+window)
 		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for %d probes at most, about %s; "+
-			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, words.Span(most)), "  "))
+			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, render.Span(most)), "  "))
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/weights"
-	"vllmtuner/words"
 )
 
 // nearModel brings the model's weights near before the first server starts: into a copy on a local disk where the study wants one,
@@ -37,7 +37,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 			return fmt.Errorf("%s: server.model_copy: %w", p.file.Path, err)
 		}
 		if report.Skipped == "" {
-			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, words.Span(report.Took))
+			fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(where), path, render.Span(report.Took))
 		}
 		p.model = path
 		if info, err := os.Stat(p.file.Model); err == nil && !info.IsDir() { // a GGUF file: its folder was copied
@@ -55,7 +55,7 @@ func (p *plan) nearModel(ctx context.Context, w io.Writer) error {
 	case report.Skipped != "" && report.NowResident < report.Bytes:
 		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
 	case report.Read > 0:
-		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), words.Span(report.Took))
+		fmt.Fprintf(w, "read %.1f GiB of weights into the page cache in %s\n", float64(report.Read)/(1<<30), render.Span(report.Took))
 	}
 	return nil
 }

@@ -7,9 +7,9 @@ import (
 	"fmt"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/weights"
 	"vllmtuner/studies"
-	"vllmtuner/words"
 )
 
 // say is told what is well. Under the word warning it is told what is not as it should be.
@@ -54,7 +54,7 @@ func (p *plan) checkWeights(_ context.Context, say say) error {
 			return usageError{fmt.Errorf("%s: server.model_copy: %w", p.file.Path, err)}
 		}
 	}
-	say("model", "%s of weights in %s", words.Count(len(files), "file"), where)
+	say("model", "%s of weights in %s", render.Count(len(files), "file"), where)
 	return nil
 }
 

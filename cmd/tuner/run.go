@@ -13,12 +13,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/tuner"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func runCommand(finish <-chan struct{}) *cli.Command {
@@ -133,7 +133,7 @@ func (o runOptions) ready(ctx context.Context, plan *plan, store *studies.Store)
 		return nil, nil, err
 	}
 	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left behind\n", words.Count(left, "process"))
+		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left behind\n", render.Count(left, "process"))
 	}
 	before, err := store.History()
 	if err != nil {

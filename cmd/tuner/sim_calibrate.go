@@ -14,11 +14,11 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/calibrate"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // usualProfile is where a calibration begins whose study was not simulated.
@@ -173,7 +173,7 @@ func newReplayProgress(w io.Writer) *replayProgress {
 // tell is told after each replay; most is how many there may be in all.
 func (p *replayProgress) tell(done, most int) {
 	left := time.Since(p.began) / time.Duration(done) * time.Duration(most-done)
-	now := stage{words.Done(done, most, "replay"), float64(done) / float64(most), after(left), ""}
+	now := stage{render.Done(done, most, "replay"), float64(done) / float64(most), after(left), ""}
 	switch {
 	case p.live != nil:
 		p.live.show(now)

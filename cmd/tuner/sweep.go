@@ -13,12 +13,12 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func sweepCommand(finish <-chan struct{}) *cli.Command {
@@ -230,7 +230,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 		return err
 	}
 	if left > 0 {
-		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", words.Count(left, "process"))
+		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", render.Count(left, "process"))
 	}
 	err = s.checkMachine(ctx, func(what, format string, args ...any) {
 		if what == warning {
@@ -320,9 +320,9 @@ func (s *sweeping) writePlan(w io.Writer) error {
 	switch {
 	case s.closed():
 		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
-			words.Count(len(s.configs), "config"), words.Span(s.startsIn()), words.Count(s.sweep.Requests, "request"), words.Count(len(s.sweep.Levels), "concurrency"))
+			render.Count(len(s.configs), "config"), render.Span(s.startsIn()), render.Count(s.sweep.Requests, "request"), render.Count(len(s.sweep.Levels), "concurrency"))
 	default:
-		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", words.Count(len(s.configs), "config"), words.Span(each), words.Span(all))
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.configs), "config"), render.Span(each), render.Span(all))
 	}
 	if s.file.Server.Simulate != "" {
 		t.WriteString("simulated: all of it in seconds\n")

@@ -1,5 +1,5 @@
-// Package words writes counts, spans of time, shares and lines as people read them. It never decides what is said.
-package words
+// Package render writes counts, spans of time, shares and lines as people read them. It never decides what is said.
+package render
 
 import (
 	"fmt"
