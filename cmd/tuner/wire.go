@@ -27,6 +27,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/simload"
+	"vllmtuner/trial/vllmserve"
 	"vllmtuner/tuner"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
@@ -370,9 +371,9 @@ func (p *plan) startServer(ctx context.Context, dir string, launch trial.Launch)
 	if p.file.Load.Driver != studyfile.VLLMBench {
 		return logged, client, nil
 	}
-	load := &vllmBench{command: p.file.Load.Command, client: client, tokenizer: p.model, dir: dir, log: log, burstiness: p.file.Load.Burstiness}
+	load := &vllmserve.Load{Command: p.file.Load.Command, Client: client, Tokenizer: p.model, Dir: dir, Log: log, Burstiness: p.file.Load.Burstiness}
 	for name, value := range p.env {
-		load.env = append(load.env, name+"="+value)
+		load.Env = append(load.Env, name+"="+value)
 	}
 	return logged, load, nil
 }
