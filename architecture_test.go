@@ -40,6 +40,7 @@ var rooms = map[string]int{
 	"bench":                    2,
 	"bench/truth":              2,
 	"serverctl":                2,
+	"serverctl/doctor":         2,
 	"serverctl/vllmsim":        2,
 	"trial/slo":                3,
 	"trial/capacity":           3,

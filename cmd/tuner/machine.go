@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/tuner/studyfile"
@@ -28,9 +29,6 @@ func gpuSource(s studyfile.Server) gpu.Source {
 
 // warning is what is said of something that works, with less than is wanted.
 const warning = "warning"
-
-// usualStreams is how many requests may be in flight in a study: an H200 carries a few hundred.
-const usualStreams = 1024
 
 // checkMachine holds what the machine lets us use against what the study's server and its load ask for. say is told what is
 // well, and what is not as it should be; what would make every figure wrong is an error.
@@ -62,7 +60,7 @@ func (p *plan) checkMachine(ctx context.Context, say say) error {
 
 // need is what the study asks of a machine. A sweep says itself how many requests are in flight.
 func (p *plan) need(gpus int) host.Need {
-	need := host.Need{GPUs: gpus, GeneratorCores: 1, Streams: usualStreams}
+	need := host.Need{GPUs: gpus, GeneratorCores: 1, Streams: host.DefaultStreams}
 	if sweep := p.file.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
 		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
 	}
@@ -125,14 +123,12 @@ func (p *plan) checkGPUs(ctx context.Context, say say) (int, error) {
 			used = fmt.Sprintf(", %.1f of %.1f GiB in use", *g.UsedMiB/1024, *g.TotalMiB/1024)
 		}
 		say("gpu", "%d: %s, driver %s%s", g.Index, g.Name, g.Driver, used)
-		if isHeld(g) {
+		if doctor.InUse(g) {
 			say(warning, "GPU %d is not free%s: the server would die of that, or have a smaller cache; see `tuner doctor` for who holds it", g.Index, used)
 		}
 	}
 	return len(own), nil
 }
-
-func isHeld(g gpu.GPU) bool { return g.UsedMiB != nil && *g.UsedMiB > foreignMiB }
 
 // lookup finds a variable in the environment that the server gets.
 func (p *plan) lookup(name string) (string, bool) {
