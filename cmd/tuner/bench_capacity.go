@@ -18,6 +18,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -100,7 +101,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		most = 200
 	}
 	b.search = &capacitySearch{margin: margin, prime: !b.resetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: max(hint/least, leastRate), Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
+		Hint: hint, Min: max(hint/least, leastRate), Max: highest, Factor: plan.Gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
 	}}
 	if err := b.checkEnough(); err != nil {
 		return err

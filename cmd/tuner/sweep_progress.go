@@ -45,7 +45,7 @@ func (p *sweepProgress) step(step string) {
 // probed is told of a measured load.
 func (p *sweepProgress) probed(c *sweptConfig, probe trial.Probe) {
 	p.loads++
-	if p.s.file.Server.Simulate != "" {
+	if p.s.File.Server.Simulate != "" {
 		return
 	}
 	left := render.Left(p.left())
@@ -68,7 +68,7 @@ func (p *sweepProgress) ended(c *sweptConfig) {
 func (p *sweepProgress) left() time.Duration {
 	all := len(p.s.configs) * len(p.s.sweep.Levels)
 	switch {
-	case p.s.file.Server.Simulate != "" || p.loads == all || p.s.closed() && p.loads == 0:
+	case p.s.File.Server.Simulate != "" || p.loads == all || p.s.closed() && p.loads == 0:
 		return 0
 	case p.s.closed():
 		return time.Since(p.began) / time.Duration(p.loads) * time.Duration(all-p.loads)

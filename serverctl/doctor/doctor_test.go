@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"vllmtuner/serverctl/host"
 )
 
-// A fixedSource says the same each time.
+// A fixedSource gives the same answer each time.
 type fixedSource struct {
 	gpus []gpu.GPU
 	err  error
@@ -24,7 +24,7 @@ func (s fixedSource) Query(context.Context) (gpu.Reading, error) {
 	return gpu.Reading{GPUs: s.gpus}, s.err
 }
 
-// h200 is one that has been idle since its driver was loaded.
+// h200 has been idle since its driver was loaded.
 func h200(index int) gpu.GPU {
 	return gpu.GPU{
 		Index: index, UUID: fmt.Sprintf("GPU-5ab4ffcb-1234-1234-1234-00000000000%d", index), Name: "NVIDIA H200", Driver: "580.173.02",
@@ -33,7 +33,7 @@ func h200(index int) gpu.GPU {
 	}
 }
 
-// gpuPod is what a pod with limits of cpus and 96 GiB has.
+// gpuPod is a pod with limits of 96 GiB and so many CPUs.
 func gpuPod(cpus float64) host.Machine {
 	files, memory, processes := int64(1048575), int64(8<<20), int64(8255000)
 	return host.Machine{
@@ -49,8 +49,8 @@ func gpuPod(cpus float64) host.Machine {
 
 func unset(string) (string, bool) { return "", false }
 
-// The texts in testdata/doctor are what people see, so they are read before they are changed (UPDATE_SCRIPTS=1).
-func TestDoctorText(t *testing.T) {
+// People see the texts in testdata. Read the diff after UPDATE_SCRIPTS=1.
+func TestText(t *testing.T) {
 	busy, lost, divided := h200(1), h200(2), h200(3)
 	busy.UsedMiB, busy.FreeMiB, busy.Throttle = new(129000.0), new(14158.0), []string{gpu.ThrottlePowerCap, gpu.ThrottleHardwareThermal}
 	lost.FreeMiB, lost.UsedMiB, lost.Unsaid = nil, nil, map[string]string{"memory.used": "[GPU is lost]"}
@@ -76,19 +76,19 @@ func TestDoctorText(t *testing.T) {
 		{"driver_not_needed", fixedSource{err: &gpu.Failure{Doing: "ask nvidia-smi", Why: "signal: killed"}}, gpuPod(8), 0, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			d := &doctor{Need: host.Need{GPUs: row.gpus, GeneratorCores: 1, Streams: 1024}, source: row.source}
-			d.GPUs.Source = "nvidia-smi"
-			d.examine(t.Context(), row.machine, unset)
-			if d.Ready != row.ready {
-				t.Errorf("ready is %v, want %v", d.Ready, row.ready)
+			r := Examine(t.Context(), Examination{
+				Need: host.Need{GPUs: row.gpus, GeneratorCores: 1, Streams: 1024}, Source: row.source, SourceName: "nvidia-smi", Machine: row.machine, Lookup: unset,
+			})
+			if r.Ready != row.ready {
+				t.Errorf("ready is %v, want %v", r.Ready, row.ready)
 			}
-			got := d.text()
+			got := r.Text()
 			for line := range strings.Lines(got) {
 				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 					t.Errorf("a line of %d columns: %s", n, line)
 				}
 			}
-			golden := filepath.Join("testdata", "doctor", row.name+".txt")
+			golden := filepath.Join("testdata", row.name+".txt")
 			if os.Getenv("UPDATE_SCRIPTS") != "" {
 				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -105,19 +105,22 @@ func TestDoctorText(t *testing.T) {
 	}
 }
 
-func TestDoctorShowsWhatTheServerWillSee(t *testing.T) {
-	d := &doctor{Need: host.Need{GPUs: -1, GeneratorCores: 1}, source: fixedSource{gpus: []gpu.GPU{h200(0), h200(1)}}}
-	d.examine(t.Context(), gpuPod(8), func(name string) (string, bool) { return "1", name == "CUDA_VISIBLE_DEVICES" })
-	if len(d.GPUs.List) != 1 || d.GPUs.List[0].Index != 1 || d.GPUs.Hidden != 1 || d.Need.GPUs != 1 {
-		t.Errorf("the GPUs are %+v, needed %d; want GPU 1 alone", d.GPUs, d.Need.GPUs)
+func TestExamineListsTheGPUsThatTheServerWillSee(t *testing.T) {
+	r := Examine(t.Context(), Examination{
+		Need: host.Need{GPUs: -1, GeneratorCores: 1}, Source: fixedSource{gpus: []gpu.GPU{h200(0), h200(1)}}, Machine: gpuPod(8),
+		Lookup: func(name string) (string, bool) { return "1", name == "CUDA_VISIBLE_DEVICES" },
+	})
+	if len(r.GPUs.List) != 1 || r.GPUs.List[0].Index != 1 || r.GPUs.Hidden != 1 || r.Need.GPUs != 1 {
+		t.Errorf("the GPUs are %+v, needed %d; want GPU 1 alone", r.GPUs, r.Need.GPUs)
 	}
 }
 
-func TestDoctorEndsWithItsContext(t *testing.T) {
+func TestExamineReportsAnInterruptedSource(t *testing.T) {
 	why := errors.New("interrupted")
-	d := &doctor{Need: host.Need{GPUs: -1}, source: fixedSource{err: fmt.Errorf("ask nvidia-smi: %w", why)}}
-	d.examine(t.Context(), gpuPod(8), unset)
-	if d.Ready || !strings.Contains(d.text(), "not known: ask nvidia-smi: interrupted") {
-		t.Errorf("the report is %s", d.text())
+	r := Examine(t.Context(), Examination{
+		Need: host.Need{GPUs: -1}, Source: fixedSource{err: fmt.Errorf("ask nvidia-smi: %w", why)}, Machine: gpuPod(8), Lookup: unset,
+	})
+	if r.Ready || !strings.Contains(r.Text(), "not known: ask nvidia-smi: interrupted") {
+		t.Errorf("the report is %s", r.Text())
 	}
 }

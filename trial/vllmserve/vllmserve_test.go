@@ -1,9 +1,7 @@
-package main
+package vllmserve
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -17,112 +15,25 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/proc"
 	"vllmtuner/trial/slo"
+	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
-// fakeVLLM is a vllm whose bench serve sends nothing and writes what FAKE_VLLM says, in the layout of 0.14.1.
-func fakeVLLM() {
-	how := os.Getenv("FAKE_VLLM")
-	fmt.Println("Namespace(backend='openai')")
-	option := func(name string) string {
-		at := slices.Index(os.Args, name)
-		if at < 0 || at+1 == len(os.Args) {
-			fmt.Fprintln(os.Stderr, "error: missing", name)
-			os.Exit(2)
-		}
-		return os.Args[at+1]
-	}
-	if log := os.Getenv("FAKE_VLLM_ARGS"); log != "" {
-		f, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-		if err == nil {
-			fmt.Fprintln(f, strings.Join(os.Args[1:], " "))
-			f.Close()
-		}
-	}
-	result := filepath.Join(option("--result-dir"), option("--result-filename"))
-	text := fakeResult(option("--dataset-path"), how)
-	switch how {
-	case "crash":
-		fmt.Fprintln(os.Stderr, "Traceback (most recent call last):\nValueError: tokenizer not found")
-		os.Exit(1)
-	case "pandas":
-		fmt.Fprintln(os.Stderr, "ModuleNotFoundError: No module named 'pandas'")
-		os.Exit(1)
-	case "hang":
-		time.Sleep(time.Hour)
-	case "nothing":
+func TestMain(m *testing.M) {
+	proc.Main()
+	if os.Getenv("FAKE_VLLM") != "" {
+		fakevllm.Main()
 		return
-	case "garbage":
-		text = "{\"completed\": oops"
 	}
-	if err := os.WriteFile(result, []byte(text), 0o644); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	os.Exit(m.Run())
 }
 
-// fakeResult answers each row with a TTFT of 50 ms and a TPOT of 10 ms.
-func fakeResult(data, how string) string {
-	var inputs, outputs []int
-	var ttfts []float64
-	var itls [][]float64
-	var problems []string
-	f, err := os.Open(data)
-	if err != nil {
-		return err.Error()
-	}
-	defer f.Close()
-	in := bufio.NewScanner(f)
-	for i := 0; in.Scan(); i++ {
-		var row struct {
-			Prompt string `json:"prompt"`
-			Tokens int    `json:"output_tokens"`
-		}
-		if err := json.Unmarshal(in.Bytes(), &row); err != nil || row.Prompt == "" || how == "short" && i > 0 {
-			continue
-		}
-		problem := ""
-		if how == "failed" || how == "some" && i%10 == 0 {
-			problem = "Service Unavailable"
-		}
-		inputs, problems = append(inputs, len(strings.Fields(row.Prompt))), append(problems, problem)
-		if problem != "" {
-			outputs, ttfts, itls = append(outputs, 0), append(ttfts, 0), append(itls, []float64{})
-			continue
-		}
-		if how == "cut" {
-			row.Tokens--
-		}
-		outputs, ttfts, itls = append(outputs, row.Tokens), append(ttfts, 0.05), append(itls, slices.Repeat([]float64{0.01}, row.Tokens-1))
-	}
-	n, failed := len(inputs), 0
-	for _, p := range problems {
-		failed += min(1, len(p))
-	}
-	result := map[string]any{
-		"date": "20260101-000000", "backend": "openai", "endpoint_type": "openai", "label": nil, "model_id": "m", "tokenizer_id": "m",
-		"num_prompts": n, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": nil, "duration": 3.0, "completed": n - failed,
-		"failed": failed, "total_input_tokens": 8 * n, "total_output_tokens": 8 * (n - failed), "request_throughput": 2.0, "request_goodput": nil,
-		"output_throughput": 16.0, "total_token_throughput": 32.0, "max_output_tokens_per_s": 20.0, "max_concurrent_requests": 3,
-		"input_lens": inputs, "output_lens": outputs, "ttfts": ttfts, "itls": itls, "errors": problems, "generated_texts": make([]string, n),
-	}
-	for _, metric := range []string{"ttft", "tpot", "itl", "e2el"} {
-		for _, name := range []string{"mean_%s_ms", "median_%s_ms", "std_%s_ms", "p50_%s_ms", "p90_%s_ms", "p95_%s_ms", "p99_%s_ms", "p99.9_%s_ms"} {
-			result[fmt.Sprintf(name, metric)] = 0.0
-		}
-	}
-	text, err := json.Marshal(result)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
-
-// fakeLoad is the driver with the fake command.
-func fakeLoad(t *testing.T, how string) *vllmBench {
-	return &vllmBench{
-		command: []string{"fake-vllm", "bench", "serve"}, env: []string{"FAKE_VLLM=" + how}, dir: t.TempDir(), tokenizer: "some/model",
-		client: &bench.Client{URL: "http://127.0.0.1:1", Model: "served", APIKey: "sk-secret"},
+// fakeLoad runs the test binary as vllm.
+func fakeLoad(t *testing.T, how string) *Load {
+	return &Load{
+		Command: []string{os.Args[0], "bench", "serve"}, Env: []string{"FAKE_VLLM=" + how}, Dir: t.TempDir(), Tokenizer: "some/model",
+		Client: &bench.Client{URL: "http://127.0.0.1:1", Model: "served", APIKey: "sk-secret"},
 	}
 }
 
@@ -132,7 +43,7 @@ func textPlan(t *testing.T) workload.Plan {
 	path := filepath.Join(t.TempDir(), "data.jsonl")
 	var rows strings.Builder
 	for i := range 20 {
-		fmt.Fprintf(&rows, `{"prompt": "tell me of \"%d\"", "output_tokens": %d}`+"\n", i, 5+i)
+		fmt.Fprintf(&rows, `{"prompt": "tell me about \"%d\"", "output_tokens": %d}`+"\n", i, 5+i)
 	}
 	if err := os.WriteFile(path, []byte(rows.String()), 0o644); err != nil {
 		t.Fatal(err)
@@ -144,10 +55,10 @@ func textPlan(t *testing.T) workload.Plan {
 	return workload.Plan{Source: source, Seed: 1, Rate: 0.5, LeadIn: 10 * time.Second, Window: 60 * time.Second, MinRequests: 20}
 }
 
-func TestVLLMBenchGivesTheSameKindOfProbe(t *testing.T) {
+func TestLoadGivesTheSameKindOfProbe(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "args")
 	load, plan := fakeLoad(t, "good"), textPlan(t)
-	load.env = append(load.env, "FAKE_VLLM_ARGS="+log)
+	load.Env = append(load.Env, "FAKE_VLLM_ARGS="+log)
 	run, err := load.Run(t.Context(), plan.Schedule(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +78,7 @@ func TestVLLMBenchGivesTheSameKindOfProbe(t *testing.T) {
 		t.Errorf("the verdict is %+v", v)
 	}
 	checkCalls(t, log, n, drawn)
-	if left, _ := filepath.Glob(filepath.Join(load.dir, "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(load.Dir, "*")); len(left) > 0 {
 		t.Errorf("%v are left behind", left)
 	}
 }
@@ -198,7 +109,7 @@ func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 	}
 }
 
-func TestVLLMBenchFailures(t *testing.T) {
+func TestLoadFailures(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}}
 	for _, row := range []struct {
 		how, says string // of the error, or else of the verdict
@@ -207,7 +118,7 @@ func TestVLLMBenchFailures(t *testing.T) {
 		{"crash", "ValueError: tokenizer not found", true},
 		{"pandas", "exit status 1 for lack of a package; install them with pip install 'vllm[bench]'", true},
 		{"nothing", "ended well and wrote no result", true},
-		{"garbage", "read the result of fake-vllm bench serve", true},
+		{"garbage", "read the result of ", true},
 		{"short", "wrote a result of 1 requests", true},
 		{"failed", "no request was completed", false},
 		{"some", "requests failed, 0 % may", false},
@@ -217,7 +128,7 @@ func TestVLLMBenchFailures(t *testing.T) {
 		load, plan := fakeLoad(t, row.how), textPlan(t)
 		plan.LeadIn = 0
 		if row.how == "hang" {
-			load.limit = 300 * time.Millisecond
+			load.Limit = 300 * time.Millisecond
 		}
 		run, err := load.Run(t.Context(), plan.Schedule(), nil)
 		n, _ := plan.Counted()
@@ -234,7 +145,7 @@ func TestVLLMBenchFailures(t *testing.T) {
 	}
 }
 
-func TestVLLMBenchEndsWithItsContext(t *testing.T) {
+func TestLoadEndsWithItsContext(t *testing.T) {
 	died := errors.New("the server died")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(300*time.Millisecond, func() { cancel(died) })
@@ -245,7 +156,7 @@ func TestVLLMBenchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestVLLMBenchRefusesWhatItCannotSay(t *testing.T) {
+func TestLoadRefusesWhatItCannotSay(t *testing.T) {
 	load := fakeLoad(t, "good")
 	chat := &workload.Request{OutputTokens: 1, Messages: []workload.Message{{Role: "system", Content: "a"}, {Role: "user", Content: "b"}}}
 	for _, row := range []struct {

@@ -1,7 +1,6 @@
-package main
+package plan
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -15,17 +14,20 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// imageVariable is where a pod says what image its containers run: none can find that out by itself.
+// imageVariable names the image of a pod's containers. A container cannot find that out by itself.
 const imageVariable = "TUNER_IMAGE"
 
-// begin is what the study begins with, or goes on with, on this machine, which was looked at before.
-func (p *plan) begin(ctx context.Context) (studies.New, error) {
-	world, err := p.world()
+// Dataset is the key of the dataset's hash in a World.
+const Dataset = "dataset sha256"
+
+// Begin is what a study begins with, or must match to continue, on this machine. It knows the GPUs only after CheckMachine.
+func (p *Plan) Begin(version string) (studies.New, error) {
+	world, err := p.World()
 	if err != nil {
 		return studies.New{}, err
 	}
 	study := studies.New{
-		Name: p.file.Name, Seed: p.file.Sampler.Seed, File: p.file.Text, World: world, Final: []string{studyfile.SLOKey},
+		Name: p.File.Name, Seed: p.File.Sampler.Seed, File: p.File.Text, World: world, Final: []string{studyfile.SLOKey},
 		Found: map[string]string{}, Noted: map[string]string{"tuner": version},
 	}
 	if host, err := os.Hostname(); err == nil {
@@ -34,18 +36,18 @@ func (p *plan) begin(ctx context.Context) (studies.New, error) {
 	if image := os.Getenv(imageVariable); image != "" {
 		study.Found["image"] = image
 	}
-	if len(p.gpus) > 0 {
+	if len(p.GPUs) > 0 {
 		study.Found["gpu"] = p.gpuNames()
-		study.Noted["driver"] = p.gpus[0].Driver
+		study.Noted["driver"] = p.GPUs[0].Driver
 	}
-	return study, ctx.Err()
+	return study, nil
 }
 
-// gpuNames says what GPUs the server will use, such as "2 × NVIDIA H200". Which ones of a kind they are does not matter.
-func (p *plan) gpuNames() string {
+// gpuNames names the GPUs that the server will use, such as "2 × NVIDIA H200". Which ones of a kind they are does not matter.
+func (p *Plan) gpuNames() string {
 	counts := map[string]int{}
 	var names []string
-	for _, g := range p.gpus {
+	for _, g := range p.GPUs {
 		name := g.Name
 		if g.MIG != "" {
 			profile, _, _ := strings.Cut(g.MIG, " #")
@@ -62,10 +64,10 @@ func (p *plan) gpuNames() string {
 	return strings.Join(names, "; ")
 }
 
-// world is what must not change while the study goes on: what the file says, and what is in the dataset.
-func (p *plan) world() (map[string]string, error) {
-	world := p.file.World()
-	path := p.file.WorkloadSpec().Path
+// World is what must not change while the study goes on: the file's settings and the contents of the dataset.
+func (p *Plan) World() (map[string]string, error) {
+	world := p.File.World()
+	path := p.File.WorkloadSpec().Path
 	if path == "" {
 		return world, nil
 	}
@@ -78,6 +80,6 @@ func (p *plan) world() (map[string]string, error) {
 	if _, err := io.Copy(hash, f); err != nil {
 		return nil, fmt.Errorf("read the dataset: %w", err)
 	}
-	world["dataset sha256"] = hex.EncodeToString(hash.Sum(nil))
+	world[Dataset] = hex.EncodeToString(hash.Sum(nil))
 	return world, nil
 }
