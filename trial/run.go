@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// ErrInterrupted is returned by Run when the Runner was told to finish: what was recorded stands, the rest is to be done.
+// ErrInterrupted is returned by Run when it was told to finish: what was recorded stands, the rest is to be done.
 var ErrInterrupted = errors.New("interrupted between two probes")
 
 // Lengths are how long a probe is.
@@ -47,12 +47,7 @@ type Runner struct {
 
 	WorstCase bool // a server that was measured must survive the largest load that it admits
 
-	Accept   func(serverctl.Facts) error // asked when a server is ready; its error ends the trial and is Run's; nil accepts any
-	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted
-	Progress func(step string)           // told what begins now; nil means silent
-
-	weigher    *workload.Weigher    // of Source; nil until it is wanted
-	population *capacity.Population // likewise
+	inLongRun *longRun // of Source; nil until it is wanted
 }
 
 // A Task is one trial to run.
@@ -66,6 +61,10 @@ type Task struct {
 	// measured again.
 	Attempt int
 	Record  func(Probe) error
+
+	Accept   func(serverctl.Facts) error // asked when the server is ready; its error ends the trial and is Run's; nil accepts any
+	Progress func(step string)           // told what begins now; nil means silent
+	Finish   <-chan struct{}             // closed: finish the probe at hand, if there is one, then return ErrInterrupted
 }
 
 // Run measures one point. A server that fails is a result; an error is something that no other point would cure, or the
@@ -76,7 +75,7 @@ func (r *Runner) Run(ctx context.Context, task Task) (Result, error) {
 
 // onServer starts the task's server, measures with it, and ends it.
 func (r *Runner) onServer(ctx context.Context, task Task, measure func(*measuring, context.Context) (capacity.Capacity, error)) (result Result, err error) {
-	r.progress("starting the server")
+	task.progress("starting the server")
 	result = Result{Notes: slices.Clone(r.Marks), Facts: serverctl.Facts{Simulated: r.Simulated}}
 	began := time.Now()
 	server, load, err := r.startServer(ctx, task)
@@ -108,9 +107,9 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(*measurin
 
 // startServer starts the trial's server. A start is worth nothing half done, so an orderly end does not wait for it.
 func (r *Runner) startServer(ctx context.Context, task Task) (Server, Load, error) {
-	ctx, stop := until(ctx, r.Finish, func() error { return ErrInterrupted })
+	ctx, stop := until(ctx, task.Finish, func() error { return ErrInterrupted })
 	defer stop()
-	server, load, err := r.Start(ctx, Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { r.progress("%s", step) }})
+	server, load, err := r.Start(ctx, Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { task.progress("%s", step) }})
 	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
 		return nil, nil, ErrInterrupted
 	}
@@ -164,9 +163,9 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 	return result, nil
 }
 
-func (r *Runner) progress(format string, args ...any) {
-	if r.Progress != nil {
-		r.Progress(fmt.Sprintf(format, args...))
+func (t Task) progress(format string, args ...any) {
+	if t.Progress != nil {
+		t.Progress(fmt.Sprintf(format, args...))
 	}
 }
 
@@ -245,7 +244,7 @@ func (m *measuring) known() (steps []capacity.Step, err error) {
 // search is the Runner's search from where this trial begins it.
 func (m *measuring) search(known []capacity.Step) capacity.Search {
 	search := m.Search
-	search.Known, search.Population = known, m.longRun()
+	search.Known, search.Population = known, m.longRun().population
 	search.Cost = m.cost
 	search.Plan = func(f capacity.Forecast) {
 		m.whole = f.Probes > 0
@@ -323,7 +322,7 @@ func (m *measuring) probe(ctx context.Context, rate float64) (capacity.Outcome, 
 func (m *measuring) outcome(p Probe) capacity.Outcome {
 	o := outcome(p)
 	plan := m.plan(m.drawOf(p.Seq, p.Replaced > 0), p.Rate)
-	o.Evidence = EvidenceOf(plan.Schedule(), m.weigh(), p.Rate, plan.Draw, m.SLO, p.Verdict)
+	o.Evidence = EvidenceOf(plan.Schedule(), m.longRun().weigher, p.Rate, plan.Draw, m.SLO, p.Verdict)
 	return o
 }
 
@@ -345,20 +344,20 @@ func Passed(v slo.Verdict, m bench.Measurement) bool {
 	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= mostBehind*m.Window.Seconds()*1000)
 }
 
-// weigh weighs the workload, once for all trials.
-func (r *Runner) weigh() *workload.Weigher {
-	if r.weigher == nil {
-		r.weigher = workload.Weigh(r.Source)
-	}
-	return r.weigher
+// A longRun is the workload as it is in the long run, which is the same for every trial of a Runner.
+type longRun struct {
+	weigher    *workload.Weigher
+	population *capacity.Population
 }
 
-// longRun is what the workload brings in the long run, the same for all trials.
-func (m *measuring) longRun() *capacity.Population {
-	if m.population == nil {
-		m.population = PopulationOf(m.plan(0, m.Search.Min), m.weigh())
+// longRun builds the long run when it is first needed.
+func (r *Runner) longRun() *longRun {
+	if r.inLongRun == nil {
+		weigher := workload.Weigh(r.Source)
+		plan := workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals}
+		r.inLongRun = &longRun{weigher, PopulationOf(plan, weigher)}
 	}
-	return m.population
+	return r.inLongRun
 }
 
 // plan is the load of a trial's probe, by the number of its draw. Each has a draw of its own, the same in every trial: what one draw
