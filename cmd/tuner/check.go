@@ -197,7 +197,7 @@ func (p *plan) checkBudget() error {
 	if f.Budget.GPUTime <= 0 || f.Probe.StartRate == 0 || probe <= f.Budget.GPUTime { // without a rate it is not known
 		return nil
 	}
-	least, limit := f.SLO().LeastRequests()
+	least, limit := f.SLO().MinRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than a single probe takes: %s for %d requests (a verdict on %s takes %d), and a trial takes about %d; "+
 		"raise it, lower probe.min_requests or probe.seconds, or take a lower percentile",
 		f.Path, words.Span(f.Budget.GPUTime), words.Span(probe), p.requests(), limit, least, usualProbes)

@@ -115,7 +115,7 @@ func (p *plan) openWorkload() (err error) {
 		return err
 	}
 	if f.Probe.LeadIn < 0 {
-		f.Probe.LeadIn = trial.UsualLeadIn(f.SLO(), p.source, f.Protocol(p.source.Len() == 0))
+		f.Probe.LeadIn = trial.DefaultLeadIn(f.SLO(), p.source, f.Protocol(p.source.Len() == 0))
 	}
 	return nil
 }
