@@ -154,6 +154,35 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	}
 }
 
+// A countedSource counts how often it is asked for the first request of the long run.
+type countedSource struct {
+	workload.Source
+	builds int
+}
+
+func (c *countedSource) Request(stream workload.Stream, i int) *workload.Request {
+	if stream == workload.PopulationStream && i == 0 {
+		c.builds++
+	}
+	return c.Source.Request(stream, i)
+}
+
+// The long run of a workload takes 128,000 requests and is the same for every trial.
+func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	const trials = 3
+	s := study(t, store, trial.Primed, trials)
+	source := &countedSource{Source: s.Runner.Source}
+	s.Runner.Source = source
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(answers(t, store)); got != trials || source.builds != 1 {
+		t.Errorf("%d trials built the long run %d times, want %d trials and one build", got, source.builds, trials)
+	}
+}
+
 // Killed before any write, or after the last, and run again, a study measures the same points and finds the same answer; under the
 // reset protocol to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {

@@ -93,7 +93,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		if c.Bool("reset-cache") {
 			protocol = trial.Reset
 		}
-		b.load.leadIn = trial.UsualLeadIn(*b.slo, b.load.source, protocol)
+		b.load.leadIn = trial.DefaultLeadIn(*b.slo, b.load.source, protocol)
 	}
 	// A server that fails at a hundredth of what it was taken for will not be found out by waiting. A precise search ends by its budget.
 	most, least := 12, 100.0
@@ -116,7 +116,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 // tooLong says why a single run takes longer than it may, and what helps.
 func (b *benching) tooLong(rate float64, takes time.Duration) string {
 	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", render.Count(b.shots[0].planned, "request"), rate, render.Span(takes))
-	least, limit := b.slo.LeastRequests()
+	least, limit := b.slo.MinRequests()
 	if b.load.atLeast() > least {
 		return single + "fewer --requests"
 	}

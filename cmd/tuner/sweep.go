@@ -210,7 +210,6 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 	runner := &trial.Runner{
 		Start: start, Source: s.Source, SLO: s.File.SLO(), Seed: s.Seed, Cache: s.setup.Cache, Marks: s.Marks(),
 		Arrivals: workload.Arrivals{Burstiness: s.File.Load.Burstiness}, Natural: s.File.Workload.Output == workload.Natural,
-		Finish: finish, Progress: progress.step,
 	}
 	for i := range s.configs {
 		select {
@@ -218,7 +217,7 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 			return trial.ErrInterrupted
 		default:
 		}
-		if err := s.runConfig(ctx, runner, &s.configs[i], progress); err != nil {
+		if err := s.runConfig(ctx, runner, &s.configs[i], progress, finish); err != nil {
 			return fmt.Errorf("config %s: %w", s.configs[i].Name, err)
 		}
 	}
@@ -246,7 +245,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 }
 
 // runConfig measures one config on a server of its own.
-func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress) error {
+func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress, finish <-chan struct{}) error {
 	c.begun = true
 	progress.begin(c)
 	var err error
@@ -257,6 +256,7 @@ func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *swept
 			progress.probed(c, p)
 			return nil
 		},
+		Progress: progress.step, Finish: finish,
 	}, s.sweep)
 	if err != nil {
 		return err

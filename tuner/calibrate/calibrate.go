@@ -106,7 +106,6 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
 	c.Runner.Source = &memo{Source: in.Runner.Source}
-	c.Runner.Progress, c.Runner.Finish, c.Runner.Accept = nil, nil, nil
 	c.result = Result{Study: in.Study.Name, From: in.From.Name, Trials: len(in.Study.Trials), Simulated: simulated(in.Study)}
 	p := c.begin()
 	if err := c.solveMemory(ctx, p); err != nil {

@@ -97,7 +97,7 @@ func (d *decoder) checkProbe(f *File) {
 
 // checkEnough finds promises for which a probe has too few requests to tell. What counts is a probe at the lowest rate.
 func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO().LeastRequests()
+	least, limit := f.SLO().MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
 	if n >= least {
 		return

@@ -96,7 +96,7 @@ type Budget struct {
 type Probe struct {
 	Window      time.Duration // lasts at least so long
 	MinRequests int           // and at least so many requests
-	LeadIn      time.Duration // load that is not counted, before the window; negative when not given: see trial.UsualLeadIn
+	LeadIn      time.Duration // load that is not counted, before the window; negative when not given: see trial.DefaultLeadIn
 	StartRate   float64       // first rate of the first trial, requests per second; 0 means from the size of the KV cache
 	MinRate     float64       // requests per second
 	MaxRate     float64       // requests per second
@@ -154,7 +154,7 @@ func defaults() *File {
 			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12, WorstCase: true,
 		},
 		Confirm: Confirm{Window: 240 * time.Second, MinRequests: 1000},
-		Advice:  Advice{Margin: trial.UsualMargin},
+		Advice:  Advice{Margin: trial.DefaultMargin},
 	}
 }
 

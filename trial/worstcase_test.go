@@ -66,8 +66,9 @@ func TestTheWorstCaseHasTheLongestPrompts(t *testing.T) {
 		lengths = append(lengths, source.Request(workload.WindowStream, i).PromptTokens)
 	}
 	slices.Sort(lengths)
-	m := &measuring{Runner: &Runner{Source: source}, Task: Task{Args: []string{"--max_num_seqs=20", "--max-num-batched-tokens", "64"}}}
-	chosen := m.worstCase()
+	task := Task{Args: []string{"--max_num_seqs=20", "--max-num-batched-tokens", "64"}}
+	w := &worstCase{session: &session{runner: &Runner{Source: source}, task: task}}
+	chosen := w.requests()
 	asked := 0
 	for i, q := range chosen {
 		asked += q.PromptTokens
