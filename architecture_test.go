@@ -23,6 +23,7 @@ const module = "vllmtuner"
 var rooms = map[string]int{
 	"foreign":               0,
 	"studies/rights":        0,
+	"serverctl/cgroup":      0,
 	"realtime":              1,
 	"words":                 1,
 	"tuner/space":           1,
