@@ -24,6 +24,7 @@ var rooms = map[string]int{
 	"foreign":                  0,
 	"studies/rights":           0,
 	"tuner/space":              0,
+	"serverctl/cgroup":         0,
 	"realtime":                 1,
 	"render":                   1,
 	"bench/workload":           1,
