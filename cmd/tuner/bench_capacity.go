@@ -129,9 +129,9 @@ func parsePrecision(text string) (float64, error) {
 		return 0, nil
 	}
 	v, err := parseShare(text)
-	if err != nil || !(v > studyfile.FinestPrecision && v < studyfile.CoarsestPrecision) {
+	if err != nil || !(v > studyfile.MinPrecision && v < studyfile.MaxPrecision) {
 		return 0, usage("--precision %s: write more than %g %% and less than %g %%, such as 5%% or 0.05",
-			text, 100*studyfile.FinestPrecision, 100*studyfile.CoarsestPrecision)
+			text, 100*studyfile.MinPrecision, 100*studyfile.MaxPrecision)
 	}
 	return v, nil
 }
