@@ -110,10 +110,10 @@ bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by fi
 .PHONY: sim-fit test-real-time
 
 sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
-	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
+	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestConsoleBlocksOfTheDocuments|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed|TestResumeEqualsNoInterruptionAnywhere)$$' -timeout 8m -count 1 -v ./serverctl/vllmsim ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestConsoleBlocksOfTheDocuments|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed|TestResumeEqualsNoInterruptionAnywhere)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence
 
 .PHONY: test-nfs soak-nfs
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
@@ -49,12 +49,12 @@ func (d *decoder) checkServer(f *File) {
 	case command && simulate:
 		d.failAtKey("server.simulate", "server has a command and simulate; keep one of them")
 	case !command && !simulate:
-		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(vllmsim.ProfileNames(), " or "))
+		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(sim.ProfileNames(), " or "))
 	case command && (len(s.Command) == 0 || s.Command[0] == ""):
 		d.failAt("server.command", "server.command is empty; write [vllm, serve]")
-	case simulate && s.Simulate != "" && !vllmsim.IsProfileFile(s.Simulate) && !slices.Contains(vllmsim.ProfileNames(), s.Simulate):
-		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, vllmsim.ProfileNames()))
-	case simulate && vllmsim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
+	case simulate && s.Simulate != "" && !sim.IsProfileFile(s.Simulate) && !slices.Contains(sim.ProfileNames(), s.Simulate):
+		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, sim.ProfileNames()))
+	case simulate && sim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
 		s.Simulate = filepath.Join(filepath.Dir(f.Path), s.Simulate)
 	}
 }
@@ -98,7 +98,7 @@ func (d *decoder) checkProbe(f *File) {
 
 // checkEnough finds limits whose percentile needs more requests than a probe at the lowest rate has.
 func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO().LeastRequests()
+	least, limit := f.SLO().MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
 	if n >= least {
 		return

@@ -94,7 +94,7 @@ type Budget struct {
 type Probe struct {
 	Window      time.Duration // a window lasts at least this long
 	MinRequests int           // and until this many requests are due
-	LeadIn      time.Duration // load that is not counted, before the window; negative when not given: see trial.UsualLeadIn
+	LeadIn      time.Duration // load that is not counted, before the window; negative when not given: see trial.DefaultLeadIn
 	StartRate   float64       // first rate of the first trial, requests per second; 0 derives it from the size of the KV cache
 	MinRate     float64       // requests per second
 	MaxRate     float64       // requests per second
@@ -144,7 +144,7 @@ func defaults() *File {
 			Window: 120 * time.Second, MinRequests: 300, LeadIn: -1,
 			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12, WorstCase: true,
 		},
-		Advice: Advice{Margin: trial.UsualMargin},
+		Advice: Advice{Margin: trial.DefaultMargin},
 	}
 }
 
