@@ -30,7 +30,7 @@ func varied(t *testing.T) (dir string) {
 	for n := range 3 {
 		p := aLongProbe(1, random)
 		p.Verdict.Pass, p.Verdict.Headroom = false, -0.1
-		try(t, s.Begin(aTrial(n)), s.Served(n, "0.14.1", ""), s.Record(n, aProbe(0, 2)), s.Record(n, p), s.Finish(n, aResult(30)))
+		try(t, s.Begin(aTrial(n)), s.Served(n, "0.14.1", Change{}), s.Record(n, aProbe(0, 2)), s.Record(n, p), s.Finish(n, aResult(30)))
 	}
 	try(t, s.Begin(aTrial(3)), s.Record(3, aLongProbe(0, random)), s.Record(3, aProbe(1, 4)), s.SetState(Stopped, "interrupted"), s.Close())
 	return dir

@@ -30,6 +30,7 @@ var deltaTables = []struct {
 	{`CREATE TABLE delta.results AS SELECT * FROM main.results WHERE trial IN (SELECT number FROM delta.trials)`, func(mark) []any { return nil }},
 	{`CREATE TABLE delta.probes AS SELECT * FROM main.probes WHERE rowid > ?`, func(m mark) []any { return []any{m.probes} }},
 	{`CREATE TABLE delta.events AS SELECT * FROM main.events WHERE id > ?`, func(m mark) []any { return []any{m.events} }},
+	{`CREATE TABLE delta.changes AS SELECT * FROM main.changes WHERE event > ?`, func(m mark) []any { return []any{m.events} }},
 	{`CREATE TABLE delta.ledger AS SELECT * FROM main.ledger WHERE id > ?`, func(m mark) []any { return []any{m.ledger} }},
 }
 
@@ -44,6 +45,11 @@ CREATE TEMP VIEW events AS SELECT * FROM main.events UNION ALL SELECT * FROM del
 CREATE TEMP VIEW ledger AS SELECT * FROM main.ledger UNION ALL SELECT * FROM delta.ledger;
 `
 
+// joinedChanges is joined for the table that schema 5 added.
+const joinedChanges = `
+CREATE TEMP VIEW changes AS SELECT * FROM main.changes UNION ALL SELECT * FROM delta.changes;
+`
+
 // merged brings a base up to its delta.
 const merged = `
 DELETE FROM main.studies;
@@ -55,6 +61,11 @@ INSERT INTO main.results SELECT * FROM delta.results;
 INSERT INTO main.probes SELECT * FROM delta.probes;
 INSERT INTO main.events SELECT * FROM delta.events;
 INSERT INTO main.ledger SELECT * FROM delta.ledger;
+`
+
+// mergedChanges is merged for the table that schema 5 added.
+const mergedChanges = `
+INSERT INTO main.changes SELECT * FROM delta.changes;
 `
 
 // deltaSince returns, as an SQLite file, what a live database has that a base with the mark has not. It writes nothing to the disk.

@@ -18,6 +18,7 @@ import (
 // A reading is a study that is being read. Each row is held against its checksum, and what is read of a table against what was stored.
 type reading struct {
 	db      *sql.DB
+	schema  int
 	study   Study
 	holds   holdings
 	parts   []holding // of each of the study's trials that is done: what its result and probes come to
@@ -128,6 +129,9 @@ func readStudy(db *sql.DB) (*reading, error) {
 	}
 	column := func(name string) string { return head.text(studiesTable.column(name)) }
 	r := &reading{db: db, holds: holds}
+	if r.schema, err = schemaVersion(db); err != nil {
+		return nil, err
+	}
 	r.study = Study{ID: column("id"), Name: column("name"), File: column("file"), State: State(column("state")), Note: column("note"),
 		Commits: head.integer(studiesTable.column("commits"))}
 	r.study.Seed, err = strconv.ParseUint(column("seed"), 10, 64)
@@ -150,7 +154,7 @@ func unreadable(t *table, row cells) error {
 // all reads a whole table in the order of its keys, and says what of it is missing.
 func (r *reading) all(t *table, each func(cells) error) error {
 	var found holding
-	err := t.read(r.db, "", "ORDER BY "+t.columns[0], nil, func(row cells) error {
+	err := t.read(r.db, "", "ORDER BY "+strings.Join(t.columns[:t.key], ", "), nil, func(row cells) error {
 		found = found.plus(t.sumOf(row))
 		return each(row)
 	})
@@ -161,8 +165,15 @@ func (r *reading) all(t *table, each func(cells) error) error {
 }
 
 func (r *reading) loadEvents() error {
+	changes, err := r.loadChanges()
+	if err != nil {
+		return err
+	}
 	return r.all(eventsTable, func(row cells) error {
-		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4))}
+		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
+		if len(e.Changes) > 0 {
+			e.Text = e.Changes.String()
+		}
 		if parseTime(row.text(1), &e.Time) != nil {
 			return unreadable(eventsTable, row)
 		}

@@ -152,6 +152,17 @@ ALTER TABLE probes ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE ledger ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE priors ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE events ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+`, `
+CREATE TABLE changes (
+	event        INTEGER NOT NULL REFERENCES events(id),
+	seq          INTEGER NOT NULL,
+	fact         TEXT NOT NULL, -- a key of the world, or the seed
+	was          TEXT, -- NULL: nothing was known
+	now          TEXT, -- likewise
+	was_in_trial INTEGER, -- NULL: no trial showed it
+	sum          INTEGER NOT NULL,
+	PRIMARY KEY (event, seq)
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -159,6 +170,9 @@ const countsCommits = 2
 
 // hasSums is the first version whose rows carry checksums.
 const hasSums = 4
+
+// hasChanges is the first version whose changes of the world are values; before, each was a line in an event's text.
+const hasChanges = 5
 
 // application is what SQLite's application_id of a version is, so that a version which is damaged shows.
 func application(version int) int {
@@ -250,8 +264,14 @@ func migrate(db *sql.DB) error {
 		next := version + 1
 		step := migrations[version] + fmt.Sprintf("PRAGMA user_version=%d; PRAGMA application_id=%d", next, application(next))
 		err := transact(db, func(tx *transaction) error {
-			if tx.exec(step); next == hasSums && tx.err == nil {
+			if tx.exec(step); tx.err != nil {
+				return tx.err
+			}
+			switch next {
+			case hasSums:
 				return tx.sealAll()
+			case hasChanges:
+				return tx.inOldStudy((*transaction).splitChanges)
 			}
 			return nil
 		})

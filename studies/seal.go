@@ -9,6 +9,14 @@ import (
 	"strings"
 )
 
+// inOldStudy is inStudy in a migration, which may find no study: a run can be killed before it begins one.
+func (t *transaction) inOldStudy(do func(*transaction) error) error {
+	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return t.inStudy(do)
+}
+
 // inStudy runs do, and has the study's row say what its tables then come to.
 func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 	t.head, t.holds, err = readHead(t.tx)

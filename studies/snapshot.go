@@ -158,16 +158,21 @@ func (n snapshot) open(dir string) (db *sql.DB, err error) {
 
 // join has the database of a base show its delta too.
 func (n snapshot) join(dir string, db *sql.DB) error {
-	switch version, err := schemaVersion(db); {
+	version, err := schemaVersion(db)
+	switch {
 	case err != nil:
 		return err
 	case version > len(migrations): // whose tables are not known
 		return newerError{version}
 	}
+	views := joined
+	if version >= hasChanges {
+		views += joinedChanges
+	}
 	if err := attach(db, filepath.Join(dir, n.file())); err != nil {
 		return err
 	}
-	_, err := db.Exec(joined + "PRAGMA query_only=1")
+	_, err = db.Exec(views + "PRAGMA query_only=1")
 	return err
 }
 
@@ -241,10 +246,18 @@ func merge(path, delta string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	version, err := schemaVersion(db)
+	if err != nil {
+		return err
+	}
+	statements := merged
+	if version >= hasChanges {
+		statements += mergedChanges
+	}
 	if err := attach(db, delta); err != nil {
 		return err
 	}
-	if err := transact(db, func(tx *transaction) error { tx.exec(merged); return nil }); err != nil {
+	if err := transact(db, func(tx *transaction) error { tx.exec(statements); return nil }); err != nil {
 		return fmt.Errorf("merge the delta into its base: %w", err)
 	}
 	_, err = db.Exec(`DETACH delta`)

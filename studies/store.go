@@ -244,7 +244,7 @@ func (s *Store) writeWhole(path string) error {
 
 func insertStudy(tx *transaction, study New) {
 	now := formatTime(time.Now())
-	tx.insert(studiesTable, []any{strings.ToLower(rand.Text()), study.Name, strconv.FormatUint(study.Seed, 10), study.File,
+	tx.insert(studiesTable, []any{strings.ToLower(rand.Text()), study.Name, formatSeed(study.Seed), study.File,
 		cmp.Or(study.State, Running), study.Note, now, now, 0, "{}"})
 	writeWorld(tx, study)
 	addEvent(tx, "begun", thisOwner().String())
@@ -269,32 +269,39 @@ func (s *Store) resume(was Study, is New) error {
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:
-			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff, "; ")); err != nil {
+			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff.lines(), "; ")); err != nil {
 				return err
 			}
-			addEvent(tx, Drift, strings.Join(diff, "\n"))
+			addChanges(tx, trialCount(tx), Drift, diff)
 		}
 		if now := noticed(was, is); len(now) > 0 {
-			addEvent(tx, noted, strings.Join(now, "\n"))
+			addChanges(tx, trialCount(tx), noted, now)
 		}
 		// What is not of the world may differ: a larger budget, another timeout.
 		tx.set("file", is.File)
-		tx.set("seed", strconv.FormatUint(is.Seed, 10))
+		tx.set("seed", formatSeed(is.Seed))
 		writeWorld(tx, is)
 		addEvent(tx, "resumed", thisOwner().String())
 		return nil
 	})
 }
 
-// addEvent stores an event that all trials so far came before.
+// addEvent stores an event that came after all trials so far.
 func addEvent(tx *transaction, kind, text string) {
-	addEventBefore(tx, tx.holds[trialsTable.name].Rows, kind, text)
+	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
-// addEventBefore stores an event that came before a trial.
-func addEventBefore(tx *transaction, trial int64, kind, text string) {
-	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trial})
+// addChanges stores changes of the world as an event before a trial.
+func addChanges(tx *transaction, trial int64, kind string, all Changes) {
+	event := tx.nextID(eventsTable)
+	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
+	insertChanges(tx, event, all)
 }
+
+func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
+
+// formatSeed is decimal text: an unsigned 64-bit number does not fit SQLite's INTEGER.
+func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 
 // Dir returns the study's directory, for the files that others keep beside the database.
 func (s *Store) Dir() string { return s.dir }

@@ -75,10 +75,11 @@ type Study struct {
 
 // An Event is something that happened to a study: docs/schema.md lists the kinds.
 type Event struct {
-	Time  time.Time
-	Kind  string
-	Text  string // a line for each thing
-	Trial int    // number of the first trial that began after it
+	Time    time.Time
+	Kind    string
+	Text    string  // for a person; of Changes a line for each
+	Trial   int     // number of the first trial that began after it
+	Changes Changes // of Drift, and of noted facts
 }
 
 // Kinds of Event.

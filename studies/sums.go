@@ -39,10 +39,12 @@ var (
 	ledgerTable = newTable("ledger", "line %v of the ledger", 1, `id time trial what gpu_seconds`)
 	priorsTable = newTable("priors", "prior trial %v", 1, `id source trial`)
 	eventsTable = newTable("events", "event %v", 1, `id time kind text trial`)
+
+	changesTable = newTable("changes", "change %[2]v of event %[1]v", 2, `event seq fact was now was_in_trial`)
 )
 
 // heldTables are those of which the study's row says how many rows they have and what their checksums add up to.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable}
+var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable}
 
 // column is the place of a column that the table has.
 func (t *table) column(name string) int { return slices.Index(t.columns, name) }

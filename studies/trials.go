@@ -54,9 +54,9 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores, before a running trial's first probe, of which version its server is. changed says that this is another than before, which the user has
-// accepted: from this trial on the world is another.
-func (s *Store) Served(number int, version, changed string) error {
+// Served stores the version of a running trial's server, before the trial's first probe. A change is one that the user has accepted:
+// it begins another world with this trial. The zero Change is none.
+func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err == nil && trialState(was) == Done {
@@ -66,9 +66,9 @@ func (s *Store) Served(number int, version, changed string) error {
 			return err
 		}
 		tx.change(trialsTable, was, "version", version, "changed", s.commits+1)
-		writeFact(tx, "server version", version, noted)
-		if changed != "" {
-			addEventBefore(tx, int64(number), Drift, changed)
+		writeFact(tx, factServerVersion, version, noted)
+		if change.Fact != "" {
+			addChanges(tx, int64(number), Drift, Changes{change})
 		}
 		return nil
 	})
