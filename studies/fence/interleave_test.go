@@ -209,8 +209,8 @@ func (w *world) judge() {
 }
 
 // takeOver takes the study over, in two attempts at most, for which more there are more ways than can be tried.
-func (a *actor) takeOver(steps []step) (*Hold, error) {
-	t := &takeover{disk: a, me: Owner{ID: a.name, Host: "host-" + a.name}, ttl: time.Hour, settle: a.settled}
+func (a *actor) takeOver(steps []step) (*Lease, error) {
+	t := &takeover{disk: a, me: Owner{ID: a.name, Host: "host-" + a.name}, ttl: time.Hour, recoverCopy: a.settled}
 	err := t.once(context.Background(), steps)
 	if errors.Is(err, errAgain) {
 		err = t.once(context.Background(), steps)
@@ -221,7 +221,7 @@ func (a *actor) takeOver(steps []step) (*Hold, error) {
 	if a.prunes {
 		_ = t.pruneLast() // one that is stopped here is no owner
 	}
-	return newHold(t, &pages{}), nil
+	return newLease(t, &pages{}), nil
 }
 
 // all are the steps of a takeover but for waiting, for which the order of things stands here, and for those that are left out.
@@ -239,7 +239,7 @@ type manner struct {
 }
 
 // writes stores and acknowledges values until it may no more.
-func (a *actor) writes(h *Hold, m manner, values ...string) {
+func (a *actor) writes(h *Lease, m manner, values ...string) {
 	if m.prunesClaim {
 		h.old = append(h.old, h.epoch, h.epoch+1)
 	}
@@ -291,7 +291,7 @@ func (a *actor) succeeds(steps []step, m manner, values ...string) {
 }
 
 // opened lets an actor own the study before anything else happens.
-func (a *actor) opened(values []string) (h *Hold) {
+func (a *actor) opened(values []string) (l *Lease) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -338,7 +338,7 @@ type trouble struct {
 
 // scenario is an owner who writes while another takes its study over that has looked at the directories when they were new.
 func (tr trouble) scenario() scenario {
-	holds := map[*world]*Hold{}
+	holds := map[*world]*Lease{}
 	s := scenario{actors: []string{"a", "b"}, crashes: tr.crashes, do: map[string]func(a *actor){
 		"a": func(a *actor) { a.writes(holds[a.w], tr.manner, tr.values...) },
 		"b": func(a *actor) { a.succeeds(all(tr.without...), tr.manner, tr.more...) },
