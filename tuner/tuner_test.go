@@ -67,7 +67,7 @@ func smallSpace(t *testing.T) *space.Space {
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.3, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 2, Max: 64, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 256, Max: 4096, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
