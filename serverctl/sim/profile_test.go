@@ -62,10 +62,10 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 		return strings.Replace(good, old, new, 1)
 	}
 	for _, row := range []struct{ name, text, want string }{
-		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights is in "s", want it in ms`},
+		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights has the unit "s", want "ms"`},
 		{"a missing constant", change("  kv_per_token:", "  kv_per_tokem:"), "p.yaml:3: memory.kv_per_token is missing; add kv_per_token: {value: …, unit: B/token"},
 		{"a misspelt one", change("  kv_per_token:", "  kv_per_tokem:"), `unknown key memory.kv_per_tokem; did you mean "memory.kv_per_token"?`},
-		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is no number`},
+		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is not a number`},
 		{"below what it may be", change("value: 16,", "value: -1,"), "p.yaml:3: memory.gpu is -1, want at least 0"},
 		{"no value", change("value: 16, ", ""), "p.yaml:3: memory.gpu has no value; write {value: 1.5, unit: GiB"},
 		{"a list", change("value: 16,", "value: [1, 2],"), "p.yaml:3: memory.gpu is a list, want one number"},
