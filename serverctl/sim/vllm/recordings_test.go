@@ -64,7 +64,7 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 	requests := readJSON[[]recordedRequest](t, "requests.json")
 	for _, version := range sim.Versions {
 		t.Run(version, func(t *testing.T) {
-			url, _ := serveAs(t, version, recordedArgs...)
+			url := serveFast(t, version, recordedArgs...)
 			recorded := readJSON[[]recordedAnswer](t, version+"/answers.json")
 			same := 0
 			for _, want := range recorded {
@@ -208,12 +208,21 @@ func serveAs(t *testing.T, version string, args ...string) (string, *logBuffer) 
 	return serveWith(t, &Server{Profile: p, Version: version}, args...)
 }
 
+// serveFast is serveAs with steps of half a millisecond.
+func serveFast(t *testing.T, version string, args ...string) string {
+	t.Helper()
+	p := profile(t, "small-fast")
+	p.StartUp, p.Step = sim.StartUp{}, sim.StepCost{Fixed: 0.5, RooflineExponent: 1}
+	url, _ := serveWith(t, &Server{Profile: p, Version: version}, args...)
+	return url
+}
+
 // A sample of /metrics is in the recording, with the same labels, if the simulation has it; what it leaves out stands here.
 func TestMetricsAreThoseOfVLLM(t *testing.T) {
 	left := regexp.MustCompile(`^(python_|process_|http_)`) // of the Python process and of its HTTP library, not of vLLM
 	for _, version := range sim.Versions {
 		t.Run(version, func(t *testing.T) {
-			url, _ := serveAs(t, version, recordedArgs...)
+			url := serveFast(t, version, recordedArgs...)
 			for _, r := range readJSON[[]recordedRequest](t, "requests.json") {
 				if strings.HasPrefix(r.Name, "completion") {
 					ask1(t, url, r)

@@ -12,10 +12,11 @@ import (
 
 // What real vLLM refuses with status 400 is refused here with the same status and error envelope, in words of our own.
 func TestBadRequestsAreRefused(t *testing.T) {
+	t.Parallel()
 	const served = "served"
 	urls := map[string]string{}
 	for _, version := range sim.Versions {
-		urls[version], _ = serveAs(t, version, "m", "--served-model-name", "m", "--max-model-len", "128")
+		urls[version] = serveFast(t, version, "m", "--served-model-name", "m", "--max-model-len", "128")
 	}
 	prompt := func(tokens int) string { return "[5" + strings.Repeat(",5", tokens-1) + "]" }
 	for _, row := range []struct {
@@ -77,8 +78,8 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		{"tokenize, nothing", "tokenize", `{}`, "prompt", "prompt or messages must be given", ""},
 		{"detokenize, nothing", "detokenize", `{}`, "tokens", "tokens must be given", ""},
 
-		{"8 MB of brackets", "completions", strings.Repeat("[", 8<<20), "", "not valid JSON", ""},
-		{"8 MB of objects", "completions", strings.Repeat(`{"a":`, 8<<20/5), "", "not valid JSON", ""},
+		{"a megabyte of brackets", "completions", strings.Repeat("[", 1<<20), "", "not valid JSON", ""},
+		{"a megabyte of objects", "completions", strings.Repeat(`{"a":`, 1<<20/5), "", "not valid JSON", ""},
 		{"brackets in a text", "completions", `{"max_tokens":1,"prompt":"` + strings.Repeat("[", 200) + `"}`, "", served, ""},
 	} {
 		for version, url := range urls {
@@ -121,6 +122,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 
 // A body of another media type is refused, whatever it holds.
 func TestABodyMustBeJSON(t *testing.T) {
+	t.Parallel()
 	url, _ := serveAs(t, "0.32.0", "m")
 	for media, want := range map[string]int{"": 400, "text/plain": 400, "application/json": 200, "application/json; charset=utf-8": 200} {
 		req, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/completions", strings.NewReader(`{"prompt":[1],"max_tokens":1}`))

@@ -54,14 +54,13 @@ func serveWith(t *testing.T, s *Server, args ...string) (string, *logBuffer) {
 		}
 	})
 	url := "http://127.0.0.1:" + port
-	for range 100 {
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if resp, err := http.Get(url + "/health"); err == nil {
 			resp.Body.Close()
 			return url, log
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
-	t.Fatalf("the server is not ready after 5 s; its log:\n%s", log)
+	t.Fatalf("the server is not ready after %v; its log:\n%s", limit, log)
 	return "", nil
 }
 
