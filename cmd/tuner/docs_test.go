@@ -106,6 +106,7 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 // The console blocks are run from a copy of the documents, line by line, and must end well.
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "the race detector sees these commands in the scripts, on smaller studies")
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
 		t.Fatal(err)
