@@ -17,6 +17,9 @@ import (
 	"vllmtuner/realtime"
 )
 
+// buildTags are those of the Makefile: with them SQLite is in the build cache already.
+const buildTags = "netgo osusergo sqlite_omit_load_extension"
+
 // A suite runs all tests and removes what they share.
 type suite struct{ *testing.M }
 
@@ -38,7 +41,7 @@ var (
 	plainTests sync.Map // names of the tests that called plainTuner
 	plainDir   string   // holds the plain tuner; empty until a test needs it
 
-	// buildPlainTuner builds this test binary without the race detector, with the tags of the Makefile, whose objects the cache has.
+	// buildPlainTuner builds this test binary without the race detector.
 	buildPlainTuner = sync.OnceValues(func() (string, error) {
 		dir, err := os.MkdirTemp("", "plain-tuner")
 		if err != nil {
@@ -46,7 +49,7 @@ var (
 		}
 		plainDir = dir
 		path := filepath.Join(dir, "tuner")
-		build := exec.Command("go", "test", "-c", "-race=false", "-trimpath", "-tags", "netgo osusergo sqlite_omit_load_extension", "-ldflags", "-s -w", "-o", path, ".")
+		build := exec.Command("go", "test", "-c", "-race=false", "-trimpath", "-tags", buildTags, "-ldflags", "-s -w", "-o", path, ".")
 		if out, err := build.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%s: %w\n%s", build, err, out)
 		}
