@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"gonum.org/v1/gonum/stat/distuv"
 )
 
 // Evidence is what one probe says of each of its counted requests.
@@ -278,11 +280,9 @@ const (
 	long  = 4
 )
 
-// student is how many standard errors to both sides hold 95 % of Student's distribution (Abramowitz and Stegun, 26.7.5).
+// student is the number of standard errors to both sides that hold 95 % of Student's distribution.
 func student(freedom float64) float64 {
-	const z = deviations
-	z3, z5, z7 := z*z*z, z*z*z*z*z, z*z*z*z*z*z*z
-	return z + (z3+z)/4/freedom + (5*z5+16*z3+3*z)/96/(freedom*freedom) + (3*z7+19*z5+17*z3-15*z)/384/(freedom*freedom*freedom)
+	return distuv.StudentsT{Sigma: 1, Nu: freedom}.Quantile(0.975)
 }
 
 // split fills in the pieces.
