@@ -142,8 +142,8 @@ func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 	for i := range int32(20_000) {
 		ids[0] = i % 5000
 		c.ask(&workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 3})
-		if c.tokens > c.capacity || len(c.held) > 4000 || len(c.places) > 1000 {
-			t.Fatalf("after %d requests it holds %g tokens in %d blocks, with %d places", i+1, c.tokens, len(c.places), len(c.held))
+		if c.tokens > c.capacity || len(c.held) > 4000 || len(c.slots) > 1000 {
+			t.Fatalf("after %d requests it holds %g tokens in %d blocks, with %d slots", i+1, c.tokens, len(c.slots), len(c.held))
 		}
 	}
 }
