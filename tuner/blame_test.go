@@ -200,7 +200,7 @@ func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r, err := s.run(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
+		if r, err := s.runTrial(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
 			t.Errorf("%s: %s, %v, want %s", row.name, r.Outcome, err, row.want)
 		}
 		store.Close()

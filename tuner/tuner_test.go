@@ -278,7 +278,7 @@ func TestRunEnds(t *testing.T) {
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
 		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
 		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
-		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, mostInfeasible},
+		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, maxInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {
 		store := open(t, t.TempDir())
@@ -311,7 +311,7 @@ func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	s := study(t, store, trial.Primed, 6)
-	flaky(s, serverctl.Infrastructure, 2*mostUnknown) // each trial has two starts
+	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
@@ -395,9 +395,9 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := answers(t, store)[0]
-	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + measured(got.Probes)
-	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > measured(got.Probes[:1]) {
-		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, measured(got.Probes[:1]))
+	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
+	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, gpuTime(got.Probes[:1]))
 	}
 	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
 		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)
