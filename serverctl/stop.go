@@ -99,7 +99,7 @@ func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GP
 		}
 		return os.LookupEnv(name)
 	})
-	return visible[:min(len(visible), WorldSize(args))] // vLLM takes the first ones
+	return visible[:min(len(visible), worldSize(args))] // vLLM takes the first ones
 }
 
 // Stop ends the server: SIGTERM, StopTimeout for it to end, SIGKILL to everything that came of it; it returns when no
