@@ -177,7 +177,7 @@ func newSecrets(values []string) secrets {
 	for _, value := range values {
 		pairs = append(pairs, value, "[secret]")
 	}
-	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), longestLine)}
+	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), maxLine)}
 }
 
 // secrets collects what the server could print but nobody may read: vLLM logs its arguments, including keys.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	callTimeout   = 30 * time.Second // of all requests but /health; a first token may need a compilation
-	longestAnswer = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
+	callTimeout = 30 * time.Second // of all requests but /health; a first token may need a compilation
+	maxAnswer   = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
 )
 
 // An answer is an HTTP response read to its end.
@@ -47,7 +47,7 @@ func (s *Server) call(ctx context.Context, method, path string, body any, limit 
 		return answer{}, err
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, longestAnswer))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return answer{}, fmt.Errorf("%s %s: read the answer: %w", method, path, err)
 	}
