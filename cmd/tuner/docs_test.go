@@ -144,6 +144,7 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	realtime.Only(t, "a whole demo and two sweeps")
 	t.Parallel()
+	plainTuner(t, "the race detector sees these commands in the scripts, on smaller studies")
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
 		t.Fatal(err)
