@@ -60,7 +60,8 @@ var rooms = map[string]int{
 	"tuner/calibrate":          7,
 	"studies/prior":            7,
 	"deploy":                   7,
-	"cmd/tuner":                8,
+	"tuner/metrics":            8,
+	"cmd/tuner":                9,
 }
 
 // checkImport says what is wrong with one package importing another; both are named without the module's path.

@@ -19,6 +19,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
 	"vllmtuner/tuner"
+	"vllmtuner/tuner/metrics"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 	"vllmtuner/words"
@@ -71,7 +72,7 @@ type runOptions struct {
 	acceptDrift    bool
 	fromSnapshot   bool
 	takeover       time.Duration // after which an owner that is silent is taken for dead; 0 is as usual
-	socket         net.Listener  // at listen, once it is open; nil without
+	socket         net.Listener  // at listen; nil without one
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
 }
@@ -82,11 +83,11 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	if o.socket, err = openSocket(o.listen); err != nil { // before the study is this run's
-		return err
-	}
-	if o.socket != nil {
-		defer o.socket.Close() // usually by the listener already
+	if o.listen != "" {
+		if o.socket, err = metrics.Listen(o.listen); err != nil { // before this run owns the study
+			return usage("--listen %w", err)
+		}
+		defer o.socket.Close() // the metrics server has usually closed it
 	}
 	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -263,20 +264,21 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// watchers returns the one who tells all that watch the study, and what ends them.
+// watchers returns a function that passes events on to all who watch the study, and one that ends them.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
 	if o.socket == nil {
 		return progress.watch, progress.done
 	}
-	listener := listen(o.socket, p.File.Name, p.File.Budget.Trials)
-	listener.resume(before)
-	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
+	best := incumbent{}
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.beaten)
+	server.Resume(before)
+	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {
 		progress.watch(e)
-		listener.watch(e)
+		server.Watch(e)
 	}
-	return watch, func() error { return errors.Join(progress.done(), listener.stop()) }
+	return watch, func() error { return errors.Join(progress.done(), server.Stop()) }
 }
 
 // conclude stores how the study ended, prints the answer, and turns the outcome into an error where it is none.
