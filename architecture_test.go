@@ -52,6 +52,7 @@ var rooms = map[string]int{
 	"studies":                  5,
 	"tuner/sampler":            6,
 	"tuner/studyfile":          6,
+	"studies/logview":          6,
 	"studies/report":           6,
 	"studies/export":           6,
 	"studies/optuna":           6,

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"vllmtuner/studies/report"
 )
 
 // TestDamage overwrites bytes at random places of studies' databases and snapshots, and then asks each command for an answer. None may give another
@@ -372,7 +374,7 @@ func (r *damageRig) judge(v *damageVictim, command string, a commandEnd, root st
 	want := v.answers[0][command]
 	printed := a.err
 	if command == "list -o json" {
-		var list studyList
+		var list report.List
 		if json.Unmarshal([]byte(a.out), &list) == nil && len(list.Studies) == 1 {
 			printed += list.Studies[0].Error + list.Studies[0].Behind
 		}

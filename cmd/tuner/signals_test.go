@@ -42,7 +42,7 @@ func TestTheEndOfATerminal(t *testing.T) {
 	}
 	plain := follow(t, "small", "0", "--root", root)
 	hangUp(plain)
-	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "is followed no longer") {
+	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "stopped following the log of trial") {
 		t.Errorf("after SIGHUP it ends with %d and printed %q", code, &plain.seen)
 	}
 	kept := followBy(t, "sh", "-c", `trap "" HUP; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
