@@ -32,8 +32,8 @@ func importCommand(finish <-chan struct{}) *cli.Command {
   - another study's directory, or its export by tuner export --format sqlite
 
 The search learns from them, and the best point of each source soon gets a
-trial of its own. What is imported counts as no trial and cannot win. Importing
-a PATH again replaces what it gave before.
+trial of its own. Imported results are not trials and cannot win. Importing a
+PATH again replaces its earlier results.
 
 Examples:
   tuner import study.yaml auto-benchmark/2026_03_01_10_30 --dry-run
@@ -94,7 +94,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err := studies.CheckDir(dir); err != nil {
 		return err
 	}
-	if own, err := readNone(dir); err == nil { // else the study has not begun, or storing it says what is wrong
+	if own, err := readResults(dir); err == nil { // else the study has not begun, or storing it says what is wrong
 		reader.ID = own.ID
 	}
 	sources, err := silent.Await(ctx, func() ([]prior.Source, error) { return reader.Read(paths) })

@@ -20,8 +20,8 @@ func logsCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "print the log of a trial's server",
 		ArgsUsage: "STUDY TRIAL",
 		Description: `STUDY is ` + studyArgument + `.
-TRIAL is a number that ` + "`tuner status`" + ` shows. A long log keeps its beginning and
-its end; a line between them says how much is missing.
+TRIAL is a number that ` + "`tuner status`" + ` shows. A long log keeps its beginning
+and its end; a line between them says how much is missing.
 
 Examples:
   tuner logs llama70b 12

@@ -285,7 +285,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		{"a port that is too large", []string{"run", w.study, "--root", fresh, "--listen", ":99999"}, exitUsage, "with a port from 0 (any that is free) to 65535"},
 		{"no port", []string{"run", w.study, "--root", fresh, "--listen", "localhost"}, exitUsage, "--listen localhost: write HOST:PORT"},
 		{"a port that is taken", []string{"run", w.study, "--root", fresh, "--listen", taken.Addr().String()}, exitUsage, "another program listens there; choose another port"},
-		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "take an address of this machine"},
+		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "give an address of this machine"},
 		{"a command misspelled", []string{"stauts", "small"}, exitUsage, `did you mean "status"?`},
 		{"a command of sim misspelled", []string{"sim", "calibrat", "small"}, exitUsage, `did you mean "calibrate"?`},
 		{"a flag misspelled", []string{"list", "--rooot", "x"}, exitUsage, `--rooot: there is no such flag; did you mean "root"?`},
