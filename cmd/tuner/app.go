@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"slices"
 	"strings"
@@ -173,6 +174,24 @@ func printDocuments(c *cli.Context, format string) {
 	if format == "json" {
 		c.App.Writer = foreign.NewJSON(c.App.Writer)
 	}
+}
+
+// writeDocument writes a value as JSON or YAML, or its text.
+func writeDocument(w io.Writer, format string, value any, text string) error {
+	switch format {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(value)
+	case "yaml":
+		document, err := foreign.YAML(value)
+		if err != nil {
+			return err
+		}
+		text = string(document)
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // oneArg returns the only argument of a command.

@@ -3,14 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -42,7 +39,7 @@ Examples:
 			if err != nil {
 				return err
 			}
-			return writeList(c.App.Writer, list, format)
+			return writeDocument(c.App.Writer, format, list, list.Text(columns(c.App.Writer)))
 		}),
 	}
 }
@@ -78,22 +75,4 @@ func unfinished(study studies.Study) (numbers []int) {
 		}
 	}
 	return numbers
-}
-
-func writeList(w io.Writer, list *report.List, format string) error {
-	switch format {
-	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(list)
-	case "yaml":
-		text, err := foreign.YAML(list)
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(text)
-		return err
-	}
-	_, err := io.WriteString(w, list.Text(columns(w)))
-	return err
 }

@@ -1,5 +1,5 @@
-// Command tuner finds the vLLM flags with which one GPU server carries the most traffic inside its latency promises.
-// It wires the rooms together; no other package does.
+// Command tuner finds the vLLM flags that let one GPU server carry the most traffic within its latency limits. It joins the
+// other packages, which do not know each other.
 package main
 
 import (
