@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 // An epochBackup is the database of an epoch that is not the study's any more, but is whole.
@@ -107,7 +107,7 @@ func (b *epochBackup) offer(acknowledged int64) string {
 	}
 	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %s and %s; %s.\n"+
 		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",
-		b.path, b.updated.Local().Format(time.DateTime), words.Count(b.trials, "trial"), words.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
+		b.path, b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
 }
 
 // lostAfter says how much is lost with so many commits.

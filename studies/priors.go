@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strconv"
 
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 // A prior is what is stored of a Trial of Study.Prior.
@@ -52,7 +52,7 @@ func (s *Store) AddPriors(sources []Source) error {
 			for _, text := range texts[i] {
 				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.Name, text})
 			}
-			addEvent(tx, "prior", fmt.Sprintf("%s from %s", words.Count(len(source.Trials), "trial"), source.Name))
+			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.Name))
 		}
 		return nil
 	})

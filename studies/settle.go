@@ -13,8 +13,8 @@ import (
 
 	"github.com/mattn/go-sqlite3"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
-	"vllmtuner/words"
 )
 
 // settle opens the database that was copied into an epoch's directory, which has SQLite take back a transaction that was not complete, and
@@ -167,7 +167,7 @@ func (s *Store) offer(acknowledged int64) string {
 		probes += len(t.Probes)
 	}
 	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %s and %s; %s.\nTo go on from there: tuner run --from-snapshot",
-		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), words.Count(len(study.Trials), "trial"), words.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
+		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
 }
 
 // loadWhole is load of a database that is looked through first.

@@ -10,12 +10,12 @@ import (
 	"slices"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 // A Store keeps the study. What it has acknowledged survives a kill.
@@ -166,7 +166,7 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 	case finished >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
 	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
-		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", words.Span(s.Budget.GPUTime), words.Count(finished, "trial")), Spent: true}, nil
+		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(finished, "trial")), Spent: true}, nil
 	}
 	return End{}, nil
 }
@@ -305,11 +305,7 @@ func measured(probes []trial.Probe) (sum time.Duration) {
 }
 
 func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
-	runner := *s.Runner
-	runner.Finish = s.Finish
-	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) }
-	runner.Accept = func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) }
-	return runner.Run(ctx, trial.Task{
+	return s.Runner.Run(ctx, trial.Task{
 		Number: t.Number, Args: t.Args, Attempt: attempt, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
@@ -320,6 +316,9 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 			s.observe(Event{Kind: Probed, Trial: *t, Probe: &p})
 			return nil
 		},
+		Accept:   func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) },
+		Progress: func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) },
+		Finish:   s.Finish,
 	})
 }
 

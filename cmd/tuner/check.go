@@ -10,11 +10,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func checkCommand(finish <-chan struct{}) *cli.Command {
@@ -62,7 +62,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("study file", "%s, %s, SLO %s", file.Path, words.Count(len(file.Parameters), "parameter"), file.SLO())
+	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO())
 	say("workload", "%s", p.Source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
@@ -118,14 +118,14 @@ func printPlan(w io.Writer, p *plan.Plan) {
 	probe := f.Probe.LeadIn + p.Window()
 	each := plan.TypicalStart + plan.TypicalProbes*probe
 	fmt.Fprintf(w, "plan: %s by %s, cache %s, window %s; about %s per trial, %s in all",
-		words.Count(f.Budget.Trials, "trial"), f.Sampler.Name, p.Protocol(), words.Span(p.Window()), words.Span(each), words.Span(each*time.Duration(f.Budget.Trials)))
+		render.Count(f.Budget.Trials, "trial"), f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(each*time.Duration(f.Budget.Trials)))
 	if f.Budget.GPUTime > 0 {
-		fmt.Fprintf(w, " (GPU time ends at %s)", words.Span(f.Budget.GPUTime))
+		fmt.Fprintf(w, " (GPU time ends at %s)", render.Span(f.Budget.GPUTime))
 	}
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := plan.TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
 		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes, about %s; "+
-			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, words.Span(longest)), "  "))
+			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, render.Span(longest)), "  "))
 	}
 }

@@ -8,10 +8,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
-	"vllmtuner/words"
 )
 
 func doctorCommand() *cli.Command {
@@ -59,7 +59,7 @@ Examples:
 				return fmt.Errorf("write the report: %w", err)
 			}
 			if n := report.Count(host.Error); n > 0 {
-				return fmt.Errorf("not ready: %s", words.Count(n, "error"))
+				return fmt.Errorf("not ready: %s", render.Count(n, "error"))
 			}
 			return nil
 		},

@@ -11,12 +11,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/prior"
 	"vllmtuner/studies/silent"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func importCommand(finish <-chan struct{}) *cli.Command {
@@ -115,13 +115,13 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	case taken == 0:
 		return usageError{errNothingTaken}
 	case c.Bool("dry-run"):
-		_, err := fmt.Fprintf(c.App.Writer, "dry run: %s found, nothing stored\n", words.Count(taken, "prior"))
+		_, err := fmt.Fprintf(c.App.Writer, "dry run: %s found, nothing stored\n", render.Count(taken, "prior"))
 		return err
 	}
 	if err := storePriors(ctx, dir, begun, after, sources); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` measures the best of each source first\n", words.Count(taken, "prior"), dir, file.Path)
+	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` measures the best of each source first\n", render.Count(taken, "prior"), dir, file.Path)
 	return err
 }
 

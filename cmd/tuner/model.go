@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/weights"
 	"vllmtuner/tuner/plan"
-	"vllmtuner/words"
 )
 
 // prepareModel copies the model's weights to a local disk if the study asks for it, and reads them into the page cache. No
@@ -44,7 +44,7 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	case report.Skipped != "" && report.NowResident < report.Bytes:
 		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
 	case report.Read > 0:
-		fmt.Fprintf(w, "read %s of weights into the page cache in %s\n", host.Size(report.Read), words.Span(report.Took))
+		fmt.Fprintf(w, "read %s of weights into the page cache in %s\n", host.Size(report.Read), render.Span(report.Took))
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 		return nil, fmt.Errorf("%s: server.model_copy: %w", p.File.Path, err)
 	}
 	if report.Skipped == "" {
-		fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(dir), path, words.Span(report.Took))
+		fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(dir), path, render.Span(report.Took))
 	}
 	p.Model = path
 	if info, err := os.Stat(p.File.Model); err == nil && !info.IsDir() { // a GGUF file: its directory was copied

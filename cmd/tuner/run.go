@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/studies/silent"
@@ -22,7 +23,6 @@ import (
 	"vllmtuner/tuner/metrics"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func runCommand(finish <-chan struct{}) *cli.Command {
@@ -137,7 +137,7 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 		return nil, nil, err
 	}
 	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left\n", words.Count(left, "process"))
+		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left\n", render.Count(left, "process"))
 	}
 	before, err := store.History()
 	if err != nil {

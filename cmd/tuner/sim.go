@@ -9,7 +9,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
+	"vllmtuner/serverctl/sim/vllm"
 )
 
 func simCommand(finish <-chan struct{}) *cli.Command {
@@ -32,9 +33,9 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
 metrics, with simulated figures. It takes vLLM's flags, and three of its own:
 
---sim-profile NAME (or TUNER_SIM_PROFILE) chooses the simulated server: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
+--sim-profile NAME (or TUNER_SIM_PROFILE) chooses the simulated server: ` + strings.Join(sim.ProfileNames(), ", ") + `.
 --sim-version VERSION (or TUNER_SIM_VERSION) chooses the vLLM it imitates:
-` + strings.Join(vllmsim.Versions, ", ") + `.
+` + strings.Join(sim.Versions, ", ") + `.
 --sim-fault KIND[:key=value,...] makes it fail as vLLM fails;
 docs/simulator.md lists the kinds.
 
@@ -53,7 +54,7 @@ Example:
 				Name:            "child", // serve starts it for a fault
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action:          func(c *cli.Context) error { return vllmsim.RunChild(c.Args().Slice()) },
+				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
 			},
 			{
 				Name:            "nvidia-smi", // for a script named nvidia-smi
@@ -66,8 +67,8 @@ Example:
 }
 
 // simServer returns the server of a command line, and the args that are vLLM's.
-func simServer(c *cli.Context) (server *vllmsim.Server, args []string, err error) {
-	server, args, err = vllmsim.FromArgs(c.Args().Slice(), os.Getenv)
+func simServer(c *cli.Context) (server *vllm.Server, args []string, err error) {
+	server, args, err = vllm.FromArgs(c.Args().Slice(), os.Getenv)
 	if err != nil {
 		return nil, nil, usageError{err}
 	}
@@ -102,13 +103,13 @@ func simEngine(c *cli.Context, finish <-chan struct{}) error {
 
 // simEnd turns an error of the server into the command's. The server has already printed what vLLM would print.
 func simEnd(ctx context.Context, err error) error {
-	if _, ours := errors.AsType[*vllmsim.FaultError](err); ours {
+	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
 		return usageError{err}
 	}
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	return codeError(vllmsim.ExitCode(err))
+	return codeError(vllm.ExitCode(err))
 }
 
 func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
@@ -118,7 +119,7 @@ func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
 	}
 	ctx, cancel := orderly(c.Context, finish)
 	defer cancel()
-	if code := vllmsim.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
+	if code := vllm.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
 		return codeError(code)
 	}
 	return nil

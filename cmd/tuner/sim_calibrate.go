@@ -14,12 +14,12 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/render"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/calibrate"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // defaultProfile is where the calibration to a study of a real server begins.
@@ -93,7 +93,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 		return err
 	}
 	text := result.Profile.Text()
-	if _, err := vllmsim.ParseProfile(path, []byte(text)); err != nil {
+	if _, err := sim.ParseProfile(path, []byte(text)); err != nil {
 		return fmt.Errorf("the calibrated profile is not valid: %w", err)
 	}
 	if err := writeNew(path, force, func(temp string) error { return os.WriteFile(temp, []byte(text), 0o644) }); err != nil {
@@ -152,7 +152,7 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	if was := study.World[plan.Dataset]; was != "" && world[plan.Dataset] != was {
 		return in, usage("%s has changed since study %s was measured; bring the old file back", file.WorkloadSpec().Path, study.Name)
 	}
-	profile, err := vllmsim.LoadProfile(cmp.Or(from, file.Server.Simulate, defaultProfile))
+	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, defaultProfile))
 	if err != nil {
 		return in, usage("--from: %w", err)
 	}
@@ -175,7 +175,7 @@ func newReplayProgress(w io.Writer) *replayProgress {
 // tell is called after each replay. limit is the maximum number of replays.
 func (p *replayProgress) tell(done, limit int) {
 	left := time.Since(p.began) / time.Duration(done) * time.Duration(limit-done)
-	now := stage{words.Done(done, limit, "replay"), float64(done) / float64(limit), after(left), ""}
+	now := stage{render.Done(done, limit, "replay"), float64(done) / float64(limit), after(left), ""}
 	switch {
 	case p.live != nil:
 		p.live.show(now)

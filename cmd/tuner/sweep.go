@@ -13,14 +13,14 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/render"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func sweepCommand(finish <-chan struct{}) *cli.Command {
@@ -210,7 +210,6 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 	runner := &trial.Runner{
 		Start: start, Source: s.Source, SLO: s.File.SLO(), Seed: s.Seed, Cache: s.setup.Cache, Marks: s.Marks(),
 		Arrivals: workload.Arrivals{Burstiness: s.File.Load.Burstiness}, Natural: s.File.Workload.Output == workload.Natural,
-		Finish: finish, Progress: progress.step,
 	}
 	for i := range s.configs {
 		select {
@@ -218,7 +217,7 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 			return trial.ErrInterrupted
 		default:
 		}
-		if err := s.runConfig(ctx, runner, &s.configs[i], progress); err != nil {
+		if err := s.runConfig(ctx, runner, &s.configs[i], progress, finish); err != nil {
 			return fmt.Errorf("config %s: %w", s.configs[i].Name, err)
 		}
 	}
@@ -232,7 +231,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 		return err
 	}
 	if left > 0 {
-		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", words.Count(left, "process"))
+		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", render.Count(left, "process"))
 	}
 	err = s.CheckMachine(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -246,7 +245,7 @@ func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 }
 
 // runConfig measures one config on a server of its own.
-func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress) error {
+func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress, finish <-chan struct{}) error {
 	c.begun = true
 	progress.begin(c)
 	var err error
@@ -257,6 +256,7 @@ func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *swept
 			progress.probed(c, p)
 			return nil
 		},
+		Progress: progress.step, Finish: finish,
 	}, s.sweep)
 	if err != nil {
 		return err
@@ -296,8 +296,8 @@ func (s *sweeping) measuredAny() bool {
 }
 
 // profileOf is the simulated server's profile; nil of a real one.
-func (s *sweeping) profileOf() *vllmsim.Profile {
-	profile, err := vllmsim.LoadProfile(s.File.Server.Simulate)
+func (s *sweeping) profileOf() *sim.Profile {
+	profile, err := sim.LoadProfile(s.File.Server.Simulate)
 	if err != nil {
 		return nil
 	}
@@ -322,9 +322,9 @@ func (s *sweeping) writePlan(w io.Writer) error {
 	switch {
 	case s.closed():
 		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
-			words.Count(len(s.configs), "config"), words.Span(s.startsIn()), words.Count(s.sweep.Requests, "request"), words.Count(len(s.sweep.Levels), "concurrency"))
+			render.Count(len(s.configs), "config"), render.Span(s.startsIn()), render.Count(s.sweep.Requests, "request"), render.Count(len(s.sweep.Levels), "concurrency"))
 	default:
-		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", words.Count(len(s.configs), "config"), words.Span(each), words.Span(all))
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.configs), "config"), render.Span(each), render.Span(all))
 	}
 	if s.File.Server.Simulate != "" {
 		t.WriteString("simulated: all of it in seconds\n")

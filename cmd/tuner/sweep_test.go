@@ -22,7 +22,7 @@ import (
 )
 
 // manualTables are those of the sweeps that were run by hand.
-const manualTables = repo + "/serverctl/vllmsim/testdata/seed"
+const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // item writes a line with its name in front, broken at the width of a terminal.
@@ -68,7 +68,7 @@ func (s *sweeping) writeHead(t *textLines) {
 	if s.File.Server.Simulate == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.item("sweep", "%s: %s x %s x %s, %s", s.File.Name, words.Count(len(s.configs), "config"), words.Count(len(s.sweep.Levels), load), words.Count(s.sweep.Requests, "request"), by)
+	t.item("sweep", "%s: %s x %s x %s, %s", s.File.Name, render.Count(len(s.configs), "config"), render.Count(len(s.sweep.Levels), load), render.Count(s.sweep.Requests, "request"), by)
 	if args := s.File.Server.Args; len(args) > 0 {
 		t.item("args", "%s for every config", strings.Join(args, " "))
 	}
@@ -210,7 +210,7 @@ func (s *sweeping) standings() []standing {
 		found[i] = s.configs[i].highest()
 		all[i] = standing{highest: found[i], below: s.configs[i].below(), versus: "-"}
 		if i > 0 && found[i].Met() && found[0].Met() && found[i].Limited == "" && found[0].Limited == "" {
-			all[i].versus = words.Percent(found[i].Rate/found[0].Rate - 1)
+			all[i].versus = render.Percent(found[i].Rate/found[0].Rate - 1)
 		}
 	}
 	best := capacity.Best(found)
@@ -484,7 +484,7 @@ func (s *sweeping) drawLimit() string {
 		slowest = "a single one"
 	}
 	return fmt.Sprintf("One draw: the p%g of %s hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, words.Count(s.sweep.Requests, "request"), slowest)
+		highest.Percentile, render.Count(s.sweep.Requests, "request"), slowest)
 }
 
 // gridLimit says between which loads nothing is known of the best.

@@ -17,11 +17,11 @@ import (
 	"github.com/creack/pty"
 	"github.com/rivo/uniseg"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
-	"vllmtuner/words"
 )
 
 // A screen is what a terminal of so many columns shows of what was written to it, with all that has scrolled away.
@@ -237,7 +237,7 @@ probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 func TestAStageFits(t *testing.T) {
 	long := stage{"12 of 30 trials done", 0.4, time.Now().Add(time.Hour), "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
 	for width := 1; width < 200; width++ {
-		if got := words.Width(long.line(width)); got > width {
+		if got := render.Width(long.line(width)); got > width {
 			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
@@ -23,7 +23,7 @@ import (
 // starter returns what starts the plan's servers: simulated in virtual time, or real with their files in dir.
 func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	if name := p.File.Server.Simulate; name != "" {
-		profile, err := vllmsim.LoadProfile(name)
+		profile, err := sim.LoadProfile(name)
 		if err != nil {
 			return nil, err
 		}

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
-	"vllmtuner/words"
 )
 
 // Text is the report for a person, within 80 columns.
@@ -23,7 +23,7 @@ func (r *Report) Text() string {
 	if len(r.Means) > 0 {
 		t.item("servers", "end even if the tuner dies, by %s", strings.Join(r.Means, ", "))
 	}
-	t.item("needed", "for %s, %s: %.3g cores, %d open files, %s /dev/shm", words.Count(r.Need.GPUs, "GPU"), words.Count(r.Need.Streams, "stream"),
+	t.item("needed", "for %s, %s: %.3g cores, %d open files, %s /dev/shm", render.Count(r.Need.GPUs, "GPU"), render.Count(r.Need.Streams, "stream"),
 		r.Need.Cores, r.Need.OpenFiles, host.Size(r.Need.Shm))
 	for _, f := range r.Findings {
 		t.WriteByte('\n')
@@ -41,7 +41,7 @@ func (r *Report) Text() string {
 	if !r.Ready {
 		verdict = "not ready"
 	}
-	t.item(verdict, "%s, %s", words.Count(r.Count(host.Error), "error"), words.Count(r.Count(host.Warning), "warning"))
+	t.item(verdict, "%s, %s", render.Count(r.Count(host.Error), "error"), render.Count(r.Count(host.Warning), "warning"))
 	return t.String()
 }
 
@@ -59,7 +59,7 @@ func (t *text) item(name, format string, args ...any) {
 	for i, field := range fields {
 		fields[i] = split(field)
 	}
-	for _, line := range words.Wrap(strings.Join(fields, " "), bodyWidth) {
+	for _, line := range render.Wrap(strings.Join(fields, " "), bodyWidth) {
 		fmt.Fprintf(t, "%-*s%s\n", nameWidth, name, line)
 		name = ""
 	}
@@ -133,7 +133,7 @@ func (t *text) machine(m host.Machine) {
 	if m.Cores.Limit != nil {
 		limit = fmt.Sprintf("limit %.3g by %s", *m.Cores.Limit, m.Cores.LimitAt)
 	}
-	t.item("cores", "%.3g usable; %s allowed, %s", m.Cores.Usable, words.Count(m.Cores.Affinity, "CPU"), limit)
+	t.item("cores", "%.3g usable; %s allowed, %s", m.Cores.Usable, render.Count(m.Cores.Affinity, "CPU"), limit)
 	limit = "no cgroup limit"
 	if m.Memory.Limit != nil {
 		limit = fmt.Sprintf("limit %s by %s", host.Size(*m.Memory.Limit), m.Memory.LimitAt)

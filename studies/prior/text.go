@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 const (
@@ -33,7 +33,7 @@ func (s *Source) Text() string {
 // paragraph wraps a text after a head. The lines after the first have a margin.
 func paragraph(head, text string, margin int) string {
 	var t strings.Builder
-	for _, line := range words.Wrap(text, maxWidth-margin) {
+	for _, line := range render.Wrap(text, maxWidth-margin) {
 		t.WriteString(head + line + "\n")
 		head = strings.Repeat(" ", margin)
 	}

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/trial/capacity"
-	"vllmtuner/words"
 )
 
 // A List is what is known of each study in a root directory. NewEntry and Entry.Error fill it.
@@ -67,14 +67,14 @@ func (l *List) Text(width int) string {
 	if len(l.Studies) == 0 {
 		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
 	}
-	table := words.Table{Columns: []words.Column{
+	table := render.Table{Columns: []render.Column{
 		{Head: "study"}, {Head: "state"}, {Head: "trials done", Right: true, Rank: 1}, {Head: "best req/s", Right: true, Rank: 2},
 		{Head: "GPU time", Right: true, Rank: 4}, {Head: "stored", Rank: 3},
 	}}
 	margin := 0
 	for _, e := range l.Studies {
 		table.Rows = append(table.Rows, e.cells())
-		margin = max(margin, words.Width(e.Name))
+		margin = max(margin, render.Width(e.Name))
 	}
 	margin = min(margin, width/3) + 2
 	var t strings.Builder
@@ -83,7 +83,7 @@ func (l *List) Text(width int) string {
 	for i, e := range l.Studies {
 		fmt.Fprintln(&t, lines[i+1])
 		for _, remark := range e.remarks() {
-			for _, line := range words.Wrap(remark, width-margin) {
+			for _, line := range render.Wrap(remark, width-margin) {
 				fmt.Fprintf(&t, "%*s%s\n", margin, "", line)
 			}
 		}
@@ -110,7 +110,7 @@ func (e *Entry) cells() []string {
 		best += " sim."
 	}
 	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
-	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, words.Span(time.Duration(e.GPU * float64(time.Second))), words.Span(age) + " ago"}
+	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(time.Duration(e.GPU * float64(time.Second))), render.Span(age) + " ago"}
 }
 
 // remarks are what the row has no column for.

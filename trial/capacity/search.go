@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"vllmtuner/words"
+	"vllmtuner/render"
 )
 
 // A Search is how to look for a capacity: gallop from a hint until a passing and a failing rate are known, halve the bracket in
@@ -177,7 +177,7 @@ func (l *looking) next() (rate float64, why string) {
 	case why != "":
 		return 0, why
 	case len(l.steps) >= l.MaxProbes:
-		return 0, "the budget of " + words.Count(len(l.steps), "probe") + " is spent"
+		return 0, "the budget of " + render.Count(len(l.steps), "probe") + " is spent"
 	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget:
 		return 0, fmt.Sprintf("the time for probes, %s, is spent", l.Budget)
 	}

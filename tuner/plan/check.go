@@ -14,12 +14,12 @@ import (
 	"strings"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // Say reports what a check found in order. Under the name Warning it reports what works less well than it should.
@@ -60,11 +60,11 @@ func (p *Plan) checkServer() error {
 
 // checkSimulated finds a profile that is missing or wrong, and searched flags that the simulator does not model.
 func (p *Plan) checkSimulated() error {
-	if _, err := vllmsim.LoadProfile(p.File.Server.Simulate); err != nil {
+	if _, err := sim.LoadProfile(p.File.Server.Simulate); err != nil {
 		return err
 	}
 	for _, parameter := range p.File.Parameters {
-		if parameter.Name != space.SpeculativeTokens && !vllmsim.Models(parameter.Name) {
+		if parameter.Name != space.SpeculativeTokens && !sim.Models(parameter.Name) {
 			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so all its values would measure the same; remove it, or search it on a real server",
 				p.File.Path, parameter.Name, parameter.Name)
 		}
@@ -90,10 +90,10 @@ func (p *Plan) checkBudget() error {
 	if f.Budget.GPUTime <= 0 || f.Probe.StartRate == 0 || probe <= f.Budget.GPUTime {
 		return nil
 	}
-	least, limit := f.SLO().LeastRequests()
+	least, limit := f.SLO().MinRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %d requests (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
-		f.Path, words.Span(f.Budget.GPUTime), words.Span(probe), p.Requests(), limit, least, TypicalProbes)
+		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.Requests(), limit, least, TypicalProbes)
 }
 
 // checkLegal refuses constraints that leave no point.
@@ -150,7 +150,7 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 		args = append(args[:len(args):len(args)], p.Space.Args(point)...)
 	}
 	if s.Simulate != "" {
-		profile, err := vllmsim.LoadProfile(s.Simulate)
+		profile, err := sim.LoadProfile(s.Simulate)
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 		say("server", "%s, simulated", s.Simulate)
 		return nil
 	}
-	if refused := slices.Compact(vllmsim.RefusedValues(args)); len(refused) > 0 {
+	if refused := slices.Compact(sim.RefusedValues(args)); len(refused) > 0 {
 		return inputf("%s: vLLM accepts no such value: %s; correct it in server.args, server.current or parameters", p.File.Path, strings.Join(refused, "; "))
 	}
 	command := strings.Join(s.Command, " ")

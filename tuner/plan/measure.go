@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
@@ -103,7 +103,7 @@ func (p *Plan) ignoredFlags() []string {
 	var names []string
 	for _, flag := range flags {
 		name := fmt.Sprintf("--%s", flag.Base())
-		if vllmsim.Ignores(flag.Base()) && !slices.Contains(names, name) {
+		if sim.Ignores(flag.Base()) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

@@ -3,8 +3,8 @@ package plan
 import (
 	"errors"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/weights"
-	"vllmtuner/words"
 )
 
 // Weights returns the files of the model's weights, and their directory. The error wraps weights.ErrUnknown when the server
@@ -43,6 +43,6 @@ func (p *Plan) checkWeights(say Say) error {
 			return inputf("%s: server.model_copy: %w", p.File.Path, err)
 		}
 	}
-	say("model", "%s of weights in %s", words.Count(len(files), "file"), dir)
+	say("model", "%s of weights in %s", render.Count(len(files), "file"), dir)
 	return nil
 }
