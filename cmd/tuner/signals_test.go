@@ -14,8 +14,8 @@ import (
 	"vllmtuner/studies/logs"
 )
 
-// A terminal that is closed asks for an end as SIGTERM does, unless nohup has it ignored.
-func TestTheEndOfATerminal(t *testing.T) {
+// A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
+func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
 	if err != nil {
@@ -57,7 +57,7 @@ func TestTheEndOfATerminal(t *testing.T) {
 	}
 }
 
-// A tuner that crashes leaves no core, in which its keys would be, whatever the user allows.
+// A crashed tuner leaves no core dump with its keys, even if the user allows core dumps.
 func TestATunerLeavesNoCore(t *testing.T) {
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)

@@ -16,30 +16,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// goWords are in errors of Go's library, and in none that a person should read.
+// goWords occur in errors of Go's library, and must not reach a user.
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
-// atLine begins what is wrong with a line of a file: of several mistakes in it all are told.
+// atLine begins a message about a line of a study file. All mistakes in the file are listed.
 var atLine = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
 
-// hangTime is far more than any of these takes on a busy machine.
+// hangTime is far longer than any of these commands takes on a busy machine.
 const hangTime = 45 * time.Second
 
-// wrongs are what the tests know of a command: arguments that are well, and the exit code with them.
+// wrongs has what the tests know of a command: valid arguments, and their exit code.
 type wrongs struct {
 	dir      string
 	study    string // a file
-	root     string // with the study small in it
+	root     string // contains the study small
 	longest  string
-	noFiles  map[string]string // by what stands there
+	noFiles  map[string]string // by the kind of thing at the path
 	badFiles []string
 }
 
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
-	t.Chdir(t.TempDir()) // some of the wrong values are names of files that a command may write
+	t.Chdir(t.TempDir()) // a command may write files named like some wrong values
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
 	w.study = filepath.Join(dir, "study.yaml")
@@ -64,7 +64,7 @@ func newWrongs(t *testing.T) *wrongs {
 	return w
 }
 
-// check wants words that help: at most three lines, no words of Go's, and one of the names that stand for what is wrong.
+// check wants a helpful message: at most three lines, no goWords, and one of the names of what is wrong.
 func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string) {
 	t.Helper()
 	var stdout, stderr string
@@ -107,7 +107,7 @@ func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string
 	}
 }
 
-// wrongValues are none that any flag of a kind takes, and others that some do.
+// wrongValues lists, by kind of flag, values that no flag accepts, and values that only some accept.
 func wrongValues(f cli.Flag) (never, perhaps []string) {
 	switch f.(type) {
 	case *cli.IntFlag:
@@ -124,7 +124,7 @@ func wrongValues(f cli.Flag) (never, perhaps []string) {
 	return nil, []string{"", " ", "-", "--", "nope", "\xff", "🙂", "NaN", "-1", "a,b", "1:2000000000000:1", "0:1:1e-12", "=", ":", "://", "../..", "/dev/zero", strings.Repeat("x", 5000)}
 }
 
-// Each flag of each command, with each value that it cannot take.
+// Each flag of each command refuses each value that it cannot take.
 func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	w := newWrongs(t)
 	missing := w.noFiles["nothing"]
@@ -179,7 +179,7 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	}
 }
 
-// Each file that a command reads, where something else stands in its place, or what is in it is none of its kind.
+// Each file that a command reads may be missing, something else, or have contents of another kind.
 func TestEachFileMayBeSomethingElse(t *testing.T) {
 	w := newWrongs(t)
 	bench := []string{"bench", "--url", "http://127.0.0.1:1"}
@@ -237,7 +237,7 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 	}
 }
 
-// What is wrong in a study file, and with a command line as a whole.
+// Mistakes in a study file, and in a command line as a whole, are named.
 func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	w := newWrongs(t)
 	text, err := os.ReadFile(w.study)
