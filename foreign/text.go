@@ -1,4 +1,4 @@
-// Package foreign takes in what comes from outside: text for a terminal, and files that a user names. It never judges
+// Package foreign handles what comes from outside: text for a terminal, and files that a user names. It never judges
 // what they say.
 package foreign
 
