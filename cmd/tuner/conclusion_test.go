@@ -21,7 +21,7 @@ import (
 // The letters of a table of rows: p passed, f failed, L passed with a late load generator, l failed for it.
 const rowLetters = "pfLl"
 
-// A table is what the rows of a config say, read without any of the code that concludes from them.
+// A table holds the rows of a config. It shares no code with the conclusions that it checks.
 type table struct {
 	loads   []float64
 	letters []byte
@@ -37,10 +37,10 @@ func (t table) with(letters string) (loads []float64) {
 	return loads
 }
 
-// highest is the highest load that passed in time, 0 for none.
+// highest is the highest load that passed while the load generator was on time; 0 for none.
 func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
 
-// reach is the highest load that may be within the SLO, for all that the rows say; 0 for none.
+// reach is the highest load that may keep the SLO, as far as the rows tell; 0 for none.
 func (t table) reach() float64 {
 	reach := t.highest()
 	for _, load := range t.with("Ll") {
@@ -79,7 +79,7 @@ func (t table) steps() (steps []capacity.Step) {
 	return steps
 }
 
-// figures are the numbers that follow a word of a text.
+// figures returns the numbers that follow a word in a text.
 func figures(t *testing.T, text, rule string) (all []float64) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
@@ -92,7 +92,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 	return all
 }
 
-// What bench concludes from its rows, and its exit code, follow from the rows, in any order of the loads.
+// The conclusion of bench and its exit code follow from its rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4000) {
@@ -157,7 +157,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	}
 }
 
-// What a sweep concludes holds for all that its rows leave open.
+// The conclusion of a sweep holds whatever the loads between its rows would have shown.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	said := map[string]int{}
@@ -168,7 +168,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		var letters []string
 		for range 1 + rng.IntN(4) {
 			one := randomTable(rng, []float64{1, 2, 4})
-			if rng.IntN(2) == 0 { // mostly in time
+			if rng.IntN(2) == 0 { // half of the rows are on time
 				one.letters = []byte(strings.NewReplacer("L", "p", "l", "f").Replace(string(one.letters)))
 			}
 			all, letters = append(all, one), append(letters, string(one.letters))
@@ -224,7 +224,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	}
 }
 
-// A row that the load generator decided says so wherever it has a verdict, and one that was ended early shows what its verdict read.
+// A row whose load generator was late says so beside its verdict. A row that was ended early shows the figures of its verdict.
 func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
 	r := benchResult{shot: shot{rate: 20}, verdict: &v, stopped: true}

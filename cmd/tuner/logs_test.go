@@ -18,11 +18,11 @@ import (
 	"vllmtuner/trial"
 )
 
-// A followed is a `tuner logs -f` that runs.
+// A followed is a running `tuner logs -f`.
 type followed struct {
 	cmd  *exec.Cmd
-	out  chan string     // what it prints, on stderr too, piece by piece; closed at its end
-	seen strings.Builder // of that
+	out  chan string     // pieces of its stdout and stderr; closed at its end
+	seen strings.Builder // what came through out so far
 }
 
 // follow starts the command.
@@ -101,7 +101,7 @@ func (f *followed) end(t *testing.T) int {
 	}
 }
 
-// aLiveStudy begins a study over HTTP whose trial 0 is at work.
+// aLiveStudy begins a study over HTTP whose trial 0 runs.
 func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
@@ -121,7 +121,7 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	return root, store
 }
 
-// A log is waited for, followed while it is written, and read to its end when its trial is done.
+// logs -f waits for the log, follows it as it grows, and reads to its end when the trial is done.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	t.Parallel()
 	root, store := aLiveStudy(t)
@@ -174,7 +174,7 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 			if err := f.cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Fatal(err)
 			}
-			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: the log of trial 0 is followed no longer") {
+			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: stopped following the log of trial 0") {
 				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
 			}
 		})

@@ -18,14 +18,14 @@ import (
 	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
-// The test binary is the command too: scripts and tests run it as tuner.
+// The test binary is also the command: scripts and tests run it as tuner.
 func TestMain(m *testing.M) {
 	proc.Main()
-	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
+	os.Setenv("GORACE", quickExit) // for the children; our own runtime read it before
 	if os.Getenv(everyStep) != "" {
 		signOfLife, drawEvery = 0, 20*time.Millisecond
 	}
-	testscript.Main(suite{m}, map[string]func(){"tuner": overheard, "fake-vllm": fakevllm.Main})
+	testscript.Main(suite{m}, map[string]func(){"tuner": recordedMain, "fake-vllm": fakevllm.Main})
 }
 
 // quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
@@ -35,7 +35,7 @@ const quickExit = "atexit_sleep_ms=10"
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	ear := t.TempDir()
-	t.Cleanup(func() { checkHeard(t, ear) }) // after the scripts, which run in parallel
+	t.Cleanup(func() { checkRecorded(t, ear) }) // after the scripts, which run in parallel
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -49,14 +49,14 @@ func TestScripts(t *testing.T) {
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
-			e.Setenv(earVariable, ear)
+			e.Setenv(recordVariable, ear)
 			return nil
 		},
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
 	})
 }
 
-// exits CODE COMMAND … runs a command and wants that exit code; stdout and stderr are kept for the next lines.
+// exits CODE COMMAND … runs a command and expects that exit code. The next lines can check its stdout and stderr.
 func exits(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARGS]")
@@ -75,7 +75,7 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	}
 }
 
-// loseDatabase removes the live database of a study, as a disk may.
+// loseDatabase removes the live database of a study, as a faulty disk may.
 func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: lose study")
@@ -90,7 +90,7 @@ func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// harmDatabases GLOB SQL changes SQLite files behind the tuner's back, as a disk may.
+// harmDatabases GLOB SQL changes SQLite files, as a faulty disk may.
 func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: harm glob sql")

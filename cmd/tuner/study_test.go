@@ -21,8 +21,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// smallStudy is a study of the simulated small-fast server. %s is how it is reached: by HTTP as a child process, or in virtual
-// time. Under the reset protocol nothing of it depends on what was measured before.
+// smallStudy is a study of the simulated small-fast server. %s chooses how it runs: as a child process over HTTP, or in virtual
+// time. Under the reset protocol no result depends on earlier measurements.
 const smallStudy = `version: 1
 name: small
 model: example/small-fast
@@ -86,8 +86,8 @@ func serverRecord(dir string) (proc.Record, bool) {
 	return r, json.Unmarshal(text, &r) == nil
 }
 
-// A study of three trials over HTTP against a server that is a child process: killed with SIGKILL in the middle of a trial, run
-// again, and finished with the probes that it had.
+// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run finishes it with the probes
+// that it had.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	t.Parallel()
 	path, root := writeStudy(t, overHTTP, 3, 2), t.TempDir()
@@ -115,7 +115,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("the killed study ended well")
 	}
-	command(t, "status", "small", "--root", root) // readers do not mind
+	command(t, "status", "small", "--root", root) // readers still work
 
 	out := command(t, "run", path, "--root", root)
 	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "3 of 3 trials done") {
@@ -156,8 +156,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// One study through both loads, in virtual time and over HTTP, probe by probe: the same points, and where both sent the same draw
-// at the same rate, the same requests and latencies that agree. There is one code path; what differs is the clock and the network.
+// One study runs in virtual time and over HTTP, on the same code: only the clock and the network differ. Both choose the same
+// points. Probes with the same draw and rate have the same requests, and latencies that agree.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -198,10 +198,10 @@ func TestBothLoadsAgree(t *testing.T) {
 	}
 }
 
-// near reports whether a and b differ by no more than a part of b, or by so many milliseconds.
+// near reports whether a and b differ by at most a share of b, or by so many milliseconds.
 func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms) }
 
-// Two tuners on one study: the second refuses, says who owns it, and does no harm.
+// The second tuner on one study refuses, names the owner, and does no harm.
 func TestSecondTunerRefuses(t *testing.T) {
 	t.Parallel()
 	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
@@ -237,7 +237,7 @@ func TestSecondTunerRefuses(t *testing.T) {
 	}
 }
 
-// A simulated study is killed at many moments; run again it ends with the points, the probes and the answers of one that was not.
+// A simulated study is killed at many moments. The next run ends with the same points, probes and answers as without a kill.
 func TestASimulatedStudySurvivesKills(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "a killed tuner reports no race; package tuner resumes studies with the race detector")
@@ -258,7 +258,7 @@ func TestASimulatedStudySurvivesKills(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Wait() // killed, or by chance done
+		_ = cmd.Wait() // killed, or done before the kill
 		if done() {
 			break
 		}

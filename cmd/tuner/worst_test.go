@@ -10,7 +10,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// worstStudy has rates so low that its probes have a few requests running at a time, where the server admits 64.
+// worstStudy has such low rates that its probes run a few requests at a time, though the server admits 64.
 const worstStudy = `version: 1
 name: worst
 model: example/small-fast
@@ -24,9 +24,9 @@ probe: {seconds: 1, min_requests: 5, lead_in: 0s, start_rate: 5, min_rate: 5, ma
 cache: {protocol: reset}
 `
 
-// A server that lives through a search at low rates and dies of the load that it admits: the point is infeasible, with the server's own
-// last words. Whoever leaves the worst case out gets its capacity.
-func TestAServerThatDiesOfWhatItAdmits(t *testing.T) {
+// A server survives a search at low rates, and dies under the load that it admits. Its point is infeasible, with the server's
+// last log lines as evidence. Without the worst case, the point would get a capacity.
+func TestAServerThatDiesUnderTheLoadItAdmits(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name, text string
