@@ -24,7 +24,7 @@ type Store interface {
 	Begin(studies.Trial) error
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
-	Served(number int, version, changed string) error
+	Served(number int, version string, change studies.Change) error
 	SetState(state studies.State, note string) error
 }
 
@@ -333,13 +333,13 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
 		switch {
 		case i < 0 || study.Trials[i].Version == version && t.Version == "":
-			return s.serve(t, version, "")
+			return s.serve(t, version, studies.Change{})
 		case study.Trials[i].Version == version: // another was accepted, and is taken back before anything was measured on it
-			return s.serve(t, version, versionChange(*t, version))
+			return s.serve(t, version, studies.VersionChange(*t, version))
 		}
 		before = study.Trials[i]
 	}
-	change := versionChange(before, version)
+	change := studies.VersionChange(before, version)
 	switch {
 	case !s.AcceptDrift:
 		return fmt.Errorf("%w: %s; start the old version, begin a study under another name, or go on with --accept-drift", studies.ErrWorldChanged, change)
@@ -349,12 +349,8 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 	return s.serve(t, version, change)
 }
 
-func versionChange(before studies.Trial, version string) string {
-	return fmt.Sprintf("server version: %s in trial %d → %s", before.Version, before.Number, version)
-}
-
-func (s *Study) serve(t *studies.Trial, version, changed string) error {
-	if err := s.Store.Served(t.Number, version, changed); err != nil {
+func (s *Study) serve(t *studies.Trial, version string, change studies.Change) error {
+	if err := s.Store.Served(t.Number, version, change); err != nil {
 		return err
 	}
 	t.Version = version
@@ -362,10 +358,10 @@ func (s *Study) serve(t *studies.Trial, version, changed string) error {
 }
 
 // A changedError says that the server is another one than that on which a trial's first probes were measured.
-type changedError struct{ change string }
+type changedError struct{ change studies.Change }
 
 func (e *changedError) Error() string {
-	return "the world changed before the trial was finished: " + e.change
+	return "the world changed before the trial was finished: " + e.change.String()
 }
 
 func lastIndex(trials []studies.Trial, is func(studies.Trial) bool) int {

@@ -54,8 +54,8 @@ func (k *killer) Begin(t studies.Trial) error {
 func (k *killer) Record(n int, p trial.Probe) error {
 	return k.write(func() error { return k.Store.Record(n, p) })
 }
-func (k *killer) Served(n int, version, changed string) error {
-	return k.write(func() error { return k.Store.Served(n, version, changed) })
+func (k *killer) Served(n int, version string, change studies.Change) error {
+	return k.write(func() error { return k.Store.Served(n, version, change) })
 }
 func (k *killer) Finish(n int, r trial.Result) error {
 	return k.write(func() error { return k.Store.Finish(n, r) })
@@ -67,7 +67,7 @@ func smallSpace(t *testing.T) *space.Space {
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.3, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 2, Max: 64, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 256, Max: 4096, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -544,8 +544,8 @@ type begun struct {
 	trial int
 }
 
-func (b *begun) Served(n int, version, changed string) error {
-	if err := b.Store.Served(n, version, changed); err != nil || n != b.trial {
+func (b *begun) Served(n int, version string, change studies.Change) error {
+	if err := b.Store.Served(n, version, change); err != nil || n != b.trial {
 		return err
 	}
 	return errKilled

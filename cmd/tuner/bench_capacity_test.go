@@ -86,6 +86,7 @@ func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
 const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
 func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
+	t.Parallel()
 	stdout, stderr, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +112,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 }
 
 func TestFindCapacityInWords(t *testing.T) {
+	t.Parallel()
 	stdout, _, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
 	if err != nil {
 		t.Fatal(err)
@@ -125,6 +127,7 @@ func TestFindCapacityInWords(t *testing.T) {
 
 // What cannot be found is said with what was measured, within the time that was allowed.
 func TestFindCapacityOfWhatHasNone(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		flags []string
@@ -232,6 +235,7 @@ func TestALateSearchDoesNotSucceed(t *testing.T) {
 
 // Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
 func TestFindCapacityFillsTheCache(t *testing.T) {
+	t.Parallel()
 	first := func(flags ...string) (value float64) {
 		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
 		if err != nil && !errors.Is(err, errNoRunKept) {

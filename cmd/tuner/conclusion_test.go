@@ -94,6 +94,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 
 // The conclusion of bench and its exit code follow from its rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		var loads []float64
@@ -158,6 +159,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 
 // The conclusion of a sweep holds whatever the loads between its rows would have shown.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	said := map[string]int{}
 	whole := swept(t, "ppp", "ppp", "ppp", "ppp")
 	for seed := range uint64(4000) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -58,8 +59,34 @@ func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
+// ownProcess is set in a process that runs only one test.
+const ownProcess = "TUNER_TEST_ALONE"
+
+// inOwnProcess reports whether this test has a process of its own. If not, it runs the test in one, whose resources are then
+// only the test's.
+func inOwnProcess(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(ownProcess) != "" {
+		return true
+	}
+	program, err := os.Executable()
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), ownProcess+"=1")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	return false
+}
+
 // Repeated starts and stops of a server leave no goroutine, no descriptor and no process.
 func TestServersLeaveNothing(t *testing.T) {
+	t.Parallel()
+	if !inOwnProcess(t) {
+		return
+	}
 	cycles := fewCycles
 	if text := os.Getenv(cyclesVariable); text != "" {
 		var err error

@@ -55,7 +55,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 }
 
 func takeoverFlag() cli.Flag {
-	return &cli.DurationFlag{Name: "takeover-after", Value: fence.UsualSilence,
+	return &cli.DurationFlag{Name: "takeover-after", Value: fence.DefaultTTL,
 		Usage: "on a shared disk, consider an owner dead after this `time` of silence; give all runs of the study the same"}
 }
 

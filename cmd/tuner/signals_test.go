@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,6 +17,10 @@ import (
 
 // A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
 func TestAClosingTerminalEndsTheTuner(t *testing.T) {
+	t.Parallel()
+	hangups := make(chan os.Signal, 1) // without a handler here, the children of a test under nohup would ignore SIGHUP
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
 	if err != nil {

@@ -36,7 +36,7 @@ func h200(t testing.TB) surface {
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.70, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 1024, Max: 32768, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func inner(t testing.TB) surface {
 		{Name: "max-num-seqs", Kind: space.Int, Min: 8, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 512, Max: 32768, Log: true},
 		{Name: "num-speculative-tokens", Kind: space.Categorical, Choices: []string{"0", "1", "2", "3", "5"}},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"})
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
