@@ -185,7 +185,7 @@ func TestRunsOfASearchAreIndependent(t *testing.T) {
 
 func TestCapacityTextFitsATerminal(t *testing.T) {
 	runs := []capacityStep{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
-	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
+	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 allowed)", Binding: "p99 TTFT", InFlight: 12}
 	for _, a := range []capacityAnswer{
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
 			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -140,11 +141,19 @@ func regret(t testing.TB, on surface, name string, seed uint64, noise float64) f
 	return lost
 }
 
-// Thirty-trial studies over seeds, at two noises.
-func TestRegret(t *testing.T) {
-	const seeds = 30
+func TestRegret(t *testing.T) { regrets(t, 15, 0.03) }
+
+// TestRegretAtTwoNoises is TestRegret over more seeds, and with more noise.
+func TestRegretAtTwoNoises(t *testing.T) {
+	realtime.Only(t, "hundreds of studies")
+	regrets(t, 30, 0.03, 0.08)
+}
+
+// regrets runs studies of thirty trials over seeds, and compares the samplers.
+func regrets(t *testing.T, seeds int, noises ...float64) {
+	t.Helper()
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
-		for _, noise := range []float64{0.03, 0.08} {
+		for _, noise := range noises {
 			median := map[string]float64{}
 			for _, name := range Names {
 				var all []float64
