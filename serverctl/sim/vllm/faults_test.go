@@ -29,12 +29,12 @@ func TestParseFaults(t *testing.T) {
 		{"disk-full strikes under load when told so", "disk-full:request=5", Fault{Trigger: "request", Request: 5}, ""},
 		{"requests that come in a time", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
 
-		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"? known are model-not-found, `},
+		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"?`},
 		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; known are model-not-found, gated-model, `},
 		{"nothing", "", Fault{}, `there is no fault ""`},
 		{"a key that nothing has", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
 		{"a key of another kind", "hang:bytes=3", Fault{}, `it has no key "bytes"`},
-		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, and not "request"`},
+		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, so "request" is wrong`},
 		{"a key without value", "hang:for", Fault{}, "for=: it must be a time with its unit"},
 		{"a time without unit", "hang:for=3", Fault{}, "for=3: it must be a time with its unit"},
 		{"no time at all", "slow-start:for=0s", Fault{}, "for=0s: it must be a time"},
@@ -43,11 +43,11 @@ func TestParseFaults(t *testing.T) {
 		{"a chance above 1", "hang:p=1.5", Fault{}, "p=1.5: it must be a chance above 0 and at most 1"},
 		{"no chance", "hang:p=NaN", Fault{}, "p=NaN: it must be a chance"},
 		{"more bytes than there are", "flood:bytes=9999999999GiB", Fault{}, "it must be a number of bytes"},
-		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when it begins; give one"},
+		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when the fault begins; give one of them"},
 		{"a key twice", "hang:at=1s,at=2s", Fault{}, "at= is given twice"},
-		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= is of p=, which is not given"},
-		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= is of requests that come at a time; give at= as well"},
-		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "say when that dies"},
+		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= needs p="},
+		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well, because it lasts from a time on"},
+		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			faults, err := ParseFaults(row.text)
