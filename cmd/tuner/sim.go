@@ -32,7 +32,7 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
 metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
 chooses what is simulated: ` + strings.Join(sim.ProfileNames(), ", ") + `.
---sim-version VERSION (or TUNER_SIM_VERSION) chooses whose face it has:
+--sim-version VERSION (or TUNER_SIM_VERSION) chooses the version of vLLM:
 ` + strings.Join(sim.Versions, ", ") + `.
 --sim-fault KIND[:key=value,...] lets it fail as vLLM fails; docs/simulator.md
 has the kinds.

@@ -125,7 +125,7 @@ func parsed(t *testing.T, texts ...string) Faults {
 	return faults
 }
 
-// The chance of a fault is that of its seed: the same requests are hit in every run.
+// The seed of a fault decides which requests it affects: the same ones in every run.
 func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
 	small := profile(t, "small-fast")
 	engine, err := sim.NewEngine(small, small.Defaults)
