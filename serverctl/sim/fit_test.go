@@ -74,7 +74,7 @@ func readConfigs(t testing.TB, o Options) (names []string, options map[string]Op
 // fitAll replays all measurements.
 func fitAll(t testing.TB) fit {
 	t.Helper()
-	h200, l4 := profile(t, "h200-llama70b-fp8").Quiet(), profile(t, "l4-qwen0.5b")
+	h200, l4 := profile(t, "h200-llama70b-fp8").quiet(), profile(t, "l4-qwen0.5b")
 	o := h200.Defaults
 	o.MaxModelLen = 16384
 	names, options, kv := readConfigs(t, o)

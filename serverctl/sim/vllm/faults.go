@@ -123,8 +123,8 @@ var kinds = []kind{
 	{name: "leak-gpu", keys: lasting},
 }
 
-// FaultKinds returns the names of all kinds.
-func FaultKinds() []string {
+// faultKinds returns the names of all kinds.
+func faultKinds() []string {
 	names := make([]string, len(kinds))
 	for i, k := range kinds {
 		names[i] = k.name
@@ -132,8 +132,8 @@ func FaultKinds() []string {
 	return names
 }
 
-// ParseFaults reads faults from a command line, each as KIND or KIND:key=value,key=value. Its error is a *FaultError.
-func ParseFaults(texts ...string) (Faults, error) {
+// parseFaults reads faults from a command line, each as KIND or KIND:key=value,key=value. Its error is a *FaultError.
+func parseFaults(texts ...string) (Faults, error) {
 	var faults Faults
 	for _, text := range texts {
 		f, err := parseFault(text)
@@ -171,7 +171,7 @@ func parseFault(text string) (Fault, error) {
 }
 
 func unknownKind(name string) error {
-	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, FaultKinds()))}
+	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultKinds()))}
 }
 
 func (f *Fault) wrong(format string, args ...any) error {

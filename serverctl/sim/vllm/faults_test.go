@@ -50,23 +50,23 @@ func TestParseFaults(t *testing.T) {
 		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			faults, err := ParseFaults(row.text)
+			faults, err := parseFaults(row.text)
 			if row.wrong != "" {
 				if _, ours := errors.AsType[*FaultError](err); !ours || !strings.Contains(err.Error(), row.wrong) {
-					t.Errorf("ParseFaults(%q) = %v, want %q", row.text, err, row.wrong)
+					t.Errorf("parseFaults(%q) = %v, want %q", row.text, err, row.wrong)
 				}
 				return
 			}
 			if err != nil || len(faults) != 1 {
-				t.Fatalf("ParseFaults(%q) = %v, %v", row.text, faults, err)
+				t.Fatalf("parseFaults(%q) = %v, %v", row.text, faults, err)
 			}
 			got := faults[0]
 			if got.String() != row.text || got.Kind != got.kind.name {
-				t.Errorf("ParseFaults(%q) is %q of kind %s", row.text, got, got.Kind)
+				t.Errorf("parseFaults(%q) is %q of kind %s", row.text, got, got.Kind)
 			}
 			got.Kind, got.kind, got.text = "", nil, ""
 			if got != row.want {
-				t.Errorf("ParseFaults(%q) = %+v, want %+v", row.text, got, row.want)
+				t.Errorf("parseFaults(%q) = %+v, want %+v", row.text, got, row.want)
 			}
 		})
 	}
@@ -118,7 +118,7 @@ func TestFaultsThatNeedMoreSaySo(t *testing.T) {
 
 func parsed(t *testing.T, texts ...string) Faults {
 	t.Helper()
-	faults, err := ParseFaults(texts...)
+	faults, err := parseFaults(texts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestTheDocumentHasEveryFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range FaultKinds() {
+	for _, kind := range faultKinds() {
 		if !strings.Contains(string(text), "\n| `"+kind+"` |") {
 			t.Errorf("docs/simulator.md has no row for %s", kind)
 		}

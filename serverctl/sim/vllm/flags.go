@@ -63,7 +63,7 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 	for i, text := range faults {
 		faults[i] = strings.TrimSpace(text)
 	}
-	s.Faults, err = ParseFaults(faults...)
+	s.Faults, err = parseFaults(faults...)
 	return s, rest, err
 }
 
