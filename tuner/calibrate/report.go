@@ -6,15 +6,14 @@ import (
 	"math"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"vllmtuner/render"
 )
 
-// width is that of a terminal nobody has widened.
+// width is the width of the report in columns.
 const width = 80
 
-// percent writes a part in whole per cent, small ones with a digit more.
+// percent writes a share in per cent, with a decimal below 10 %.
 func percent(part float64) string {
 	if part < 0.0005 {
 		return "< 0.1 %"
@@ -27,31 +26,23 @@ func percent(part float64) string {
 
 func joined(names []string) string { return strings.Join(names, ", ") }
 
-// wrapped writes a text in lines of at most width columns: the first after a name of so many columns, the others below it.
-func wrapped(b *strings.Builder, name string, indent int, text string) {
-	line := fmt.Sprintf("%-*s", indent, name)
-	empty := true
-	for word := range strings.FieldsSeq(text) {
-		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-			b.WriteString(strings.TrimRight(line, " ") + "\n")
-			line, empty = strings.Repeat(" ", indent), true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
+// writeNamed writes a text with a name in the first ten columns, in lines of at most width columns.
+func writeNamed(b *strings.Builder, name, text string) {
+	const indent = 10
+	for _, line := range words.Wrap(text, width-indent) {
+		fmt.Fprintf(b, "%-*s%s\n", indent, name, line)
+		name = ""
 	}
-	b.WriteString(strings.TrimRight(line, " ") + "\n")
 }
 
-// WriteText writes the result for a person.
+// WriteText writes the result as text.
 func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
 	r.writeUse(&b)
 	r.writeErrors(&b)
 	r.writeConstants(&b)
 	for _, note := range r.Notes {
-		wrapped(&b, "note", 10, note)
+		writeNamed(&b, "note", note)
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write the report: %w", err)
@@ -59,39 +50,39 @@ func (r *Result) WriteText(w io.Writer) error {
 	return nil
 }
 
-// writeUse says what was used.
+// writeUse writes which trials and probes were used, and how the fit went.
 func (r *Result) writeUse(b *strings.Builder) {
 	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
 	if r.Simulated {
-		text += ". The study was simulated: the profile is one of a simulation, and no GPU is behind it"
+		text += ". The study measured a simulated server, so the profile describes a simulation and no GPU"
 	}
-	wrapped(b, "study", 10, text)
+	writeNamed(b, "study", text)
 	text = fmt.Sprintf("%d fitted, %d held out, of %d", r.Fitted, r.HeldOut, r.Probes)
 	for _, left := range r.LeftOut {
 		text += fmt.Sprintf("; left out: %d %s", left.N, left.Why)
 	}
-	wrapped(b, "probes", 10, text)
+	writeNamed(b, "probes", text)
 	for _, left := range r.LeftOutTrials {
-		wrapped(b, "", 10, render.Count(left.N, "trial")+" left out: "+left.Why)
+		writeNamed(b, "", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
-		text = fmt.Sprintf("of %d starts, %d of them refused, within %.3f GiB (before: %.3g; root of the mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
-		wrapped(b, "KV cache", 10, text)
+		text = fmt.Sprintf("of %d starts, %d of them refused: error %.3f GiB, before %.3g (root mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
+		writeNamed(b, "KV cache", text)
 	}
 	if r.HitRate >= 0 {
-		wrapped(b, "hit rate", 10, fmt.Sprintf("of the prefix cache within %.1f points in the median; it was not fitted", 100*r.HitRate))
+		writeNamed(b, "hit rate", fmt.Sprintf("of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate))
 	}
 	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
 	switch {
 	case r.TimeUp:
-		text += "; the time limit ended it: errors may fall further with a longer --time-limit"
+		text += "; ended by the time limit: a longer --time-limit may reduce the errors"
 	case !r.Converged:
-		text += "; it had not settled: calibrate once more with --from this profile"
+		text += "; not converged: calibrate again with --from this profile"
 	}
-	wrapped(b, "fit", 10, text)
+	writeNamed(b, "fit", text)
 }
 
-// writeErrors writes how far the predictions are off.
+// writeErrors writes the errors of the predictions.
 func (r *Result) writeErrors(b *strings.Builder) {
 	fmt.Fprintf(b, "\nerror, %%         %-21s%-21s%s\n", "before", "after, fitted", "after, held out")
 	fmt.Fprintf(b, "%-14s%s\n", "", strings.Repeat(fmt.Sprintf("%7s%7s%7s", "median", "p90", "max"), 3))
@@ -101,7 +92,7 @@ func (r *Result) writeErrors(b *strings.Builder) {
 			for _, v := range []float64{s.Median, s.P90, s.Max} {
 				text := "-"
 				if s.N > 0 {
-					text = figure(100 * v)
+					text = formatError(100 * v)
 				}
 				fmt.Fprintf(b, "%7s", text)
 			}
@@ -110,8 +101,8 @@ func (r *Result) writeErrors(b *strings.Builder) {
 	}
 }
 
-// number writes a constant with four digits, and a whole one with all it has.
-func number(v float64) string {
+// formatConstant writes a constant with four digits, or as a whole number from 1,000 on.
+func formatConstant(v float64) string {
 	if v >= 1000 && v < 1e9 {
 		return fmt.Sprintf("%.0f", v)
 	}
@@ -125,8 +116,8 @@ func orHeld(names []string) string {
 	return joined(names)
 }
 
-// figure keeps a digit behind the point of small numbers, and at most six columns.
-func figure(v float64) string {
+// formatError writes an error in per cent in at most six columns, with a decimal below 100.
+func formatError(v float64) string {
 	switch {
 	case math.IsInf(v, 0) || v >= 1e5:
 		return ">99999"
@@ -136,14 +127,13 @@ func figure(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// writeConstants writes what became of the constants: those that are told, those that are not with what stands in for them, and
-// those that do not show.
+// writeConstants writes the known constants as a table, and then the others with the reason why they are not known.
 func (r *Result) writeConstants(b *strings.Builder) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string
 	for _, c := range r.Changes {
 		switch c.Standing {
-		case Told, Together:
+		case Known, Together:
 			text := ""
 			switch {
 			case c.Standing == Together:
@@ -156,7 +146,7 @@ func (r *Result) writeConstants(b *strings.Builder) {
 				fmt.Fprintf(b, "%s\n", c.Path)
 				name = strings.Repeat(" ", 34)
 			}
-			fmt.Fprintf(b, "%s%10s →%9s  %s\n", name, number(c.Before), number(c.After), strings.TrimSpace(fmt.Sprintf("%-12s%s", c.Unit, text)))
+			fmt.Fprintf(b, "%s%10s →%9s  %s\n", name, formatConstant(c.Before), formatConstant(c.After), strings.TrimSpace(fmt.Sprintf("%-12s%s", c.Unit, text)))
 		case Unseen:
 			unseen = append(unseen, c.Path)
 		}
@@ -164,15 +154,15 @@ func (r *Result) writeConstants(b *strings.Builder) {
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {
-			wrapped(b, "held", 10, fmt.Sprintf("%s stays %s: not separable from %s", c.Path, strings.TrimSpace(number(c.After)+" "+c.Unit), orOthers(c.With)))
+			writeNamed(b, "held", fmt.Sprintf("%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), orOthers(c.With)))
 		}
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			wrapped(b, "together", 10, fmt.Sprintf("%s holds only with %s as in %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error)))
+			writeNamed(b, "together", fmt.Sprintf("%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error)))
 		}
 	}
 	if len(unseen) > 0 {
-		wrapped(b, "unseen", 10, fmt.Sprintf("as in %s, for they do not show in this study: %s", r.From, joined(unseen)))
+		writeNamed(b, "unseen", fmt.Sprintf("with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen)))
 	}
 }
