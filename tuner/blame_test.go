@@ -14,7 +14,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// coarse makes the searches of a study short, for tests that ask only whether its servers live.
+// coarse makes the searches of a study short, for tests in which the capacities do not matter.
 func coarse(s *Study) *Study {
 	s.Runner.Search.MaxProbes = 2
 	return s

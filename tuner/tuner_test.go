@@ -178,7 +178,7 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	const trials = 3
-	s := study(t, store, trial.Primed, trials)
+	s := coarse(study(t, store, trial.Primed, trials))
 	source := &countedSource{Source: s.Runner.Source}
 	s.Runner.Source, s.Runner.LongRun = source, nil
 	if _, err := s.Run(t.Context()); err != nil {
@@ -309,12 +309,12 @@ func flaky(s *Study, class serverctl.Class, n int) {
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	s := study(t, store, trial.Primed, 6)
+	s := coarse(study(t, store, trial.Primed, 6))
 	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
-	if _, err := study(t, store, trial.Primed, 6).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 6)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	got := answers(t, store)
@@ -340,7 +340,7 @@ func TestAHangGetsASecondChance(t *testing.T) {
 		{"GPU memory that another process gave back late", serverctl.Infrastructure, 1, trial.Measured},
 	} {
 		store := open(t, t.TempDir())
-		s := study(t, store, trial.Primed, 1)
+		s := coarse(study(t, store, trial.Primed, 1))
 		flaky(s, row.class, row.hangs)
 		if _, err := s.Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -418,10 +418,10 @@ func (v versioned) Facts() serverctl.Facts {
 func TestAnotherServerVersionIsDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, store, trial.Primed, 2).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 2)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 4))
+	s := upgrade(coarse(study(t, store, trial.Primed, 4)))
 	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
 		t.Errorf("Run = %v, want the change of version", err)
 	}
@@ -460,10 +460,10 @@ func (s *stopped) Record(n int, p trial.Probe) error {
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, &stopped{store, 2}, trial.Primed, 6).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed", err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 6))
+	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -503,7 +503,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	defer store.Close()
 	run := func(at int, accept bool, how func(*Study) *Study) error {
 		t.Helper()
-		s := how(study(t, &stopped{store, at}, trial.Primed, 4))
+		s := how(coarse(study(t, &stopped{store, at}, trial.Primed, 4)))
 		s.AcceptDrift = accept
 		_, err := s.Run(t.Context())
 		return err
@@ -563,16 +563,16 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	defer store.Close()
 	same := func(s *Study) *Study { return s }
 	for _, how := range []func(*Study) *Study{same, upgrade} {
-		s := how(study(t, &begun{store, 1}, trial.Primed, 4))
+		s := how(coarse(study(t, &begun{store, 1}, trial.Primed, 4)))
 		s.AcceptDrift = true
 		if _, err := s.Run(t.Context()); !errors.Is(err, errKilled) {
 			t.Fatalf("Run = %v, want it killed in trial 1", err)
 		}
 	}
-	if _, err := study(t, &stopped{store, 2}, trial.Primed, 4).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("back on the first server Run = %v, want it killed in trial 2", err)
 	}
-	if _, err := withVersion(study(t, store, trial.Primed, 4), "").Run(t.Context()); err != nil {
+	if _, err := withVersion(coarse(study(t, store, trial.Primed, 4)), "").Run(t.Context()); err != nil {
 		t.Errorf("on a server that tells no version Run = %v", err)
 	}
 	got, err := store.Study()
@@ -588,10 +588,10 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, store, trial.Primed, 3).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 3)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 6))
+	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
