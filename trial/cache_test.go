@@ -87,8 +87,8 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}
 }
 
-// A carried cache holds the requests of the first attempt, so a repetition asks others. An emptied cache holds none, and asking the same
-// requests keeps a resumed study exact.
+// A carried cache holds the requests of the first attempt, so a repetition asks others. An emptied cache holds none,
+// and asking the same requests keeps a resumed study exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
 		c := newPrefixCache(protocol, 1000)

@@ -17,8 +17,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. The number is that of
-// requests; 0 means endless.
+// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. The
+// number is that of requests; 0 means endless.
 type sharers int
 
 func (sharers) Name() string { return "twelve prefixes" }
@@ -40,8 +40,8 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 2, Conversation: -1}
 }
 
-// A teller is a server that answers one request after the other. Its own prefix cache holds everything that it was ever asked. It records
-// what the requests of each window found.
+// A teller is a server that answers one request after the other. Its own prefix cache holds everything that it was ever
+// asked. It records what the requests of each window found.
 type teller struct {
 	cache        map[uint64]bool
 	foreign      bool // somebody else has filled its cache: a reset leaves the prefixes
@@ -119,8 +119,9 @@ func (e *teller) Observe(time.Time) func() *serverctl.Series {
 func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
 
-// Each cache protocol measures what it says, by the counters of a server that shares no code with the simulator. Under reset the window
-// finds what it would find in an empty cache, whatever the lead-in asked before. Else it finds what was carried.
+// Each cache protocol measures what it says, by the counters of a server that shares no code with the simulator. Under
+// reset the window finds what it would find in an empty cache, whatever the lead-in asked before. Else it finds what
+// was carried.
 func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	const prefix = 496.0 / 512
 	for _, row := range []struct {

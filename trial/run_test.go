@@ -20,7 +20,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records what is done to it.
+// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records what is done
+// to it.
 type stub struct {
 	mu       sync.Mutex
 	did      []string
@@ -226,7 +227,8 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	}
 }
 
-// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built once.
+// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built
+// once.
 var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
@@ -501,8 +503,9 @@ func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
 	}
 }
 
-// A late load generator proves nothing against the server. A pass is a lower bound, and only rates that were offered in time are sure. A
-// generator that falls behind by more than a hundredth of the window has not offered the rate. Where nothing passed, nothing is known.
+// A late load generator proves nothing against the server. A pass is a lower bound, and only rates that were offered in
+// time are sure. A generator that falls behind by more than a hundredth of the window has not offered the rate. Where
+// nothing passed, nothing is known.
 func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 	for _, row := range []struct {
 		name        string

@@ -133,9 +133,9 @@ func outcome(p Probe) capacity.Outcome {
 	}
 }
 
-// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one has more
-// bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every trial has the same
-// draws, so that two trials differ by their servers alone.
+// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one
+// has more bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every
+// trial has the same draws, so that two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r := t.runner
 	return workload.Plan{

@@ -84,7 +84,8 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 	}
 }
 
-// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The level costs both times.
+// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The level
+// costs both times.
 func TestASweepRepeatsALateLevel(t *testing.T) {
 	for _, row := range []struct {
 		cache   Protocol

@@ -20,7 +20,8 @@ func coarse(s *Study) *Study {
 	return s
 }
 
-// dying makes the first n servers of a study die. Later ones are the simulated server. It returns a pointer to the number of starts.
+// dying makes the first n servers of a study die. Later ones are the simulated server. It returns a pointer to the
+// number of starts.
 func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -38,7 +39,8 @@ func always(e serverctl.ExitError) func(int) *serverctl.ExitError {
 
 const forEver = 1 << 30 // servers
 
-// A broken machine ends the study with an error, and costs no trial of the budget: after the repair all are measured, the default first.
+// A broken machine ends the study with an error, and costs no trial of the budget: after the repair all are measured,
+// the default first.
 func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	script := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: process 4711 found no GPU"}
 	for _, row := range []struct {
@@ -177,8 +179,8 @@ func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	}
 }
 
-// A server that somebody ends gets a second try, and is no point's fault. A server whose flags ask for host memory, and that finds none
-// twice, is its point's fault.
+// A server that somebody ends gets a second try, and is no point's fault. A server whose flags ask for host memory, and
+// that finds none twice, is its point's fault.
 func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 	for _, row := range []struct {
 		name    string

@@ -72,8 +72,8 @@ func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	}
 }
 
-// A study ends with an error, and without an answer, when most of its probes are client-limited. On a better machine it goes on, and measures
-// its default again.
+// A study ends with an error, and without an answer, when most of its probes are client-limited. On a better machine it
+// goes on, and measures its default again.
 func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()

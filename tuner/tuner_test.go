@@ -25,7 +25,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed at its n-th write: before the write, or after it and before the owner knows.
+// A killer is a store whose owner is killed at its n-th write: before the write, or after it and before the owner
+// knows.
 type killer struct {
 	*studies.Store
 	writes, at int
@@ -189,8 +190,8 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	}
 }
 
-// A study that was killed before any of its writes, or after the last, resumes to the same points and the same answer. Under the reset
-// protocol they agree to the last digit, and no probe is measured twice.
+// A study that was killed before any of its writes, or after the last, resumes to the same points and the same answer.
+// Under the reset protocol they agree to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, 9)
 }
@@ -496,8 +497,8 @@ func withVersion(s *Study, version string) *Study {
 	return s
 }
 
-// The version of a half-done trial's server is known after a kill. Even the first trial is not finished on another version. An accepted
-// change is neither asked for again nor stored again.
+// The version of a half-done trial's server is known after a kill. Even the first trial is not finished on another
+// version. An accepted change is neither asked for again nor stored again.
 func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
@@ -557,7 +558,8 @@ func (b *begun) Served(n int, version, changed string) error {
 	return errKilled
 }
 
-// Two things make no new world: a version on which nothing was measured before the user went back, and a server that tells no version.
+// Two things make no new world: a version on which nothing was measured before the user went back, and a server that
+// tells no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()

@@ -40,7 +40,8 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// A single burst fails a probe at a rate that the server carries well. The search repeats the rate, and goes on above it.
+// A single burst fails a probe at a rate that the server carries well. The search repeats the rate, and goes on above
+// it.
 func TestASingleBurstIsNotBelieved(t *testing.T) { singleBurstIsNotBelieved(t, 6) }
 
 func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {

@@ -38,7 +38,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// With correct standard errors the interval holds the true ratio in 95 of 100 comparisons, and calls one of two equals better in 2.5 of 100.
+// With correct standard errors the interval holds the true ratio in 95 of 100 comparisons, and calls one of two equals
+// better in 2.5 of 100.
 func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const rounds = 20_000

@@ -12,8 +12,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A synthetic server breaks a limit more often the more work is around a request. It does so half of the time where the work is that of
-// max evenly spread requests per second. Its capacity in the long run can be computed.
+// A synthetic server breaks a limit more often the more work is around a request. It does so half of the time where the
+// work is that of max evenly spread requests per second. Its capacity in the long run can be computed.
 type synthetic struct {
 	max float64 // requests per second
 	k   kernel
@@ -244,8 +244,9 @@ func precisionIsForetold(t *testing.T, seeds uint64) {
 	}
 }
 
-// A small difference in latency makes a small difference in capacity. At 2.0 req/s one run had a p99 TTFT of 953 ms and the next 1010 ms,
-// with 1000 ms allowed. On a grid the capacities were 2.0 and 1.5. Here they differ by a few per cent.
+// A small difference in latency makes a small difference in capacity. At 2.0 req/s one run had a p99 TTFT of 953 ms and
+// the next 1010 ms, with 1000 ms allowed. On a grid the capacities were 2.0 and 1.5. Here they differ by a few per
+// cent.
 func TestASmallDifferenceIsSmall(t *testing.T) {
 	at2 := []float64{953, 1010}
 	var found []float64
@@ -284,8 +285,8 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 	}
 }
 
-// Probes far from the boundary do not change the answer: probes far below that pass, and probes far above in which nearly all requests are
-// slow, say nothing about the boundary.
+// Probes far from the boundary do not change the answer: probes far below that pass, and probes far above in which
+// nearly all requests are slow, say nothing about the boundary.
 func TestFarProbesDoNotMoveTheAnswer(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 5) }
 
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {

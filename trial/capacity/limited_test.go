@@ -14,7 +14,8 @@ import (
 // late is a Limited of the tests.
 const late = "the load generator was 17.5 ms late at p99"
 
-// said reads steps, each a rate and a letter: p passed, f failed, L passed with a late load generator, l failed by its lateness alone.
+// said reads steps, each a rate and a letter: p passed, f failed, L passed with a late load generator, l failed by its
+// lateness alone.
 func said(t *testing.T, text string) (steps []Step) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -76,8 +77,8 @@ func TestALateClientIsNeverAFail(t *testing.T) {
 	}
 }
 
-// However often the load generator is late, no answer says more than the probes show. An upper bound is never below what the server carries,
-// and no sure lower bound is above it.
+// However often the load generator is late, no answer says more than the probes show. An upper bound is never below
+// what the server carries, and no sure lower bound is above it.
 func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	bounds := map[Bound]int{}
 	for seed := range uint64(3000) {

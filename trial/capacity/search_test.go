@@ -58,7 +58,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// For any verdicts, also random ones that contradict each other, the search ends, stays within its rates, and answers within its bracket.
+// For any verdicts, also random ones that contradict each other, the search ends, stays within its rates, and answers
+// within its bracket.
 func TestFindEndsForAnyAnswers(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -89,7 +90,8 @@ func TestFindEndsWithTheProbesError(t *testing.T) {
 	}
 }
 
-// A load generator that cannot keep up is no limit of the server. What passed is a lower bound, and only what passed in time is sure.
+// A load generator that cannot keep up is no limit of the server. What passed is a lower bound, and only what passed in
+// time is sure.
 func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	limitedFrom := func(limit float64, pass bool) Probe {
 		return func(_ context.Context, rate float64) (Outcome, error) {

@@ -9,8 +9,8 @@ import (
 	"vllmtuner/bench"
 )
 
-// anything is a random probe of a few hundred requests: good, slow and failed ones, answers of one token, and requests that are pending at
-// the time now. Half of the probes end early.
+// anything is a random probe of a few hundred requests: good, slow and failed ones, answers of one token, and requests
+// that are pending at the time now. Half of the probes end early.
 func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
 	n, slow, early := 100+random.IntN(300), random.Float64()*random.Float64()/10, random.IntN(2) == 0
 	now = time.Duration(1+random.IntN(60)) * time.Second

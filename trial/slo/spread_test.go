@@ -84,7 +84,8 @@ func TestOfTooFewRequestsNoErrorIsKnown(t *testing.T) {
 	}
 }
 
-// waiting is an open loop at a server that gives first tokens in order, at the served rate at most. Each answer takes a second more.
+// waiting is an open loop at a server that gives first tokens in order, at the served rate at most. Each answer takes a
+// second more.
 func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sample {
 	random := rand.New(rand.NewPCG(seed, 4))
 	var all []bench.Sample

@@ -107,7 +107,8 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// regret runs a study with log-normal noise. It returns how far the truth of the best measured point is below the best, 0 to 1.
+// regret runs a study with log-normal noise. It returns how far the truth of the best measured point is below the best,
+// 0 to 1.
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30

@@ -15,8 +15,9 @@ import (
 // ErrExhausted is returned by Next when the sampler has no further point to offer.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were measured elsewhere and
-// scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed study chooses the same points.
+// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were
+// measured elsewhere and scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed
+// study chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
@@ -70,8 +71,8 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as tried: the search has
-// others. A prior does not count, for a good one should be tried here.
+// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as
+// tried: the search has others. A prior does not count, for a good one should be tried here.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
