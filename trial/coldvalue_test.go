@@ -17,8 +17,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. The
-// number is that of requests; 0 means endless.
+// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. Its
+// value is the number of requests; 0 means endless.
 type sharers int
 
 func (sharers) Name() string { return "twelve prefixes" }

@@ -51,7 +51,7 @@ const (
 	bytesOfToken = 4.0 // used where the length of a prompt in tokens is not known
 )
 
-// The hash of a block covers these.
+// An idBlock or a textBlock is what the hash of a block is computed from.
 type (
 	idBlock struct {
 		before uint64 // hash of all before

@@ -107,7 +107,7 @@ func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bo
 	return t.probe(ctx, seq, o)
 }
 
-// add takes a probe into the account. Its error ends a trial of which enough is known.
+// add adds a probe to what is known of the server. Its error ends the trial: enough is known.
 func (t *searchRun) add(p Probe) error {
 	t.result.GPUTime += p.GPUTime
 	if !p.Stopped {

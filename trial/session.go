@@ -117,7 +117,7 @@ func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, sto
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
 	sent, broken, detail := run.Others+len(run.Samples), run.Broken, run.BrokenDetail
 	for _, sample := range run.Samples {
-		if sample.Failure != "" && sample.Failure != bench.WrongLength { // a wrong length voids the probes, and they say it better
+		if sample.Failure != "" && sample.Failure != bench.WrongLength { // a wrong length voids the first probe, whose error explains it
 			if broken == 0 {
 				detail = fmt.Sprintf("%s: %s", sample.Failure, sample.Detail)
 			}

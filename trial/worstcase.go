@@ -25,7 +25,7 @@ const (
 	worstFill = 1.25
 	// worstScan is the number of requests among which the longest prompts are looked for.
 	worstScan = 1000
-	// worstMinAnswer is the least length of an answer in tokens, where the workload's is not shorter.
+	// worstMinAnswer: answers of the worst case are not cut below this many tokens.
 	worstMinAnswer = 16
 	// For servers that do not tell: vLLM's largest default of max-num-seqs, and its smallest of max-num-batched-tokens
 	// (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
@@ -128,7 +128,7 @@ func (w *worstCase) requests() []workload.Request {
 	return chosen
 }
 
-// longestPrompts are some of the workload's requests, none of which a probe asks.
+// longestPrompts returns some of the workload's requests, the longest first. No probe asks them.
 func longestPrompts(source workload.Source) []workload.Request {
 	n := worstScan
 	if all := source.Len(); all > 0 {

@@ -18,8 +18,8 @@ func TestStudent(t *testing.T) {
 }
 
 func TestBursts(t *testing.T) {
-	const together = 9 // at low rates
-	quiet := strings.Repeat(".", apart*together+1)
+	const clusterSize = 9 // at low rates
+	quiet := strings.Repeat(".", apart*clusterSize+1)
 	for _, row := range []struct {
 		each string
 		want int
@@ -30,8 +30,8 @@ func TestBursts(t *testing.T) {
 		{"x" + quiet + "x", 2},
 		{"x" + strings.Replace(quiet, ".", "?", 2) + "x", 1}, // two requests of unknown outcome
 		{quiet + "xxx" + quiet + "x.x" + quiet, 2},
-		{strings.Repeat("x", long*together), 1},
-		{strings.Repeat("x", 10*long*together), 10},
+		{strings.Repeat("x", long*clusterSize), 1},
+		{strings.Repeat("x", 10*long*clusterSize), 10},
 	} {
 		e := &Evidence{Rate: 1, Limits: []LimitEvidence{{Each: row.each}}}
 		if got := e.bursts(0); got != row.want {

@@ -144,7 +144,7 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 // A share counts the requests that broke a limit at one rate, or at some neighbouring rates.
 type share struct{ logRate, judged, broken float64 }
 
-// over is ln of the share divided by a goal. Jeffreys' estimate tells none of a few from none of many.
+// over is ln(share/goal). Jeffreys' estimate of the share distinguishes 0 of 5 requests from 0 of 500.
 func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
 
 // rising returns the shares in ascending order of their rates. A share that falls is merged with the ones before it, as

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// late is a Limited of the tests.
+// late is a value of Outcome.Limited.
 const late = "the load generator was 17.5 ms late at p99"
 
 // said reads steps, each a rate and a letter: p passed, f failed, L passed with a late load generator, l failed by its

@@ -25,8 +25,8 @@ type window struct {
 	rate int // ln, in steps of rateStep
 }
 
-// rateStep is the difference in ln rate within which loads fluctuate alike: by the root of the number of requests
-// within a kernel.
+// Within rateStep of ln rate the loads fluctuate alike. The fluctuation depends on the number of requests within a
+// kernel, and only by its root.
 const rateStep = 0.02
 
 // A fluctuation is the distribution of the load around requests in the long run.

@@ -302,7 +302,7 @@ func (l *searchState) aim(e *estimate) float64 {
 	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
 
-// A search keeps to its forecast within a quarter, for others who share the GPU plan with it.
+// A search keeps to its forecast within a quarter, because others who share the GPU rely on it.
 func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
 func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
 

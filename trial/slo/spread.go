@@ -75,5 +75,5 @@ func independentError(sorted []float64, percentile float64) float64 {
 	return (math.Log(bench.Percentile(sorted, 100*(p+off))) - low) / 2
 }
 
-// minRequests is the smallest number of requests of which one may break a limit on the percentile.
+// minRequests is the smallest number of requests at which one may break a limit on the percentile.
 func minRequests(percentile float64) int { return int(math.Ceil(100/(100-percentile) - 1e-6)) }
