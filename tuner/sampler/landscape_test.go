@@ -156,7 +156,7 @@ func regrets(t *testing.T, seeds int, noises ...float64) {
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
 		for _, noise := range noises {
 			median := map[string]float64{}
-			for _, name := range Names {
+			for _, name := range names {
 				var all []float64
 				for seed := range uint64(seeds) {
 					all = append(all, regret(t, on, name, seed, noise))

@@ -22,8 +22,8 @@ type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
 
-// Names are the samplers that New knows.
-var Names = []string{"tpe", "random", "grid"}
+// names are the samplers that New knows.
+var names = []string{"tpe", "random", "grid"}
 
 // New returns the sampler of that name. budget is how many trials the study may have.
 func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
@@ -35,7 +35,7 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	case "grid":
 		return newGrid(s, seed, budget)
 	}
-	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, Names), strings.Join(Names, ", "))
+	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, names), strings.Join(names, ", "))
 }
 
 // maxDraws bounds how often a sampler draws again when a point is not legal or was tried before.

@@ -73,7 +73,7 @@ func TestNextIsLegalForAnyHistory(t *testing.T) {
 	s := mixedSpace(t)
 	for seed := range uint64(20) {
 		history := anyHistory(t, s, seed, 3*int(seed))
-		for _, name := range Names {
+		for _, name := range names {
 			chooser, err := New(name, s, seed, 40)
 			if err != nil {
 				t.Fatal(err)
@@ -118,7 +118,7 @@ func TestNextIsReproducible(t *testing.T) {
 		fmt.Print("BEGIN\n", somePoints(t, name), "END\n")
 		return
 	}
-	for _, name := range Names {
+	for _, name := range names {
 		want := somePoints(t, name)
 		if got := somePoints(t, name); got != want {
 			t.Errorf("%s: asked twice it gives\n%s\nand\n%s", name, want, got)
@@ -179,7 +179,7 @@ func TestSamplersEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range Names {
+	for _, name := range names {
 		chooser, err := New(name, s, 1, 10)
 		if err != nil {
 			t.Fatal(err)
