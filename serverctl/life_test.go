@@ -16,7 +16,7 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300ms though 3 requests run",               // for ever, and /health is well
+		"busy":   "no token for 300ms though 3 requests run",                       // for ever, and /health is well
 		"frozen": "an idle server generated no token for our request within 300ms", // its counters say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {

@@ -66,10 +66,10 @@ func TestQueryWithoutAnAnswer(t *testing.T) {
 		{"a driver of two versions needs a reboot", "mismatch", false,
 			"exit status 255: Failed to initialize NVML: Driver/library version mismatch; the driver was updated"},
 		{"garbage is named", "garbage", false, "makes no sense: 2 of 15 values in"},
-		{"nothing at all is no answer", "empty", false, "it named no GPU"},
+		{"nothing at all is no answer", "empty", false, "it listed no GPU"},
 		{"a crash is named with its signal", "killed", false, "signal: killed"},
-		{"gigabytes of lines are ended", "flood", false, "over 1 MiB; it was ended"},
-		{"a line without an end is ended", "one-long-line", false, "over 1 MiB; it was ended"},
+		{"gigabytes of lines are ended", "flood", false, "over 1 MiB, so the tuner ended it"},
+		{"a line without an end is ended", "one-long-line", false, "over 1 MiB, so the tuner ended it"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 			defer cancel()
 			var got tally
 			ended := make(chan error, 1)
-			go func() { ended <- n.Watch(ctx, shortest, got.add) }() // is waited for below
+			go func() { ended <- n.Watch(ctx, minInterval, got.add) }() // is waited for below
 			eventually(t, fmt.Sprintf("%d readings of %d runs", row.readings, row.runs), func() bool {
 				return got.count() >= row.readings && len(runs(t, n.Path)) >= row.runs
 			})

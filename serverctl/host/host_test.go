@@ -189,7 +189,7 @@ func TestCheck(t *testing.T) {
 		{"a limit of 4 throttles two GPUs", func(m *Machine) { m.Cores = cores(64, 4) }, two, []string{"error CPU limit"},
 			"resources.limits.cpu of the container to 5 or more"},
 		{"a limit of 3.5 is less than 4", func(m *Machine) { m.Cores = cores(64, 3.5) }, one, []string{"error CPU limit"}, "3.5 cores, by /sys/fs/cgroup/cpu.max"},
-		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "starved"},
+		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "lacks CPU time"},
 		{"a limit hurts a server without a GPU less", func(m *Machine) { m.Cores = cores(8, 2) }, Need{GeneratorCores: 1}, []string{"warning CPU limit"}, ""},
 		{"a small cpuset below a generous limit is no limit", func(m *Machine) { m.Cores = cores(2, 8) }, one, []string{"warning cores"}, ""},
 		{"127 files are too few for any run", func(m *Machine) { m.Limits.OpenFiles = files(127) }, one, []string{"error open files"}, "ulimit -Hn 2304"},
