@@ -14,12 +14,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// NewJSON returns a writer of JSON texts to another one. It escapes what a Writer leaves out and encoders let through.
+// NewJSON returns a writer for JSON that escapes every character that a Writer would leave out. JSON encoders do not.
 func NewJSON(to io.Writer) io.Writer { return &jsonWriter{to: to} }
 
 type jsonWriter struct {
 	to   io.Writer
-	rest []byte // the beginning of a character whose end is still to come
+	rest []byte // first bytes of a character whose last bytes have not come yet
 }
 
 func (w *jsonWriter) Write(b []byte) (int, error) {
@@ -28,7 +28,7 @@ func (w *jsonWriter) Write(b []byte) (int, error) {
 	for len(w.rest) > 0 && utf8.FullRune(w.rest) {
 		r, size := utf8.DecodeRune(w.rest)
 		w.rest = w.rest[size:]
-		if hidden(r) { // in a string: elsewhere JSON has none
+		if hidden(r) { // JSON has such characters only inside strings
 			out = append(out, escaped(r)...)
 		} else {
 			out = utf8.AppendRune(out, r)
@@ -41,7 +41,7 @@ func (w *jsonWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// escaped is a character as JSON and YAML escape it.
+// escaped returns a character as JSON and YAML escape it.
 func escaped(r rune) string {
 	if high, low := utf16.EncodeRune(r); high != utf8.RuneError {
 		return fmt.Sprintf(`\u%04x\u%04x`, high, low)
@@ -49,13 +49,15 @@ func escaped(r rune) string {
 	return fmt.Sprintf(`\u%04x`, r)
 }
 
-// unprintable, in JSON, makes the encoder put a text in double quotes, where alone escapes are allowed. There it is printed.
+// YAML allows escapes only in double quotes. unprintable, put into the JSON, makes the YAML encoder choose double quotes for a text,
+// in which it writes printed.
 const (
 	unprintable = `\u009f`
 	printed     = `\x9F`
 )
 
-// YAML is a value, as JSON has it, in YAML. It escapes likewise; the library's encoder alone fails for some characters.
+// YAML returns a value as YAML, with the keys and the escapes of its JSON. The library's encoder alone fails for some characters.
+// It is not the library that reads study files, because that one writes control characters raw and "1e3" without quotes.
 func YAML(value any) ([]byte, error) {
 	object, err := json.Marshal(value)
 	if err != nil {
@@ -71,9 +73,9 @@ func YAML(value any) ([]byte, error) {
 			}
 			size = 2
 			marked.WriteString(rest[:size])
-		case !hidden(r) || r > 0xffff: // the encoder escapes all of the latter itself
+		case !hidden(r) || r > 0xffff: // the encoder escapes all characters above U+FFFF itself
 			marked.WriteRune(r)
-		case r == '\ufeff' || unicode.Is(unicode.Cc, r): // and these
+		case r == '\ufeff' || unicode.Is(unicode.Cc, r): // the encoder escapes these too, but not as JSON does
 			marked.WriteString(escaped(r))
 		default:
 			marked.WriteString(unprintable + escaped(r))
@@ -84,7 +86,7 @@ func YAML(value any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, line := range []string{`\L`, `\P`} { // U+2028 and U+2029, which are escaped in double quotes, and nowhere else
+	for _, line := range []string{`\L`, `\P`} { // U+2028 and U+2029, which the encoder escapes in double quotes only
 		body = bytes.ReplaceAll(body, []byte(printed+line), []byte(line))
 	}
 	var out []byte

@@ -226,18 +226,24 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	}
 }
 
-func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
-	t.Helper()
+// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built once.
+var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
-		t.Fatal(err)
+		panic(err) // the spec is a constant
 	}
+	plan := workload.Plan{Source: source, Seed: 1, Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}}
+	return plan, NewLongRun(plan)
+})
+
+func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
+	t.Helper()
+	plan, longRun := evenly()
 	return &Runner{
-		Start: s.start, Source: source, Cache: protocol, Seed: 1,
-		Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}, // even, so that the stub sees the rate itself
-		SLO:      slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-		Lengths:  Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
-		Search:   capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
+		Start: s.start, Source: plan.Source, Cache: protocol, Seed: plan.Seed, Arrivals: plan.Arrivals, LongRun: longRun,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths: Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
+		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
 	}
 }
 
@@ -300,8 +306,7 @@ func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
 	s := &stub{capacity: 4.8}
 	r := runner(t, s, Primed)
 	finish := make(chan struct{})
-	r.Finish = finish
-	_, err := r.Run(t.Context(), Task{Record: func(Probe) error { close(finish); return nil }})
+	_, err := r.Run(t.Context(), Task{Finish: finish, Record: func(Probe) error { close(finish); return nil }})
 	if !errors.Is(err, ErrInterrupted) || !slices.Contains(s.did, "stop") {
 		t.Errorf("Run = %v after %v, want ErrInterrupted and a stopped server", err, s.did)
 	}
@@ -357,25 +362,23 @@ func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
 func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	finish := make(chan struct{})
 	r := runner(t, &stub{}, Primed)
-	r.Finish = finish
 	r.Start = func(ctx context.Context, _ Launch) (Server, Load, error) {
 		close(finish)
 		<-ctx.Done() // a model that loads for ever
 		return nil, nil, &serverctl.ExitError{Class: serverctl.Aborted}
 	}
-	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) {
+	if _, err := r.Run(t.Context(), Task{Finish: finish}); !errors.Is(err, ErrInterrupted) {
 		t.Errorf("interrupted in its start, Run = %v, want ErrInterrupted", err)
 	}
 	s := &stub{capacity: 4.8, dieAt: -1}
 	r = runner(t, s, Primed)
 	finish2 := make(chan struct{})
-	r.Finish = finish2
-	r.Progress = func(step string) {
+	task := Task{Finish: finish2, Progress: func(step string) {
 		if step == "priming the prefix cache" {
 			close(finish2)
 		}
-	}
-	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
+	}}
+	if _, err := r.Run(t.Context(), task); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
 		t.Errorf("interrupted while it primes, Run = %v after %v, want ErrInterrupted before any probe", err, s.did)
 	}
 }

@@ -103,7 +103,7 @@ func benchReportFlags() []cli.Flag {
 		&cli.StringFlag{Name: "precision"},
 		&cli.DurationFlag{Name: "budget", Value: usualBudget},
 		&cli.Float64Flag{Name: "max-rate", Value: mostRate},
-		&cli.Float64Flag{Name: "margin", Value: trial.UsualMargin},
+		&cli.Float64Flag{Name: "margin", Value: trial.DefaultMargin},
 		&cli.BoolFlag{Name: "no-prime"},
 		&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)},
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"},

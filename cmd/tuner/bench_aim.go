@@ -35,7 +35,7 @@ func newBenching(c *cli.Context) (*benching, error) {
 		return nil, err
 	}
 	if b.slo != nil {
-		b.load.judged, _ = b.slo.LeastRequests()
+		b.load.judged, _ = b.slo.MinRequests()
 	}
 	if err := b.aim(c); err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (b *benching) repeats() error {
 
 // checkEnough refuses a search whose runs have too few requests to tell. What counts is a run at the lowest rate.
 func (b *benching) checkEnough() error {
-	least, limit := b.slo.LeastRequests()
+	least, limit := b.slo.MinRequests()
 	if n := b.load.open(b.search.Min).planned; n < least {
 		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, least, n, least)
 	}
@@ -178,7 +178,7 @@ func (b *benching) checkShort() error {
 	if b.slo == nil {
 		return nil
 	}
-	least, limit := b.slo.LeastRequests()
+	least, limit := b.slo.MinRequests()
 	for _, s := range b.shots {
 		if s.planned < least {
 			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, s, s.planned, least)

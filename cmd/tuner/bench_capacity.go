@@ -14,11 +14,12 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // A capacitySearch is --find-capacity with what its answer needs.
@@ -92,7 +93,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		if c.Bool("reset-cache") {
 			protocol = trial.Reset
 		}
-		b.load.leadIn = trial.UsualLeadIn(*b.slo, b.load.source, protocol)
+		b.load.leadIn = trial.DefaultLeadIn(*b.slo, b.load.source, protocol)
 	}
 	// A server that fails at a hundredth of what it was taken for will not be found out by waiting. A precise search ends by its budget.
 	most, least := 12, 100.0
@@ -100,7 +101,7 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 		most = 200
 	}
 	b.search = &capacitySearch{margin: margin, prime: !b.resetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: max(hint/least, leastRate), Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
+		Hint: hint, Min: max(hint/least, leastRate), Max: highest, Factor: plan.Gallop, Tolerance: tolerance, MaxProbes: most, Precision: precision, Budget: budget,
 	}}
 	if err := b.checkEnough(); err != nil {
 		return err
@@ -114,8 +115,8 @@ func (b *benching) aimAtCapacity(c *cli.Context, rates []float64) error {
 
 // tooLong says why a single run takes longer than it may, and what helps.
 func (b *benching) tooLong(rate float64, takes time.Duration) string {
-	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", words.Count(b.shots[0].planned, "request"), rate, words.Span(takes))
-	least, limit := b.slo.LeastRequests()
+	single := fmt.Sprintf("a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take ", render.Count(b.shots[0].planned, "request"), rate, render.Span(takes))
+	least, limit := b.slo.MinRequests()
 	if b.load.atLeast() > least {
 		return single + "fewer --requests"
 	}
@@ -128,9 +129,9 @@ func parsePrecision(text string) (float64, error) {
 		return 0, nil
 	}
 	v, err := parseShare(text)
-	if err != nil || !(v > studyfile.FinestPrecision && v < studyfile.CoarsestPrecision) {
+	if err != nil || !(v > studyfile.MinPrecision && v < studyfile.MaxPrecision) {
 		return 0, usage("--precision %s: write more than %g %% and less than %g %%, such as 5%% or 0.05",
-			text, 100*studyfile.FinestPrecision, 100*studyfile.CoarsestPrecision)
+			text, 100*studyfile.MinPrecision, 100*studyfile.MaxPrecision)
 	}
 	return v, nil
 }
@@ -177,7 +178,7 @@ func (b *benching) findCapacity(ctx context.Context, out *benchReport) error {
 	if a.Advice != nil && !a.Advice.Near() {
 		switch takes := b.cost(a.Advice.Rate); {
 		case s.spent()+takes > s.Budget:
-			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", words.Span(takes), s.Budget), "  "))
+			fmt.Fprint(b.stderr, wrapped(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), s.Budget), "  "))
 		default:
 			if _, err := b.seek(ctx, out, a.Advice.Rate, false); err != nil {
 				return b.sofar(out, found, err)
@@ -272,9 +273,9 @@ func (b *benching) sayForecast(f capacity.Forecast) {
 	if f.Reaches > 1.05*b.search.Precision {
 		aim = fmt.Sprintf("%s cannot be had of this server; ±%.2g %%", aim, 100*f.Reaches)
 	}
-	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, words.Count(f.Probes, "run"), words.Span(f.Takes))
+	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, render.Count(f.Probes, "run"), render.Span(f.Takes))
 	if left := b.search.Budget - b.search.spent(); f.Takes > left {
-		text += fmt.Sprintf("; --budget ends it in %s", words.Span(max(0, left)))
+		text += fmt.Sprintf("; --budget ends it in %s", render.Span(max(0, left)))
 	}
 	fmt.Fprint(b.stderr, wrapped(text, "  "))
 }
@@ -364,7 +365,7 @@ func (a capacityAnswer) text() string {
 	if c.Limited != "" {
 		t.item("remedy", "%s", moreCores)
 	}
-	t.item("search", "%s; %s", words.Count(c.Probes, "run"), c.Why)
+	t.item("search", "%s; %s", render.Count(c.Probes, "run"), c.Why)
 	if c.Doubt != "" {
 		t.item("doubt", "%s", c.Doubt)
 	}

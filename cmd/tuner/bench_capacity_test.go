@@ -13,7 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/simload"
@@ -22,7 +22,7 @@ import (
 // seekOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
 func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	profile, loadErr := vllmsim.LoadProfile("h200-llama70b-fp8")
+	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
 	if loadErr != nil {
 		t.Fatal(loadErr)
 	}
@@ -86,6 +86,7 @@ func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
 const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
 func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
+	t.Parallel()
 	stdout, stderr, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +112,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 }
 
 func TestFindCapacityInWords(t *testing.T) {
+	t.Parallel()
 	stdout, _, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
 	if err != nil {
 		t.Fatal(err)
@@ -125,6 +127,7 @@ func TestFindCapacityInWords(t *testing.T) {
 
 // What cannot be found is said with what was measured, within the time that was allowed.
 func TestFindCapacityOfWhatHasNone(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		flags []string
@@ -182,7 +185,7 @@ func TestRunsOfASearchAreIndependent(t *testing.T) {
 
 func TestCapacityTextFitsATerminal(t *testing.T) {
 	runs := []capacityStep{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
-	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
+	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 allowed)", Binding: "p99 TTFT", InFlight: 12}
 	for _, a := range []capacityAnswer{
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
 			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
@@ -232,6 +235,7 @@ func TestALateSearchDoesNotSucceed(t *testing.T) {
 
 // Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
 func TestFindCapacityFillsTheCache(t *testing.T) {
+	t.Parallel()
 	first := func(flags ...string) (value float64) {
 		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
 		if err != nil && !errors.Is(err, errNoRunKept) {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
-	"vllmtuner/words"
+	"vllmtuner/render"
 )
 
 // A textLines collects lines, so that one write puts them out.
@@ -215,7 +215,7 @@ func wrapped(text, indent string) string {
 	line := text[:len(text)-len(strings.TrimLeft(text, " "))]
 	start := true
 	for word := range strings.FieldsSeq(text) {
-		if !start && words.Width(line)+1+words.Width(word) > usualWidth {
+		if !start && render.Width(line)+1+render.Width(word) > usualWidth {
 			out.WriteString(line + "\n")
 			line, start = indent, true
 		}

@@ -94,6 +94,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 
 // What bench concludes from its rows, and its exit code, follow from the rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		var loads []float64
@@ -158,6 +159,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 
 // What a sweep concludes holds for all that its rows leave open.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	said := map[string]int{}
 	whole := swept(t, "ppp", "ppp", "ppp", "ppp")
 	for seed := range uint64(4000) {

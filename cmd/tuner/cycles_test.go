@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -58,8 +59,33 @@ func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
+// ownProcess is set where a test runs alone in a process of its own.
+const ownProcess = "TUNER_TEST_ALONE"
+
+// inOwnProcess reports whether this test runs in a process of its own; if not, it runs the test in one. What the process holds is then the test's alone.
+func inOwnProcess(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(ownProcess) != "" {
+		return true
+	}
+	program, err := os.Executable()
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), ownProcess+"=1")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	return false
+}
+
 // Servers that are started and stopped again and again leave no goroutine, no descriptor and no process in the tuner.
 func TestServersLeaveNothing(t *testing.T) {
+	t.Parallel()
+	if !inOwnProcess(t) {
+		return
+	}
 	cycles := fewCycles
 	if text := os.Getenv(cyclesVariable); text != "" {
 		var err error

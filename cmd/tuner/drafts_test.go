@@ -29,6 +29,7 @@ budget: {trials: 5}
 // measured as ever. The same with the acceptance unasked for measures all.
 func TestAStudyDropsDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "simulated studies run with the race detector in package tuner")
 	root := t.TempDir()
 	path := filepath.Join(root, "study.yaml")
 	if err := os.WriteFile(path, []byte(draftsStudy), 0o644); err != nil {

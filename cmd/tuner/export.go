@@ -13,12 +13,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/export"
 	"vllmtuner/studies/optuna"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func exportCommand() *cli.Command {
@@ -159,7 +159,7 @@ func (f *exportFormat) write(c *cli.Context, e exported) error {
 }
 
 func sayWritten(c *cli.Context, study studies.Study) {
-	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), words.Count(len(study.Trials), "trial"))
+	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), render.Count(len(study.Trials), "trial"))
 }
 
 // readNone reads what the trials came to, and no probe.

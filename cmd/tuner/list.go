@@ -15,10 +15,10 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial/capacity"
-	"vllmtuner/words"
 )
 
 func listCommand() *cli.Command {
@@ -147,14 +147,14 @@ func (l *studyList) text(width int) string {
 	if len(l.Studies) == 0 {
 		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
 	}
-	table := words.Table{Columns: []words.Column{
+	table := render.Table{Columns: []render.Column{
 		{Head: "study"}, {Head: "state"}, {Head: "trials done", Right: true, Rank: 1}, {Head: "best req/s", Right: true, Rank: 2},
 		{Head: "GPU time", Right: true, Rank: 4}, {Head: "stored", Rank: 3},
 	}}
 	margin := 0
 	for _, e := range l.Studies {
 		table.Rows = append(table.Rows, e.cells())
-		margin = max(margin, words.Width(e.Name))
+		margin = max(margin, render.Width(e.Name))
 	}
 	margin = min(margin, width/3) + 2
 	var t strings.Builder
@@ -163,7 +163,7 @@ func (l *studyList) text(width int) string {
 	for i, e := range l.Studies {
 		fmt.Fprintln(&t, lines[i+1])
 		for _, remark := range e.remarks() {
-			for _, line := range words.Wrap(remark, width-margin) {
+			for _, line := range render.Wrap(remark, width-margin) {
 				fmt.Fprintf(&t, "%*s%s\n", margin, "", line)
 			}
 		}
@@ -190,7 +190,7 @@ func (e *studyEntry) cells() []string {
 		best += " sim."
 	}
 	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
-	return []string{e.Name, cmp.Or(e.word, string(e.State)), done, best, words.Span(time.Duration(e.GPU * float64(time.Second))), words.Span(age) + " ago"}
+	return []string{e.Name, cmp.Or(e.word, string(e.State)), done, best, render.Span(time.Duration(e.GPU * float64(time.Second))), render.Span(age) + " ago"}
 }
 
 // remarks are what a row does not say.

@@ -123,6 +123,7 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 
 // A log is waited for, followed while it is written, and read to its end when its trial is done.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
+	t.Parallel()
 	root, store := aLiveStudy(t)
 	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
 	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
@@ -153,11 +154,13 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 }
 
 func TestFollowingALogIsInterrupted(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct{ name, log, sign string }{
 		{"while it is printed", "a line\n", "a line\n"},
 		{"while it is waited for", "", "waiting for the log of trial 0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
 			root, store := aLiveStudy(t)
 			if row.log != "" {
 				folder := filepath.Join(store.Dir(), "logs")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"database/sql"
 	"errors"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"vllmtuner/serverctl/proc"
+	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
 // The test binary is the command too: scripts and tests run it as tuner.
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(everyStep) != "" {
 		signOfLife, drawEvery = 0, 20*time.Millisecond
 	}
-	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakeVLLM})
+	testscript.Main(suite{m}, map[string]func(){"tuner": overheard, "fake-vllm": fakevllm.Main})
 }
 
 // quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
@@ -33,6 +33,7 @@ const quickExit = "atexit_sleep_ms=10"
 
 // TestScripts runs the command as a user does.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	ear := t.TempDir()
 	t.Cleanup(func() { checkHeard(t, ear) }) // after the scripts, which run in parallel
 	testscript.Run(t, testscript.Params{
@@ -44,6 +45,7 @@ func TestScripts(t *testing.T) {
 			"serve":     serveFile,
 			"lose":      loseDatabase,
 			"harm":      harmDatabases,
+			"plain":     runPlainTuner,
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
@@ -71,33 +73,6 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	if code != want {
 		ts.Fatalf("%s exits with %d, want %d", strings.Join(args[1:], " "), code, want)
 	}
-}
-
-// tunerPath returns a program that is the command: a link to the test binary.
-func tunerPath(t testing.TB) string {
-	t.Helper()
-	path, err := exec.LookPath("tuner") // testscript.Main has put it there
-	if err != nil {
-		t.Fatal(err)
-	}
-	path, err = filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// command runs tuner to its end and returns its standard output.
-func command(t testing.TB, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), tunerPath(t), args...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("tuner %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
-	}
-	return string(out)
 }
 
 // loseDatabase removes the live database of a study, as a disk may.

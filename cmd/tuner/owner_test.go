@@ -131,6 +131,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 	for _, m := range someMoments() {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
+			plainTuner(t, "a killed tuner reports no race")
 			o := startOwner(t)
 			o.await(t, m)
 			record, _ := serverRecord(o.dir) // none before the first server
@@ -199,6 +200,7 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 // Two studies beside each other, and a neighbour who looks like a server: each ends its own.
 func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestATunerThatIsAskedToEndLeavesNothing runs such a study with the race detector")
 	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
 	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
 	if err := neighbour.Start(); err != nil {

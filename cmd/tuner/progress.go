@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner"
-	"vllmtuner/words"
 )
 
 // A progress tells a person how far a study is: one line a trial, and on a terminal a last line with the time that is left.
@@ -41,7 +41,7 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 		if p.best.rate > 0 {
 			best = fmt.Sprintf("best so far %.3g req/s", p.best.rate)
 		}
-		p.line("going on: %s, %s", words.Done(p.finished, trials, "trial"), best)
+		p.line("going on: %s, %s", render.Done(p.finished, trials, "trial"), best)
 	}
 	return p
 }
@@ -75,7 +75,7 @@ func (b *incumbent) beaten(t studies.Trial) bool {
 
 // line writes a line above the last one, broken between words where the terminal is narrow.
 func (p *progress) line(format string, args ...any) {
-	p.print(words.Wrap(fmt.Sprintf(format, args...), lineColumns(p.w)))
+	p.print(render.Wrap(fmt.Sprintf(format, args...), lineColumns(p.w)))
 }
 
 // print writes lines above the last one.
@@ -83,7 +83,7 @@ func (p *progress) print(lines []string) {
 	width := lineColumns(p.w)
 	p.live.above(func() {
 		for _, line := range lines {
-			fmt.Fprintln(p.w, words.Clip(line, width))
+			fmt.Fprintln(p.w, render.Clip(line, width))
 		}
 	})
 }
@@ -110,7 +110,7 @@ func (p *progress) watch(e tuner.Event) {
 		if p.best.beaten(e.Trial) {
 			mark = "*"
 		}
-		if left := words.Left(p.left()); p.live == nil && left != "" {
+		if left := render.Left(p.left()); p.live == nil && left != "" {
 			mark += " (" + left + ")"
 		}
 		width := lineColumns(p.w)
@@ -129,7 +129,7 @@ var signOfLife = 10 * time.Second
 
 // step says what goes on: in the last line, or as a line now and then when there is no terminal.
 func (p *progress) step(text string) {
-	now := stage{words.Done(p.finished, p.trials, "trial"), float64(p.finished) / float64(max(1, p.trials)), after(p.left()), text}
+	now := stage{render.Done(p.finished, p.trials, "trial"), float64(p.finished) / float64(max(1, p.trials)), after(p.left()), text}
 	switch {
 	case p.live != nil:
 		p.live.show(now)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,6 +17,10 @@ import (
 
 // A terminal that is closed asks for an end as SIGTERM does, unless nohup has it ignored.
 func TestTheEndOfATerminal(t *testing.T) {
+	t.Parallel()
+	hangups := make(chan os.Signal, 1) // the children of a test under nohup would have SIGHUP ignored, were it not for a handler here
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
 	if err != nil {

@@ -13,12 +13,14 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/render"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/live"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 func sweepCommand(finish <-chan struct{}) *cli.Command {
@@ -83,7 +85,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 		return s.writePlan(c.App.Writer)
 	}
 	if dir := c.String("out"); dir != "" {
-		if err := writable(dir); err != nil {
+		if err := plan.CheckWritable(dir); err != nil {
 			return usage("--out: %w; give a folder that can be written", err)
 		}
 	}
@@ -97,7 +99,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 
 // A sweeping is one sweep: what is to be measured, and what has been.
 type sweeping struct {
-	*plan
+	*plan.Plan
 	setup   studyfile.Sweep
 	sweep   trial.Sweep
 	configs []sweptConfig // in the order of the file; the first is the baseline
@@ -120,13 +122,13 @@ func newSweeping(file *studyfile.File, only []string) (*sweeping, error) {
 		return nil, usage("%s has no sweep; add sweep: {configs: {default: {}}, rates: [0.5, 1, 2]}, or search with `tuner run`", file.Path)
 	}
 	setup := *file.Sweep
-	p := &plan{file: file, model: file.Model, seed: setup.Seed, itl: true}
-	s := &sweeping{plan: p, setup: setup, sweep: sweepOf(file)}
+	s := &sweeping{Plan: &plan.Plan{File: file}, setup: setup, sweep: sweepOf(file)}
 	if err := s.choose(only); err != nil {
 		return nil, err
 	}
-	if err := p.open(); err != nil {
-		return nil, usageError{err}
+	var err error
+	if s.Plan, err = plan.OpenSweep(file); err != nil {
+		return nil, err
 	}
 	return s, s.check()
 }
@@ -161,7 +163,7 @@ func (s *sweeping) choose(only []string) error {
 			return usage("--config is empty; known are %s", strings.Join(names, ", "))
 		}
 		if !slices.Contains(names, name) {
-			return usage("--config %s: %s has no such config; %s", name, s.file.Path, space.DidYouMean(name, names))
+			return usage("--config %s: %s has no such config; %s", name, s.File.Path, space.DidYouMean(name, names))
 		}
 	}
 	return nil
@@ -169,12 +171,12 @@ func (s *sweeping) choose(only []string) error {
 
 // check finds what cannot go well for any config, before GPU time is spent.
 func (s *sweeping) check() error {
-	if err := workload.Enough(s.source, s.sweep.Requests); err != nil {
-		return usageError{fmt.Errorf("%s: workload: %w", s.file.Path, err)}
+	if err := workload.Enough(s.Source, s.sweep.Requests); err != nil {
+		return usageError{fmt.Errorf("%s: workload: %w", s.File.Path, err)}
 	}
 	for _, c := range s.configs {
-		if most := s.file.MaxModelLenOf(c.Config); most > 0 && s.source.Longest() > most {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", s.file.Path, c.Name, most, s.source.Longest())
+		if most := s.File.MaxModelLenOf(c.Config); most > 0 && s.Source.Longest() > most {
+			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", s.File.Path, c.Name, most, s.Source.Longest())
 		}
 	}
 	return nil
@@ -188,8 +190,8 @@ const sweepFolder = "_sweep"
 
 // run measures the configs one after the other. What was measured stands, whatever the error is.
 func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string) (err error) {
-	dir := filepath.Join(root, s.file.Name+sweepFolder)
-	if s.file.Server.Simulate == "" {
+	dir := filepath.Join(root, s.File.Name+sweepFolder)
+	if s.File.Server.Simulate == "" {
 		lock, err := studies.Lock(dir)
 		if err != nil {
 			return err
@@ -199,16 +201,15 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 			return err
 		}
 	}
-	start, err := s.start(dir)
+	start, err := starter(s.Plan, dir)
 	if err != nil {
 		return err
 	}
 	progress := newSweepProgress(s)
 	defer func() { err = errors.Join(err, progress.done()) }()
 	runner := &trial.Runner{
-		Start: start, Source: s.source, SLO: s.file.SLO(), Seed: s.seed, Cache: s.setup.Cache, Marks: s.marks(),
-		Arrivals: workload.Arrivals{Burstiness: s.file.Load.Burstiness}, Natural: s.file.Workload.Output == workload.Natural,
-		Finish: finish, Progress: progress.step,
+		Start: start, Source: s.Source, SLO: s.File.SLO(), Seed: s.Seed, Cache: s.setup.Cache, Marks: s.Marks(),
+		Arrivals: workload.Arrivals{Burstiness: s.File.Load.Burstiness}, Natural: s.File.Workload.Output == workload.Natural,
 	}
 	for i := range s.configs {
 		select {
@@ -216,7 +217,7 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 			return trial.ErrInterrupted
 		default:
 		}
-		if err := s.runConfig(ctx, runner, &s.configs[i], progress); err != nil {
+		if err := s.runConfig(ctx, runner, &s.configs[i], progress, finish); err != nil {
 			return fmt.Errorf("config %s: %w", s.configs[i].Name, err)
 		}
 	}
@@ -225,36 +226,37 @@ func (s *sweeping) run(ctx context.Context, finish <-chan struct{}, root string)
 
 // prepare ends what a killed sweep left behind, looks at the machine, and brings the model near.
 func (s *sweeping) prepare(ctx context.Context, finish <-chan struct{}, dir string) error {
-	left, err := reclaim(dir)
+	left, err := live.Reclaim(dir)
 	if err != nil {
 		return err
 	}
 	if left > 0 {
-		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", words.Count(left, "process"))
+		fmt.Fprintf(s.stderr, "ended %s of a server that a killed sweep had left behind\n", render.Count(left, "process"))
 	}
-	err = s.checkMachine(ctx, func(what, format string, args ...any) {
-		if what == warning {
+	err = s.CheckMachine(ctx, func(name, format string, args ...any) {
+		if name == plan.Warning {
 			warn(s.stderr, format, args...)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	return runOptions{finish: finish, stderr: s.stderr}.prepare(ctx, s.plan)
+	return runOptions{finish: finish, stderr: s.stderr}.prepare(ctx, s.Plan)
 }
 
 // runConfig measures one config on a server of its own.
-func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress) error {
+func (s *sweeping) runConfig(ctx context.Context, runner *trial.Runner, c *sweptConfig, progress *sweepProgress, finish <-chan struct{}) error {
 	c.begun = true
 	progress.begin(c)
 	var err error
 	c.result, err = runner.Sweep(ctx, trial.Task{
-		Number: c.number, Args: s.file.ConfigArgs(c.Config),
+		Number: c.number, Args: s.File.ConfigArgs(c.Config),
 		Record: func(p trial.Probe) error {
 			c.probes = append(c.probes, p)
 			progress.probed(c, p)
 			return nil
 		},
+		Progress: progress.step, Finish: finish,
 	}, s.sweep)
 	if err != nil {
 		return err
@@ -294,8 +296,8 @@ func (s *sweeping) measuredAny() bool {
 }
 
 // profileOf is the simulated server's profile; nil of a real one.
-func (s *sweeping) profileOf() *vllmsim.Profile {
-	profile, err := vllmsim.LoadProfile(s.file.Server.Simulate)
+func (s *sweeping) profileOf() *sim.Profile {
+	profile, err := sim.LoadProfile(s.File.Server.Simulate)
 	if err != nil {
 		return nil
 	}
@@ -307,7 +309,7 @@ func (s *sweeping) startsIn() time.Duration {
 	if profile := s.profileOf(); profile != nil {
 		return profile.StartUp.Total()
 	}
-	return usualStart
+	return plan.TypicalStart
 }
 
 // writePlan says what would be done, and how long it would take.
@@ -320,11 +322,11 @@ func (s *sweeping) writePlan(w io.Writer) error {
 	switch {
 	case s.closed():
 		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
-			words.Count(len(s.configs), "config"), words.Span(s.startsIn()), words.Count(s.sweep.Requests, "request"), words.Count(len(s.sweep.Levels), "concurrency"))
+			render.Count(len(s.configs), "config"), render.Span(s.startsIn()), render.Count(s.sweep.Requests, "request"), render.Count(len(s.sweep.Levels), "concurrency"))
 	default:
-		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", words.Count(len(s.configs), "config"), words.Span(each), words.Span(all))
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.configs), "config"), render.Span(each), render.Span(all))
 	}
-	if s.file.Server.Simulate != "" {
+	if s.File.Server.Simulate != "" {
 		t.WriteString("simulated: all of it in seconds\n")
 	}
 	_, err := io.WriteString(w, t.String())

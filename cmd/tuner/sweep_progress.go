@@ -5,8 +5,8 @@ import (
 	"io"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/trial"
-	"vllmtuner/words"
 )
 
 // A sweepProgress tells how far a sweep is: a line for each measured load, and on a terminal a last line. In virtual time a line for
@@ -32,7 +32,7 @@ func (p *sweepProgress) begin(c *sweptConfig) { p.config = c }
 // step is told what begins now.
 func (p *sweepProgress) step(step string) {
 	all := len(p.s.configs) * len(p.s.sweep.Levels)
-	now := stage{words.Done(p.loads, all, "load"), float64(p.loads) / float64(max(1, all)), after(p.left()), p.config.Name + ", " + step}
+	now := stage{render.Done(p.loads, all, "load"), float64(p.loads) / float64(max(1, all)), after(p.left()), p.config.Name + ", " + step}
 	switch {
 	case p.live != nil:
 		p.live.show(now)
@@ -45,10 +45,10 @@ func (p *sweepProgress) step(step string) {
 // probed is told of a measured load.
 func (p *sweepProgress) probed(c *sweptConfig, probe trial.Probe) {
 	p.loads++
-	if p.s.file.Server.Simulate != "" {
+	if p.s.File.Server.Simulate != "" {
 		return
 	}
-	left := words.Left(p.left())
+	left := render.Left(p.left())
 	if left != "" {
 		left = " (" + left + ")"
 	}
@@ -68,7 +68,7 @@ func (p *sweepProgress) ended(c *sweptConfig) {
 func (p *sweepProgress) left() time.Duration {
 	all := len(p.s.configs) * len(p.s.sweep.Levels)
 	switch {
-	case p.s.file.Server.Simulate != "" || p.loads == all || p.s.closed() && p.loads == 0:
+	case p.s.File.Server.Simulate != "" || p.loads == all || p.s.closed() && p.loads == 0:
 		return 0
 	case p.s.closed():
 		return time.Since(p.began) / time.Duration(p.loads) * time.Duration(all-p.loads)
@@ -97,11 +97,11 @@ func (p *sweepProgress) planned() time.Duration {
 func (p *sweepProgress) line(format string, args ...any) {
 	width := lineColumns(p.w)
 	p.live.above(func() {
-		for i, line := range words.Wrap(fmt.Sprintf(format, args...), width-2) {
+		for i, line := range render.Wrap(fmt.Sprintf(format, args...), width-2) {
 			if i > 0 {
 				line = "  " + line
 			}
-			fmt.Fprintln(p.w, words.Clip(line, width))
+			fmt.Fprintln(p.w, render.Clip(line, width))
 		}
 	})
 }

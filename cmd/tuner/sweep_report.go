@@ -101,7 +101,7 @@ func (s *sweeping) writeFiles(dir string) error {
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		errs = append(errs, writeCSVFile(filepath.Join(dir, s.file.Name+"_"+name+".csv"), files[name]))
+		errs = append(errs, writeCSVFile(filepath.Join(dir, s.File.Name+"_"+name+".csv"), files[name]))
 	}
 	return errors.Join(errs...)
 }
@@ -205,7 +205,7 @@ func (s *sweeping) winnerRecords() [][]string {
 
 func (s *sweeping) targetRecords() [][]string {
 	records := [][]string{{"metric", "op", "limit_ms"}}
-	for _, l := range s.file.SLO().Limits {
+	for _, l := range s.File.SLO().Limits {
 		percentile, metric, _ := strings.Cut(l.String(), " ")
 		records = append(records, []string{metric + " " + percentile, "<=", strconv.FormatFloat(milliseconds(l.Max), 'f', -1, 64)})
 	}
@@ -271,13 +271,13 @@ type sweptDocument struct {
 
 func (s *sweeping) writeJSON(w io.Writer) error {
 	doc := sweepDocument{
-		Name: s.file.Name, Model: s.file.Model, Simulated: s.file.Server.Simulate, Workload: s.source.Name(), Seed: s.seed, SLO: s.file.SLO().String(),
+		Name: s.File.Name, Model: s.File.Model, Simulated: s.File.Server.Simulate, Workload: s.Source.Name(), Seed: s.Seed, SLO: s.File.SLO().String(),
 		Cache: s.setup.Cache, Requests: s.sweep.Requests, Baseline: s.configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
 	}
 	for i, st := range s.standings() {
 		c := &s.configs[i]
 		d := sweptDocument{
-			Name: c.Name, Description: c.Description, Args: s.file.ConfigArgs(c.Config), Complete: len(c.probes) == len(s.sweep.Levels),
+			Name: c.Name, Description: c.Description, Args: s.File.ConfigArgs(c.Config), Complete: len(c.probes) == len(s.sweep.Levels),
 			Trouble: c.trouble(), Class: c.result.Class, Evidence: c.result.Evidence, Highest: st.highest, Below: append([]float64{}, st.below...),
 			VsBaseline: st.versus, Mark: st.word, Facts: c.result.Facts, GPUSeconds: c.result.GPUTime.Seconds(), Probes: []trial.Probe{}, Notes: c.result.Notes,
 		}

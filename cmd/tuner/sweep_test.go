@@ -22,7 +22,7 @@ import (
 )
 
 // manualTables are those of the sweeps that were run by hand.
-const manualTables = repo + "/serverctl/vllmsim/testdata/seed"
+const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()
@@ -83,6 +83,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 // The shipped sweep gives the tables of the manual one, in their layout and near their figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "phase1")
 	for _, row := range []struct {
 		table string
@@ -147,6 +148,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 // Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "eagle3")
 	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
 	sameLayout(t, "eagle3_slo.csv", got, want)
@@ -161,7 +163,7 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	if kv, err := strconv.ParseFloat(configs[2][len(configs[2])-2], 64); err != nil || math.Abs(kv-50.09) > 0.02 {
 		t.Errorf("beside the drafter the KV cache has %v, want 50.09 GiB", configs[2])
 	}
-	if !strings.Contains(printed, "note: speculation was measured where what is accepted means nothing") {
+	if !strings.Contains(printed, "note: speculation was measured on a workload whose acceptance rate means nothing") {
 		t.Error("the figures are not marked as meaningless for real prompts")
 	}
 	fits(t, printed)
@@ -170,6 +172,7 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 // The closed loop on the L4 has the columns and nearly the figures of the measured one. What one slow first request did to a
 // p95 is not simulated.
 func TestL4IsNearTheManualSweep(t *testing.T) {
+	t.Parallel()
 	dir, printed := sweepExample(t, "l4")
 	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
 	sameLayout(t, "l4_sweep.csv", got, want)
@@ -200,6 +203,7 @@ func fits(t *testing.T, printed string) {
 
 // Ctrl-C lets the rate at hand end, ends the server, and prints what there is.
 func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "slow.yaml")
 	text := `version: 1

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/studyfile"
-	"vllmtuner/words"
 )
 
 // item writes a line with its name in front, broken at the width of a terminal.
@@ -40,7 +40,7 @@ func (s *sweeping) writeText(w io.Writer) error {
 			s.grid(f.title, f.cell).writeTo(&t)
 		}
 		verdict := func(_ *sweptConfig, p trial.Probe) string { return verdictCell(p) }
-		s.grid("SLO: "+s.file.SLO().String(), verdict).writeTo(&t)
+		s.grid("SLO: "+s.File.SLO().String(), verdict).writeTo(&t)
 	}
 	s.writeStandings(&t)
 	if !s.closed() {
@@ -61,18 +61,18 @@ func (s *sweeping) writeHead(t *textLines) {
 	if s.closed() {
 		load = "concurrency"
 	}
-	by := strings.Join(s.file.Server.Command, " ")
-	if name := s.file.Server.Simulate; name != "" {
+	by := strings.Join(s.File.Server.Command, " ")
+	if name := s.File.Server.Simulate; name != "" {
 		by = "simulated " + name
 	}
-	if s.file.Server.Simulate == "" && s.simulated() {
+	if s.File.Server.Simulate == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.item("sweep", "%s: %s x %s x %s, %s", s.file.Name, words.Count(len(s.configs), "config"), words.Count(len(s.sweep.Levels), load), words.Count(s.sweep.Requests, "request"), by)
-	if args := s.file.Server.Args; len(args) > 0 {
+	t.item("sweep", "%s: %s x %s x %s, %s", s.File.Name, render.Count(len(s.configs), "config"), render.Count(len(s.sweep.Levels), load), render.Count(s.sweep.Requests, "request"), by)
+	if args := s.File.Server.Args; len(args) > 0 {
 		t.item("args", "%s for every config", strings.Join(args, " "))
 	}
-	t.item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.source.Name(), s.seed)
+	t.item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.Source.Name(), s.Seed)
 	warm := "no warm-up"
 	if s.sweep.WarmUp > 0 {
 		warm = fmt.Sprintf("warm-up %d requests at %g req/s and %s", s.sweep.WarmUp, s.sweep.WarmUpRate, s.sweep.WarmUpCooldown)
@@ -82,12 +82,12 @@ func (s *sweeping) writeHead(t *textLines) {
 		cache = "emptied before each load"
 	}
 	t.item("cache", "%s; %s, then %s between loads", cache, warm, s.sweep.Cooldown)
-	t.item("SLO", "%s", s.file.SLO())
+	t.item("SLO", "%s", s.File.SLO())
 }
 
 // simulated reports whether a server was a simulated one, by the file or by its own log.
 func (s *sweeping) simulated() bool {
-	return s.file.Server.Simulate != "" || slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.result.Facts.Simulated })
+	return s.File.Server.Simulate != "" || slices.ContainsFunc(s.configs, func(c sweptConfig) bool { return c.result.Facts.Simulated })
 }
 
 // writeConfigs says which flags each config has, and why one could not be measured.
@@ -210,7 +210,7 @@ func (s *sweeping) standings() []standing {
 		found[i] = s.configs[i].highest()
 		all[i] = standing{highest: found[i], below: s.configs[i].below(), versus: "-"}
 		if i > 0 && found[i].Met() && found[0].Met() && found[i].Limited == "" && found[0].Limited == "" {
-			all[i].versus = words.Percent(found[i].Rate/found[0].Rate - 1)
+			all[i].versus = render.Percent(found[i].Rate/found[0].Rate - 1)
 		}
 	}
 	best := capacity.Best(found)
@@ -427,7 +427,7 @@ func (s *sweeping) writeNotes(t *textLines) {
 	for i := range s.configs {
 		c := &s.configs[i]
 		for _, note := range c.result.Notes {
-			if i > 0 && slices.Contains(s.marks(), note) {
+			if i > 0 && slices.Contains(s.Marks(), note) {
 				continue
 			}
 			notes = append(notes, note)
@@ -477,14 +477,14 @@ func (s *sweeping) limits() []string {
 
 // drawLimit says how few requests the highest percentile of the SLO hangs on.
 func (s *sweeping) drawLimit() string {
-	highest := slices.MaxFunc(s.file.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
+	highest := slices.MaxFunc(s.File.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
 	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.sweep.Requests))))
 	slowest := fmt.Sprintf("the %d slowest", slow)
 	if slow == 1 {
 		slowest = "a single one"
 	}
 	return fmt.Sprintf("One draw: the p%g of %s hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, words.Count(s.sweep.Requests, "request"), slowest)
+		highest.Percentile, render.Count(s.sweep.Requests, "request"), slowest)
 }
 
 // gridLimit says between which loads nothing is known of the best.

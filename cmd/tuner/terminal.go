@@ -13,7 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"vllmtuner/foreign"
-	"vllmtuner/words"
+	"vllmtuner/render"
 )
 
 // usualWidth is that of a terminal nobody has widened, and of a pipe.
@@ -60,11 +60,11 @@ func terminalSize(w io.Writer) (width, height int, ok bool) {
 func sayLines(w io.Writer, text string) {
 	width := lineColumns(w)
 	for line := range strings.SplitSeq(text, "\n") {
-		if words.Width(line) <= width || strings.HasPrefix(line, " ") {
+		if render.Width(line) <= width || strings.HasPrefix(line, " ") {
 			fmt.Fprintln(w, line)
 			continue
 		}
-		for _, part := range words.Wrap(line, width) {
+		for _, part := range render.Wrap(line, width) {
 			fmt.Fprintln(w, part)
 		}
 	}
@@ -190,7 +190,7 @@ const barWidth = 8
 func (s stage) text() string { return s.head + s.left() + s.tail() }
 
 func (s stage) left() string {
-	if left := words.Left(time.Until(s.until)); left != "" {
+	if left := render.Left(time.Until(s.until)); left != "" {
 		return ", " + left
 	}
 	return ""
@@ -206,12 +206,12 @@ func (s stage) tail() string {
 // line writes the stage in so many columns. Where they are few it has no bar, then no time that is left, and the rest is clipped.
 func (s stage) line(width int) string {
 	short := s.head + s.tail()
-	for _, line := range []string{words.Bar(s.share, barWidth) + " " + s.text(), s.text(), short} {
-		if words.Width(line) <= width {
+	for _, line := range []string{render.Bar(s.share, barWidth) + " " + s.text(), s.text(), short} {
+		if render.Width(line) <= width {
 			return line
 		}
 	}
-	return words.Clip(short, width)
+	return render.Clip(short, width)
 }
 
 // after is when something is over that takes so long still; zero where that is not known.

@@ -17,11 +17,11 @@ import (
 	"github.com/creack/pty"
 	"github.com/rivo/uniseg"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
-	"vllmtuner/words"
 )
 
 // A screen is what a terminal of so many columns shows of what was written to it, with all that has scrolled away.
@@ -127,9 +127,9 @@ type session struct {
 // onTerminal starts a command on a terminal, to which all goes that it writes but for what stdout takes.
 func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *session {
 	t.Helper()
-	s := &session{cmd: exec.CommandContext(t.Context(), tunerPath(t), args...), written: make(chan []byte)}
+	s := &session{cmd: tunerCommand(t.Context(), t, args...), written: make(chan []byte)}
 	s.cmd.Stdout = stdout
-	s.cmd.Env = append(os.Environ(), everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
+	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
 	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
 	if err != nil {
 		t.Fatal(err)
@@ -183,6 +183,9 @@ func TestProgressOnATerminal(t *testing.T) {
 	for _, columns := range []int{80, 40, 20} {
 		t.Run(fmt.Sprint(columns), func(t *testing.T) {
 			t.Parallel()
+			if columns != 80 {
+				plainTuner(t, "the race detector sees the 80 columns")
+			}
 			file := filepath.Join(t.TempDir(), "s.yaml")
 			must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
 			s := onTerminal(t, columns, io.Discard, "run", file, "--root", t.TempDir())
@@ -217,7 +220,7 @@ func TestAnErrorOnATerminal(t *testing.T) {
 	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
 	shown := screen{width: 40}
 	shown.write(text)
-	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; known are accept-drift, ") {
+	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; use one of accept-drift, ") {
 		t.Errorf("exit code %d, wrapped %q:\n%s", code, shown.wrapped, &shown)
 	}
 }
@@ -237,7 +240,7 @@ probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 func TestAStageFits(t *testing.T) {
 	long := stage{"12 of 30 trials done", 0.4, time.Now().Add(time.Hour), "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
 	for width := 1; width < 200; width++ {
-		if got := words.Width(long.line(width)); got > width {
+		if got := render.Width(long.line(width)); got > width {
 			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
 		}
 	}
@@ -329,6 +332,7 @@ func TestWatchInAPipe(t *testing.T) {
 // Without a terminal that can draw there is no last line, and no control character.
 func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestProgressOnATerminal runs the same study with the race detector")
 	file := filepath.Join(t.TempDir(), "s.yaml")
 	must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", file, "--root", t.TempDir())

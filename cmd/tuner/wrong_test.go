@@ -14,6 +14,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/realtime"
 )
 
 // goWords are in errors of Go's library, and in none that a person should read.
@@ -39,7 +41,11 @@ type wrongs struct {
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
-	t.Chdir(t.TempDir()) // some of the wrong values are names of files that a command may write
+	deep := filepath.Join(t.TempDir(), "a", "b", "c") // "../.." is a wrong value too, and must not be the folder of other tests
+	if err := os.MkdirAll(deep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(deep) // some of the wrong values are names of files that a command may write
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
 	w.study = filepath.Join(dir, "study.yaml")
@@ -126,6 +132,23 @@ func wrongValues(f cli.Flag) (never, perhaps []string) {
 
 // Each flag of each command, with each value that it cannot take.
 func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
+	realtime.Only(t, "thousands of command lines")
+	flagsRefuse(t, func(_ string, values []string) []string { return values })
+}
+
+// Each flag of each command, with two of the values that it cannot take: the flag's name picks them.
+func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
+	flagsRefuse(t, func(flag string, values []string) []string {
+		if len(values) == 0 {
+			return nil
+		}
+		return values[len(flag)%len(values):][:1]
+	})
+}
+
+// flagsRefuse gives each flag of each command wrong values: of those that no flag of its kind takes, and of those that some do, what pick returns.
+func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
+	t.Helper()
 	w := newWrongs(t)
 	missing := w.noFiles["nothing"]
 	bases := map[string][]string{
@@ -166,10 +189,10 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 				return slices.Concat(word, base, []string{"--" + flag, value})
 			}
 			never, perhaps := wrongValues(f)
-			for _, value := range never {
+			for _, value := range pick(flag, never) {
 				w.check(t, with(value), []int{exitUsage}, "--"+flag)
 			}
-			for _, value := range perhaps {
+			for _, value := range pick(flag, perhaps) {
 				w.check(t, with(value), []int{0, exitFailed, exitUsage, exitNothingMet}, "--"+flag, strings.ReplaceAll(flag, "-", " "), value, strings.ToValidUTF8(value, "\ufffd"), missing, "127.0.0.1:1", "nothing", "no study", "not ready")
 			}
 			for _, alike := range []string{"-" + flag + "x", "--" + flag + "x", "--x" + flag} {

@@ -37,6 +37,9 @@ type Need struct {
 	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 derives them from the GPUs
 }
 
+// DefaultStreams is how many requests may be in flight in a study: an H200 carries a few hundred.
+const DefaultStreams = 1024
+
 const (
 	// vllmCores are for the API server and the engine core, which never sleeps; each GPU's worker needs another core
 	// (vLLM 0.33, docs/configuration/optimization.md).

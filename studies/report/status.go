@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
-	"vllmtuner/words"
 )
 
 // manyRows is how many trials the status table shows unless told: what fits a small terminal.
@@ -110,14 +110,14 @@ func probesText(probes []trial.Probe) string {
 	case !last.Verdict.Pass:
 		verdict = "failed"
 	}
-	return fmt.Sprintf("%s, %s %s req/s: %s", words.Count(len(probes), "probe"), verdict, number(last.Rate), last.Verdict.Reason)
+	return fmt.Sprintf("%s, %s %s req/s: %s", render.Count(len(probes), "probe"), verdict, number(last.Rate), last.Verdict.Reason)
 }
 
 // table adds some trials, and the best one always.
 func (l *lines) table(study studies.Study, best Winner, o Options) {
 	shown := rowsOf(study.Trials, best, o)
 	short := ShortNames(searched(shown))
-	t := words.Table{Columns: []words.Column{
+	t := render.Table{Columns: []render.Column{
 		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
 		{Head: "result", Least: 10, Rank: 1}, {Head: "point", Least: 24, Rank: 4},
 	}}
@@ -134,7 +134,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 		l.add("%s", line)
 	}
 	if left := len(study.Trials) - len(shown); left > 0 {
-		l.add("(%s more: --all)", words.Count(left, "trial"))
+		l.add("(%s more: --all)", render.Count(left, "trial"))
 	}
 	if len(short) > 0 && strings.Contains(lines[0], "point") { // else nothing needs it
 		l.add("")
@@ -179,7 +179,7 @@ func (l *lines) legend(short map[string]string) {
 		switch {
 		case line == "":
 			line = word
-		case words.Width(line)+words.Width(word)+3 > l.columns():
+		case render.Width(line)+render.Width(word)+3 > l.columns():
 			l.add("%s", clip(line+",", l.columns()))
 			line = word
 		default:
@@ -254,7 +254,7 @@ func searched(trials []studies.Trial) []string {
 // TrialLines sums a finished trial up for a log, in one line where that fits. short names its flags; mark follows them.
 func TrialLines(t studies.Trial, short map[string]string, mark string, width int) []string {
 	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14))
-	margin := words.Width(head)
+	margin := render.Width(head)
 	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // then the margin would take all the room
 		head, margin = strings.Join(strings.Fields(head), " "), 2
 	}
@@ -268,7 +268,7 @@ func TrialLines(t studies.Trial, short map[string]string, mark string, width int
 
 // hung puts lines behind a head, or two columns in behind the first of them, and clips what no line can hold.
 func hung(head string, parts []string, width int) (all []string) {
-	margin := cmp.Or(words.Width(head), 2)
+	margin := cmp.Or(render.Width(head), 2)
 	for i, part := range parts {
 		if i == 0 {
 			part = head + part

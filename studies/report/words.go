@@ -9,11 +9,11 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
-	"vllmtuner/words"
 )
 
 // usualWidth is that of a terminal nobody has widened, and of a pipe.
@@ -57,10 +57,10 @@ func number(f float64) string {
 	return fmt.Sprintf("%.3g", f)
 }
 
-func percent(f float64) string         { return words.Percent(f) }
-func span(d time.Duration) string      { return words.Span(d) }
-func clip(text string, n int) string   { return words.Clip(text, n) }
-func wrap(text string, n int) []string { return words.Wrap(text, n) }
+func percent(f float64) string         { return render.Percent(f) }
+func span(d time.Duration) string      { return render.Span(d) }
+func clip(text string, n int) string   { return render.Clip(text, n) }
+func wrap(text string, n int) []string { return render.Wrap(text, n) }
 
 // simulatedMark follows every figure that no GPU is behind.
 func simulatedMark(simulated bool) string {
@@ -155,7 +155,7 @@ func StateOf(study studies.Study) (word, why string) {
 // stateText says how far the study is, such as "running: 12 of 30 trials done".
 func stateText(study studies.Study, s Summary) string {
 	word, why := StateOf(study)
-	text := words.Done(s.Finished, s.Planned, "trial")
+	text := render.Done(s.Finished, s.Planned, "trial")
 	switch {
 	case word == silent:
 		return why + ": " + text

@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"vllmtuner/words"
+	"vllmtuner/render"
 )
 
 // width is that of a terminal nobody has widened.
@@ -72,7 +72,7 @@ func (r *Result) writeUse(b *strings.Builder) {
 	}
 	wrapped(b, "probes", 10, text)
 	for _, left := range r.LeftOutTrials {
-		wrapped(b, "", 10, words.Count(left.N, "trial")+" left out: "+left.Why)
+		wrapped(b, "", 10, render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
 		text = fmt.Sprintf("of %d starts, %d of them refused, within %.3f GiB (before: %.3g; root of the mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)

@@ -1,0 +1,74 @@
+package render
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestFigures(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{Count(0, "probe"), "0 probes"}, {Count(1, "probe"), "1 probe"}, {Count(2, "study"), "2 studies"}, {Count(3, "process"), "3 processes"},
+		{Done(12, 30, "trial"), "12 of 30 trials done"}, {Done(0, 1, "trial"), "0 of 1 trial done"}, {Done(1, 0, "trial"), "1 trial done"},
+		{Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
+		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
+		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},
+		{Left(900 * time.Millisecond), ""}, {Left(-time.Hour), ""}, {Left(time.Second), "about 1 s left"}, {Left(90 * time.Minute), "about 1 h 30 min left"},
+		{Bar(0.5, 8), "████░░░░"}, {Bar(2, 3), "███"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%q, want %q", c.got, c.want)
+		}
+	}
+}
+
+// Columns are those of a terminal: a wide character takes two, a combining one none.
+func TestClipCountsColumns(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		n    int
+		want string
+	}{
+		{"plain", 5, "plain"}, {"plain text", 5, "plai…"}, {"first\nsecond", 20, "first"},
+		{"模型模型", 8, "模型模型"}, {"模型模型", 6, "模型…"}, {"e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301"}, {"e\u0301e\u0301e\u0301", 2, "e\u0301…"},
+		{"👩‍🚀 flies", 5, "👩‍🚀 f…"}, {"text", 1, "…"}, {"text", 0, ""},
+	} {
+		got := Clip(c.text, c.n)
+		if got != c.want || Width(got) > c.n {
+			t.Errorf("Clip(%q, %d) = %q of %d columns, want %q", c.text, c.n, got, Width(got), c.want)
+		}
+	}
+}
+
+func FuzzClip(f *testing.F) {
+	f.Add("模型 e\u0301 text", 4)
+	f.Fuzz(func(t *testing.T, text string, n int) {
+		if got := Clip(text, n); n >= 0 && Width(got) > n {
+			t.Errorf("Clip(%q, %d) takes %d columns", text, n, Width(got))
+		}
+	})
+}
+
+// A table uses the width that there is: it clips what may be clipped, then leaves columns out.
+func TestTableFits(t *testing.T) {
+	table := Table{
+		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Least: 6, Rank: 3}},
+		Rows:    [][]string{{"a", "1", "3 s", "a text that is long"}, {"模型", "20", "14 min", "short"}},
+	}
+	for _, c := range []struct {
+		width int
+		want  string
+	}{
+		{80, "name   n  age     what it is\na      1  3 s     a text that is long\n模型  20  14 min  short"},
+		{28, "name   n  age     what it is\na      1  3 s     a text th…\n模型  20  14 min  short"},
+		{24, "name   n  age     what …\na      1  3 s     a tex…\n模型  20  14 min  short"},
+		{20, "name   n  age\na      1  3 s\n模型  20  14 min"},
+		{8, "name   n\na      1\n模型  20"},
+		{3, "name\na\n模型"},
+	} {
+		got := strings.Join(table.Lines(c.width), "\n")
+		if got != c.want {
+			t.Errorf("in %d columns it is\n%s\nwant\n%s", c.width, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package sim
+
+import "math"
+
+// A batch is the work of one engine step.
+type batch struct {
+	decodes        int     // sequences that decode
+	draftTokens    int     // of those sequences, to be verified
+	kvTokens       int     // context tokens that those sequences read
+	prefillTokens  int     // prompt tokens to compute
+	attentionPairs float64 // sum over prefill chunks of chunk · (context + chunk/2)
+}
+
+func (b batch) tokens() int { return b.decodes + b.draftTokens + b.prefillTokens }
+
+// A stepTimer computes how long the steps of one server take.
+type stepTimer struct {
+	step    StepCost
+	draft   Speculation
+	k       int       // tokens of a draft; 0 without a drafter
+	graphs  []int     // by number of tokens: the size of the CUDA graph that runs for them
+	compute []float64 // milliseconds of weights and compute by number of tokens; 0 means not computed yet
+}
+
+// maxMemoized is the largest number of tokens whose compute time is kept.
+const maxMemoized = 1 << 16
+
+func newStepTimer(p *Profile, o Options) *stepTimer {
+	t := &stepTimer{step: p.Step, draft: p.Speculation}
+	if o.hasDrafter() {
+		t.k = o.SpeculativeTokens
+	}
+	if !o.EnforceEager {
+		t.graphs = padding(captureSizes(o))
+	}
+	t.compute = make([]float64, min(o.MaxNumBatchedTokens, maxMemoized)+1)
+	return t
+}
+
+// milliseconds returns how long the engine takes for a step:
+//
+//	S0 + (W^p + (B·T)^p)^(1/p) + C·n + D·(KV tokens read) + E·Σ chunk·(context + chunk/2)  [+ extra with prefill]
+//	[+ k·(Dr0 + Dr1·n) + V·k·n with speculation]  [+ extra without a CUDA graph]
+//
+// T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. Where the profile gives
+// padding a cost, T counts part of the empty places of the CUDA graph too. The constants come from the profile.
+func (t *stepTimer) milliseconds(b batch) float64 {
+	c := &t.step
+	tokens := b.tokens()
+	captured := tokens < len(t.graphs)
+	compute := t.roofline(tokens)
+	if captured && c.GraphPadding > 0 {
+		compute += c.GraphPadding * (t.roofline(t.graphs[tokens]) - compute)
+	}
+	ms := c.Fixed + compute + c.PerSequence*float64(b.decodes) + c.PerKVToken*float64(b.kvTokens)
+	if b.prefillTokens > 0 {
+		ms += c.PrefillExtra + c.PerAttentionPair*b.attentionPairs
+	}
+	if !captured && b.prefillTokens == 0 {
+		ms += c.EagerExtra
+	}
+	if b.draftTokens > 0 {
+		drafts := float64(b.draftTokens)
+		ms += t.draft.PerVerifiedToken * drafts
+		if t.k > 0 {
+			ms += t.draft.PerDraftToken*float64(t.k) + t.draft.PerDraftTokenAndSequence*drafts
+		}
+	}
+	return ms
+}
+
+// roofline combines the time to read the weights with the time to compute the tokens.
+func (t *stepTimer) roofline(tokens int) float64 {
+	if tokens < len(t.compute) && t.compute[tokens] > 0 {
+		return t.compute[tokens]
+	}
+	c := &t.step
+	ms := norm(c.Weights, c.PerToken*float64(tokens), c.RooflineExponent)
+	if tokens < len(t.compute) {
+		t.compute[tokens] = ms
+	}
+	return ms
+}
+
+// norm returns (a^p + b^p)^(1/p) for a and b of at least 0. No intermediate value overflows.
+func norm(a, b, p float64) float64 {
+	larger := max(a, b)
+	if larger == 0 {
+		return 0
+	}
+	return larger * math.Pow(1+math.Pow(min(a, b)/larger, p), 1/p)
+}
+
+// captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up to 256
+// and every 16 beyond. The largest is twice max-num-seqs, or 512 (_set_cudagraph_sizes in vllm/config/vllm.py, 0.14.1).
+func captureSizes(o Options) []int {
+	largest := min(2*o.MaxNumSeqs*(1+o.SpeculativeTokens), 512, o.MaxNumBatchedTokens)
+	var sizes []int
+	for _, n := range []int{1, 2, 4} {
+		if n <= largest {
+			sizes = append(sizes, n)
+		}
+	}
+	for n := 8; n <= largest && n < 256; n += 8 {
+		sizes = append(sizes, n)
+	}
+	for n := 256; n <= largest; n += 16 {
+		sizes = append(sizes, n)
+	}
+	return sizes
+}
+
+// padding returns, for each number of tokens up to the largest size, the smallest size that holds them.
+func padding(sizes []int) []int {
+	var padded []int
+	for _, size := range sizes {
+		for len(padded) <= size {
+			padded = append(padded, size)
+		}
+	}
+	return padded
+}

@@ -1,0 +1,18 @@
+package sim
+
+import "slices"
+
+// modelled are the flags that change the capacity of a simulated server.
+var modelled = []string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-prefix-caching",
+	"enforce-eager", "speculative-config"}
+
+// harmless are flags that do not change the capacity of a real server either.
+var harmless = []string{"api-key", "chat-template", "disable-log-requests", "disable-log-stats", "download-dir", "enable-log-requests", "host", "load-format",
+	"port", "seed", "served-model-name", "tokenizer", "trust-remote-code", "uvicorn-log-level"}
+
+// Models reports whether a flag, named without its leading dashes, changes the capacity of a simulated server. All values of other
+// flags give the same measurements.
+func Models(flag string) bool { return slices.Contains(modelled, flag) }
+
+// Ignores reports whether a flag could change the capacity of a real server and has no effect on a simulated one.
+func Ignores(flag string) bool { return !Models(flag) && !slices.Contains(harmless, flag) }

@@ -1,0 +1,73 @@
+package vllm
+
+import (
+	"net/http"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+func (a *api) completions(w http.ResponseWriter, r *http.Request) { a.answer(w, r, false) }
+
+func (a *api) chat(w http.ResponseWriter, r *http.Request) { a.answer(w, r, true) }
+
+// answer reads a request, gives it to the engine, and answers as its tokens come.
+func (a *api) answer(w http.ResponseWriter, r *http.Request, isChat bool) {
+	c, refusal := a.readCompletion(w, r, isChat)
+	if refusal != nil {
+		refusal.write(w)
+		return
+	}
+	a.generate(w, r, c)
+}
+
+// generate gives the sequences of a completion to the engine and answers.
+func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
+	if c.stream { // first: from here on an error of the engine is a chunk of the stream
+		w.Header().Set("Content-Type", eventStream)
+	}
+	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
+	o := a.live.engine.Options
+	always := c.stream && o.AlwaysUsage
+	s := &answer{
+		w: w, release: a.release, model: o.Model, chat: c.chat, usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
+	}
+	for _, tokens := range c.prompts {
+		s.prompt += len(tokens)
+		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
+		for range c.n {
+			s.id = a.next.Add(1)
+			s.sequences = append(s.sequences, &sequence{
+				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}, group: group, arrived: c.arrived,
+			})
+		}
+	}
+	s.sent = make([]int, len(s.sequences))
+	updates := a.live.submit(s.sequences)
+	defer a.live.abort(s.sequences)
+	var batch []update
+	for left := len(s.sequences); left > 0; {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-updates.ready:
+		}
+		batch = updates.take(batch)
+		for _, u := range batch {
+			if c.stream && s.chunk == nil && s.begin() != nil {
+				return
+			}
+			if c.stream && s.tokens(u.index, u.progress) != nil {
+				return
+			}
+			if u.last {
+				left--
+			}
+		}
+	}
+	if !c.stream {
+		s.whole()
+		return
+	}
+	_ = s.end() // fails when the client has gone
+}

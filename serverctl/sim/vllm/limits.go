@@ -1,0 +1,75 @@
+package vllm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+// vLLM reads a body of any size. A simulated server runs beside other programs, and must not use up their memory.
+const (
+	maxBody   = 16 << 20         // bytes: several times the longest context of a model, as text or as token ids
+	smallBody = 64 << 10         // bytes; any number of smaller bodies may arrive at once
+	bodiesIn  = 64 << 20         // bytes of larger bodies that may arrive at once
+	bodyTime  = time.Minute      // for a body to arrive
+	maxValues = 1 << 18          // in a body, or twice the model's length: vLLM refuses a longer prompt anyway
+	maxHead   = 64 << 10         // bytes of a request's line and headers, uvicorn's own limit
+	headTime  = 20 * time.Second // for them to arrive
+	idleTime  = 5 * time.Minute  // a connection may be open without a request
+	maxConns  = 8192             // at once; others wait to be accepted
+)
+
+// readBody reads the body of a request.
+func (a *api) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
+	size := r.ContentLength
+	switch {
+	case size > maxBody:
+		w.Header().Set("Connection", "close") // the rest is not read
+		return nil, tooLarge(fmt.Sprintf("%d bytes", maxBody))
+	case size < 0:
+		size = maxBody
+	}
+	if size > smallBody {
+		if err := a.bodies.Acquire(r.Context(), size); err != nil {
+			return nil, badRequest("", "the body was not read: %v", err)
+		}
+		defer a.bodies.Release(size)
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's writer has no deadlines
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	_ = control.SetReadDeadline(time.Time{}) // else the connection would end during the answer
+	maxCount := max(maxValues, 2*a.live.engine.Options.MaxModelLen)
+	switch _, isTooLarge := errors.AsType[*http.MaxBytesError](err); {
+	case isTooLarge:
+		return nil, tooLarge(fmt.Sprintf("%d bytes", maxBody))
+	case err != nil:
+		return nil, badRequest("", "the body was not read: %v", err)
+	case countValues(text) > maxCount:
+		return nil, tooLarge(fmt.Sprintf("%d values", maxCount))
+	}
+	return text, nil
+}
+
+func tooLarge(limit string) *apiError {
+	return &apiError{status: http.StatusRequestEntityTooLarge, kind: "Request Entity Too Large",
+		message: "The request body has more than " + limit + ", the simulated server's limit"}
+}
+
+// countValues returns about how many values a JSON text has: the commas between them. encoding/json limits their depth.
+func countValues(text []byte) (n int) {
+	inString := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"':
+			inString = !inString
+		case inString && c == '\\':
+			i++
+		case !inString && c == ',':
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,266 @@
+package vllm
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// A sequence is one answer that a client waits for. A request with several prompts or answers has several.
+type sequence struct {
+	request *sim.Request
+	index   int      // among those that are answered together
+	updates *updates // shared by all of them
+	group   *group
+
+	// Times are in seconds of the engine's clock.
+	arrived   float64 // at the API server
+	queued    float64 // at the scheduler
+	scheduled float64 // for the first time
+	first     float64 // end of the step of the first token
+	last      float64 // end of the step of the last token so far
+	reported  int     // tokens in updates so far
+}
+
+// A group are the n answers to one prompt.
+type group struct {
+	n, left int
+	longest int // tokens of the longest finished answer
+}
+
+// progress is what one step gives one sequence: its tokens are one chunk of a stream.
+type progress struct {
+	tokens int
+	last   bool
+}
+
+// An update is the progress of one of the sequences that are answered together.
+type update struct {
+	index int
+	progress
+}
+
+// updates are those that the request's handler has not taken yet. The engine never waits for a handler, and the list takes no more
+// memory than it has entries.
+type updates struct {
+	mu    sync.Mutex
+	list  []update
+	ready chan struct{} // has one element while the list is not empty
+}
+
+// put appends an update.
+func (u *updates) put(one update) {
+	u.mu.Lock()
+	u.list = append(u.list, one)
+	u.mu.Unlock()
+	select {
+	case u.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the list, which may be empty, and reuses the memory of the one that it returned before.
+func (u *updates) take(before []update) []update {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	list := u.list
+	u.list = before[:0]
+	return list
+}
+
+// A delivery is the progress of all sequences in one step.
+type delivery struct {
+	at  time.Time // when the clients shall see it
+	end float64   // of the step, in seconds of the engine's clock
+	to  []addressee
+}
+
+// An addressee is a sequence and its progress.
+type addressee struct {
+	sequence *sequence
+	progress progress
+}
+
+// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the one before
+// ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU down.
+//
+// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the number of streams.
+type live struct {
+	mu     sync.Mutex
+	engine *sim.Engine
+	began  time.Time
+	now    float64 // the engine's clock, seconds since began
+	wake   chan struct{}
+	open   map[*sim.Request]*sequence
+	queue  []*sequence // not scheduled yet, in the order in which they came
+	frozen int         // calls of freeze without a thaw; above 0 the engine computes nothing and forgets nothing
+	asleep int         // level of sleep; 0 is awake
+	stats  *stats
+
+	due []delivery // not delivered yet, in order; only run uses it
+}
+
+// frozenPoll is how often a frozen engine checks whether it may go on.
+const frozenPoll = 10 * time.Millisecond
+
+func newLive(e *sim.Engine) *live {
+	e.Each = true
+	return &live{
+		engine: e, began: time.Now(), wake: make(chan struct{}, 1), open: make(map[*sim.Request]*sequence),
+		stats: newStats(e.Options.MaxModelLen),
+	}
+}
+
+// clock returns the time since the engine began, in seconds.
+func (l *live) clock() float64 { return time.Since(l.began).Seconds() }
+
+// submit queues sequences that are answered together. Their tokens come as updates.
+func (l *live) submit(sequences []*sequence) *updates {
+	updates := &updates{ready: make(chan struct{}, 1)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock()
+	if l.engine.Idle() {
+		l.now = max(l.now, now) // the last step may end later: one GPU does one step at a time
+	}
+	for i, s := range sequences {
+		s.index, s.updates, s.queued = i, updates, now
+		l.open[s.request] = s
+		l.queue = append(l.queue, s)
+		l.engine.Submit(s.request)
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+	return updates
+}
+
+// abort drops those of the sequences that have not ended.
+func (l *live) abort(sequences []*sequence) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range sequences {
+		if _, ok := l.open[s.request]; ok {
+			delete(l.open, s.request)
+			l.engine.Abort(s.request)
+		}
+	}
+}
+
+// with calls f while no step is computed.
+func (l *live) with(f func(*sim.Engine)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(l.engine)
+}
+
+// freeze stops the engine as it is: requests stay and get no tokens.
+func (l *live) freeze() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frozen++
+}
+
+// thaw lets the engine go on. It does not catch up on the time that it was frozen.
+func (l *live) thaw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frozen--
+	l.now = max(l.now, l.clock())
+}
+
+// run computes steps and delivers their tokens until ctx ends.
+func (l *live) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var end time.Time // of the current step
+	busy := false
+	for {
+		if !busy || !time.Now().Before(end) {
+			end, busy = l.step()
+		}
+		l.deliver(time.Now())
+		next := end
+		if len(l.due) > 0 && (!busy || l.due[0].at.Before(next)) {
+			next = l.due[0].at
+		}
+		timer.Stop()
+		if busy || len(l.due) > 0 {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-l.wake:
+		}
+	}
+}
+
+// step computes one step and queues its delivery. It returns when the step ends, and whether there was anything to do.
+func (l *live) step() (end time.Time, busy bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.frozen > 0 || l.asleep > 0:
+		return time.Now().Add(frozenPoll), true
+	case l.engine.Idle():
+		return time.Time{}, false
+	}
+	began := l.now
+	then := l.engine.Step(began)
+	if then == began { // a request that can never fit: wait for its client to give up
+		return time.Now().Add(time.Second), true
+	}
+	l.now = then
+	l.noteScheduled(began)
+	end = l.began.Add(seconds(then))
+	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]addressee, 0, len(l.engine.Emitted))}
+	for _, r := range l.engine.Emitted {
+		if s := l.open[r]; s != nil {
+			d.to = append(d.to, addressee{s, progress{tokens: r.Tokens - s.reported, last: r.Finished()}})
+			s.reported = r.Tokens
+		}
+	}
+	l.due = append(l.due, d)
+	return end, true
+}
+
+// noteScheduled stamps the sequences that left the queue in the step that began now. The scheduler takes them in their order.
+func (l *live) noteScheduled(now float64) {
+	for len(l.queue) > 0 {
+		s := l.queue[0]
+		if l.open[s.request] != nil && s.request.Cached < 0 {
+			return
+		}
+		s.scheduled = now
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+	}
+}
+
+// deliver hands out what clients shall see by now.
+func (l *live) deliver(now time.Time) {
+	if len(l.due) == 0 || l.due[0].at.After(now) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.due) > 0 && !l.due[0].at.After(now) {
+		d := l.due[0]
+		l.due[0] = delivery{}
+		l.due = l.due[1:]
+		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
+		for _, to := range d.to {
+			to.sequence.updates.put(update{to.sequence.index, to.progress})
+			if to.progress.last {
+				delete(l.open, to.sequence.request)
+			}
+		}
+	}
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -1,0 +1,215 @@
+package studies
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/mattn/go-sqlite3"
+
+	"vllmtuner/render"
+	"vllmtuner/studies/fence"
+)
+
+// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and returns its number of
+// commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user chose to go on from the newest snapshot.
+func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
+	s.path = filepath.Join(s.dir, epoch, fence.Database)
+	if s.db, err = openLive(s.path); err != nil {
+		return 0, err
+	}
+	s.commits, err = checkDatabase(s.db)
+	err = explainFile(s.path, err)
+	if hot := checkRolledBack(s.path); err == nil {
+		err = hot
+	} else if hot != nil { // which may be the only fault
+		err = fmt.Errorf("%w; %w", err, hot)
+	}
+	// A published commit was acknowledged. If the snapshot has more commits than the slots, slots are lost.
+	_, published, readErr := newest(s.dir, loadStudy)
+	if readErr == nil { // else it cannot be compared
+		acknowledged = max(acknowledged, published.Commits)
+	}
+	if err == nil && readErr == nil { // first, because another study may have fewer commits
+		err = sameStudy(s.db, published)
+	}
+	if err == nil && s.commits < acknowledged {
+		err = fmt.Errorf("%w: of %d commits %d are left", fence.ErrLost, acknowledged, s.commits)
+	}
+	if err == nil {
+		return s.commits, nil
+	}
+	if s.options.FromSnapshot && isDamage(err) {
+		return s.restore(err, acknowledged)
+	}
+	if !isDamage(err) {
+		return 0, err
+	}
+	return 0, fmt.Errorf("%w%s", err, s.offer(acknowledged))
+}
+
+// sameStudy returns an error when a database holds another study than was published.
+func sameStudy(db *sql.DB, published Study) error {
+	var id string
+	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) { // it has lost the whole study
+		return nil
+	}
+	if err == nil && id != published.ID {
+		err = damagedf("it holds another study than the one that is published, %s and not %s", id, published.ID)
+	}
+	return err
+}
+
+// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+func isDamage(err error) bool {
+	var of sqlite3.Error
+	if errors.As(err, &of) {
+		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // without our tables
+	}
+	return errors.Is(err, errDamaged) || errors.Is(err, fence.ErrLost)
+}
+
+// errDamaged is wrapped by errors of a damaged database.
+var errDamaged = errors.New("it is damaged")
+
+// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite treats a journal that
+// it cannot see as missing.
+func checkRolledBack(path string) error {
+	hot, err := isHot(path)
+	if err == nil && hot {
+		err = errors.New("a transaction that was not complete is not taken back; run it again before anything else")
+	}
+	return err
+}
+
+// isHot reports whether a database has a journal that SQLite would roll back: one that does not begin with a zero.
+func isHot(path string) (bool, error) {
+	f, err := openRegular(path + "-journal")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	first := make([]byte, 1)
+	n, err := f.Read(first)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n == 1 && first[0] != 0, errors.Join(err, f.Close())
+}
+
+// newerError says that a database has a schema that this tuner does not know.
+type newerError struct{ version int }
+
+func (e newerError) Error() string {
+	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
+}
+
+// checkDatabase checks a database and returns its number of commits.
+func checkDatabase(db *sql.DB) (commits int64, err error) {
+	version, err := schemaVersion(db)
+	switch {
+	case err != nil:
+		return 0, err
+	case version > len(migrations):
+		return 0, newerError{version}
+	}
+	var damage string
+	if err := db.QueryRow("PRAGMA integrity_check(1)").Scan(&damage); err != nil {
+		return 0, err
+	}
+	if damage != "ok" {
+		return 0, damagedf("its pages do not fit together")
+	}
+	switch {
+	case version == 0:
+		return 0, noOthers(db)
+	case version < countsCommits:
+		return 0, nil
+	case version >= hasSums:
+		return verifyAll(db)
+	}
+	err = db.QueryRow(`SELECT commits FROM studies`).Scan(&commits)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return commits, err
+}
+
+// noOthers returns an error when a database without a study is not empty.
+func noOthers(db *sql.DB) error {
+	var table string
+	err := db.QueryRow(`SELECT name FROM sqlite_master LIMIT 1`).Scan(&table)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
+}
+
+// offer says how to go on without a damaged or lost database, and what would be lost.
+func (s *Store) offer(acknowledged int64) string {
+	name, study, err := newest(s.dir, loadWhole)
+	if err != nil {
+		none := fmt.Sprintf("; there is no snapshot to go on from (%v)", err)
+		if backup, found := newestBackup(s.dir, s.path); found {
+			return none + backup.offer(acknowledged)
+		}
+		return none + ", and no whole copy in an older epoch: bring the study's directory back from a backup, or begin the study under another name"
+	}
+	probes := 0
+	for _, t := range study.Trials {
+		probes += len(t.Probes)
+	}
+	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %s and %s; %s.\nTo go on from there: tuner run --from-snapshot",
+		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
+}
+
+// loadWhole is load after checkDatabase.
+func loadWhole(db *sql.DB) (Study, error) {
+	if _, err := checkDatabase(db); err != nil {
+		return Study{}, err
+	}
+	return load(db)
+}
+
+// restore replaces a useless copy by the newest snapshot.
+func (s *Store) restore(why error, acknowledged int64) (commits int64, err error) {
+	name, study, err := newest(s.dir, loadWhole)
+	if err != nil { // then say what else there is
+		return 0, fmt.Errorf("%w%s", why, s.offer(acknowledged))
+	}
+	epoch := filepath.Base(filepath.Dir(s.path))
+	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Remove(epoch+"/"+fence.Database))
+	if err != nil {
+		return 0, errors.Join(why, err)
+	}
+	if err := name.write(context.Background(), s.dir, s.path); err != nil {
+		return 0, errors.Join(why, err)
+	}
+	if s.db, err = openLive(s.path); err != nil {
+		return 0, err
+	}
+	if _, err := checkDatabase(s.db); err != nil {
+		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
+	}
+	if err := migrate(s.db); err != nil {
+		return 0, err
+	}
+	s.commits = max(acknowledged, study.Commits)
+	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
+	return s.commits, transact(s.db, func(tx *transaction) error {
+		return tx.inStudy(func(tx *transaction) error {
+			tx.set("commits", s.commits)
+			addEvent(tx, Restored, s.restored)
+			return nil
+		})
+	})
+}

@@ -1,0 +1,344 @@
+package studies
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"vllmtuner/studies/fence"
+)
+
+// database is the live database of the study in a directory, which nobody owns.
+func database(t *testing.T, dir string) string {
+	t.Helper()
+	folder, err := fence.OpenFolder(dir, fence.CertainLocks)
+	try(t, err)
+	at, err := fence.ReadPosition(folder)
+	try(t, err, folder.Close())
+	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
+}
+
+// left makes a study with a finished trial and a probe of the next, of which the newest snapshot knows only the former.
+func left(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	s, _, err := Open(context.Background(), dir, llama, Options{})
+	try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
+	s.mu.Lock() // nothing more is published
+	defer s.mu.Unlock()
+	try(t, s.commit("begin trial 1", func(tx *transaction) error {
+		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
+		return nil
+	}), s.release())
+	close(s.stop)
+	return dir
+}
+
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	try(t, err)
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// A damaged or lost database is not repaired without a word: what there is instead is offered, and what would be lost is said.
+func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
+	for name, harm := range map[string]func(path string) error{
+		"overwritten": func(path string) error {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for i := 4096; i < len(content); i += 100 {
+				content[i] ^= 0x55
+			}
+			return os.WriteFile(path, content, 0o644)
+		},
+		"lost":                os.Remove,
+		"lost with its epoch": func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		"truncated":           func(path string) error { return os.Truncate(path, 6000) },
+		"empty":               func(path string) error { return os.Truncate(path, 0) },
+		"foreign":             func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("no database "), 1000), 0o644) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := left(t)
+			try(t, harm(database(t, dir)))
+			before, epochs := names(t, filepath.Join(dir, snapshotDir)), names(t, dir)
+			for range 2 {
+				_, _, err := Open(context.Background(), dir, llama, Options{})
+				wantUnusable(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trial and 1 probe", "a later commit would be lost", "--from-snapshot")
+			}
+			if now := names(t, filepath.Join(dir, snapshotDir)); !slices.Equal(now, before) {
+				t.Errorf("the snapshots were %v and are %v", before, now)
+			}
+			if now := names(t, dir); !slices.Equal(now, epochs) {
+				t.Errorf("the directory had %v and has %v", epochs, now)
+			}
+			s, resumed, err := Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+			try(t, err)
+			study, err := s.Study()
+			try(t, err)
+			var events int
+			try(t, s.db.QueryRow(`SELECT count(*) FROM events WHERE kind='restored' AND text LIKE 'from snap/%'`).Scan(&events))
+			if !resumed || len(study.Trials) != 1 || study.Trials[0].State != Done || events != 1 {
+				t.Errorf("from the snapshot: resumed %t, %+v, %d events", resumed, study, events)
+			}
+			try(t, s.Begin(aTrial(1)), s.Close())
+			open(t, dir)
+		})
+	}
+}
+
+// A database that is whole but older than what was acknowledged is not taken for the study.
+func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Close())
+	old, err := os.ReadFile(database(t, dir))
+	try(t, err)
+	s = open(t, dir)
+	try(t, s.Record(0, aProbe(0, 2)), s.Close())
+	try(t, os.WriteFile(database(t, dir), old, 0o644))
+	_, _, err = Open(context.Background(), dir, llama, Options{})
+	wantUnusable(t, err, "the disk lost what it had stored: of 4 commits 2 are left")
+	if !errors.Is(err, fence.ErrLost) {
+		t.Errorf("%v does not wrap ErrLost", err)
+	}
+}
+
+// Nor is the database of another study of the same name, whatever it has.
+func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
+	dir, other := left(t), t.TempDir()
+	s := open(t, other)
+	for n := range 5 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	try(t, s.Close())
+	foreign, err := os.ReadFile(database(t, other))
+	try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
+	_, _, err = Open(context.Background(), dir, llama, Options{})
+	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trial and 1 probe", "--from-snapshot")
+	s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+	try(t, err)
+	study, err := s.Study()
+	if try(t, err); len(study.Trials) != 1 {
+		t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+	}
+}
+
+// A study of the first schema, which lay in the directory itself, goes on in the newest; its database stays.
+func TestAStudyOfTheFirstSchemaGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	first := filepath.Join(dir, fence.Database)
+	db, err := openFile(first, settings)
+	try(t, err)
+	_, err = db.Exec(migrations[0] + `PRAGMA user_version=1;
+		INSERT INTO studies VALUES ('id', 'llama70b', '18446744073709551615', 'name: llama70b', '{"model":"llama-70b-fp8","vllm":"0.14.1"}', 'stopped', '',
+			'2026-03-01T12:00:00.000000000Z', '2026-03-01T12:00:00.000000000Z');
+		INSERT INTO trials (number, origin, point, args, state, began) VALUES (0, 'default', '{}', '[]', 'running', '2026-03-01T12:00:00.000000000Z');`)
+	try(t, err, db.Close())
+	was, err := os.ReadFile(first)
+	try(t, err)
+	s, resumed, err := Open(context.Background(), dir, llama, Options{})
+	try(t, err)
+	study, err := s.Study()
+	try(t, err)
+	if !resumed || len(study.Trials) != 1 || study.Trials[0].Origin != Default || study.ID != "id" {
+		t.Errorf("resumed %t: %+v", resumed, study)
+	}
+	try(t, s.Record(0, aProbe(0, 2)), s.Close())
+	is, err := os.ReadFile(first)
+	try(t, err)
+	if !bytes.Equal(was, is) {
+		t.Error("the database of the first schema was changed")
+	}
+}
+
+// A study's directory can be copied to another place, also when its owner was killed.
+func TestAStudyCanBeCopied(t *testing.T) {
+	dir := left(t)
+	copied := filepath.Join(t.TempDir(), "elsewhere")
+	try(t, os.CopyFS(copied, os.DirFS(dir)))
+	s, resumed, err := Open(context.Background(), copied, llama, Options{})
+	try(t, err)
+	study, err := s.Study()
+	try(t, err, s.Close())
+	if !resumed || len(study.Trials) != 2 {
+		t.Errorf("resumed %t with %d trials, want 2", resumed, len(study.Trials))
+	}
+}
+
+// A snapshot that is damaged, or was not copied, is passed over for the one before it.
+func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for n := range 4 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	all, err := snapshots(dir)
+	try(t, err)
+	try(t, os.Truncate(filepath.Join(dir, all[0].file()), 5000))
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Trials) != 3 {
+		t.Errorf("%d trials, want the 3 of the snapshot before", len(study.Trials))
+	}
+	try(t, os.Remove(filepath.Join(dir, all[0].file())), os.WriteFile(filepath.Join(dir, currentFile), []byte(all[0].file()+"\n"), 0o644))
+	again, err := ReadSnapshot(dir)
+	try(t, err, exported(Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))))
+	if len(again.Trials) != 3 {
+		t.Errorf("%d trials, want the 3 of the snapshot before", len(again.Trials))
+	}
+}
+
+// The base and the delta that a new base is made of stay until it is made, however long that takes.
+func TestWhatABaseIsMadeOfStays(t *testing.T) {
+	base := snapshot{1, 10, -1}
+	all := []snapshot{base}
+	for commits := range int64(8) {
+		all = append(all, snapshot{1, 11 + commits, 10})
+	}
+	source, done := all[2], snapshot{1, 30, -1}
+	gone := obsolete(slices.Clone(all), source)
+	if slices.Contains(gone, source) || slices.Contains(gone, base) || len(gone) != 4 {
+		t.Errorf("of %v these go: %v", all, gone)
+	}
+	if gone := obsolete(append(slices.Clone(all), done), snapshot{}); slices.Contains(gone, done) || slices.Contains(gone, base) {
+		t.Errorf("beside a new base these go: %v", gone)
+	}
+}
+
+// A run that is refused changes nothing, an older schema among it.
+func TestARefusedRunChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Finish(0, aResult(2)), s.Close())
+	var files []string
+	list := func() (all []string) {
+		try(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			all = append(all, path)
+			return err
+		}))
+		return all
+	}
+	files = list()
+	other, changed := llama, llama
+	other.Name, changed.World = "other", map[string]string{"model": "another"}
+	for range 3 {
+		_, _, err := Open(context.Background(), dir, other, Options{AcceptDrift: true})
+		wantError(t, err, `the directory holds the study "llama70b", not "other"`)
+		_, _, err = Open(context.Background(), dir, changed, Options{})
+		wantError(t, err, "model: llama-70b-fp8 → another", "--accept-drift")
+	}
+	if now := list(); !slices.Equal(now, files) {
+		t.Errorf("the directory had %v and has %v", files, now)
+	}
+}
+
+// A study whose database and slots are older than what was published is not taken for the newest.
+func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
+	dir, backup := t.TempDir(), t.TempDir()
+	s := open(t, dir)
+	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
+	try(t, os.CopyFS(backup, os.DirFS(dir)))
+	s = open(t, dir)
+	last := s.lease.Dir()
+	try(t, s.Record(0, aProbe(1, 2.5)), s.Close())
+
+	try(t, os.RemoveAll(filepath.Join(dir, last)), os.RemoveAll(filepath.Join(dir, fence.SlotDir)))
+	try(t, os.CopyFS(filepath.Join(dir, fence.SlotDir), os.DirFS(filepath.Join(backup, fence.SlotDir))))
+	for range 2 {
+		_, _, err := Open(t.Context(), dir, llama, Options{})
+		wantUnusable(t, err, "the disk lost what it had stored", "with 1 trial and 2 probes; nothing was stored after it", "--from-snapshot")
+	}
+	s, _, err := Open(t.Context(), dir, llama, Options{FromSnapshot: true})
+	try(t, err)
+	study, err := s.Study()
+	try(t, err, s.Close())
+	if len(study.Trials[0].Probes) != 2 {
+		t.Errorf("it goes on with %d probes, want 2", len(study.Trials[0].Probes))
+	}
+}
+
+// A header whose schema cannot be is damage like any other: readers have a snapshot before it, and the owner its database.
+func TestASchemaThatCannotBe(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for n := range 4 {
+		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+	}
+	try(t, s.Close())
+	all, err := snapshots(dir)
+	try(t, err)
+	for _, n := range all {
+		file, err := os.OpenFile(filepath.Join(dir, n.of().file()), os.O_WRONLY, 0)
+		try(t, err)
+		_, err = file.WriteAt([]byte{0xff}, 60) // of user_version (SQLite's file format, 1.3)
+		try(t, err, file.Close())
+	}
+	_, err = ReadSnapshot(dir)
+	wantUnusable(t, err, "it is damaged: its header says schema -")
+	elsewhere := filepath.Join(t.TempDir(), "one.db")
+	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
+	_, err = ReadFile(elsewhere)
+	wantUnusable(t, err, "it is damaged: its header says schema -")
+	try(t, open(t, dir).Close())
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Trials) != 4 {
+		t.Errorf("%d trials, want 4", len(study.Trials))
+	}
+}
+
+// A database that another program has put in a study's place is not made a study's.
+func TestADatabaseOfAnotherProgram(t *testing.T) {
+	foreign := func(path string) {
+		t.Helper()
+		db, err := openFile(path, settings)
+		try(t, err)
+		_, err = db.Exec(`CREATE TABLE accounts (x)`)
+		try(t, err, db.Close())
+	}
+	fresh, used := t.TempDir(), left(t)
+	foreign(filepath.Join(fresh, fence.Database))
+	try(t, os.Remove(database(t, used)))
+	foreign(database(t, used))
+	for _, dir := range []string{fresh, used} {
+		_, _, err := Open(t.Context(), dir, llama, Options{})
+		wantUnusable(t, err, "it holds accounts of another program, and no study")
+	}
+	empty := t.TempDir()
+	try(t, os.WriteFile(filepath.Join(empty, fence.Database), nil, 0o644))
+	_, _, err := Open(t.Context(), empty, llama, Options{})
+	wantUnusable(t, err, filepath.Join(empty, fence.Database)+" is empty")
+	if got := names(t, empty); len(got) != 1 {
+		t.Errorf("the directory has %v now", got)
+	}
+}
+
+// What is published has a study in it.
+func TestASnapshotWithoutAStudy(t *testing.T) {
+	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
+		dir, all := inOneBase(t)
+		path := filepath.Join(dir, all[0].file())
+		for _, n := range all[1:] {
+			try(t, os.Remove(filepath.Join(dir, n.file())))
+		}
+		db, err := openFile(path, scratch)
+		try(t, err)
+		_, err = db.Exec(sql)
+		try(t, err, db.Close())
+		if _, err = ReadSummary(dir, func(Study) []int { return nil }); err == nil {
+			t.Fatalf("%s: it was read", name)
+		}
+		wantUnusable(t, err, "it is damaged: no study is in it")
+	}
+}
