@@ -21,7 +21,7 @@ func whose(e *ExitError) string {
 	return "nobody"
 }
 
-// explain has a logbook read the log of a case, and returns what it makes of it.
+// explain passes the log of a case to a logbook, and returns the death that it finds.
 func explain(when, exit, log string) *ExitError {
 	l := &logbook{loaded: when == "load"}
 	l.Write([]byte(log))

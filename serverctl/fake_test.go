@@ -29,17 +29,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// noExitPause spares a child that was built with the race detector its second of waiting at the end.
+// noExitPause keeps the race detector from sleeping for a second at the end of a child.
 const noExitPause = "atexit_sleep_ms=0"
 
-// lifetime ends every fake by itself, so that a failing test leaves nothing behind for long.
+// lifetime is when every fake ends by itself, so that a failing test leaves nothing behind for long.
 const lifetime = time.Minute
 
-// play is a vLLM as far as this package can tell: a child process with its log lines, endpoints and ways to die.
+// play acts as vLLM as far as this package can tell: a child process with its log lines, endpoints and ways to die.
 func play(role string) int {
 	role, arg, _ := strings.Cut(role, " ")
 	switch role {
-	case "log": // prints a log and ends, as a start that fails does
+	case "log": // prints a log and ends, like a failed start
 		name, code, _ := strings.Cut(arg, " ")
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -54,7 +54,7 @@ func play(role string) int {
 		fmt.Println("INFO 11-20 19:48:19 [gpu_model_runner.py:55] Starting to load model /models/tiny...")
 		time.Sleep(lifetime)
 		return 0
-	case "fork": // an engine in a session of its own, which survives SIGTERM
+	case "fork": // an engine in its own session that survives SIGTERM
 		signal.Ignore(syscall.SIGTERM)
 		time.Sleep(lifetime)
 		return 0
@@ -114,7 +114,7 @@ func (f *fake) serve() int {
 	}
 }
 
-// retried reports whether the start is at least the second; a file keeps the count.
+// retried reports whether this is at least the second start; a file keeps the count.
 func (f *fake) retried() bool {
 	_, err := os.Stat(f.arg)
 	return err == nil || os.WriteFile(f.arg, nil, 0o600) != nil
@@ -155,7 +155,7 @@ func (f *fake) handler() http.Handler {
 	return mux
 }
 
-// completion answers; the second one, which is a test's, is what a faulty fake dies of.
+// completion answers requests. A faulty fake dies at the second one, which comes from a test.
 func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string `json:"model"`
@@ -185,7 +185,7 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		text, _ := os.ReadFile(f.arg)
 		os.Stdout.Write(text)
 		f.stop <- 0
-	case "asked": // by somebody else, and it waits for its clients, as 0.14.1 does
+	case "asked": // by somebody else; it waits for its clients, like 0.14.1
 		fmt.Println("(APIServer pid=1) INFO 11-20 19:50:00 [launcher.py:110] Shutting down FastAPI HTTP server.")
 	case "dead-engine":
 		fmt.Println("(APIServer pid=1) ERROR 11-20 19:50:00 [async_llm.py:500] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
@@ -202,7 +202,7 @@ func (f *fake) metrics(w http.ResponseWriter, _ *http.Request) {
 		"vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",engine=\"0\",num_gpu_blocks=\"131072\"} 1.0\n", running, usage)
 }
 
-// reset behaves as its role says; "reset-…" roles fail twice and then succeed, as blocks that are freed a moment late.
+// reset acts by its role. The roles reset-… fail twice and then succeed, like blocks that are freed a moment late.
 func (f *fake) reset(w http.ResponseWriter, _ *http.Request) {
 	n := f.requests.Add(1) // the first was the completion of the start
 	lost := n <= 3 || f.arg == "never"

@@ -80,7 +80,7 @@ func TestCheckFlags(t *testing.T) {
 			t.Errorf("%s: CheckFlags(%s) = %v, want %q", row.name, row.args, err, row.want)
 		}
 	}
-	// A flag that is searched stands there once for each of its values.
+	// A searched flag is repeated once for each of its values.
 	err := CheckFlags(accepted, strings.Fields("--zzzzzzzzzz 1 --zzzzzzzzzz 2 --zzzzzzzzzz 3 --kv-cache-dtype fp9"))
 	if lines := strings.Count(err.Error(), "\n") + 1; lines != 2 {
 		t.Errorf("one unknown flag and one wrong value are told in %d lines: %v", lines, err)

@@ -16,7 +16,7 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300ms though 3 requests run",                       // for ever, and /health is well
+		"busy":   "no token for 300ms though 3 requests run",                       // its counters never change, but /health answers 200
 		"frozen": "an idle server generated no token for our request within 300ms", // its counters say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestAnIdleServerThatAnswersLives(t *testing.T) {
 	select {
 	case <-s.Exited():
 		t.Errorf("Err() = %v of a server that is well", s.Err())
-	case <-time.After(time.Second): // ten of its timeouts
+	case <-time.After(time.Second): // ten times its timeout
 	}
 }
 
@@ -54,7 +54,7 @@ func TestStillness(t *testing.T) {
 	busy, served := Counters{Running: 2}, Counters{Running: 2, GenerationTokens: 5}
 	for _, row := range []struct {
 		name  string
-		looks []Counters // one a second
+		looks []Counters // one per second
 		hangs bool
 	}{
 		{"an idle server may be still", make([]Counters, 9), false},
@@ -102,7 +102,7 @@ func TestASeriesCountsFromItsBeginning(t *testing.T) {
 	}
 }
 
-// rows is how many the series at hand has.
+// rows returns the number of rows of the current series.
 func (r *recorder) rows() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +143,7 @@ func TestWhatTheFlagsCameToIsReadFromALogLine(t *testing.T) {
 	}
 }
 
-// A scriptedGPU has one memory level a query, the last one for ever.
+// A scriptedGPU gives one memory level per query, and the last one for ever.
 type scriptedGPU struct {
 	mu     sync.Mutex
 	levels []float64
@@ -159,7 +159,7 @@ func (g *scriptedGPU) Query(context.Context) (gpu.Reading, error) {
 	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{gpu.ThrottlePowerCap}}}}, nil
 }
 
-// Watch tells nothing: the levels are for those who ask.
+// Watch reports nothing: only queries get the levels.
 func (g *scriptedGPU) Watch(ctx context.Context, _ time.Duration, _ func(gpu.Reading)) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -220,7 +220,7 @@ func TestAHeldPortIsTheServersAlone(t *testing.T) {
 	other.release()
 }
 
-// The same port of another loopback address is a neighbour's, and no reason to throw a server away.
+// A neighbour may use the same port on another loopback address; that is no reason to discard a server.
 func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
 	t.Parallel()
 	neighbour, err := net.Listen("tcp", "127.0.0.2:0")
@@ -235,7 +235,7 @@ func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
 	}
 }
 
-// A pairOfGPUs tells the level of both; after the first query the second one's is another's.
+// A pairOfGPUs reports the level of both GPUs. After the first query another process uses the second one.
 type pairOfGPUs struct {
 	mu    sync.Mutex
 	asked int
@@ -258,7 +258,7 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 		name  string
 		args  string
 		later *float64
-		want  string // in the error; empty is none
+		want  string // part of the error; empty means none
 	}{
 		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
 		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
@@ -276,7 +276,7 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	}
 }
 
-// An engine that dies of the first token leaves an API server that says so: that is no slow start.
+// An engine that dies at the first token leaves an API server that says so: this is not a slow start.
 func TestAnEngineThatDiesOfTheFirstTokenIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	c, _ := config("dead-at-first")

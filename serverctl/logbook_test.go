@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Every class on the text in which it was seen or read. Rows with a file are excerpts of real logs.
+// Each class is tested with the text in which it was seen or read. Rows with a file are excerpts of real logs.
 func TestDeathsAreRecognised(t *testing.T) {
 	const engine = "(EngineCore_DP0 pid=17325) ERROR 11-20 21:23:37 [core.py:936] "
 	const wrapped = "\n(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
@@ -120,7 +120,7 @@ func TestCausesSayMoreThanTheClass(t *testing.T) {
 	}
 }
 
-// ending says how a process with that exit code ended.
+// ending returns the words for the end of a process with that exit code.
 func ending(code int) string {
 	if code < 0 {
 		return "signal: killed"
@@ -248,7 +248,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 	const memory = "(EngineCore_DP0 pid=2) ERROR 11-20 20:50:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
 	for _, row := range []struct {
 		name  string
-		age   time.Duration // of the first sign when the rest comes
+		age   time.Duration // of the first sign when the other lines come
 		rest  string
 		class Class
 	}{

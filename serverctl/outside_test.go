@@ -12,7 +12,7 @@ import (
 	"vllmtuner/serverctl/host"
 )
 
-// oomCounter is a machine whose kernel says how many processes it ended for lack of memory.
+// oomCounter returns a machine whose kernel has killed that many processes for lack of memory.
 func oomCounter(t *testing.T) (machine host.Reader, count func(text string)) {
 	t.Helper()
 	root := t.TempDir()
@@ -35,7 +35,7 @@ func oomCounter(t *testing.T) (machine host.Reader, count func(text string)) {
 
 func TestAServerThatIsEndedFromOutside(t *testing.T) {
 	t.Parallel()
-	const request = 0 // no signal: the fake plays it when it is asked
+	const request = 0 // not a signal: the fake does it on request
 	for _, row := range []struct {
 		name     string
 		role     string
@@ -92,7 +92,7 @@ func TestEndingCode(t *testing.T) {
 	}
 }
 
-// An engine of 0.14.1 that crashes says no more than one that is killed, unless Python's fault handler does.
+// A crashed engine of 0.14.1 looks like a killed one, unless Python's fault handler reports it.
 func TestTheServersPythonTellsOfCrashes(t *testing.T) {
 	if environ := (Config{}).environ(); !strings.Contains(strings.Join(environ, "\n"), "\nPYTHONFAULTHANDLER=1\n") {
 		t.Errorf("environ() = %q", environ)

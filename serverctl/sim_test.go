@@ -37,7 +37,8 @@ func (l *sharedLog) String() string {
 	return l.b.String()
 }
 
-// What the simulated server says of its start in each version is read whole: facts, phases, and the args that it was given.
+// The golden file shows everything that the simulated server of each version reports of its start: facts, phases, and
+// its args.
 func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		p, err := sim.LoadProfile("small-fast")
@@ -90,7 +91,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	}
 }
 
-// The help of each version is read whole.
+// The golden file has the parsed help of each version.
 func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		help, ok := (&vllm.Server{Version: version}).Help([]string{"--help=all"})

@@ -20,7 +20,7 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// told collects what a server tells while it starts.
+// told collects the progress of a starting server.
 type told struct {
 	mu   sync.Mutex
 	said []string
@@ -45,7 +45,7 @@ func (t *told) all() string {
 	return strings.Join(t.said, "\n") + "\n" + t.log.String()
 }
 
-// config starts the test binary in a role.
+// config returns a config that starts the test binary in a role.
 func config(role string) (Config, *told) {
 	var seen told
 	return Config{
@@ -243,7 +243,7 @@ func TestAForeignServerOnThePortIsNeverMeasured(t *testing.T) {
 		t.Errorf("told %q, want %q", seen.all(), want)
 	}
 
-	// A child that never listens, while a stranger answers on its port.
+	// The child never listens, while another process answers on its port.
 	c, _ = config("hang")
 	withDefaults, err := c.withDefaults()
 	if err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // A tinyCapacity has the fields that the test reads from tuner bench --find-capacity -o json.
@@ -24,8 +26,8 @@ type tinyCapacity struct {
 	}
 }
 
-// TestVLLMCapacity searches the capacity of one real server twice, with different requests and arrivals. The results must agree
-// within their stated errors, which are large because the probes are short.
+// TestVLLMCapacity searches twice for the capacity of one real server, with different requests and arrivals. The two results must agree
+// within the errors that they state. The probes are short, so the errors are large.
 func TestVLLMCapacity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a capacity needs a quiet machine, and is left out of the short form")
@@ -44,7 +46,7 @@ func TestVLLMCapacity(t *testing.T) {
 				// Two at a time, the tiny model gives some 16 answers of 64 tokens a second: less than the client can ask for beside it.
 				out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
 					"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096", "--find-capacity",
-					"--rate", "12", "--max-rate", "100", "--requests", "300", "--seconds", "12", "--lead-in", "3s", "--budget", "4m",
+					"--rate", "12", "--max-rate", "100", "--requests", "300", "--seconds", "12", "--lead-in", "3s", "--budget", searchBudget(ctx, len(found)-i).String(),
 					"--slo", "p99 ttft <= 1500ms", "--seed", fmt.Sprint(1+i), "-o", "json"))
 				found[i] = capacityIn(t, out)
 				t.Logf("%d: %+v, other work %.0f %%", i+1, *found[i].Capacity, 100*foreign)
@@ -58,7 +60,20 @@ func TestVLLMCapacity(t *testing.T) {
 	}
 }
 
-// capacityIn reads the capacity from the output of the runs.
+// maxSearch is the time for one search on a machine with enough time left.
+const maxSearch = 4 * time.Minute
+
+// searchBudget is the time for each of the remaining searches. A slow machine has used more of the test's time before the first one:
+// then each search gets an equal share of the rest, less a minute to stop the server.
+func searchBudget(ctx context.Context, remaining int) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return maxSearch
+	}
+	return min(maxSearch, ((time.Until(deadline) - time.Minute) / time.Duration(remaining)).Round(time.Second))
+}
+
+// capacityIn returns the last answer of the runs.
 func capacityIn(t *testing.T, out []byte) (last tinyCapacity) {
 	t.Helper()
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {

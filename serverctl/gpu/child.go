@@ -12,22 +12,24 @@ import (
 )
 
 const (
-	// maxOutput is how much of one answer is read, in bytes. Sixteen GPUs take 4 KiB.
+	// maxOutput is how many bytes of an answer are read. Sixteen GPUs take 4 KiB.
 	maxOutput = 1 << 20
-	// pipeGrace is how long the output of a dead nvidia-smi is waited for: something that it left behind may hold the pipe.
+	// pipeGrace is how long to wait for the output of a dead nvidia-smi: a process that it left behind may hold the
+	// pipe.
 	pipeGrace = 500 * time.Millisecond
-	// killGrace is how long a killed nvidia-smi may take to disappear. One that waits inside a wedged driver never does.
+	// killGrace is how long a killed nvidia-smi may take to disappear. One that waits inside a hanging driver never
+	// does.
 	killGrace = 2 * time.Second
 )
 
-var errFlood = errors.New("more output than any answer has")
+var errFlood = errors.New("more output than any valid answer")
 
-// A child is one run of nvidia-smi, in a process group of its own. It dies when this process dies, however that
-// happens: a loop would go on for ever.
+// A child is one run of nvidia-smi, in its own process group. The kernel kills it when this process dies: nvidia-smi
+// -lms would run for ever.
 type child struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when it was reaped and its output is complete
-	err    error         // of the wait; to be read after exited is closed
+	err    error         // of Wait; to be read after exited is closed
 }
 
 // start starts a child. Its one goroutine ends with the child.
@@ -51,15 +53,15 @@ func start(path string, args []string, stdout, stderr io.Writer) (*child, error)
 	return c, <-started
 }
 
-// end kills the child with all that it started, by kill, and waits until it is gone. It reports false when the child is
-// still there after killGrace; the goroutine then waits on, and nothing may touch what the child writes to.
+// end kills the child and its process group, and waits until it is gone. It returns false if the child still exists
+// after killGrace. The goroutine then keeps waiting, and nobody else may use what the child writes to.
 func (c *child) end(kill func(pid int) error) bool {
 	select {
 	case <-c.exited:
-		return true // its number may be another's by now
+		return true // its PID may already be reused
 	default:
 	}
-	_ = kill(-c.cmd.Process.Pid) // an error means that it has just ended
+	_ = kill(-c.cmd.Process.Pid) // it fails only if the child has just ended
 	select {
 	case <-c.exited:
 		return true
@@ -68,10 +70,10 @@ func (c *child) end(kill func(pid int) error) bool {
 	}
 }
 
-// sigkill is what end is given outside tests.
+// sigkill is the kill function outside tests.
 func sigkill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 
-// A bounded buffer keeps the first bytes that are written to it, and calls full at the first too many.
+// A bounded buffer keeps the first bytes written to it, and calls full when it gets more.
 type bounded struct {
 	full func()
 
@@ -79,7 +81,7 @@ type bounded struct {
 	buf bytes.Buffer
 }
 
-// Write fails once the buffer is full, which closes the pipe to the writer.
+// Write fails when the buffer is full, which closes the writer's pipe.
 func (b *bounded) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

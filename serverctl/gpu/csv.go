@@ -11,13 +11,13 @@ import (
 	"unicode/utf8"
 )
 
-// A field is one that nvidia-smi is asked for, and what becomes of its answer.
+// A field is a column that nvidia-smi is asked for, with the function that stores its value.
 type field[T any] struct {
-	names []string // the one it is asked by, then what else it may be called
+	names []string // the current name, then older ones
 	set   func(row *T, name, text string) error
 }
 
-// gpuFields are those of --query-gpu. The name comes last because it alone may hold a comma.
+// gpuFields are the columns of --query-gpu. The name is last because only it may contain a comma.
 func gpuFields() []field[GPU] {
 	figure := func(name string, of func(*GPU) **float64) field[GPU] {
 		return field[GPU]{[]string{name}, func(g *GPU, name, text string) error { return g.figure(name, text, of(g)) }}
@@ -32,7 +32,7 @@ func gpuFields() []field[GPU] {
 	}
 	return []field[GPU]{
 		{[]string{"index"}, func(g *GPU, _, text string) (err error) {
-			g.Index, err = number(text)
+			g.Index, err = parseIndex(text)
 			return err
 		}},
 		word("uuid", func(g *GPU) *string { return &g.UUID }),
@@ -46,7 +46,7 @@ func gpuFields() []field[GPU] {
 		figure("clocks.sm", func(g *GPU) **float64 { return &g.SMClockMHz }),
 		figure("clocks.mem", func(g *GPU) **float64 { return &g.MemoryClockMHz }),
 		figure("temperature.gpu", func(g *GPU) **float64 { return &g.TemperatureC }),
-		// Drivers before 535 know the second name only.
+		// Drivers before 535 know only the second name.
 		{[]string{"clocks_event_reasons.active", "clocks_throttle_reasons.active"}, (*GPU).setThrottle},
 		{[]string{"mig.mode.current"}, func(g *GPU, _, text string) error {
 			if text == "Enabled" {
@@ -58,13 +58,13 @@ func gpuFields() []field[GPU] {
 	}
 }
 
-// processFields are those of --query-compute-apps. The process's name is not asked for: it may be a whole command line,
-// with whatever secret is in it.
+// processFields are the columns of --query-compute-apps. The process's name is left out: it may be a whole command
+// line with secrets.
 func processFields() []field[Process] {
 	return []field[Process]{
 		{[]string{"pid"}, func(p *Process, _, text string) (err error) {
 			if !unsaid(text) {
-				p.PID, err = number(text)
+				p.PID, err = parseIndex(text)
 			}
 			return err
 		}},
@@ -79,7 +79,7 @@ func processFields() []field[Process] {
 	}
 }
 
-// figure sets a number of a GPU, or keeps the words that are there instead of one.
+// figure stores a number, or the words in its place.
 func (g *GPU) figure(name, text string, to **float64) (err error) {
 	*to, err = quantity(text)
 	if *to == nil && err == nil {
@@ -95,13 +95,13 @@ func (g *GPU) setThrottle(name, text string) error {
 		g.leave(name, text)
 		return nil
 	case err != nil:
-		return fmt.Errorf("%q is no mask of reasons", clip(text))
+		return fmt.Errorf("%q is not a mask of reasons", clip(text))
 	}
 	g.Throttle = throttle(mask)
 	return nil
 }
 
-// leave keeps what a source said instead of a value.
+// leave keeps the source's words in place of a value.
 func (g *GPU) leave(name, text string) {
 	if g.Unsaid == nil {
 		g.Unsaid = make(map[string]string)
@@ -109,8 +109,8 @@ func (g *GPU) leave(name, text string) {
 	g.Unsaid[name] = clip(text)
 }
 
-// unsaid reports whether a text stands for a value that is not told: [N/A], [Not Supported], [Insufficient Permissions],
-// [Unknown Error], [GPU requires reset] and the like in brackets, and what some drivers write without them.
+// unsaid reports whether a text stands for a missing value: [N/A], [Not Supported], [Insufficient Permissions],
+// [Unknown Error], [GPU requires reset] and other words in brackets, or what some drivers write without brackets.
 func unsaid(text string) bool {
 	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
 		return true
@@ -118,7 +118,7 @@ func unsaid(text string) bool {
 	return slices.Contains([]string{"", "N/A", "Not Supported", "Insufficient Permissions", "Unknown Error", "ERR!"}, text)
 }
 
-// quantity reads a value that is never negative. A driver that has none may also write -1 or nan.
+// quantity parses a value that is never negative. A driver without the value may also write -1 or nan.
 func quantity(text string) (*float64, error) {
 	if unsaid(text) {
 		return nil, nil
@@ -126,22 +126,22 @@ func quantity(text string) (*float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%q is no number", clip(text))
+		return nil, fmt.Errorf("%q is not a number", clip(text))
 	case v < 0, math.IsNaN(v), math.IsInf(v, 0):
 		return nil, nil
 	}
 	return &v, nil
 }
 
-func number(text string) (int, error) {
+func parseIndex(text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%q is no number", clip(text))
+		return 0, fmt.Errorf("%q is not a number", clip(text))
 	}
 	return n, nil
 }
 
-// parseLine reads one line of CSV without a header and without units. The last field takes what is left of the line.
+// parseLine parses a line of CSV without header and units. The last field takes the rest of the line.
 func parseLine[T any](line string, fields []field[T]) (row T, err error) {
 	texts := strings.SplitN(line, ",", len(fields))
 	if len(texts) < len(fields) {
@@ -155,7 +155,7 @@ func parseLine[T any](line string, fields []field[T]) (row T, err error) {
 	return row, nil
 }
 
-// parseTable reads all lines. Warnings, such as "WARNING: infoROM is corrupted at gpu 0000:3B:00.0", stand among them.
+// parseTable parses all lines. It skips warnings, such as "WARNING: infoROM is corrupted at gpu 0000:3B:00.0".
 func parseTable[T any](text string, fields []field[T]) ([]T, error) {
 	var rows []T
 	for line := range strings.Lines(text) {
@@ -174,11 +174,11 @@ func parseTable[T any](text string, fields []field[T]) ([]T, error) {
 // isRow reports whether a line is neither empty nor a warning.
 func isRow(line string) bool { return line != "" && !strings.HasPrefix(line, "WARNING:") }
 
-// unknownField is what nvidia-smi writes, on its standard output, for a field that it does not know.
+// unknownField matches what nvidia-smi writes, on its standard output, for a field that it does not know.
 var unknownField = regexp.MustCompile(`Field "([^"]+)" is not a valid field to query`)
 
-// without returns the fields with the names that are not known taken off; a field without a name is left out. It
-// reports whether any name was among the fields: if none was, asking again would not help.
+// without removes the unknown names from the fields, and drops a field without names. It reports whether any name was
+// removed: otherwise another query would not help.
 func without[T any](fields []field[T], text string) (rest []field[T], changed bool) {
 	var unknown []string
 	for _, match := range unknownField.FindAllStringSubmatch(text, -1) {
@@ -194,7 +194,7 @@ func without[T any](fields []field[T], text string) (rest []field[T], changed bo
 	return rest, changed
 }
 
-// asked returns the names by which the fields are asked for.
+// asked returns the names of the columns to ask for.
 func asked[T any](fields []field[T]) string {
 	names := make([]string, len(fields))
 	for i, f := range fields {
@@ -203,9 +203,9 @@ func asked[T any](fields []field[T]) string {
 	return strings.Join(names, ",")
 }
 
-// clip makes a foreign line fit to be shown: no control characters, and no longer than an error message bears.
+// clip makes a foreign line printable: no control characters, and short enough for an error message.
 func clip(text string) string {
-	const most = 120
+	const maxRunes = 120
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
 	text = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {
@@ -213,8 +213,8 @@ func clip(text string) string {
 		}
 		return r
 	}, text)
-	if runes := []rune(text); len(runes) > most {
-		return string(runes[:most]) + "…"
+	if runes := []rune(text); len(runes) > maxRunes {
+		return string(runes[:maxRunes]) + "…"
 	}
 	return text
 }

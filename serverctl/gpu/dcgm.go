@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// maxMetrics is how much of an exporter's page is read, in bytes. Sixteen GPUs with all profiling fields take 200 KiB.
+// maxMetrics is how many bytes of an exporter's page are read. Sixteen GPUs with all profiling fields take 200 KiB.
 const maxMetrics = 8 << 20
 
-// DCGM asks NVIDIA's DCGM exporter, which runs on the nodes of most clusters. It sees every GPU of its node, also those of
-// other containers: see Visible.
+// DCGM queries NVIDIA's DCGM exporter, which runs on the nodes of most clusters. It sees every GPU of its node, even
+// those of other containers: see Visible.
 type DCGM struct {
 	URL     string        // such as http://10.0.0.7:9400; /metrics is added where there is no path
-	HTTP    *http.Client  // nil means one without a proxy: the exporter is beside us
+	HTTP    *http.Client  // nil means a client without a proxy: the exporter is on our node
 	Timeout time.Duration // of one answer; 0 means ten seconds
 }
 
-// Query reads the exporter's page. The figures are as old as the exporter's own interval, 30 s by default.
+// Query reads the exporter's page. The values are as old as the exporter's interval, 30 s by default.
 func (d *DCGM) Query(ctx context.Context) (Reading, error) {
 	limit := cmp.Or(d.Timeout, queryLimit)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTimeout)
@@ -53,14 +53,14 @@ func (d *DCGM) Query(ctx context.Context) (Reading, error) {
 func (d *DCGM) page(ctx context.Context) (string, error) {
 	address, err := url.Parse(d.URL)
 	if err != nil {
-		return "", errors.New("its URL cannot be read") // the parser's own words would show a password
+		return "", errors.New("its URL is not valid") // the parser's own words would show a password
 	}
 	if address.Path == "" || address.Path == "/" {
 		address.Path = "/metrics"
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
 	if err != nil {
-		return "", errors.New("its URL cannot be read")
+		return "", errors.New("its URL is not valid")
 	}
 	client := d.HTTP
 	if client == nil {
@@ -68,7 +68,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return "", err // net/http leaves passwords out
+		return "", err // net/http hides passwords
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
@@ -81,7 +81,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	return string(text), err
 }
 
-// dcgmFields are the exporter's figures under the names of dcgm_fields.h; memory is in MiB, power in W, clocks in MHz.
+// dcgmFields maps the names of dcgm_fields.h to our fields. Memory is in MiB, power in W, clocks in MHz.
 var dcgmFields = map[string]func(*GPU) **float64{
 	"DCGM_FI_DEV_FB_TOTAL":               func(g *GPU) **float64 { return &g.TotalMiB },
 	"DCGM_FI_DEV_FB_USED":                func(g *GPU) **float64 { return &g.UsedMiB },
@@ -97,14 +97,14 @@ var dcgmFields = map[string]func(*GPU) **float64{
 	"DCGM_FI_DEV_CLOCKS_EVENT_REASONS":   nil, // the same mask since
 }
 
-// dcgmReserved is what the driver keeps of the memory; with it, used and free make up the total.
+// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
 const dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
 
-// dcgmBlank is the least of the values by which DCGM says that it has none (DCGM_INT32_BLANK in dcgm_structs.h; those of
-// 64 bits and of floating point are larger). The exporter leaves most of them out.
+// dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h; those of 64 bits and
+// of floating point are higher). The exporter omits most of them.
 const dcgmBlank = 0x7ffffff0
 
-// parseDCGM reads the exporter's text. A device that MIG has divided shows each of its instances.
+// parseDCGM parses the exporter's text. A device that MIG has divided shows each of its instances.
 func parseDCGM(text string) ([]GPU, error) {
 	samples, err := parseSamples(text)
 	if err != nil {
@@ -147,7 +147,7 @@ func parseDCGM(text string) ([]GPU, error) {
 	return list, nil
 }
 
-// device begins a GPU with what the labels of a sample say; all samples of one say the same.
+// device returns a GPU with the labels of a sample. All samples of one GPU have the same labels.
 func (s sample) device() *GPU {
 	g := &GPU{UUID: s.labels["UUID"], Name: s.labels["modelName"], Driver: s.labels["DCGM_FI_DRIVER_VERSION"]}
 	if n, err := strconv.Atoi(s.labels["gpu"]); err == nil && n >= 0 {

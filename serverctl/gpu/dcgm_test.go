@@ -120,7 +120,7 @@ func TestDCGMQuery(t *testing.T) {
 		{"an exporter that hangs", server.URL + "/hang", "no answer within 200ms", 200 * time.Millisecond},
 		{"a page without an end", server.URL + "/huge", "more than 8 MiB", patient},
 		{"nobody there", "http://127.0.0.1:1", "refused", patient},
-		{"no URL", "http://[", "its URL cannot be read", patient},
+		{"no URL", "http://[", "its URL is not valid", patient},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := (&DCGM{URL: row.url, Timeout: row.timeout}).Query(t.Context())

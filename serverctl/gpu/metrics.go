@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// A sample is one line of Prometheus' text format, such as
+// A sample is a line in Prometheus' text format, such as
 //
 //	DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-6d5c0ac5"} 55 1700000000000
 //
-// It is read here, and not by github.com/prometheus/common/expfmt, because version 0.67.5 of that panics on some foreign
-// text, such as a comment followed by "{}".
+// We parse it ourselves because version 0.67.5 of github.com/prometheus/common/expfmt panics on some foreign text,
+// such as a comment followed by "{}".
 type sample struct {
 	name   string
 	labels map[string]string
 	value  float64
 }
 
-// parseSamples reads a whole page. Comments are passed over, types with them: every value is taken as it stands.
+// parseSamples parses a whole page. It ignores comments, including types: every value counts as it is.
 func parseSamples(text string) ([]sample, error) {
 	var all []sample
 	number := 0
@@ -57,7 +57,7 @@ func parseSample(line string) (s sample, ok bool) {
 	return s, err == nil
 }
 
-// parseLabels reads the labels after the opening brace, and returns what follows the closing one.
+// parseLabels parses the labels after the opening brace, and returns the text after the closing one.
 func parseLabels(text string) (labels map[string]string, rest string, ok bool) {
 	labels = make(map[string]string)
 	for {
@@ -78,7 +78,7 @@ func parseLabels(text string) (labels map[string]string, rest string, ok bool) {
 	}
 }
 
-// parseQuoted reads a quoted value, in which \\, \" and \n stand for a backslash, a quote and a line break.
+// parseQuoted parses a quoted value, in which \\, \" and \n stand for a backslash, a quote and a line break.
 func parseQuoted(text string) (value, rest string, ok bool) {
 	if text == "" || text[0] != '"' {
 		return "", "", false

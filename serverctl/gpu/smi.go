@@ -13,37 +13,37 @@ import (
 	"time"
 )
 
-// queryLimit is how long one answer may take unless told. A healthy nvidia-smi takes 30 ms to 2 s, the longer when no
-// program holds the driver open (no persistence mode), and up to a second more for each of many GPUs.
+// queryLimit is the default time limit of an answer. A healthy nvidia-smi takes 30 ms to 2 s. It takes longest when
+// no program keeps the driver open (no persistence mode), and up to a second more for each of many GPUs.
 const queryLimit = 10 * time.Second
 
-// The return codes of nvidia-smi(1) that mean something to us; they are those of nvmlReturn_t in nvml.h.
+// The return codes of nvidia-smi(1) that we use; they are those of nvmlReturn_t in nvml.h.
 const (
 	codeDriverNotLoaded  = 9
 	codeLibraryNotFound  = 12
 	codeCorruptedInfoROM = 14 // a warning: the answer is complete
 )
 
-// NvidiaSMI asks nvidia-smi. It may be used by several goroutines; its fields may be changed until the first call.
+// NvidiaSMI queries nvidia-smi. Several goroutines may use it. Its fields may be changed until the first call.
 type NvidiaSMI struct {
 	Path    string        // of the program; empty means nvidia-smi in PATH
 	Timeout time.Duration // of one answer; 0 means ten seconds
-	Log     *slog.Logger  // is told when Watch begins anew; nil means silent
+	Log     *slog.Logger  // told when Watch starts again; nil means silent
 
-	pause time.Duration       // before Watch begins anew; 0 means firstPause
+	pause time.Duration       // before Watch starts again; 0 means firstPause
 	kill  func(pid int) error // nil means SIGKILL
 
 	mu        sync.Mutex
-	gpus      []field[GPU]     // the fields that this nvidia-smi knows; nil until it was asked
+	gpus      []field[GPU]     // the fields that this nvidia-smi knows; nil before the first query
 	processes []field[Process] // likewise
-	stuck     *child           // one that survived SIGKILL
+	stuck     *child           // a child that survived SIGKILL
 }
 
-// Query asks for all GPUs of the machine, or of the container.
+// Query returns all GPUs of the machine, or of the container.
 func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
 	gpus, err := query(ctx, n, "--query-gpu", &n.gpus, gpuFields)
 	if err == nil && len(gpus) == 0 {
-		err = n.failure("it named no GPU, and no reason", "run nvidia-smi yourself to see what it says")
+		err = n.failure("it listed no GPU and gave no reason", "run nvidia-smi yourself to see what it says")
 	}
 	if err != nil {
 		return Reading{}, err
@@ -52,12 +52,12 @@ func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
 	return Reading{At: time.Now(), GPUs: gpus}, nil
 }
 
-// Processes asks which processes hold memory on the GPUs. In a container it sees the device, and often no process.
+// Processes returns the processes that hold memory on the GPUs. In a container it often returns none.
 func (n *NvidiaSMI) Processes(ctx context.Context) ([]Process, error) {
 	return query(ctx, n, "--query-compute-apps", &n.processes, processFields)
 }
 
-// query asks for a table, and again without the fields that this nvidia-smi does not know, which it then remembers.
+// query gets a table. If nvidia-smi does not know some fields, query asks again without them and remembers that.
 func query[T any](ctx context.Context, n *NvidiaSMI, option string, known *[]field[T], all func() []field[T]) ([]T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.limit(), errTimeout)
 	defer cancel()
@@ -70,7 +70,7 @@ func query[T any](ctx context.Context, n *NvidiaSMI, option string, known *[]fie
 	for {
 		text, complaints, err := n.run(ctx, option+"="+asked(fields), "--format=csv,noheader,nounits")
 		if rest, changed := without(fields, text+complaints); changed && len(rest) > 0 {
-			fields = rest // each round takes a name away, so the rounds end
+			fields = rest // each pass removes a name, so the loop ends
 			continue
 		}
 		if err != nil {
@@ -78,7 +78,7 @@ func query[T any](ctx context.Context, n *NvidiaSMI, option string, known *[]fie
 		}
 		rows, err := parseTable(text, fields)
 		if err != nil {
-			return nil, n.failure("its answer makes no sense: "+err.Error(), "see that it is NVIDIA's own nvidia-smi")
+			return nil, n.failure("its answer makes no sense: "+err.Error(), "check that it is NVIDIA's own nvidia-smi")
 		}
 		n.mu.Lock()
 		*known = fields
@@ -94,7 +94,7 @@ func (n *NvidiaSMI) limit() time.Duration { return cmp.Or(n.Timeout, queryLimit)
 
 func (n *NvidiaSMI) program() string { return cmp.Or(n.Path, "nvidia-smi") }
 
-// run runs nvidia-smi to its end and returns what it wrote, also when that end is an error.
+// run runs nvidia-smi to its end and returns its output, even if it failed.
 func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr string, err error) {
 	path, err := n.find()
 	if err != nil {
@@ -120,7 +120,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 	return stdout, stderr, n.verdict(c.err, stdout, stderr)
 }
 
-// find returns the program's path. It refuses while an earlier run hangs in the kernel: each more would only join it.
+// find returns the program's path. It fails while an earlier run hangs in the kernel: another one would hang too.
 func (n *NvidiaSMI) find() (string, error) {
 	if err := n.left(); err != nil {
 		return "", err
@@ -132,19 +132,19 @@ func (n *NvidiaSMI) find() (string, error) {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w: there is no %s", ErrNone, n.program())
 	case err != nil:
-		return "", n.failure(err.Error(), "give its full path, and let it be executable")
+		return "", n.failure(err.Error(), "give its full path, and make it executable")
 	}
 	return path, nil
 }
 
-// abandon ends a run whose time is over, and says why it was ended.
+// abandon ends a run that took too long, and returns why.
 func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 	if err := n.end(c); err != nil {
 		return err
 	}
 	switch cause := context.Cause(ctx); cause {
 	case errTimeout:
-		return n.failure(fmt.Sprintf("no answer within %v; it was ended", n.limit()),
+		return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
 			"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
 	case errFlood:
 		return n.flood()
@@ -168,7 +168,7 @@ func (n *NvidiaSMI) end(c *child) error {
 	return n.left()
 }
 
-// left says whether a run is left that could not be ended.
+// left returns an error while a run exists that could not be ended.
 func (n *NvidiaSMI) left() error {
 	n.mu.Lock()
 	c := n.stuck
@@ -180,8 +180,8 @@ func (n *NvidiaSMI) left() error {
 	case <-c.exited:
 		return nil
 	default:
-		return n.failure(fmt.Sprintf("process %d of it survives SIGKILL", c.cmd.Process.Pid),
-			"it hangs inside the driver, which usually only a reboot of the node cures")
+		return n.failure(fmt.Sprintf("its process %d survives SIGKILL", c.cmd.Process.Pid),
+			"it hangs inside the driver; mostly only a reboot of the node helps")
 	}
 }
 
@@ -190,10 +190,10 @@ func (n *NvidiaSMI) failure(why, remedy string) error {
 }
 
 func (n *NvidiaSMI) flood() error {
-	return n.failure(fmt.Sprintf("%v: over %d MiB; it was ended", errFlood, maxOutput>>20), "see that it is NVIDIA's own nvidia-smi")
+	return n.failure(fmt.Sprintf("%v: over %d MiB, so the tuner ended it", errFlood, maxOutput>>20), "check that it is NVIDIA's own nvidia-smi")
 }
 
-// verdict says what the end of a run means.
+// verdict returns what the end of a run means.
 func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	said := firstLine(stdout, stderr)
 	exit, ended := errors.AsType[*exec.ExitError](err)
@@ -201,7 +201,7 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
 	}
 	switch {
-	case err == nil, errors.Is(err, exec.ErrWaitDelay): // the latter: it left something behind that holds the pipe
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // ErrWaitDelay: a process that it left behind holds the pipe
 		return nil
 	case !ended:
 		return n.failure(err.Error(), "")
@@ -217,7 +217,7 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	return n.failure(why, remedyFor(said))
 }
 
-// firstLine is the first that says anything. nvidia-smi writes its errors to the standard output.
+// firstLine returns the first line that is no warning. nvidia-smi writes its errors to standard output.
 func firstLine(texts ...string) string {
 	for _, text := range texts {
 		for line := range strings.Lines(text) {
@@ -229,11 +229,11 @@ func firstLine(texts ...string) string {
 	return ""
 }
 
-// remedyFor knows the usual troubles of a driver by their words.
+// remedyFor returns the remedy for common driver errors.
 func remedyFor(said string) string {
 	for _, known := range []struct{ words, remedy string }{
-		{"Driver/library version mismatch", "the driver was updated under its loaded kernel module: reboot the node, or load the module anew"},
-		{"NVML: Unknown Error", "the container has lost its devices (a reload of systemd does that): start it anew"},
+		{"Driver/library version mismatch", "the driver was updated under its loaded kernel module: reboot the node, or reload the module"},
+		{"NVML: Unknown Error", "the container has lost its devices (a reload of systemd does that): restart the container"},
 		{"Insufficient Permissions", "the container may not open the devices: ask for the GPU in its resources"},
 		{"GPU is lost", "the GPU has fallen off the bus: reboot the node"},
 	} {

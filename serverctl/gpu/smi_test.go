@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// patient is a limit that a stub reaches on two busy cores, with the race detector.
+// patient is a time limit that a stub keeps on two busy cores, even with the race detector.
 const patient = 20 * time.Second
 
 func TestQuery(t *testing.T) {
@@ -58,18 +58,18 @@ func asJSON(t *testing.T, v any) string {
 func TestQueryWithoutAnAnswer(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		none       bool   // whether it is the fact that there is no GPU
-		want       string // in the error
+		none       bool   // the error is ErrNone
+		want       string // part of the error
 	}{
 		{"no device is a fact", "none", true, `says "No devices were found"`},
 		{"a driver that is not loaded is a fact", "nodriver", true, "couldn't communicate with the NVIDIA driver"},
 		{"a driver of two versions needs a reboot", "mismatch", false,
 			"exit status 255: Failed to initialize NVML: Driver/library version mismatch; the driver was updated"},
 		{"garbage is named", "garbage", false, "makes no sense: 2 of 15 values in"},
-		{"nothing at all is no answer", "empty", false, "it named no GPU"},
+		{"nothing at all is no answer", "empty", false, "it listed no GPU"},
 		{"a crash is named with its signal", "killed", false, "signal: killed"},
-		{"gigabytes of lines are ended", "flood", false, "over 1 MiB; it was ended"},
-		{"a line without an end is ended", "one-long-line", false, "over 1 MiB; it was ended"},
+		{"gigabytes of lines are ended", "flood", false, "over 1 MiB, so the tuner ended it"},
+		{"a line without an end is ended", "one-long-line", false, "over 1 MiB, so the tuner ended it"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -128,7 +128,7 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	why := errors.New("the study is over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
-	go func() { // ends with the query, which is waited for below
+	go func() { // ends with the query, which is awaited below
 		_, err := n.Query(ctx)
 		ended <- err
 	}()
@@ -171,13 +171,13 @@ func TestQueryDoesNotWaitForWhatItsProgramLeavesBehind(t *testing.T) {
 	allGone(t, n.Path)
 }
 
-// A process that waits inside the driver cannot be killed. A kill that does nothing stands for it here.
+// A process that waits inside the driver cannot be killed. Here, a kill function that does nothing simulates it.
 func TestQueryLeavesOneBehindThatCannotBeKilledAndStartsNoOther(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute, kill: func(int) error { return nil }}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { // ends with the query, which is waited for below
+	go func() { // ends with the query, which is awaited below
 		_, err := n.Query(ctx)
 		ended <- err
 	}()
@@ -314,14 +314,14 @@ func TestThrottleNamesEveryBit(t *testing.T) {
 }
 
 func FuzzParseTable(f *testing.F) {
-	const mostWords = 3000 // two clipped texts, of which each letter may be quoted by an escape
+	const maxMessage = 3000 // two clipped texts, with every letter escaped at worst
 	f.Add("0, GPU-1, 580.1, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200\n")
 	f.Add("0, GPU-1, 580.1, [N/A], ERR!, -1, nan, inf, 1e400, , [GPU is lost], 29, 0xffffffffffffffff, Enabled, a, b\n")
 	f.Add("WARNING: x\n\n\x00\xff,,,,,,,,,,,,,,,,\n")
 	f.Add("Field \"index\" is not a valid field to query.\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		gpus, err := parseTable(text, gpuFields())
-		if err != nil && len(err.Error()) > mostWords {
+		if err != nil && len(err.Error()) > maxMessage {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
 		if _, err := json.Marshal(gpus); err != nil {
@@ -332,7 +332,7 @@ func FuzzParseTable(f *testing.F) {
 				t.Errorf("a negative value in %+v", g)
 			}
 		}
-		if _, err := parseTable(text, processFields()); err != nil && len(err.Error()) > mostWords {
+		if _, err := parseTable(text, processFields()); err != nil && len(err.Error()) > maxMessage {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
 		rest, _ := without(gpuFields(), text)

@@ -14,18 +14,18 @@ import (
 	"time"
 )
 
-// stubName begins the name under which the test binary is an nvidia-smi; what follows is its role.
+// stubName begins the name under which the test binary acts as nvidia-smi; the rest of the name is its role.
 const stubName = "nvidia-smi."
 
 func TestMain(m *testing.M) {
 	if role, ok := strings.CutPrefix(filepath.Base(os.Args[0]), stubName); ok {
 		os.Exit(play(role, os.Args[1:]))
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // or each stub would sleep for a second at its end
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each stub would sleep for a second at its end
 	os.Exit(m.Run())
 }
 
-// stub returns the path of an nvidia-smi that plays a role. Its directory is its own.
+// stub returns the path of an nvidia-smi that plays a role, in a directory of its own.
 func stub(t *testing.T, role string) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -39,7 +39,7 @@ func stub(t *testing.T, role string) string {
 	return path
 }
 
-// runs returns the numbers of the processes that a stub has had.
+// runs returns the PIDs of a stub's processes so far.
 func runs(t *testing.T, path string) []int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "pids"))
@@ -57,7 +57,7 @@ func runs(t *testing.T, path string) []int {
 	return pids
 }
 
-// allGone fails the test when a process of a stub lives.
+// allGone fails the test when a process of a stub is alive.
 func allGone(t *testing.T, path string) {
 	t.Helper()
 	for _, pid := range runs(t, path) {
@@ -82,7 +82,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// twoGPUs are what two H200 of driver 580.173.02 say: one idle, one under load.
+// twoGPUs is the output for two H200 of driver 580.173.02: one idle, one under load.
 var twoGPUs = []map[string]string{
 	{
 		"index": "0", "uuid": "GPU-5ab4ffcb-0000-0000-0000-000000000001", "name": "NVIDIA H200", "driver_version": "580.173.02",
@@ -105,7 +105,7 @@ var twoProcesses = []map[string]string{
 	{"pid": "4712", "gpu_uuid": "GPU-5ab4ffcb-0000-0000-0000-000000000002", "used_memory": "[N/A]"},
 }
 
-// play is an nvidia-smi. Every role leaves its number, so that the test can see that it is gone.
+// play acts as nvidia-smi. Every role leaves its PID, so that the test can check that it is gone.
 func play(role string, args []string) int {
 	if err := leavePID(); err != nil {
 		fmt.Println(err)
@@ -205,7 +205,7 @@ func leavePID() error {
 	return f.Close()
 }
 
-// leaveChild leaves a child behind that holds the output open.
+// leaveChild starts a child that outlives the stub and holds its output open.
 func leaveChild() error {
 	child := filepath.Join(filepath.Dir(os.Args[0]), stubName+"hang")
 	if err := os.Symlink(os.Args[0], child); err != nil {
@@ -242,7 +242,7 @@ func sayKnown(rows []map[string]string, fields []string, unknown ...string) int 
 	return 0
 }
 
-// untold puts words where figures are.
+// untold replaces numbers with words.
 func untold(words string, rows []map[string]string) []map[string]string {
 	for _, row := range rows {
 		for name := range row {

@@ -6,19 +6,21 @@ import (
 	"strings"
 )
 
-// Visible returns those GPUs of a reading that a program with this environment uses; lookup is os.LookupEnv, or the like
-// for the program's own environment.
+// Visible returns the GPUs of a reading that a program with this environment uses. lookup is os.LookupEnv, or the
+// same for the program's own environment.
 //
-// CUDA_VISIBLE_DEVICES is read as CUDA does (CUDA C++ Programming Guide, environment variables): indices and UUIDs, which
-// may be shortened, up to the first that means nothing; set and empty means none. Indices count in the order of
-// nvidia-smi, which is CUDA's own where the GPUs are alike; with different ones set CUDA_DEVICE_ORDER=PCI_BUS_ID.
+// CUDA_VISIBLE_DEVICES is interpreted as CUDA does (CUDA C++ Programming Guide, environment variables): indices and
+// UUIDs, which may be shortened, up to the first invalid one. If it is set but empty, no GPU is visible. Indices
+// follow the order of nvidia-smi, which is CUDA's own order for equal GPUs; for different ones set
+// CUDA_DEVICE_ORDER=PCI_BUS_ID.
 //
-// NVIDIA_VISIBLE_DEVICES is for the container's runtime, which has applied it before any program in the container looks:
-// nvidia-smi lists, and counts, only what was let in. So all, indices, and also void and "" take nothing away: the last two
-// say that the runtime was not asked by this variable, and CDI sets void in the very containers that it gives GPUs to
-// (NVIDIA Container Toolkit since 1.15). UUIDs pick, since a DCGM exporter shows the whole node; none means none.
+// NVIDIA_VISIBLE_DEVICES is for the container's runtime, which has already applied it: nvidia-smi lists only the GPUs
+// that it let in. So all and indices remove nothing. Neither do void and "", which mean that this variable was not
+// used: CDI sets void even in containers with GPUs (NVIDIA Container Toolkit since 1.15). UUIDs do select, because a
+// DCGM exporter shows the whole node; none means no GPU.
 //
-// An instance of MIG (MIG-…) cannot be told from its device in a reading: every divided device is returned for it.
+// A reading does not tell which device an instance of MIG (MIG-…) belongs to, so for an instance every divided device
+// is returned.
 func Visible(reading Reading, lookup func(string) (string, bool)) []GPU {
 	gpus := reading.GPUs
 	if list, ok := lookup("NVIDIA_VISIBLE_DEVICES"); ok {
@@ -76,8 +78,8 @@ func isUUID(word string) bool {
 	return strings.HasPrefix(word, "GPU-") || strings.HasPrefix(word, "MIG-")
 }
 
-// byUUID returns the devices that a UUID, or the beginning of one, can mean. The beginning of several means none to CUDA.
-// The instances of a device carry its UUID in a reading.
+// byUUID returns the devices that a UUID, or its beginning, can mean. CUDA finds none if several match. In a reading
+// the instances of a device have its UUID.
 func byUUID(gpus []GPU, word string) []GPU {
 	if old, ok := strings.CutPrefix(word, "MIG-GPU-"); ok { // MIG-GPU-<uuid>/<instance>/<compute instance>, before R470
 		parent, _, _ := strings.Cut(old, "/")
@@ -96,7 +98,7 @@ func byUUID(gpus []GPU, word string) []GPU {
 	return found
 }
 
-// add appends those that are not there yet.
+// add appends the GPUs that are not yet in the list.
 func add(list, more []GPU) []GPU {
 	for _, g := range more {
 		if !slices.ContainsFunc(list, func(have GPU) bool { return have.UUID == g.UUID && have.MIG == g.MIG && have.Index == g.Index }) {

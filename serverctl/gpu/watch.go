@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// shortest is how often readings can be asked for at most: the driver's own figures change every 1/6 s or slower.
-	shortest = 100 * time.Millisecond
-	// firstPause is the pause before a loop that has ended is begun anew; it doubles while that does not help.
+	// minInterval is the minInterval interval between readings: the driver updates its values every 1/6 s or slower.
+	minInterval = 100 * time.Millisecond
+	// firstPause is the pause before a failed loop is restarted. It doubles while restarts fail, up to maxPause.
 	firstPause = time.Second
-	longPause  = 30 * time.Second
-	// maxLine is the longest line that is kept, in bytes. One of nvidia-smi has about 150.
+	maxPause   = 30 * time.Second
+	// maxLine is how many bytes of a line are kept. A line of nvidia-smi has about 150.
 	maxLine = 4 << 10
-	// maxGarbage is how much may come without a reading in it, in bytes, before the loop is begun anew.
+	// maxGarbage is how many bytes may come without a reading before the loop is restarted.
 	maxGarbage = 256 << 10
 )
 
-// Watch calls got with a reading about every so often, 100 ms apart at least, until ctx ends. It then returns nil, and
-// nvidia-smi is gone; or a *Failure when it cannot be ended. It returns ErrNone when there is no GPU at its beginning.
+// Watch calls got with a reading at each interval, at least 100 ms, until ctx ends. It then returns nil, and
+// nvidia-smi is gone, or a *Failure if nvidia-smi cannot be ended. It returns ErrNone when there is no GPU at the
+// beginning.
 //
-// One nvidia-smi is kept running, since starting it costs far more than asking it. When that dies, stalls, or writes what
-// makes no sense, it is ended and begun anew after a pause: a second, and up to 30 s while that does not help. got is
-// called by one goroutine at a time and must be quick, because meanwhile no reading is taken.
+// Watch keeps one nvidia-smi running, because a start costs far more than a query. If it dies, stalls, or writes
+// nonsense, Watch ends it and starts another after a pause of one second, which grows to 30 s while restarts fail.
+// One goroutine at a time calls got, which must be quick: no reading is taken meanwhile.
 func (n *NvidiaSMI) Watch(ctx context.Context, every time.Duration, got func(Reading)) error {
-	every = max(every, shortest)
+	every = max(every, minInterval)
 	first := cmp.Or(n.pause, firstPause)
 	seen, pause := false, first
 	for {
@@ -51,13 +52,13 @@ func (n *NvidiaSMI) Watch(ctx context.Context, every time.Duration, got func(Rea
 		if !seen && errors.Is(err, ErrNone) {
 			return err
 		}
-		n.log().Warn("reading the GPUs begins anew", "reason", err, "in", pause)
+		n.log().Warn("reading the GPUs failed; starting again", "reason", err, "in", pause)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, longPause)
+		pause = min(2*pause, maxPause)
 	}
 }
 
@@ -68,8 +69,8 @@ func (n *NvidiaSMI) log() *slog.Logger {
 	return n.Log
 }
 
-// loop keeps one nvidia-smi running and passes its readings of so many GPUs on, until it fails or ctx ends. It returns
-// how many there were and why it ended.
+// loop keeps one nvidia-smi running and passes on its readings of the given number of GPUs, until it fails or ctx
+// ends. It returns how many readings there were and why it ended.
 func (n *NvidiaSMI) loop(ctx context.Context, every time.Duration, gpus int, got func(Reading)) (count int, err error) {
 	path, err := n.find()
 	if err != nil {
@@ -87,7 +88,7 @@ func (n *NvidiaSMI) loop(ctx context.Context, every time.Duration, gpus int, got
 		return 0, n.failure("it does not start: "+err.Error(), "")
 	}
 	defer func() {
-		close(quit) // first: the child's end waits for its output to be taken
+		close(quit) // first: the child can only end when its output is read
 		if left := n.end(c); left != nil {
 			err = left
 		}
@@ -104,35 +105,35 @@ func (n *NvidiaSMI) loop(ctx context.Context, every time.Duration, gpus int, got
 		case err := <-out.failed:
 			return count, n.failure(err.Error(), "")
 		case <-stalled.C:
-			return count, n.failure(fmt.Sprintf("no reading for %v, %s", patience, out.last()), "")
+			return count, n.failure(fmt.Sprintf("no reading for %v; %s", patience, out.last()), "")
 		case <-c.exited:
-			return count, n.failure(fmt.Sprintf("its loop has ended (%v), %s", c.cmd.ProcessState, out.last()), "")
+			return count, n.failure(fmt.Sprintf("its loop has ended (%v); %s", c.cmd.ProcessState, out.last()), "")
 		case <-ctx.Done():
 			return count, context.Cause(ctx)
 		}
 	}
 }
 
-// rounds takes what a loop writes and puts the lines of each round together to a reading.
+// rounds takes the output of a loop and joins the lines of each round to a reading.
 type rounds struct {
 	fields   []field[GPU]
-	gpus     int // lines of a round
+	gpus     int // lines per round
 	readings chan Reading
-	failed   chan error    // holds one, so that it can be left there
-	quit     chan struct{} // is closed when nobody takes readings any more
+	failed   chan error    // holds one error, so that the writer need not wait
+	quit     chan struct{} // closed when nobody takes readings any more
 
-	line    []byte // the beginning of a line
+	line    []byte // an incomplete line
 	round   []GPU
 	garbage int // bytes since the last reading
 
 	mu    sync.Mutex
-	words string // the last line that was none of a round
+	words string // the last line that belongs to no round
 }
 
-// errQuit ends the copying of output that nobody wants.
+// errQuit stops copying output that nobody reads.
 var errQuit = errors.New("nobody reads any more")
 
-// Write takes a piece of output. Standard output and error come from one goroutine, since they are one writer to exec.
+// Write takes a piece of output. One goroutine copies stdout and stderr, because exec sees one writer for both.
 func (r *rounds) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		end := bytes.IndexByte(rest, '\n')
@@ -152,14 +153,14 @@ func (r *rounds) Write(p []byte) (int, error) {
 			r.line = r.line[:0]
 		}
 		if r.garbage > maxGarbage {
-			r.failed <- fmt.Errorf("its loop wrote %d KiB without a reading, %s", maxGarbage>>10, r.last())
-			return 0, errQuit // never comes here twice: exec stops to copy
+			r.failed <- fmt.Errorf("its loop wrote %d KiB without a reading; %s", maxGarbage>>10, r.last())
+			return 0, errQuit // happens once: exec stops copying
 		}
 	}
 	return len(p), nil
 }
 
-// take takes a whole line, and delivers the round that it completes.
+// take handles a whole line, and delivers the round that it completes.
 func (r *rounds) take(line string) error {
 	if !isRow(line) {
 		return nil
@@ -172,7 +173,7 @@ func (r *rounds) take(line string) error {
 		return nil
 	}
 	if len(r.round) > 0 && g.Index <= r.round[len(r.round)-1].Index {
-		r.round = r.round[:0] // a round was cut short, as by a GPU that was lost
+		r.round = r.round[:0] // a round was cut short, for example by a lost GPU
 	}
 	r.round = append(r.round, g)
 	if len(r.round) < r.gpus {
@@ -188,12 +189,12 @@ func (r *rounds) take(line string) error {
 	}
 }
 
-// last says what the loop's last words were.
+// last returns the last line that belongs to no round, in words.
 func (r *rounds) last() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.words == "" {
-		return "and it says nothing of it"
+		return "it printed no reason"
 	}
-	return fmt.Sprintf("its last words: %q", r.words)
+	return fmt.Sprintf("its last line: %q", r.words)
 }

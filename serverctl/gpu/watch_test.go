@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A tally is what a Watch has brought.
+// A tally collects the readings of a Watch.
 type tally struct {
 	mu       sync.Mutex
 	readings []Reading
@@ -29,13 +29,13 @@ func (k *tally) count() int {
 	return len(k.readings)
 }
 
-// Two of the rows wait for a stall of 1.7 s each, on stubs that take most of a second to start on busy cores.
+// Two of the rows wait for a stall of 1.7 s each, because a stub may take most of a second to start on busy cores.
 func TestWatch(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
 		timeout    time.Duration // of one answer, and of a stall
 		readings   int
-		runs       int // of nvidia-smi, until so many readings are there
+		runs       int // of nvidia-smi, until that many readings have come
 	}{
 		{"one nvidia-smi brings many readings", "fine", patient, 10, 2},
 		{"a loop that dies is begun anew", "dies", patient, 6, 6},
@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 			defer cancel()
 			var got tally
 			ended := make(chan error, 1)
-			go func() { ended <- n.Watch(ctx, shortest, got.add) }() // is waited for below
+			go func() { ended <- n.Watch(ctx, minInterval, got.add) }() // awaited below
 			eventually(t, fmt.Sprintf("%d readings of %d runs", row.readings, row.runs), func() bool {
 				return got.count() >= row.readings && len(runs(t, n.Path)) >= row.runs
 			})

@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// A Severity says what becomes of a study on a machine with such a finding.
+// A Severity tells how much a finding matters to a study.
 type Severity string
 
 const (
-	Error   Severity = "error"   // what is measured would be wrong, or nothing starts
-	Warning Severity = "warning" // it works, with less than is wanted
-	Fact    Severity = "fact"    // worth saying
+	Error   Severity = "error"   // measurements would be wrong, or nothing starts
+	Warning Severity = "warning" // it works, but worse than it should
+	Fact    Severity = "fact"    // worth knowing
 )
 
-// A Finding is something to know before a study is begun on a machine.
+// A Finding is something to know before a study begins on a machine.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	What     string   `json:"what"`
@@ -26,37 +26,37 @@ type Finding struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// A Need is what a server and the load on it ask of a machine.
+// A Need is what a server and its load require of a machine.
 type Need struct {
 	GPUs           int     `json:"gpus"`            // of one server; 0 means that it computes on the CPU
-	GeneratorCores float64 `json:"generator_cores"` // of the load generator, among Cores
+	GeneratorCores float64 `json:"generator_cores"` // of the load generator; part of Cores
 	Streams        int     `json:"streams"`         // requests in flight at most
-	Certain        bool    `json:"-"`               // so many are in flight for certain
-	Cores          float64 `json:"cores"`           // 0 means by the GPUs and the generator, see Filled
-	OpenFiles      int64   `json:"open_files"`      // 0 means by the streams
-	Shm            int64   `json:"shm_bytes"`       // free; 0 means by the GPUs
+	Certain        bool    `json:"-"`               // Streams will certainly be reached
+	Cores          float64 `json:"cores"`           // 0 derives it from the GPUs and the generator, see Filled
+	OpenFiles      int64   `json:"open_files"`      // 0 derives it from the streams
+	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 derives them from the GPUs
 }
 
 // DefaultStreams is how many requests may be in flight in a study: an H200 carries a few hundred.
 const DefaultStreams = 1024
 
 const (
-	// vllmCores are those of the API server and of the engine core, which never sleeps; each GPU's worker has another one
+	// vllmCores are for the API server and the engine core, which never sleeps; each GPU's worker needs another core
 	// (vLLM 0.33, docs/configuration/optimization.md).
 	vllmCores = 2
-	// filesPerStream: one socket of the generator's, and one to spare while a connection is made anew.
+	// filesPerStream is one socket of the generator, and a spare one while it reconnects.
 	filesPerStream = 2
-	// filesBeside are the log, the store, the metrics listener, pipes, and libraries.
+	// filesBeside are for the log, the store, the metrics listener, pipes, and libraries.
 	filesBeside = 256
-	// filesLeast are those that no run does without: half of them were open in a study of two trials with eight streams.
-	filesLeast = 128
-	// shmAlone is what a container has unless told: enough for one GPU, whose worker is asked over pipes.
+	// minFiles is what every run needs: a study of two trials with eight streams had half as many open.
+	minFiles = 128
+	// shmAlone is the default of a container: enough for one GPU, whose worker communicates over pipes.
 	shmAlone = 64 << 20
-	// shmParallel is for tensor parallelism: NCCL's and vLLM's rings between the workers take hundreds of MiB.
+	// shmParallel is for tensor parallelism: the rings of NCCL and vLLM between the workers take hundreds of MiB.
 	shmParallel = 1 << 30
 )
 
-// Filled returns the need with the figures in it that follow from the others.
+// Filled returns the need with its derived values filled in.
 func (n Need) Filled() Need {
 	if n.Cores == 0 {
 		n.Cores = vllmCores + float64(n.GPUs) + n.GeneratorCores
@@ -73,7 +73,7 @@ func (n Need) Filled() Need {
 	return n
 }
 
-// Check holds a machine against a need. The findings that weigh most come first.
+// Check compares a machine with a need. The most severe findings come first.
 func Check(m Machine, need Need) []Finding {
 	need = need.Filled()
 	var all []Finding
@@ -87,7 +87,7 @@ func Check(m Machine, need Need) []Finding {
 	return all
 }
 
-// Sort puts the findings that weigh most first, and leaves the order of those that weigh the same.
+// Sort puts the most severe findings first, and is stable.
 func Sort(findings []Finding) {
 	order := []Severity{Error, Warning, Fact}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
@@ -95,31 +95,31 @@ func Sort(findings []Finding) {
 	})
 }
 
-// checkCores tells a limit from a small machine. A limit stops every thread of the pod for the rest of each 100 ms once
-// its share is used up, and all that is measured with it; on a small machine threads only take turns, and a laptop is to
-// run the demo, and vLLM without a GPU.
+// checkCores distinguishes a CPU limit from a small machine. When a pod has used its limit, all its threads stop for
+// the rest of each 100 ms, which spoils every measurement. On a small machine threads only take turns, and a laptop
+// should still run the demo and vLLM without a GPU.
 func checkCores(have Cores, need Need) []Finding {
 	want := need.Cores
 	wanted := fmt.Sprintf("%s: %d for vLLM, %d more for its GPUs, %s for the load generator",
-		number(want), vllmCores, need.GPUs, number(need.GeneratorCores))
+		formatCores(want), vllmCores, need.GPUs, formatCores(need.GeneratorCores))
 	switch {
 	case have.Limit != nil && *have.Limit < want:
 		severity := Error
 		if need.GPUs == 0 {
 			severity = Warning
 		}
-		return []Finding{{severity, "CPU limit", fmt.Sprintf("%s cores, by %s", number(*have.Limit), have.LimitAt), wanted,
+		return []Finding{{severity, "CPU limit", fmt.Sprintf("%s cores, by %s", formatCores(*have.Limit), have.LimitAt), wanted,
 			fmt.Sprintf("raise resources.limits.cpu of the container to %s or more (docker: --cpus): "+
-				"a throttled engine or generator makes every latency wrong", number(math.Ceil(want)))}}
+				"a throttled engine or generator makes every latency wrong", formatCores(math.Ceil(want)))}}
 	case have.Usable > 0 && have.Usable < want:
-		return []Finding{{Warning, "cores", number(have.Usable), wanted,
-			"latencies are those of a starved server: take a machine, or a cpuset, with more cores for results to rely on"}}
+		return []Finding{{Warning, "cores", formatCores(have.Usable), wanted,
+			"the server lacks CPU time, so its latencies are too high: for reliable results use a machine, or a cpuset, with more cores"}}
 	}
 	return nil
 }
 
-// CheckFiles holds the limit of open files against a need. Go raises the soft limit to the hard one when it starts, and gives
-// its children the one of before; vLLM raises its own likewise.
+// CheckFiles compares the limit of open files with a need. Go raises the soft limit to the hard one when it starts,
+// and gives its children the original one. vLLM raises its own too.
 func CheckFiles(have *Limit, need Need) []Finding {
 	need = need.Filled()
 	want := need.OpenFiles
@@ -127,18 +127,18 @@ func CheckFiles(have *Limit, need Need) []Finding {
 		return nil
 	}
 	severity := Warning
-	if least := int64(filesLeast); *have.Soft < least || need.Certain && *have.Soft < least+int64(need.Streams) {
+	if *have.Soft < minFiles || need.Certain && *have.Soft < minFiles+int64(need.Streams) {
 		severity = Error
 	}
 	return []Finding{{severity, "open files", strconv.FormatInt(*have.Soft, 10), fmt.Sprintf("%d, for %d streams", want, need.Streams),
 		fmt.Sprintf("run `ulimit -Hn %d` as root before the tuner (systemd: LimitNOFILE=), "+
-			"or set it for the container's runtime; else requests fail with \"too many open files\"", want)}}
+			"or set it for the container's runtime; otherwise requests fail with \"too many open files\"", want)}}
 }
 
 func checkShm(have Shm, need Need) []Finding {
 	want := need.Shm
 	if have.Total == 0 || have.Free >= want {
-		return nil // that there is none is said among what is not known
+		return nil // a missing one is listed among the unknown things
 	}
 	why := "one GPU"
 	if need.GPUs > 1 {
@@ -147,13 +147,13 @@ func checkShm(have Shm, need Need) []Finding {
 	return []Finding{{Warning, have.Dir, fmt.Sprintf("%s of %s free", Size(have.Free), Size(have.Total)),
 		fmt.Sprintf("%s free, for %s", Size(want), why),
 		"mount a volume there: emptyDir {medium: Memory} at /dev/shm (docker: --shm-size); " +
-			"left-over psm_* files of dead servers can be removed"}}
+			"you can remove psm_* files of dead servers"}}
 }
 
-// number writes a count of cores without needless digits.
-func number(v float64) string { return strconv.FormatFloat(math.Round(100*v)/100, 'f', -1, 64) }
+// formatCores formats a number of cores without needless digits.
+func formatCores(v float64) string { return strconv.FormatFloat(math.Round(100*v)/100, 'f', -1, 64) }
 
-// Size writes a number of bytes as people read it, such as "64 MiB" or "23.5 GiB".
+// Size formats a number of bytes for people, such as "64 MiB" or "23.5 GiB".
 func Size(n int64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {

@@ -37,12 +37,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// segmentSize is of the files that processes share in these tests, in bytes.
+// segmentSize is the size of the files that processes share in these tests, in bytes.
 const segmentSize = 1 << 20
 
-// play holds files, each in the way that the word before it says, until the process is killed.
+// play holds files until the process is killed, each in the way that the word before it says.
 func play(words []string) error {
-	var open []*os.File // the collector closes a file that nobody refers to
+	var open []*os.File // the collector closes a file without references
 	for i := 0; i+1 < len(words); i += 2 {
 		how, path := words[i], words[i+1]
 		path = strings.ReplaceAll(path, "PID", fmt.Sprint(os.Getpid()))
@@ -60,7 +60,7 @@ func play(words []string) error {
 		}
 		if how == "open" {
 			open = append(open, f)
-		} else if err := f.Close(); err != nil { // a mapping lives on
+		} else if err := f.Close(); err != nil { // a mapping outlives the open file
 			return err
 		}
 	}
@@ -70,7 +70,7 @@ func play(words []string) error {
 	return nil
 }
 
-// start starts a process that holds files and waits until it does.
+// start starts a process that holds files, and waits until it does.
 func start(t *testing.T, role string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -89,7 +89,7 @@ func start(t *testing.T, role string) *exec.Cmd {
 	return cmd
 }
 
-// kill ends a process as the kernel would, and waits for its end.
+// kill kills a process and waits for its end.
 func kill(cmd *exec.Cmd) {
 	if cmd.ProcessState == nil {
 		cmd.Process.Kill()
@@ -97,7 +97,7 @@ func kill(cmd *exec.Cmd) {
 	}
 }
 
-// machine reads a recorded machine: its files, and the sizes of /dev/shm in the file statfs.
+// machine reads a recorded machine: its files, and the size of /dev/shm in the file statfs.
 func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
 	t.Helper()
 	archive, err := txtar.ParseFile(name)
@@ -189,7 +189,7 @@ func TestCheck(t *testing.T) {
 		{"a limit of 4 throttles two GPUs", func(m *Machine) { m.Cores = cores(64, 4) }, two, []string{"error CPU limit"},
 			"resources.limits.cpu of the container to 5 or more"},
 		{"a limit of 3.5 is less than 4", func(m *Machine) { m.Cores = cores(64, 3.5) }, one, []string{"error CPU limit"}, "3.5 cores, by /sys/fs/cgroup/cpu.max"},
-		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "starved"},
+		{"a small machine is slow, but no error", func(m *Machine) { m.Cores = cores(2, 0) }, one, []string{"warning cores"}, "lacks CPU time"},
 		{"a limit hurts a server without a GPU less", func(m *Machine) { m.Cores = cores(8, 2) }, Need{GeneratorCores: 1}, []string{"warning CPU limit"}, ""},
 		{"a small cpuset below a generous limit is no limit", func(m *Machine) { m.Cores = cores(2, 8) }, one, []string{"warning cores"}, ""},
 		{"127 files are too few for any run", func(m *Machine) { m.Limits.OpenFiles = files(127) }, one, []string{"error open files"}, "ulimit -Hn 2304"},

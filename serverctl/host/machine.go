@@ -1,5 +1,5 @@
-// Package host says what the machine lets us use: cores, memory, shared memory, limits. Of the shared memory it also
-// takes away what one dead server has left. It never starts anything, and never looks at a GPU.
+// Package host tells what the machine lets us use: cores, memory, shared memory, limits. It also removes the shared
+// memory that one dead server has left. It never starts anything, and never uses a GPU.
 package host
 
 import (
@@ -17,64 +17,65 @@ import (
 	"vllmtuner/serverctl/cgroup"
 )
 
-// A Machine is what this process, and a server that it starts, may use. In a container that is less than there is.
+// A Machine tells what this process, and a server that it starts, may use. In a container that is less than the
+// machine has.
 type Machine struct {
 	Cores  Cores  `json:"cores"`
 	Memory Memory `json:"memory"`
 	Shm    Shm    `json:"shm"`
 	Limits Limits `json:"limits"`
-	// Unknown says what could not be read, and why; the figures concerned are 0 or nil.
+	// Unknown lists what could not be read, and why. Those values are 0 or nil.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Cores are logical CPUs, as Linux and Kubernetes count them: two for a physical core with SMT.
+// Cores are logical CPUs, as Linux and Kubernetes count them: a physical core with SMT counts as two.
 type Cores struct {
-	Usable   float64  `json:"usable"`             // at once: the lesser of the two below; 0 when neither is known
+	Usable   float64  `json:"usable"`             // at the same time: the lower of the two below; 0 when neither is known
 	Affinity int      `json:"affinity"`           // CPUs that the process may run on, by sched_setaffinity(2) and cpusets
-	Limit    *float64 `json:"limit"`              // share of all CPUs by the cgroups, in CPUs; nil means none
+	Limit    *float64 `json:"limit"`              // CPU limit of the cgroups, in CPUs; nil means none
 	LimitAt  string   `json:"limit_at,omitempty"` // the file that sets it
 }
 
 // Memory is in bytes.
 type Memory struct {
 	Total   int64  `json:"total_bytes"`
-	Free    int64  `json:"free_bytes"`         // what can be had: MemAvailable, or the room in the tightest cgroup if that is less
+	Free    int64  `json:"free_bytes"`         // MemAvailable, or the free room in the tightest cgroup if that is less
 	Limit   *int64 `json:"limit_bytes"`        // of the tightest cgroup; nil means none
 	LimitAt string `json:"limit_at,omitempty"` // the file that sets it
 }
 
-// Shm is the file system for shared memory. Its pages count as memory of the cgroup that touched them first.
+// Shm is the file system for shared memory. The cgroup that first touches a page pays for it.
 type Shm struct {
 	Dir   string `json:"dir"`
 	Total int64  `json:"total_bytes"` // 0 when there is none
 	Free  int64  `json:"free_bytes"`
 }
 
-// Limits are those of setrlimit(2).
+// Limits are the limits of setrlimit(2).
 type Limits struct {
-	// OpenFiles is as Go has raised it for this process: soft to hard, less one (package syscall, since Go 1.19). A server
-	// starts with the soft limit of before.
+	// OpenFiles is the limit of this process. Go has raised its soft limit to the hard one, less one (package syscall,
+	// since Go 1.19). A server starts with the original soft limit.
 	OpenFiles    *Limit `json:"open_files"`
 	LockedMemory *Limit `json:"locked_memory_bytes"`
 	Processes    *Limit `json:"processes"` // of the user, threads included
 }
 
-// A Limit counts what its name says.
+// A Limit is a soft and a hard limit.
 type Limit struct {
 	Soft *int64 `json:"soft"` // nil means unlimited
 	Hard *int64 `json:"hard"`
 }
 
-// DevShm is where Linux has its shared memory.
+// DevShm is the directory of Linux's shared memory.
 const DevShm = "/dev/shm"
 
-// A Reader reads a Machine. Its zero value reads the one that it runs on.
+// A Reader reads a Machine. The zero value reads this one.
 type Reader struct {
-	Root   fs.FS                                         // holds proc and sys; nil means that of this process
+	Root   fs.FS                                         // holds proc and sys; nil means the root of this machine
 	Statfs func(dir string) (total, free int64, _ error) // sizes of a file system in bytes; nil means statfs(2)
 }
 
-// Read reads what there is. It has no error: what cannot be read is named in Unknown, and the rest stands.
+// Read reads the machine. It never fails: Unknown lists what could not be read.
 func (r Reader) Read() Machine {
 	if r.Root == nil {
 		r.Root = os.DirFS("/")
@@ -109,13 +110,13 @@ func statfs(dir string) (total, free int64, _ error) {
 	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil
 }
 
-// read returns a file's text. Names are absolute, as people write them.
+// read returns the text of a file, given by its absolute path.
 func (r Reader) read(name string) (string, error) {
 	text, err := fs.ReadFile(r.Root, strings.TrimPrefix(path.Clean(name), "/"))
 	return string(text), err
 }
 
-// cores fills in how many CPUs there are for us.
+// cores fills in the CPUs that we may use.
 func (r Reader) cores(c *Cores, groups []cgroup.Group) error {
 	limit, at, err1 := cpuLimit(groups)
 	if at != "" {
@@ -159,14 +160,14 @@ func allowedCPUs(status string) (count int, err error) {
 		first, err1 := strconv.Atoi(from)
 		last, err2 := strconv.Atoi(to)
 		if err := errors.Join(err1, err2); err != nil || first < 0 || last < first {
-			return 0, fmt.Errorf("/proc/self/status: Cpus_allowed_list %q is no list", list)
+			return 0, fmt.Errorf("/proc/self/status: Cpus_allowed_list %q is not a list of CPUs", list)
 		}
 		count += last - first + 1
 	}
 	return count, nil
 }
 
-// value returns what follows a name at the beginning of a line.
+// value returns the rest of the line that begins with a name.
 func value(text, name string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, name); ok {
@@ -176,7 +177,7 @@ func value(text, name string) (string, bool) {
 	return "", false
 }
 
-// memory fills in how much memory there is for us.
+// memory fills in the memory that we may use.
 func (r Reader) memory(m *Memory, groups []cgroup.Group) error {
 	text, err := r.read("/proc/meminfo")
 	if err != nil {
@@ -215,7 +216,7 @@ func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, r
 	return lowest, at, room, errors.Join(errs...)
 }
 
-// kilobytes reads a line of /proc/meminfo, such as "MemTotal:  24684084 kB", in bytes.
+// kilobytes parses a line of /proc/meminfo, such as "MemTotal:  24684084 kB", and returns bytes.
 func kilobytes(text, name string) (int64, error) {
 	line, ok := value(text, name)
 	number, isKB := strings.CutSuffix(line, " kB")
@@ -239,7 +240,7 @@ func (r Reader) limits(l *Limits) error {
 	return errors.Join(err1, err2, err3)
 }
 
-// limit reads a line such as "Max open files            1024                 524288               files".
+// limit parses a line such as "Max open files            1024                 524288               files".
 func limit(text, name string) (*Limit, error) {
 	line, _ := value(text, name+" ")
 	fields := strings.Fields(line)
@@ -254,14 +255,14 @@ func limit(text, name string) (*Limit, error) {
 	return &Limit{soft, hard}, nil
 }
 
-// ceiling reads a number or "unlimited", which is nil.
+// ceiling parses a number or "unlimited", which gives nil.
 func ceiling(text string) (*int64, error) {
 	if text == "unlimited" {
 		return nil, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return nil, fmt.Errorf("%q is no number", text)
+		return nil, fmt.Errorf("%q is not a number", text)
 	}
 	return &n, nil
 }

@@ -20,36 +20,36 @@ import (
 // A Segment is one file of shared memory.
 type Segment struct {
 	Name    string    `json:"name"`
-	Bytes   int64     `json:"bytes"` // that it really takes; a server's are much larger by name than by use
+	Bytes   int64     `json:"bytes"` // disk usage; the apparent size of a server's files is much larger
 	Inode   uint64    `json:"inode"`
 	UID     int       `json:"uid"` // of its owner
 	ModTime time.Time `json:"mod_time"`
 }
 
-// A ShmWatch tells the shared memory of one server from everybody else's, so that what a killed server leaves can be
-// removed: psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores, torch_<pid>_* of torch's, and
-// whatever else its processes had open. It may be used by several goroutines.
+// A ShmWatch distinguishes the shared memory of one server from everybody else's, so that the files of a killed
+// server can be removed: psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores, torch_<pid>_*
+// of torch's, and anything else that its processes had open. Several goroutines may use it.
 type ShmWatch struct {
 	dir string
 
-	proc  string             // holds the directories of the processes; /proc outside tests
-	lease func(fd int) error // exclusive, outside tests
+	proc  string             // the directories of the processes; /proc outside tests
+	lease func(fd int) error // exclusive outside tests
 
 	mu      sync.Mutex
-	names   map[string]bool // that were there before
-	inodes  map[uint64]bool // likewise
-	held    map[key]bool    // by a member, at any time
-	members map[int]bool    // every process number that was one
+	names   map[string]bool // of the files that existed before
+	inodes  map[uint64]bool // of the files that existed before
+	held    map[key]bool    // files that a member has held at any time
+	members map[int]bool    // the PIDs of all members so far
 }
 
-// A key tells a file from a later one of the same name.
+// A key distinguishes a file from a later one with the same name.
 type key struct {
 	name  string
 	inode uint64
 }
 
-// ListShm returns the regular files of a directory for shared memory, in the order of their names. A directory that is
-// not there holds none.
+// ListShm returns the regular files of a directory for shared memory, in the order of their names. A missing
+// directory has none.
 func ListShm(dir string) ([]Segment, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -76,7 +76,8 @@ func ListShm(dir string) ([]Segment, error) {
 	return all, nil
 }
 
-// WatchShm begins before the server starts: whatever is in the directory, usually DevShm, is not the server's.
+// WatchShm must be called before the server starts: files that are already in the directory, normally DevShm, are not
+// the server's.
 func WatchShm(dir string) (*ShmWatch, error) {
 	before, err := ListShm(dir)
 	if err != nil {
@@ -92,9 +93,9 @@ func WatchShm(dir string) (*ShmWatch, error) {
 	return w, nil
 }
 
-// Observe learns which files the server's processes have mapped or open now. It is to be called while the server lives,
-// at least once when it is ready and once before it is stopped; it reads as much as a `lsof -p` of the members, and
-// nothing when there are no new files. A member that has ended meanwhile is passed over.
+// Observe records which files the server's processes have mapped or open now. Call it while the server is alive, at
+// least once when it is ready and once before it is stopped. It reads as much as `lsof -p` of the members, and
+// nothing when there are no new files. It skips a member that has ended.
 func (w *ShmWatch) Observe(pids []int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,15 +110,15 @@ func (w *ShmWatch) Observe(pids []int) error {
 	for _, pid := range pids {
 		held, err := w.heldBy(pid, fresh)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("see what shared memory process %d holds: %w", pid, err))
+			errs = append(errs, fmt.Errorf("list the shared memory of process %d: %w", pid, err))
 		}
 		maps.Copy(w.held, held)
 	}
 	return errors.Join(errs...)
 }
 
-// fresh returns the files that were not there before, by their keys. One that took over a name or an inode of before is
-// left out: it is not worth the doubt.
+// fresh returns the new files by their keys. It leaves out a file that reuses an earlier name or inode, because its
+// owner is uncertain.
 func (w *ShmWatch) fresh() (map[key]Segment, error) {
 	now, err := ListShm(w.dir)
 	if err != nil {
@@ -132,11 +133,11 @@ func (w *ShmWatch) fresh() (map[key]Segment, error) {
 	return fresh, nil
 }
 
-// Sweep removes what the server has left, after its end, and returns it. A file is removed when all of this is true:
-// it was not there before; a process of the server was seen to hold it, or its name carries the number of one; it is a
-// regular file of our own user; and nobody has it mapped or open now. The last is asked of /proc, and then of the kernel,
-// which grants an exclusive lease (fcntl(2), F_SETLEASE) only on a file that nobody else has open or mapped, in whatever
-// container and as whatever user. Where neither can prove it, the file stays.
+// Sweep removes the files that the server has left, after its end, and returns them. It removes a file only if all of
+// this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's PID;
+// it is a regular file of our own user; and nobody has it mapped or open now. To check the last, Sweep asks /proc,
+// and then the kernel for an exclusive lease (fcntl(2), F_SETLEASE). The kernel grants the lease only if nobody else
+// has the file open or mapped, in any container and as any user. If neither can prove it, the file stays.
 func (w *ShmWatch) Sweep() ([]Segment, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,13 +155,13 @@ func (w *ShmWatch) Sweep() ([]Segment, error) {
 	}
 	blind, err := w.dropInUse(left)
 	if err != nil {
-		return nil, fmt.Errorf("see who still holds shared memory: %w", err)
+		return nil, fmt.Errorf("find who still holds shared memory: %w", err)
 	}
 	return w.remove(left, blind)
 }
 
-// named reports whether a name carries the number of a member, in the form of those who write it there: torch's manager
-// (c10, torch_<pid>_<random>_<count>) and LLVM's OpenMP (__KMP_REGISTERED_LIB_<pid>_<uid>).
+// named reports whether a name carries the PID of a member, in the formats of torch's manager (c10,
+// torch_<pid>_<random>_<count>) and LLVM's OpenMP (__KMP_REGISTERED_LIB_<pid>_<uid>).
 func (w *ShmWatch) named(name string) bool {
 	for _, prefix := range []string{"torch_", "__KMP_REGISTERED_LIB_"} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
@@ -172,8 +173,9 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// dropInUse takes those files out that some process holds. It is blind to a process of another user, to one that guards
-// its memory (prctl(2), PR_SET_DUMPABLE; a key agent does), and, unless we are root, to a dead one that nobody has reaped.
+// dropInUse removes the files from the map that some process holds. It cannot see into a process of another user, a
+// process that protects its memory (prctl(2), PR_SET_DUMPABLE; a key agent does), and, unless we are root, an
+// unreaped dead process; then blind is true.
 func (w *ShmWatch) dropInUse(files map[key]Segment) (blind bool, _ error) {
 	entries, err := os.ReadDir(w.proc)
 	if err != nil {
@@ -197,8 +199,8 @@ func (w *ShmWatch) dropInUse(files map[key]Segment) (blind bool, _ error) {
 	return blind, nil
 }
 
-// heldBy returns those of the files that a process has mapped or open, as far as it could be seen when there is an error.
-// A process that has ended holds none.
+// heldBy returns the files that a process has mapped or open. With an error it returns what it could see. A process
+// that has ended holds none.
 func (w *ShmWatch) heldBy(pid int, files map[key]Segment) (map[key]bool, error) {
 	held := map[key]bool{}
 	if len(files) == 0 {
@@ -241,11 +243,12 @@ func has(files map[key]Segment, k key) bool {
 	return ok
 }
 
-// gone reports whether an error of a file below /proc/PID means that the process has ended meanwhile.
+// gone reports whether an error of a file below /proc/PID means that the process has ended.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// mapped reads a line of /proc/PID/maps, proc(5): address, rights, offset, device, inode, path. The device is not
-// compared, since bind mounts and overlays show another one there than stat(2) does; name and inode together are enough.
+// mapped parses a line of /proc/PID/maps (proc(5)): address, rights, offset, device, inode, path. It ignores the
+// device, because bind mounts and overlays show another one there than stat(2). Name and inode together identify the
+// file.
 func mapped(line string) (key, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 6 || !strings.HasPrefix(fields[5], "/") {
@@ -259,7 +262,7 @@ func mapped(line string) (key, bool) {
 	return key{filepath.Base(name), inode}, true
 }
 
-// opened returns the file behind a link of /proc/PID/fd, or the zero key when its name is none of the files'.
+// opened returns the key of the file behind a link of /proc/PID/fd, or the zero key if it is none of the files.
 func opened(link string, files map[key]Segment) (key, error) {
 	target, err := os.Readlink(link)
 	if gone(err) {
@@ -273,7 +276,7 @@ func opened(link string, files map[key]Segment) (key, error) {
 		if k.name != name {
 			continue
 		}
-		info, err := os.Stat(link) // of the open file, whatever its name means by now
+		info, err := os.Stat(link) // the open file itself, even if its name now means another file
 		if gone(err) {
 			return key{}, nil
 		}
@@ -287,7 +290,7 @@ func opened(link string, files map[key]Segment) (key, error) {
 	return key{}, nil
 }
 
-// remove removes the files that the kernel, too, says are nobody's.
+// remove removes the files that nobody holds according to the kernel, too.
 func (w *ShmWatch) remove(files map[key]Segment, blind bool) (removed []Segment, err error) {
 	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -308,12 +311,12 @@ func (w *ShmWatch) remove(files map[key]Segment, blind bool) (removed []Segment,
 	return removed, errors.Join(errs...)
 }
 
-// removeOne removes one file while it holds a lease on it: whoever opened it now would wait until it is gone from the
-// directory, and find that what it opened is nobody else's.
+// removeOne removes one file while it holds a lease on it. A process that opens the file now must wait until it is
+// gone from the directory, and so shares it with nobody.
 func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
 	fd, err := unix.Openat(dir, k.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // its own owner has removed it
+		return false, nil // its owner has removed it
 	}
 	if err != nil {
 		return false, err
@@ -324,14 +327,14 @@ func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
 		return false, err
 	}
 	if stat.Ino != k.inode || stat.Mode&unix.S_IFMT != unix.S_IFREG || int(stat.Uid) != os.Geteuid() {
-		return false, nil // another file has taken the name
+		return false, nil // another file has the name now
 	}
 	switch err := w.lease(fd); {
 	case err == nil:
 	case errors.Is(err, unix.EAGAIN):
-		return false, nil // somebody has it whom /proc does not show
+		return false, nil // a process holds it that /proc does not show
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		if blind { // no leases here, so /proc would have had to show everybody
+		if blind { // leases are not supported, so /proc would have had to show every process
 			return false, nil
 		}
 	default:
@@ -343,7 +346,7 @@ func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
 	return true, nil
 }
 
-// exclusive takes a lease on an open file; closing it gives the lease up. It fails with EAGAIN when anybody else has the
+// exclusive takes a lease on an open file; closing the file ends it. It fails with EAGAIN when anybody else has the
 // file open or mapped (fs/locks.c, check_conflicting_open).
 func exclusive(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shmDir is an empty directory of shared memory, or an ordinary one where there is none.
+// shmDir returns an empty directory of shared memory, or an ordinary one if there is none.
 func shmDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(DevShm, "tuner-test-")
@@ -43,7 +43,7 @@ func observe(t *testing.T, w *ShmWatch, members ...*exec.Cmd) {
 	}
 }
 
-// sweep wants exactly these files to be removed.
+// sweep fails the test unless exactly these files are removed.
 func sweep(t *testing.T, w *ShmWatch, want ...string) {
 	t.Helper()
 	removed, err := w.Sweep()
@@ -66,7 +66,7 @@ func sweep(t *testing.T, w *ShmWatch, want ...string) {
 	}
 }
 
-// left wants exactly these files to be there.
+// left fails the test unless exactly these files exist.
 func left(t *testing.T, dir string, want ...string) {
 	t.Helper()
 	all, err := ListShm(dir)
@@ -100,7 +100,7 @@ func TestSweepTakesWhatTheServerLeftAndNothingElse(t *testing.T) {
 	left(t, dir, "psm_older", "psm_other", "psm_shared", "psm_unseen", ofNeighbour)
 
 	kill(older)
-	kill(neighbour) // now nobody holds what both had
+	kill(neighbour) // now nobody holds the file that both had
 	sweep(t, w, "psm_shared")
 	sweep(t, w)
 	left(t, dir, "psm_older", "psm_other", "psm_unseen", ofNeighbour)
@@ -125,7 +125,7 @@ func TestSweepKeepsAFileThatTookOverAName(t *testing.T) {
 	member := start(t, "map "+path)
 	observe(t, w, member)
 	kill(member)
-	if err := os.WriteFile(path+".new", []byte("a neighbour's"), 0o600); err != nil { // beside the old one: no common inode
+	if err := os.WriteFile(path+".new", []byte("a neighbour's"), 0o600); err != nil { // written beside the old one, so that it gets another inode
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
@@ -142,7 +142,7 @@ func TestSweepBelievesTheKernelWhereProcIsSilent(t *testing.T) {
 		w := watch(t, dir)
 		member := start(t, how+" "+filepath.Join(dir, "psm_a"))
 		observe(t, w, member)
-		w.proc = t.TempDir() // as in a container whose neighbour shares the directory, and no process
+		w.proc = t.TempDir() // as in a container whose neighbour shares the directory, but no processes
 		sweep(t, w)
 		left(t, dir, "psm_a")
 		kill(member)
@@ -158,7 +158,7 @@ func TestSweepWithoutLeases(t *testing.T) {
 	member, other := start(t, "map "+filepath.Join(dir, "psm_a")), start(t, "map "+filepath.Join(dir, "psm_a"))
 	observe(t, w, member)
 	kill(member)
-	sweep(t, w) // /proc shows the other
+	sweep(t, w) // /proc shows the other process
 	kill(other)
 	files, err := w.fresh()
 	if err != nil {

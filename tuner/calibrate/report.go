@@ -29,7 +29,7 @@ func joined(names []string) string { return strings.Join(names, ", ") }
 // writeNamed writes a text with a name in the first ten columns, in lines of at most width columns.
 func writeNamed(b *strings.Builder, name, text string) {
 	const indent = 10
-	for _, line := range words.Wrap(text, width-indent) {
+	for _, line := range render.Wrap(text, width-indent) {
 		fmt.Fprintf(b, "%-*s%s\n", indent, name, line)
 		name = ""
 	}
