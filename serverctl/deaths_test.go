@@ -29,11 +29,11 @@ func explain(when, exit, log string) *ExitError {
 	code, err := strconv.Atoi(exit)
 	switch {
 	case err != nil: // alive
-		return l.death(-1, "")
+		return l.death(ending{code: -1})
 	case code < 0:
-		return l.death(-1, "signal: "+syscall.Signal(-code).String())
+		return l.death(ending{-1, syscall.Signal(-code), "signal: " + syscall.Signal(-code).String()})
 	}
-	return l.death(code, "exit status "+exit)
+	return l.death(ending{code: code, words: "exit status " + exit})
 }
 
 func TestDeathsOfRealLogs(t *testing.T) {

@@ -344,18 +344,18 @@ func (l *logbook) told() bool {
 // death explains the end of a server by its log. It takes the first of these that exists: the first known death; an
 // end from outside; the first exception, preferably the engine's; a line that says something failed; how the process
 // ended. code is the exit code, -1 when there is none. ending describes how the process ended.
-func (l *logbook) death(code int, ending string) *ExitError {
+func (l *logbook) death(end ending) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.signs
-	e := &ExitError{Class: StartCrash, Evidence: ending}
+	e := &ExitError{Class: StartCrash, Evidence: end.words}
 	if l.loaded {
 		e.Class = CrashLoad
-		if code == 0 && !s.ofEngine { // no flag ends a server with exit code 0
+		if end.code == 0 && !s.ofEngine { // no flag ends a server with exit end.code 0
 			e.Class, e.Cause = Infrastructure, ExitZero
 		}
 	}
-	bySignal := endedBy(endingCode(code, ending), l.loaded, ending)
+	bySignal := endedBy(end.status(), l.loaded, end.words)
 	switch {
 	case s.known != nil && !(l.loaded && time.Since(s.at) > staleSign):
 		*e = *s.known
@@ -366,31 +366,35 @@ func (l *logbook) death(code int, ending string) *ExitError {
 	case bySignal != nil && s.wrapper == "":
 		*e = *bySignal
 	case s.wrapper != "" && l.loaded:
-		e.Class, e.Cause, e.Evidence = CrashLoad, EngineDead, cmp.Or(s.exception, s.telling(s.wrapper), ending)
-	case s.exception != "" && (!l.loaded || s.ofEngine || code > 0):
+		e.Class, e.Cause, e.Evidence = CrashLoad, EngineDead, cmp.Or(s.exception, s.telling(s.wrapper), end.words)
+	case s.exception != "" && (!l.loaded || s.ofEngine || end.code > 0):
 		e.Evidence = s.exception
 	case s.wrapper != "":
-		e.Evidence = cmp.Or(s.telling(s.wrapper), ending)
-	case (code == 126 || code == 127) && !l.loaded: // a shell's codes for a program that it cannot run
-		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), ending)
-	case code == 2 && !l.loaded && s.usage != "":
+		e.Evidence = cmp.Or(s.telling(s.wrapper), end.words)
+	case (end.code == 126 || end.code == 127) && !l.loaded: // a shell's codes for a program that it cannot run
+		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), end.words)
+	case end.code == 2 && !l.loaded && s.usage != "":
 		e.Class, e.Evidence = FlagsRejected, s.usage
-	case !l.loaded && code > 0:
-		e.Evidence = cmp.Or(l.lastLine(), ending)
+	case !l.loaded && end.code > 0:
+		e.Evidence = cmp.Or(l.lastLine(), end.words)
 	}
-	e.Code, e.Tail = code, slices.Clone(l.tail)
+	e.Code, e.Tail = end.code, slices.Clone(l.tail)
 	return e
 }
 
-// endingCode returns the exit code, or minus the signal that ended the process: 137 and -9 are SIGKILL.
-func endingCode(code int, ending string) int {
-	_, name, bySignal := strings.Cut(ending, "signal: ")
-	for n := syscall.Signal(1); bySignal && n < 32; n++ {
-		if name == n.String() || strings.HasPrefix(name, n.String()+" (") { // (core dumped)
-			return -int(n)
-		}
+// An ending says how a server's first process ended.
+type ending struct {
+	code   int            // exit code; -1 when it still runs, and when a signal ended it
+	signal syscall.Signal // 0 when none ended it
+	words  string         // for people; empty when it still runs
+}
+
+// status returns the exit code, or minus the signal that ended the process.
+func (e ending) status() int {
+	if e.signal != 0 {
+		return -int(e.signal)
 	}
-	return max(code, 0)
+	return max(e.code, 0)
 }
 
 // telling returns the line, or the last line with content if this one only refers to others.

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -66,7 +67,7 @@ func TestDeathsAreRecognised(t *testing.T) {
 			l := &logbook{loaded: row.loaded}
 			l.Write(text)
 			l.close()
-			if e := l.death(row.code, ending(row.code)); e.Class != row.class || !strings.Contains(e.Evidence, row.evidence) || e.Code != row.code {
+			if e := l.death(endingWith(row.code)); e.Class != row.class || !strings.Contains(e.Evidence, row.evidence) || e.Code != row.code {
 				t.Errorf("death = %s, %q, %d; want %s with %q", e.Class, e.Evidence, e.Code, row.class, row.evidence)
 			}
 		})
@@ -114,18 +115,18 @@ func TestCausesSayMoreThanTheClass(t *testing.T) {
 		l := &logbook{loaded: row.loaded}
 		l.Write([]byte(row.text))
 		l.close()
-		if e := l.death(row.code, ending(row.code)); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
+		if e := l.death(endingWith(row.code)); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
 			t.Errorf("%s: %s (%s), fatal %v; want %s (%s), fatal %v: %q", row.name, e.Class, e.Cause, e.Fatal(), row.class, row.cause, row.fatal, e.Evidence)
 		}
 	}
 }
 
-// ending returns the words for the end of a process with that exit code.
-func ending(code int) string {
+// endingWith returns the ending of a process with that exit code; a negative one means that it was killed.
+func endingWith(code int) ending {
 	if code < 0 {
-		return "signal: killed"
+		return ending{code, syscall.SIGKILL, "signal: killed"}
 	}
-	return fmt.Sprintf("exit status %d", code)
+	return ending{code: code, words: fmt.Sprintf("exit status %d", code)}
 }
 
 func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
@@ -153,7 +154,7 @@ func TestAKVCacheThatIsTooSmallSaysByHowMuch(t *testing.T) {
 	}
 	var l logbook
 	l.Write(text)
-	if e := l.death(1, ""); e.KVNeededGiB != 1.91 || e.KVAvailableGiB != 1 || e.KVMaxModelLen != 2097152 {
+	if e := l.death(ending{code: 1}); e.KVNeededGiB != 1.91 || e.KVAvailableGiB != 1 || e.KVMaxModelLen != 2097152 {
 		t.Errorf("needed %v, available %v, room for %d tokens, want 1.91, 1 and 2097152", e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen)
 	}
 }
@@ -237,7 +238,7 @@ func FuzzLogbook(f *testing.F) {
 			}
 		}
 		l.close()
-		if e := l.death(1, "exit status 1"); e.Class == "" || len(e.Tail) > tailLines {
+		if e := l.death(ending{code: 1, words: "exit status 1"}); e.Class == "" || len(e.Tail) > tailLines {
 			t.Errorf("death = %+v", e)
 		}
 	})
@@ -260,7 +261,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 		l.Write([]byte(files))
 		l.signs.at = l.signs.at.Add(-row.age)
 		l.Write([]byte(row.rest))
-		if e := l.death(1, "exit status 1"); e.Class != row.class {
+		if e := l.death(ending{code: 1, words: "exit status 1"}); e.Class != row.class {
 			t.Errorf("%s: %v, want %s", row.name, e, row.class)
 		}
 	}

@@ -3,7 +3,6 @@ package serverctl
 import (
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 )
 
@@ -84,16 +83,17 @@ func processEnd(text string, loaded bool) *ExitError {
 	if g := shellsWord.FindStringSubmatch(text); g != nil {
 		return endedBy(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
 	}
-	g := processDied.FindStringSubmatch(text)
-	if g == nil {
-		g = failedProcs.FindStringSubmatch(text)
-	}
-	if g == nil {
-		return nil
-	}
 	evidence := shorten(text)
-	if strings.Contains(evidence, "Failed core proc") {
+	g := processDied.FindStringSubmatch(text)
+	start := failedProcs.FindStringSubmatch(text)
+	switch {
+	case g == nil && start == nil:
+		return nil
+	case start != nil:
 		evidence = "the engine ended during the start without a word"
+		if g == nil {
+			g = start
+		}
 	}
 	if g[1] == "" {
 		return &ExitError{Class: Infrastructure, Cause: Killed, Evidence: evidence}
@@ -102,7 +102,7 @@ func processEnd(text string, loaded bool) *ExitError {
 	if err != nil {
 		return nil
 	}
-	if strings.HasPrefix(evidence, "the engine") {
+	if start != nil {
 		evidence += ": " + signalName(code)
 	}
 	if code == 0 { // Python's answer to SIGTERM: SystemExit

@@ -77,17 +77,12 @@ func TestAServerThatIsEndedFromOutside(t *testing.T) {
 	}
 }
 
-func TestEndingCode(t *testing.T) {
-	for ending, want := range map[string]int{
-		"signal: killed": -9, "the server's first process was ended: signal: aborted (core dumped)": -6, "signal: segmentation fault": -11,
-		"signal: hangup": -1, "exit status 3": 3, "": 0,
+func TestStatusOfAnEnding(t *testing.T) {
+	for want, end := range map[int]ending{
+		-9: {code: -1, signal: syscall.SIGKILL}, -6: {code: -1, signal: syscall.SIGABRT}, 3: {code: 3}, 0: {code: -1},
 	} {
-		code := -1
-		if want > 0 {
-			code = want
-		}
-		if got := endingCode(code, ending); got != want {
-			t.Errorf("endingCode(%d, %q) = %d, want %d", code, ending, got, want)
+		if got := end.status(); got != want {
+			t.Errorf("status of %+v = %d, want %d", end, got, want)
 		}
 	}
 }

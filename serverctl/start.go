@@ -137,7 +137,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		select {
 		case <-s.process.Exited():
 			s.log.close() // Stop reports its error
-			return s.death(s.process.ExitCode(), s.process.Ending())
+			return s.death(s.ending(""))
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
 				return fmt.Errorf("start the server: %w", cause)

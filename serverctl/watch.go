@@ -46,11 +46,11 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 		case <-s.process.Exited():
 			s.log.close() // Stop reports its error
 			// The exit code is 0 when the engine died and the API server then shut down normally.
-			ending := "the server ended by itself: "
+			what := "the server ended by itself: "
 			if s.process.ExitCode() < 0 {
-				ending = "the server's first process was ended: "
+				what = "the server's first process was ended: "
 			}
-			return s.death(s.process.ExitCode(), ending+s.process.Ending())
+			return s.death(s.ending(what))
 		case <-time.After(s.config.limits.healthEvery):
 		}
 		health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
@@ -66,7 +66,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 		}
 		if failures >= s.config.limits.healthFailures {
 			if s.log.askedToEnd() { // and waits for its clients, which 0.14.1 does without a limit
-				return s.death(-1, "")
+				return s.death(ending{code: -1})
 			}
 			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
 		}
@@ -107,16 +107,21 @@ func (s *Server) engineDeath() *ExitError {
 	for deadline := time.Now().Add(lastWords); !s.log.told() && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
-	e := s.death(-1, "/health answers 503: the engine is dead")
+	e := s.death(ending{code: -1, words: "/health answers 503: the engine is dead"})
 	if e.Class == CrashLoad && e.Cause == "" {
 		e.Cause = EngineDead
 	}
 	return e
 }
 
+// ending returns how the server's first process ended, with words in front of its own.
+func (s *Server) ending(what string) ending {
+	return ending{s.process.ExitCode(), s.process.Signal(), what + s.process.Ending()}
+}
+
 // death explains the end of the server by its log, and a killed process by the kernel's counter.
-func (s *Server) death(code int, ending string) *ExitError {
-	e := s.log.death(code, ending)
+func (s *Server) death(end ending) *ExitError {
+	e := s.log.death(end)
 	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
 		e.Evidence = fmt.Sprintf("model %s: %s", s.config.Model, e.Evidence)
 	}

@@ -48,9 +48,9 @@ type key struct {
 	inode uint64
 }
 
-// ListShm returns the regular files of a directory for shared memory, in the order of their names. A missing
+// listShm returns the regular files of a directory for shared memory, in the order of their names. A missing
 // directory has none.
-func ListShm(dir string) ([]Segment, error) {
+func listShm(dir string) ([]Segment, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -79,7 +79,7 @@ func ListShm(dir string) ([]Segment, error) {
 // WatchShm must be called before the server starts: files that are already in the directory, normally DevShm, are not
 // the server's.
 func WatchShm(dir string) (*ShmWatch, error) {
-	before, err := ListShm(dir)
+	before, err := listShm(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (w *ShmWatch) Observe(pids []int) error {
 // fresh returns the new files by their keys. It leaves out a file that reuses an earlier name or inode, because its
 // owner is uncertain.
 func (w *ShmWatch) fresh() (map[key]Segment, error) {
-	now, err := ListShm(w.dir)
+	now, err := listShm(w.dir)
 	if err != nil {
 		return nil, err
 	}

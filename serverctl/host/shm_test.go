@@ -69,7 +69,7 @@ func sweep(t *testing.T, w *ShmWatch, want ...string) {
 // left fails the test unless exactly these files exist.
 func left(t *testing.T, dir string, want ...string) {
 	t.Helper()
-	all, err := ListShm(dir)
+	all, err := listShm(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,15 +214,15 @@ func TestListShm(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "psm_dir"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	all, err := ListShm(dir)
+	all, err := listShm(dir)
 	if err != nil || len(all) != 1 {
-		t.Fatalf("ListShm() = %+v, %v, want one file", all, err)
+		t.Fatalf("listShm() = %+v, %v, want one file", all, err)
 	}
 	if s := all[0]; s.Name != "psm_a" || s.UID != os.Geteuid() || s.Bytes != 8192 || s.Inode == 0 || s.ModTime.IsZero() {
-		t.Errorf("ListShm() = %+v", s)
+		t.Errorf("listShm() = %+v", s)
 	}
-	if all, err := ListShm(filepath.Join(dir, "nowhere")); err != nil || all != nil {
-		t.Errorf("ListShm() of nothing = %v, %v", all, err)
+	if all, err := listShm(filepath.Join(dir, "nowhere")); err != nil || all != nil {
+		t.Errorf("listShm() of nothing = %v, %v", all, err)
 	}
 }
 

@@ -204,6 +204,18 @@ func (p *Process) ExitCode() int {
 	}
 }
 
+// Signal is the signal that ended the leader. It is 0 while the leader runs, and when it exited by itself.
+func (p *Process) Signal() syscall.Signal {
+	select {
+	case <-p.exited:
+		if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			return status.Signal()
+		}
+	default:
+	}
+	return 0
+}
+
 // Ending says how the leader ended, such as "exit status 1" or "signal: killed". It is empty while the leader runs.
 func (p *Process) Ending() string {
 	select {

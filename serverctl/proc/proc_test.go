@@ -98,6 +98,9 @@ func TestStopKillsAtOnceWhenTheContextEnds(t *testing.T) {
 	if err := p.Stop(ctx, time.Minute); err != nil {
 		t.Fatal(err)
 	}
+	if p.Signal() != syscall.SIGKILL || p.ExitCode() != -1 {
+		t.Errorf("signal %v, exit code %d; want SIGKILL and -1", p.Signal(), p.ExitCode())
+	}
 	if took := time.Since(begin); took > 5*time.Second || alive(p.PID()) {
 		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.PID()))
 	}
@@ -110,7 +113,7 @@ func TestExitIsReportedWithCodeAndLastWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.Exited()
-	if p.ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
+	if p.Signal() != 0 || p.ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
 		t.Errorf("exit code %d with output %q, want 7 with its last words", p.ExitCode(), out.String())
 	}
 	if err := p.Stop(t.Context(), time.Minute); err != nil {

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHidden is returned where the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file
+// errHidden is returned where the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file
 // as fully cached if the caller neither owns it nor may write it (mm/mincore.c, can_do_mincore). gVisor reports every
 // file so.
-var ErrHidden = errors.New("the kernel tells only owners and writers of a file whether it is in the page cache")
+var errHidden = errors.New("the kernel tells only owners and writers of a file whether it is in the page cache")
 
 // windowSize is how much of a file is mapped at once. The kernel's answer for it takes 256 KiB.
 const windowSize = 1 << 30
 
-// Resident returns how many bytes of the files are in the page cache. It reads none of them. The error wraps
-// ErrHidden where the kernel does not tell.
-func Resident(files []File) (int64, error) {
+// resident returns how many bytes of the files are in the page cache. It reads none of them. The error wraps
+// errHidden where the kernel does not tell.
+func resident(files []File) (int64, error) {
 	var n int64
 	for _, file := range files {
 		m, err := residentIn(file.Path, 0, file.Size)
@@ -71,7 +71,7 @@ func honest(f *os.File) error {
 		return fmt.Errorf("ask what is in the page cache: %w", err)
 	}
 	if pages[0]&1 != 0 {
-		return ErrHidden
+		return errHidden
 	}
 	return nil
 }

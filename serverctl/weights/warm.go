@@ -50,10 +50,10 @@ func Warm(ctx context.Context, files []File, memory int64, progress func(done, t
 	return report, nil
 }
 
-// known is Resident, but returns -1 where the kernel does not tell.
+// known is resident, but returns -1 where the kernel does not tell.
 func known(files []File) (int64, error) {
-	n, err := Resident(files)
-	if errors.Is(err, ErrHidden) {
+	n, err := resident(files)
+	if errors.Is(err, errHidden) {
 		return -1, nil
 	}
 	return n, err

@@ -46,7 +46,7 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 	files := cold(t, 30<<20+5, 0, 5<<20)
 	const total = 35<<20 + 5
 	for range 2 { // asking changes nothing
-		if n, err := Resident(files); err != nil || n != 0 {
+		if n, err := resident(files); err != nil || n != 0 {
 			t.Fatalf("%d bytes are in the page cache, %v; want none", n, err)
 		}
 	}
@@ -85,7 +85,7 @@ func TestPartOfAFileIsInThePageCache(t *testing.T) {
 	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // nothing is read ahead
 	_, err = io.ReadFull(f, make([]byte, 4<<20))
 	try(t, err, f.Close())
-	if n, err := Resident(files); err != nil || n < 4<<20 || n > 5<<20 {
+	if n, err := resident(files); err != nil || n < 4<<20 || n > 5<<20 {
 		t.Errorf("%d bytes are in the page cache, %v; want the 4 MiB that were read", n, err)
 	}
 }
@@ -97,7 +97,7 @@ func TestWarmLeavesMemoryToOthers(t *testing.T) {
 	if report.Read != 0 || report.Skipped != "the weights take 1.0 MB, more than 70 % of the 1.0 MB of memory that may be used" {
 		t.Errorf("the report is %+v, want that nothing was read, and why", report)
 	}
-	if n, err := Resident(files); err != nil || n != 0 {
+	if n, err := resident(files); err != nil || n != 0 {
 		t.Errorf("%d bytes are in the page cache, %v; want none", n, err)
 	}
 }
@@ -150,8 +150,8 @@ func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
 // warmAsChild is the role of the test binary as another user.
 func warmAsChild(path string) {
 	files := []File{{path, 10 << 20}}
-	if _, err := Resident(files); !errors.Is(err, ErrHidden) {
-		fmt.Printf("Resident ends with %v, want ErrHidden", err)
+	if _, err := resident(files); !errors.Is(err, errHidden) {
+		fmt.Printf("resident ends with %v, want errHidden", err)
 		os.Exit(1)
 	}
 	report, err := Warm(context.Background(), files, 1<<30, nil)
