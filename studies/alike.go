@@ -16,9 +16,9 @@ const SameWords = 3
 // words, whatever their flags: then the machine or the server's command was broken, and the point is to be tried again.
 func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 
-// discount finds the first trials that all died alike. What is stored of them stays as it is, so that it is found in studies of
+// discountAlikeDeaths finds the first trials that all died alike. What is stored of them stays as it is, so that it is found in studies of
 // older tuners too; whoever reads the study sees that nothing is known of their points.
-func discount(trials []Trial) {
+func discountAlikeDeaths(trials []Trial) {
 	if end, alike := diedAlike(trials); alike >= SameWords {
 		forgive(trials[:end])
 	}

@@ -84,7 +84,7 @@ func (b *epochBackup) read(path, query string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if b.commits, err = whole(db); err != nil {
+	if b.commits, err = checkDatabase(db); err != nil {
 		return err
 	}
 	return b.scan(db)

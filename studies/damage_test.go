@@ -192,7 +192,7 @@ func TestExpandingIsBounded(t *testing.T) {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
 	try(t, err)
-	for range mostExpanded/(1<<20) + 1 {
+	for range maxExpanded/(1<<20) + 1 {
 		_, err := w.Write(make([]byte, 1<<20))
 		try(t, err)
 	}

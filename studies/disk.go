@@ -36,11 +36,11 @@ func prepare(dir string) (Disk, error) {
 				return Disk{}, why
 			}
 		}
-		return Disk{}, judged(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
+		return Disk{}, markUnusable(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
 	}
 	disk, err := ExamineDisk(dir)
 	if err == nil {
-		err = judged(checkOwn(dir))
+		err = markUnusable(checkOwn(dir))
 	}
 	return disk, err
 }
@@ -95,7 +95,7 @@ func checkDatabases(dir string) error {
 	}
 	path := filepath.Join(dir, fence.Database)
 	info, err := os.Lstat(path)
-	if found, _ := signs(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
+	if found, _ := hasStudyFiles(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
 		return unusablef("%s is empty: if a study was in it, bring it back from a backup, else remove the file", path)
 	}
 	return nil
@@ -230,7 +230,7 @@ func (d Disk) Owners() string {
 // there, files can be made that are there already, less is free than a study takes, the one that is there or a new one, or it is mounted so that it
 // loses what it was given. Of a directory that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
 func ExamineDisk(dir string) (d Disk, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
 		return d, err
 	}

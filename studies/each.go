@@ -23,7 +23,7 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 		if begun { // the snapshot could not be closed, which harms nobody
 			return Study{}, nil
 		}
-		if _, err := whole(db); err != nil {
+		if _, err := checkDatabase(db); err != nil {
 			return Study{}, err
 		}
 		r, err := readSummaries(db)
@@ -37,17 +37,17 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	return study, cmp.Or(stopped, err)
 }
 
-// together is how many trials are in memory at once: a few megabytes, and few enough queries.
-const together = 64
+// trialsInMemory is how many trials are in memory at once: a few megabytes, and few enough queries.
+const trialsInMemory = 64
 
 // each gives the trials whole.
 func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
-		for part := range slices.Chunk(r.study.Trials, together) {
+		for part := range slices.Chunk(r.study.Trials, trialsInMemory) {
 			first, last := part[0].Number, part[len(part)-1].Number
 			trials := slices.Clone(part)
 			if err := r.fill(trials, columns, "WHERE trial BETWEEN ? AND ?", first, last); err != nil {
-				yield(Trial{}, judged(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
+				yield(Trial{}, markUnusable(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}
 			for i, t := range trials {

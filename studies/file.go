@@ -18,7 +18,7 @@ func IsFile(path string) (is bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	defer func() { err = inWords(err) }()
+	defer func() { err = explainSQLite(err) }()
 	version, err := schemaVersion(db)
 	if err != nil || version == 0 {
 		return false, err
@@ -39,7 +39,7 @@ func ReadFile(path string) (study Study, err error) {
 		return Study{}, unusablef("%s is a part of the study in %s: name that directory", path, dir)
 	}
 	if study, err = readFile(path); err != nil {
-		return Study{}, judged(fmt.Errorf("read %s: %w", path, err))
+		return Study{}, markUnusable(fmt.Errorf("read %s: %w", path, err))
 	}
 	return study, nil
 }
@@ -50,7 +50,7 @@ func readFile(path string) (study Study, err error) {
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = inFile(path, errors.Join(err, db.Close())) }()
+	defer func() { err = explainFile(path, errors.Join(err, db.Close())) }()
 	version, err := schemaVersion(db)
 	switch {
 	case err != nil:

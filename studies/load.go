@@ -34,7 +34,7 @@ func load(db *sql.DB) (Study, error) {
 	if err := r.fill(r.study.Trials, long, ""); err != nil {
 		return Study{}, err
 	}
-	discount(r.study.Trials) // again: what is stored has taken the place of the summaries
+	discountAlikeDeaths(r.study.Trials) // again: what is stored has taken the place of the summaries
 	return r.study, nil
 }
 
@@ -63,14 +63,14 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 		return Study{}, err
 	}
 	for _, t := range trials {
-		i := r.place(t.Number)
+		i := r.indexOf(t.Number)
 		r.study.Trials[i] = t.as(r.study.Trials[i])
 	}
 	return r.study, nil
 }
 
-// place is where a trial is among all; they are in the order of their numbers.
-func (r *reading) place(number int) int {
+// indexOf returns the index of a trial in the study. Trials are sorted by number.
+func (r *reading) indexOf(number int) int {
 	i, _ := slices.BinarySearchFunc(r.study.Trials, number, func(t Trial, n int) int { return t.Number - n })
 	return i
 }
@@ -205,25 +205,25 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{row.integer(trialHoldsRows), row.integer(trialHoldsSum)})
 		return nil
 	})
-	discount(r.study.Trials)
+	discountAlikeDeaths(r.study.Trials)
 	return r, err
 }
 
 // The places of what is read of ten thousand trials.
 var (
-	trialNumber, trialOrigin, trialPoint, trialArgs    = place("number"), place("origin"), place("point"), place("args")
-	trialStateAt, trialBegan, trialEnded, trialVersion = place("state"), place("began"), place("ended"), place("version")
-	trialOutcome, trialClass, trialCause, trialWhy     = place("outcome"), place("class"), place("cause"), place("evidence")
-	trialRate, trialLow, trialHigh                     = place("capacity_rps"), place("passed_rps"), place("failed_rps")
-	trialLowest, trialHighest, trialStdErr             = place("lowest_rps"), place("highest_rps"), place("std_err")
-	trialDoubt, trialBound, trialBinding               = place("doubt"), place("bound"), place("binding")
-	trialInFlight, trialTokens, trialGPU               = place("in_flight"), place("kv_tokens"), place("gpu_seconds")
-	trialSimulated, trialStart                         = place("simulated"), place("start_seconds")
-	trialHoldsRows, trialHoldsSum                      = place("holds_rows"), place("holds_sum")
-	trialNearRate, trialNearHeadroom                   = place("near_rps"), place("near_headroom")
+	trialNumber, trialOrigin, trialPoint, trialArgs    = trialColumn("number"), trialColumn("origin"), trialColumn("point"), trialColumn("args")
+	trialStateAt, trialBegan, trialEnded, trialVersion = trialColumn("state"), trialColumn("began"), trialColumn("ended"), trialColumn("version")
+	trialOutcome, trialClass, trialCause, trialWhy     = trialColumn("outcome"), trialColumn("class"), trialColumn("cause"), trialColumn("evidence")
+	trialRate, trialLow, trialHigh                     = trialColumn("capacity_rps"), trialColumn("passed_rps"), trialColumn("failed_rps")
+	trialLowest, trialHighest, trialStdErr             = trialColumn("lowest_rps"), trialColumn("highest_rps"), trialColumn("std_err")
+	trialDoubt, trialBound, trialBinding               = trialColumn("doubt"), trialColumn("bound"), trialColumn("binding")
+	trialInFlight, trialTokens, trialGPU               = trialColumn("in_flight"), trialColumn("kv_tokens"), trialColumn("gpu_seconds")
+	trialSimulated, trialStart                         = trialColumn("simulated"), trialColumn("start_seconds")
+	trialHoldsRows, trialHoldsSum                      = trialColumn("holds_rows"), trialColumn("holds_sum")
+	trialNearRate, trialNearHeadroom                   = trialColumn("near_rps"), trialColumn("near_headroom")
 )
 
-func place(column string) int { return trialsTable.column(column) }
+func trialColumn(column string) int { return trialsTable.column(column) }
 
 // summaryOf is a trial as far as its row tells.
 func summaryOf(row cells) (t Trial, err error) {
@@ -309,7 +309,7 @@ func (r *reading) checkParts(trials []Trial, found []holding) error {
 			running = true
 			continue
 		}
-		if err := checkRows(r.parts[r.place(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+		if err := checkRows(r.parts[r.indexOf(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
 			return err
 		}
 	}

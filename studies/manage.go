@@ -28,10 +28,10 @@ func List(root string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, judged(fmt.Errorf("list the studies: %w", err))
+		return nil, markUnusable(fmt.Errorf("list the studies: %w", err))
 	}
 	var names []string
-	inStudy, _ := signs(root) // whose epochs are no studies, though they have databases
+	inStudy, _ := hasStudyFiles(root) // whose epochs are no studies, though they have databases
 	for _, e := range entries {
 		if isStudy(filepath.Join(root, e.Name())) && !(inStudy && fence.IsEpoch(e.Name())) {
 			names = append(names, e.Name())
@@ -45,12 +45,12 @@ func isStudy(dir string) bool {
 	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // the first schema knew no slots
 		return true
 	}
-	found, hidden := signs(dir)
+	found, hidden := hasStudyFiles(dir)
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // such as lost+found is nobody's study
 }
 
-// signs reports whether a directory holds slots or snapshots, and whether it may hold some that this user may not look at.
-func signs(dir string) (found, hidden bool) {
+// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user may not look at.
+func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
 		snapshotDir:   func(name string) bool { _, ok := parseSnapshot(name); return ok },
@@ -65,7 +65,7 @@ func signs(dir string) (found, hidden bool) {
 // Delete moves a study out of its root directory into the trash there, and returns where to. Nothing of it is lost. A study that has an owner
 // gives an error that wraps ErrOwned; how long one must have been silent to be taken for dead is as in Options.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
 		return "", missing(dir)
 	}
@@ -81,7 +81,7 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 	if err := checkTrash(filepath.Join(filepath.Dir(dir), TrashDir)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
 	}
-	if to, err = stopAndDiscard(ctx, dir, cmp.Or(takeoverAfter, fence.UsualSilence)); err != nil {
+	if to, err = stopAndDiscard(ctx, dir, cmp.Or(takeoverAfter, fence.DefaultTTL)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
 	}
 	return to, nil
@@ -171,18 +171,18 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {
-			return Study{}, inWords(err)
+			return Study{}, explainSQLite(err)
 		}
 		return readWritten(path)
 	})
-	return study, cmp.Or(stopped, ofReader(dir, err))
+	return study, cmp.Or(stopped, explainToReader(dir, err))
 }
 
 // toBlame reports whether a snapshot, and not the file that it was written to, is what an error is about.
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || gone(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
+	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
 }
 
 // readWritten reads what the trials in an exported file came to, if it is whole.
@@ -191,8 +191,8 @@ func readWritten(path string) (study Study, err error) {
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = inWords(errors.Join(err, db.Close())) }()
-	if _, err := whole(db); err != nil {
+	defer func() { err = explainSQLite(errors.Join(err, db.Close())) }()
+	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err
 	}
 	return summarize(db, func(Study) []int { return nil }, short)
@@ -206,7 +206,7 @@ func Around(path string) string {
 		dir, err = filepath.Abs(dir)
 	}
 	for ; err == nil; dir = filepath.Dir(dir) {
-		if found, _ := signs(dir); found {
+		if found, _ := hasStudyFiles(dir); found {
 			return dir
 		}
 		if dir == filepath.Dir(dir) {

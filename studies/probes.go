@@ -102,18 +102,18 @@ func expand(from []byte, v any) error {
 	if err != nil {
 		return err
 	}
-	text, err := io.ReadAll(io.LimitReader(r, mostExpanded+1))
+	text, err := io.ReadAll(io.LimitReader(r, maxExpanded+1))
 	if err != nil {
 		return err
 	}
-	if len(text) > mostExpanded {
-		return fmt.Errorf("it expands to more than %d MiB", mostExpanded>>20)
+	if len(text) > maxExpanded {
+		return fmt.Errorf("it expands to more than %d MiB", maxExpanded>>20)
 	}
 	return json.Unmarshal(text, v)
 }
 
-// mostExpanded is how many bytes may come of a compressed column: some fifty times what a probe of an hour with ten thousand requests has.
-const mostExpanded = 64 << 20
+// maxExpanded is how many bytes may come of a compressed column: some fifty times what a probe of an hour with ten thousand requests has.
+const maxExpanded = 64 << 20
 
 // Record stores one probe of a running trial; it is on the disk when Record returns nil. The same probe may be recorded
 // twice, a different one under the same Seq is an error.

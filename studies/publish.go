@@ -20,11 +20,11 @@ const publishEvery = time.Second
 // (a delegation), and the server keeps that until its lease is over, 90 s as a rule: a writer must not wait for that.
 const publishWait = 2 * time.Second
 
-// leastRebase is how many bytes of deltas are written, at least, before a new base is.
-const leastRebase = 1 << 20
+// minRebase is how many bytes of deltas are written, at least, before a new base is.
+const minRebase = 1 << 20
 
-// mostFailed is how many bases in a row may fail to be made, as on a disk that is full for a while.
-const mostFailed = 3
+// maxFailedBases is how many bases in a row may fail to be made, as on a disk that is full for a while.
+const maxFailedBases = 3
 
 // keepSnapshots is how many of the newest are kept, so that a reader finds the one that it has chosen; and the bases that they need.
 const keepSnapshots = 3
@@ -143,7 +143,7 @@ func (p *publisher) once(ctx context.Context) error {
 	if err := p.store.folder.Write(currentFile, strings.NewReader(n.file()+"\n")); err != nil {
 		return err
 	}
-	if p.rebasing == nil && p.since > max(p.size, leastRebase) {
+	if p.rebasing == nil && p.since > max(p.size, minRebase) {
 		p.rebasing, p.from = make(chan rebased, 1), n
 		go p.rebase(ctx, n, p.last)
 	}
@@ -166,7 +166,7 @@ func (p *publisher) next() (snapshot, error) {
 		defer s.mu.Unlock()
 		return p.first()
 	}
-	n := snapshot{s.hold.Epoch(), s.commits, p.base.commits}
+	n := snapshot{s.lease.Epoch(), s.commits, p.base.commits}
 	if n.commits == p.last.commits {
 		s.mu.Unlock()
 		return snapshot{}, nil
@@ -186,7 +186,7 @@ func (p *publisher) next() (snapshot, error) {
 // first writes a base straight from the live database. The Store is locked.
 func (p *publisher) first() (n snapshot, err error) {
 	s := p.store
-	n = snapshot{s.hold.Epoch(), s.commits, -1}
+	n = snapshot{s.lease.Epoch(), s.commits, -1}
 	if err := s.folder.Make(snapshotDir); err != nil {
 		return n, err
 	}
@@ -221,7 +221,7 @@ func (p *publisher) adopt() error {
 		switch {
 		case r.err != nil: // the base that there is does as well; it is tried again when as much has been written once more
 			p.since = 0
-			if p.failed++; p.failed == mostFailed {
+			if p.failed++; p.failed == maxFailedBases {
 				return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, r.err)
 			}
 		case r.goes.commits > p.base.commits: // else the live database was written whole meanwhile

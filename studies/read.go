@@ -36,18 +36,18 @@ func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 
 func readPublished(dir string, from func(*sql.DB) (Study, error)) (Study, error) {
 	_, study, err := newest(dir, from)
-	return study, ofReader(dir, err)
+	return study, explainToReader(dir, err)
 }
 
-// ofReader says to a reader what can be done where no snapshot of a study can be read.
-func ofReader(dir string, err error) error {
+// explainToReader says to a reader what can be done where no snapshot of a study can be read.
+func explainToReader(dir string, err error) error {
 	switch {
 	case errors.Is(err, errNone):
 		return missing(dir)
-	case err != nil && (gone(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
+	case err != nil && (isDamage(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
 		err = fmt.Errorf("%w; none that was published before can be read either: `tuner run` publishes the study anew, if its database is whole", err)
 	}
-	return judged(err)
+	return markUnusable(err)
 }
 
 // newest reads the newest snapshot and returns its name too; errNone when there is none. Where the newest cannot be read, one before it
@@ -59,7 +59,7 @@ func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study
 // newestBy is newest for those who read a snapshot in a way of their own.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
-	for range readSnapshots {
+	for range maxReads {
 		if all, err = snapshots(dir); err != nil {
 			return snapshot{}, Study{}, err
 		}
@@ -67,7 +67,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 			return all[0], study, nil
 		}
 		err = all[0].unread(dir, err)
-		if gone(err) { // the next look finds the same
+		if isDamage(err) { // the next look finds the same
 			break
 		}
 	}
@@ -95,12 +95,12 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// readSnapshots is how often one is looked for: while a reader opens the newest, three newer ones may be published and it be removed.
-const readSnapshots = 3
+// maxReads is how often one is looked for: while a reader opens the newest, three newer ones may be published and it be removed.
+const maxReads = 3
 
 // read opens a snapshot and reads from it.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = inFile(filepath.Join(dir, n.of().file()), err) }()
+	defer func() { err = explainFile(filepath.Join(dir, n.of().file()), err) }()
 	db, err := n.open(dir)
 	if err != nil {
 		return Study{}, err

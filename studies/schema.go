@@ -276,7 +276,7 @@ func migrate(db *sql.DB) error {
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("migrate to schema %d: %w", next, inWords(err))
+			return fmt.Errorf("migrate to schema %d: %w", next, explainSQLite(err))
 		}
 	}
 	return nil

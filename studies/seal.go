@@ -133,8 +133,8 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 	return parts
 }
 
-// sealTogether is how many rows are in memory at once while they are sealed.
-const sealTogether = 256
+// rowsInMemory is how many rows are in memory at once while they are sealed.
+const rowsInMemory = 256
 
 // sealAll gives all rows of a database without checksums theirs. It vouches for what it finds, and for nothing before.
 func (t *transaction) sealAll() error {
@@ -191,7 +191,7 @@ func (t *transaction) sealTrials(parts map[int64]holding) error {
 
 // unsealed reads some rows, whatever their checksum is.
 func (t *transaction) unsealed(of *table, after int64) (all []cells, err error) {
-	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, sealTogether)
+	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, rowsInMemory)
 	rows, err := t.tx.Query(query, after)
 	if err != nil {
 		return nil, err

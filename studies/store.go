@@ -41,7 +41,7 @@ type Options struct {
 	FromSnapshot bool // where the database is damaged or lost, go on from the newest snapshot, without what came later
 
 	// TakeoverAfter is how long a study's owner must have been silent to be taken for dead, where the disk's locks cannot tell; 0 means
-	// fence.UsualSilence. An owner whose disk does not answer for half as long gives up.
+	// fence.DefaultTTL. An owner whose disk does not answer for half as long gives up.
 	TakeoverAfter time.Duration
 }
 
@@ -54,7 +54,7 @@ type Store struct {
 	disk    Disk
 	options Options
 	folder  *fence.Folder
-	hold    *fence.Hold
+	lease   *fence.Lease
 
 	restored string // from what and why, in this Open; empty where the database was whole
 
@@ -83,7 +83,7 @@ type Store struct {
 // Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running is the half-done
 // one of a dead owner and keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
 		return nil, false, err
 	}
@@ -99,7 +99,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	}
 	resumed, err = s.open(study)
 	if err == nil {
-		err = s.folder.Sync(s.hold.Dir()) // SQLite goes on when the names of its files cannot be kept
+		err = s.folder.Sync(s.lease.Dir()) // SQLite goes on when the names of its files cannot be kept
 	}
 	if err == nil {
 		err = s.sweep()
@@ -116,7 +116,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 
 // CheckOpen returns what Open would refuse, as far as that can be known by one who does not take the study over, and what it would be kept on.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
 		return Disk{}, err
 	}
@@ -183,8 +183,8 @@ func (s *Store) take(ctx context.Context) (err error) {
 	if s.folder, err = fence.OpenFolder(s.dir, s.disk.Mount.Locks()); err != nil {
 		return err
 	}
-	ttl := cmp.Or(s.options.TakeoverAfter, fence.UsualSilence)
-	if s.hold, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.settle); err != nil {
+	ttl := cmp.Or(s.options.TakeoverAfter, fence.DefaultTTL)
+	if s.lease, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.recoverCopy); err != nil {
 		return errors.Join(err, s.close(), s.folder.Close())
 	}
 	return nil
@@ -202,7 +202,7 @@ func thisOwner() fence.Owner {
 // open brings the database's schema up to date, and begins or resumes the study.
 func (s *Store) open(study New) (resumed bool, err error) {
 	if err := s.upgrade(); err != nil {
-		return false, inWords(err)
+		return false, explainSQLite(err)
 	}
 	was, err := loadStudy(s.db)
 	resumed = err == nil
@@ -342,7 +342,7 @@ func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 	}
 	study, err := from(s.db)
 	if err != nil {
-		return Study{}, judged(fmt.Errorf("read %s: %w", s.path, inWords(err)))
+		return Study{}, markUnusable(fmt.Errorf("read %s: %w", s.path, explainSQLite(err)))
 	}
 	return study, nil
 }
@@ -395,7 +395,7 @@ var errClosed = errors.New("it is closed")
 
 // release lets go of the database and then of the study.
 func (s *Store) release() error {
-	err := errors.Join(s.close(), s.hold.Release())
+	err := errors.Join(s.close(), s.lease.Release())
 	if err = errors.Join(err, s.folder.Close()); err != nil {
 		err = fmt.Errorf("give up the study in %s: %w", s.dir, err)
 	}
@@ -411,11 +411,11 @@ func (s *Store) close() error {
 
 // Lost is closed when the study is not this Store's any more: another owner has it, or may have it because the disk does not answer. Err
 // says which.
-func (s *Store) Lost() <-chan struct{} { return s.hold.Lost() }
+func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
 // Err is why the study is lost; nil while it is not.
 func (s *Store) Err() error {
-	if err := s.hold.Err(); err != nil {
+	if err := s.lease.Err(); err != nil {
 		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
 	}
 	return nil
@@ -455,7 +455,7 @@ func (s *Store) store(what string, do func(*transaction) error) error {
 // commit runs do in one transaction and acknowledges it: first it is on the disk, then it counts. Whether a transaction happened that
 // the disk returned an error for is not known, and neither is whose the study is when it cannot be acknowledged.
 func (s *Store) commit(what string, do func(*transaction) error) error {
-	if err := s.hold.Err(); err != nil {
+	if err := s.lease.Err(); err != nil {
 		s.broken = err
 		return fmt.Errorf("%s in %s: %w", what, s.path, err)
 	}
@@ -481,7 +481,7 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 		return s.broken
 	}
 	s.commits++
-	if err := s.hold.Acknowledge(s.commits); err != nil {
+	if err := s.lease.Acknowledge(s.commits); err != nil {
 		s.broken = fmt.Errorf("%s in %s: it is not known to count: %w", what, s.path, err)
 	}
 	return s.broken

@@ -21,14 +21,14 @@ func unusablef(format string, args ...any) error { return unusable{fmt.Errorf(fo
 // lasting are the errors of a system call that come again each time.
 var lasting = []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG}
 
-// judged has an error wrap ErrUnusable where trying again would not mend it.
-func judged(err error) error {
+// markUnusable has an error wrap ErrUnusable where trying again would not mend it.
+func markUnusable(err error) error {
 	if err == nil || errors.Is(err, ErrUnusable) || errors.Is(err, ErrOwned) {
 		return err
 	}
 	_, newer := errors.AsType[newerError](err)
 	_, damaged := errors.AsType[fence.DamagedError](err)
-	lasts := newer || damaged || gone(err)
+	lasts := newer || damaged || isDamage(err)
 	for _, e := range lasting {
 		lasts = lasts || errors.Is(err, e)
 	}

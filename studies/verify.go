@@ -55,8 +55,8 @@ func (r *reading) verifyParts() error {
 	return nil
 }
 
-// inWords says in a person's words what SQLite finds wrong with a file of its own; any other error it returns as it is.
-func inWords(err error) error {
+// explainSQLite says in a person's words what SQLite finds wrong with a file of its own; any other error it returns as it is.
+func explainSQLite(err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok {
 		return err
@@ -74,11 +74,11 @@ func inWords(err error) error {
 	return err
 }
 
-// inFile is inWords of a file that may be there and be of a kind that SQLite does not open.
-func inFile(path string, err error) error {
+// explainFile is explainSQLite of a file that may be there and be of a kind that SQLite does not open.
+func explainFile(path string, err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {
-		return inWords(err)
+		return explainSQLite(err)
 	}
 	f, opened := os.Open(path)
 	if opened != nil {

@@ -55,7 +55,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 }
 
 func takeoverFlag() cli.Flag {
-	return &cli.DurationFlag{Name: "takeover-after", Value: fence.UsualSilence,
+	return &cli.DurationFlag{Name: "takeover-after", Value: fence.DefaultTTL,
 		Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"}
 }
 

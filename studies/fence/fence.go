@@ -31,9 +31,9 @@ const (
 	OwnerDir = "owners"
 )
 
-// UsualSilence is after what time an owner is taken for dead, unless somebody says otherwise. It leaves the owner half a minute to find a server again that
+// DefaultTTL is after what time an owner is taken for dead, unless somebody says otherwise. It leaves the owner half a minute to find a server again that
 // restarts: starting vLLM once more would take longer.
-const UsualSilence = time.Minute
+const DefaultTTL = time.Minute
 
 // ErrOwned says that another tuner owns the study, or was quicker to take it.
 var ErrOwned = errors.New("another tuner owns this study")

@@ -18,7 +18,7 @@ type Life struct {
 }
 
 // quiet is how long an owner's silence means nothing: it takes a slot every 15 s, and one of them may come late.
-const quiet = 2 * UsualSilence / beatsPerTTL
+const quiet = 2 * DefaultTTL / heartbeatsPerTTL
 
 // Doubtful reports whether the owner has been silent for longer than one that lives.
 func (l Life) Doubtful() bool { return l.Silent >= quiet }
@@ -29,7 +29,7 @@ func (l Life) Doubtful() bool { return l.Silent >= quiet }
 // change, and the owner, which removes its slots, would have to wait for a reader that is cut off. A lock that is free is taken as a shared
 // one for a moment. No owner wants that lock any more: each has a lock of its own, and takes it before its first slot.
 func LifeOf(ctx context.Context, f *Folder) (life Life, err error) {
-	for range attempts {
+	for range maxAttempts {
 		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since it was listed
 			break
 		}
@@ -55,7 +55,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 			return Life{Silent: silent}, nil
 		}
 	}
-	at, err := Look(f)
+	at, err := ReadPosition(f)
 	life := Life{Owner: at.Slot.Owner, Silent: silent}
 	if err != nil || f.Locks() == NoLocks {
 		life.Gone = err == nil && at.Slot.Kind == Released

@@ -40,11 +40,11 @@ type Kind string
 
 // The kinds.
 const (
-	Claim    Kind = "claim"    // the study is being taken over: the slot begins an epoch
-	Opened   Kind = "open"     // the epoch has all of the study
-	Commit   Kind = "commit"   // something was stored
-	Beat     Kind = "beat"     // nothing was, but the owner lives
-	Released Kind = "released" // the owner has gone of its own will
+	Claim     Kind = "claim"    // the study is being taken over: the slot begins an epoch
+	Opened    Kind = "open"     // the epoch has all of the study
+	Commit    Kind = "commit"   // something was stored
+	Heartbeat Kind = "beat"     // nothing was, but the owner lives
+	Released  Kind = "released" // the owner has gone of its own will
 )
 
 // A Slot is one step in the life of a study. Together, in their order, they tell who owned it when.
@@ -88,8 +88,8 @@ func epochOf(name string) (epoch int64, ok bool) {
 	return epoch, err == nil && epoch > 0
 }
 
-// Look returns how far the slots go, as of what the disk lists: a minute ago, at worst.
-func Look(d Disk) (Position, error) {
+// ReadPosition returns how far the slots go, as of what the disk lists: a minute ago, at worst.
+func ReadPosition(d Disk) (Position, error) {
 	numbers, err := slotNumbers(d)
 	if err != nil || len(numbers) == 0 {
 		return Position{}, err
@@ -209,7 +209,7 @@ var idRule = regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`)
 
 // check refuses what no tuner has written.
 func (s Slot) check(n int64) error {
-	known := slices.Contains([]Kind{Claim, Opened, Commit, Beat, Released}, s.Kind)
+	known := slices.Contains([]Kind{Claim, Opened, Commit, Heartbeat, Released}, s.Kind)
 	if !known || !idRule.MatchString(s.Owner.ID) || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {
 		return damaged(n)
 	}

@@ -14,10 +14,10 @@ import (
 
 // A takeover makes the study that is on a disk the new owner's.
 type takeover struct {
-	disk   Disk
-	me     Owner
-	ttl    time.Duration
-	settle Settle
+	disk        Disk
+	me          Owner
+	ttl         time.Duration
+	recoverCopy RecoverCopy
 
 	at      Position // the end of what was before
 	slot    int64    // the newest slot of mine
@@ -35,7 +35,7 @@ type step struct {
 
 // steps are in this order; none can be left out.
 var steps = []step{
-	{"look", (*takeover).look},
+	{"look", (*takeover).readPosition},
 	{"wait", (*takeover).wait},
 	{"claim", (*takeover).claim},
 	{"list again", (*takeover).listAgain},
@@ -48,30 +48,30 @@ var steps = []step{
 
 var errAgain = errors.New("others have gone on meanwhile")
 
-// attempts are how often a takeover begins anew. Each time another owner has got further.
-const attempts = 5
+// maxAttempts are how often a takeover begins anew. Each time another owner has got further.
+const maxAttempts = 5
 
-// A Settle recovers the copy of a study in an epoch's directory, looks whether it is whole, and says how many commits it has. So many were
+// A RecoverCopy recovers the copy of a study in an epoch's directory, looks whether it is whole, and says how many commits it has. So many were
 // acknowledged.
-type Settle func(dir string, acknowledged int64) (commits int64, err error)
+type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
 //
 // An owner that lives is not disturbed: the error wraps ErrOwned and says who it is. Whether it lives is told by its lock where that is
 // certain; else it is dead when it has done nothing for ttl.
-func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, settle Settle) (*Hold, error) {
+func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy RecoverCopy) (*Lease, error) {
 	lock, err := prepare(d, me)
 	if err != nil {
 		return nil, err
 	}
-	t := &takeover{disk: d, me: me, ttl: ttl, settle: settle}
+	t := &takeover{disk: d, me: me, ttl: ttl, recoverCopy: recoverCopy}
 	if err := t.run(ctx, steps); err != nil {
 		if t.epoch != 0 && !t.opened { // nobody will ever go on from there
 			err = errors.Join(err, d.Remove(EpochDir(t.epoch)))
 		}
 		return nil, errors.Join(err, lock.Close(), d.Remove(me.lockName()))
 	}
-	h := newHold(t, lock).keep()
+	h := newLease(t, lock).keep()
 	if err := t.tidy(); err != nil {
 		return nil, errors.Join(err, h.Release())
 	}
@@ -153,7 +153,7 @@ func (t *takeover) pruneLast() error {
 		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // perhaps a claim; gone
 		case err != nil:
 			return err
-		case s.Kind == Commit || s.Kind == Beat:
+		case s.Kind == Commit || s.Kind == Heartbeat:
 			if err := t.disk.Remove(slotName(n)); err != nil {
 				return err
 			}
@@ -173,12 +173,12 @@ func prepare(d Disk, me Owner) (io.Closer, error) {
 }
 
 func (t *takeover) run(ctx context.Context, steps []step) (err error) {
-	for range attempts {
+	for range maxAttempts {
 		if err = t.once(ctx, steps); !errors.Is(err, errAgain) {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %w, %d times", ErrOwned, err, attempts)
+	return fmt.Errorf("%w: %w, %d times", ErrOwned, err, maxAttempts)
 }
 
 func (t *takeover) once(ctx context.Context, steps []step) error {
@@ -193,8 +193,8 @@ func (t *takeover) once(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// look finds the end of what was before.
-func (t *takeover) look(context.Context) (err error) {
+// readPosition finds the end of what was before.
+func (t *takeover) readPosition(context.Context) (err error) {
 	if err = t.refresh(SlotDir); err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (t *takeover) look(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	t.at, err = Look(t.disk)
+	t.at, err = ReadPosition(t.disk)
 	if errors.Is(err, fs.ErrNotExist) { // its owner has removed it since it was listed
 		return errAgain
 	}
@@ -245,7 +245,7 @@ func (t *takeover) wait(ctx context.Context) error {
 	}
 	locks := t.disk.Locks()
 	if locks == NoLocks {
-		return t.watch(ctx, t.ttl)
+		return t.waitQuiet(ctx, t.ttl)
 	}
 	switch held, err := t.disk.Locked(last.Owner.lockName()); {
 	case err != nil:
@@ -253,11 +253,11 @@ func (t *takeover) wait(ctx context.Context) error {
 	case held && locks == CertainLocks:
 		return owned(last.Owner)
 	case held:
-		return t.watch(ctx, t.ttl)
+		return t.waitQuiet(ctx, t.ttl)
 	case locks == CertainLocks:
 		return nil
 	}
-	if err := t.watch(ctx, lockPause); err != nil {
+	if err := t.waitQuiet(ctx, lockPause); err != nil {
 		return err
 	}
 	held, err := t.disk.Locked(last.Owner.lockName())
@@ -267,14 +267,14 @@ func (t *takeover) wait(ctx context.Context) error {
 	return err
 }
 
-// watch returns nil if nobody takes a slot for so long.
-func (t *takeover) watch(ctx context.Context, quiet time.Duration) error {
+// waitQuiet returns nil if nobody takes a slot for so long.
+func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
 	for began := time.Now(); time.Since(began) < quiet; {
 		if err := sleep(ctx, quiet/20); err != nil {
 			return err
 		}
 		was := t.at
-		if err := t.look(ctx); err != nil {
+		if err := t.readPosition(ctx); err != nil {
 			return err
 		}
 		if t.at.Top != was.Top {
@@ -335,14 +335,14 @@ func (t *takeover) copy(context.Context) (err error) {
 
 // Reads of a study that is still being written are repeated.
 const (
-	copyRounds = 100
-	copyPause  = 20 * time.Millisecond
+	maxCopyRounds = 100
+	copyPause     = 20 * time.Millisecond
 )
 
 // copyAgain copies the study until two rounds have read the same. The journal comes first in each: when it was the same twice, a
 // transaction that wrote into what was read of the database between is either in that journal, or was complete before.
 func (t *takeover) copyAgain(ctx context.Context) error {
-	for range copyRounds {
+	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {
 			return err
 		}
@@ -355,7 +355,7 @@ func (t *takeover) copyAgain(ctx context.Context) error {
 			return errors.Join(t.disk.Sync(EpochDir(t.epoch)), t.disk.Sync("."))
 		}
 	}
-	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), copyRounds, t.at.Slot.Owner)
+	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), maxCopyRounds, t.at.Slot.Owner)
 }
 
 // copyRound copies the files of the study, and returns what they were.
@@ -401,7 +401,7 @@ func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 
 // recover has what was being written when it was copied taken back.
 func (t *takeover) recover(context.Context) (err error) {
-	if t.commits, err = t.settle(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
+	if t.commits, err = t.recoverCopy(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
 		return fmt.Errorf("%s: %w", path.Join(t.source(), Database), err)
 	}
 	return nil

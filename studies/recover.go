@@ -17,17 +17,17 @@ import (
 	"vllmtuner/words"
 )
 
-// settle opens the database that was copied into an epoch's directory, which has SQLite take back a transaction that was not complete, and
+// recoverCopy opens the database that was copied into an epoch's directory, which has SQLite take back a transaction that was not complete, and
 // says how many commits it has. What is damaged, or has lost what was acknowledged, is an error, unless the user has said to go on from the
 // newest snapshot.
-func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err error) {
+func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
-	s.commits, err = whole(s.db)
-	err = inFile(s.path, err)
-	if hot := notHot(s.path); err == nil {
+	s.commits, err = checkDatabase(s.db)
+	err = explainFile(s.path, err)
+	if hot := checkRolledBack(s.path); err == nil {
 		err = hot
 	} else if hot != nil { // which may be all that is wrong
 		err = fmt.Errorf("%w; %w", err, hot)
@@ -46,10 +46,10 @@ func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err err
 	if err == nil {
 		return s.commits, nil
 	}
-	if s.options.FromSnapshot && gone(err) {
+	if s.options.FromSnapshot && isDamage(err) {
 		return s.restore(err, acknowledged)
 	}
-	if !gone(err) {
+	if !isDamage(err) {
 		return 0, err
 	}
 	return 0, fmt.Errorf("%w%s", err, s.offer(acknowledged))
@@ -65,8 +65,8 @@ func sameStudy(db *sql.DB, published Study) error {
 	return err
 }
 
-// gone says that a database is damaged or has lost something, for good. After any other error it may be whole the next time.
-func gone(err error) bool {
+// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+func isDamage(err error) bool {
 	var of sqlite3.Error
 	if errors.As(err, &of) {
 		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // without our tables
@@ -77,9 +77,9 @@ func gone(err error) bool {
 // errDamaged says that SQLite finds a database damaged.
 var errDamaged = errors.New("it is damaged")
 
-// notHot returns an error when a database that was read has a transaction in its journal that was not taken back. To SQLite a journal that
+// checkRolledBack returns an error when a database that was read has a transaction in its journal that was not taken back. To SQLite a journal that
 // it cannot look at is one that is not there.
-func notHot(path string) error {
+func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
 		err = errors.New("a transaction that was not complete is not taken back; run it again before anything else")
@@ -111,8 +111,8 @@ func (e newerError) Error() string {
 	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
 }
 
-// whole returns how many commits a database has, or what is wrong with it.
-func whole(db *sql.DB) (commits int64, err error) {
+// checkDatabase returns how many commits a database has, or what is wrong with it.
+func checkDatabase(db *sql.DB) (commits int64, err error) {
 	version, err := schemaVersion(db)
 	switch {
 	case err != nil:
@@ -172,7 +172,7 @@ func (s *Store) offer(acknowledged int64) string {
 
 // loadWhole is load of a database that is looked through first.
 func loadWhole(db *sql.DB) (Study, error) {
-	if _, err := whole(db); err != nil {
+	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err
 	}
 	return load(db)
@@ -195,7 +195,7 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
-	if _, err := whole(s.db); err != nil {
+	if _, err := checkDatabase(s.db); err != nil {
 		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
 	}
 	if err := migrate(s.db); err != nil {
