@@ -37,11 +37,11 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	if readErr == nil { // else nobody can tell
 		acknowledged = max(acknowledged, published.Commits)
 	}
+	if err == nil && readErr == nil { // before the commits are compared: another study may have fewer
+		err = sameStudy(s.db, published)
+	}
 	if err == nil && s.commits < acknowledged {
 		err = fmt.Errorf("%w: of %d commits %d are left", fence.ErrLost, acknowledged, s.commits)
-	}
-	if err == nil && readErr == nil {
-		err = sameStudy(s.db, published)
 	}
 	if err == nil {
 		return s.commits, nil
@@ -59,6 +59,9 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) { // it has lost all of it
+		return nil
+	}
 	if err == nil && id != published.ID {
 		err = damagedf("it holds another study than the one that is published, %s and not %s", id, published.ID)
 	}

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A Lease is the study in the hands of its owner. Its methods may be called from several goroutines.
+// A Lease is an owner's right to the study. Its methods may be called from several goroutines.
 //
-// After an error nothing can be acknowledged any more, and all calls return it.
+// After an error it can acknowledge nothing more, and every call returns that error.
 type Lease struct {
 	disk  Disk
 	me    Owner
@@ -20,12 +20,12 @@ type Lease struct {
 	epoch int64
 	lock  io.Closer
 
-	putting sync.Mutex // of slot, commits and old, for as long as the disk takes
+	putting sync.Mutex // guards slot, commits and old; held while the disk is asked
 	slot    int64
 	commits int64
-	old     []int64 // my slots that may be removed, but for the newest two; ascending
+	old     []int64 // own slots that may be removed once they are not the newest two; ascending
 
-	mu    sync.Mutex // of err and alive; never held while the disk is asked
+	mu    sync.Mutex // guards err and alive; never held while the disk is asked
 	err   error
 	alive time.Time // when the newest slot was taken
 
@@ -41,7 +41,7 @@ func newLease(t *takeover, lock io.Closer) *Lease {
 	}
 }
 
-// keep has the owner show that it lives, and watched, until Release.
+// keep starts the heartbeat and the check of its expiry, which run until Release.
 func (l *Lease) keep() *Lease {
 	l.work.Go(func() { l.every(min(l.ttl, DefaultTTL)/heartbeatsPerTTL, l.heartbeat) })
 	if l.disk.Locks() != CertainLocks {
@@ -56,7 +56,7 @@ func (l *Lease) Dir() string { return EpochDir(l.epoch) }
 // Epoch is the number of the owner's epoch.
 func (l *Lease) Epoch() int64 { return l.epoch }
 
-// Lost is closed when the study is not this owner's any more, or when it cannot be known; Err says why.
+// Lost is closed when the owner has lost the study, or cannot know whether it has. Err says why.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
 // Err is why the study is lost.
@@ -66,7 +66,7 @@ func (l *Lease) Err() error {
 	return l.err
 }
 
-// Acknowledge says that the study has so many commits, all of which are on the disk. Only when it returns nil may anyone rely on them.
+// Acknowledge records that the study has so many commits, all on the disk. Only when it returns nil may anyone rely on them.
 func (l *Lease) Acknowledge(commits int64) error {
 	l.putting.Lock()
 	defer l.putting.Unlock()
@@ -90,10 +90,10 @@ func (l *Lease) put(kind Kind, commits int64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.alive = time.Now()
-	return l.err // the watchdog may have given up meanwhile
+	return l.err // checkExpiry may have given up meanwhile
 }
 
-// lose ends the ownership, and returns the first reason for it.
+// lose ends the lease, and returns the first reason for it.
 func (l *Lease) lose(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,11 +104,11 @@ func (l *Lease) lose(err error) error {
 	return l.err
 }
 
-// heartbeatsPerTTL is how often an owner that has nothing to store shows that it lives. It does not know after what silence others take it for dead, so one that
-// is itself more patient than usual shows it no less often.
+// heartbeatsPerTTL is how often per TTL an idle owner makes a slot. The heartbeat never gets slower than DefaultTTL asks for, because
+// another tuner may be less patient than this one.
 const heartbeatsPerTTL = 4
 
-// every does something again and again until the study is given up or lost.
+// every calls do at each interval until the study is released or lost.
 func (l *Lease) every(interval time.Duration, do func()) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -124,24 +124,24 @@ func (l *Lease) every(interval time.Duration, do func()) {
 	}
 }
 
-// heartbeat shows that the owner lives, and removes old slots.
+// heartbeat makes a slot to show that the owner lives, and removes old slots.
 func (l *Lease) heartbeat() {
-	if !l.putting.TryLock() { // something is being acknowledged, which shows it as well
+	if !l.putting.TryLock() { // an acknowledgement is on its way, and is a sign of life too
 		return
 	}
 	defer l.putting.Unlock()
-	if l.put(Heartbeat, l.commits) == nil { // otherwise Err says it
+	if l.put(Heartbeat, l.commits) == nil { // else Err has the error
 		l.prune()
 	}
 }
 
-// prune removes old slots. One that cannot be removed now is tried again with the next beat. The caller holds putting.
+// prune removes old slots. The next heartbeat tries again to remove one that stays. The caller holds putting.
 func (l *Lease) prune() {
 	l.old = slices.DeleteFunc(l.old, func(n int64) bool { return n < l.slot-1 && l.disk.Remove(slotName(n)) == nil })
 }
 
-// checkExpiry gives the study up when the disk has been silent for half of the time after which others take it over, so that no two
-// owners are at work. It does not ask the disk, which may not answer.
+// checkExpiry gives the study up when the disk has been silent for half the TTL. Others take over after the whole TTL, so no two owners
+// are at work. It does not ask the disk, which may not answer.
 func (l *Lease) checkExpiry() {
 	l.mu.Lock()
 	silent := time.Since(l.alive)
@@ -151,8 +151,8 @@ func (l *Lease) checkExpiry() {
 	}
 }
 
-// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Lease is left. It does not wait for a silent disk
-// longer than DefaultTTL: the next owner then waits instead.
+// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Lease is left. It waits at most
+// DefaultTTL for a silent disk. The next owner then waits instead.
 func (l *Lease) Release() error {
 	close(l.stop)
 	done := make(chan error, 1)
@@ -160,7 +160,7 @@ func (l *Lease) Release() error {
 		l.work.Wait()
 		l.putting.Lock()
 		defer l.putting.Unlock()
-		if l.Err() != nil { // it is another's, and whoever asked for more was told
+		if l.Err() != nil { // the study is lost, and Acknowledge has said so
 			done <- nil
 			return
 		}
@@ -179,7 +179,7 @@ func (l *Lease) Release() error {
 	}
 }
 
-// create takes a slot. fs.ErrExist means that another has it.
+// create makes a slot. fs.ErrExist means that another owner has it.
 func create(d Disk, n int64, s Slot) error {
 	content, err := s.seal()
 	if err == nil {
@@ -191,7 +191,7 @@ func create(d Disk, n int64, s Slot) error {
 	return err
 }
 
-// supersededBy says who has taken a slot that was to be this owner's.
+// supersededBy returns ErrOwned with the owner of a slot that this owner wanted.
 func supersededBy(d Disk, n int64) error {
 	s, err := readSlot(d, n)
 	return errors.Join(owned(s.Owner), err)
