@@ -15,17 +15,17 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study that is being read. Each row is held against its checksum, and what is read of a table against what was stored.
+// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the study's row.
 type reading struct {
 	db      *sql.DB
 	schema  int
 	study   Study
 	holds   holdings
-	parts   []holding // of each of the study's trials that is done: what its result and probes come to
+	parts   []holding // rows and sum of the result and probes of each finished trial
 	nearest near
 }
 
-// load returns all of a database.
+// load reads the whole study.
 func load(db *sql.DB) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
@@ -34,16 +34,17 @@ func load(db *sql.DB) (Study, error) {
 	if err := r.fill(r.study.Trials, long, ""); err != nil {
 		return Study{}, err
 	}
-	discountAlikeDeaths(r.study.Trials) // again: what is stored has taken the place of the summaries
+	discountAlikeDeaths(r.study.Trials)
 	return r.study, nil
 }
 
-// summarize returns the trials by their columns, and those that are wanted whole with their results and probes.
+// summarize reads the trials' columns, and the results and probes of the trials that whole returns.
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
 		return Study{}, err
 	}
+	discountAlikeDeaths(r.study.Trials)
 	numbers := r.withNearest(whole(r.study))
 	if len(numbers) == 0 {
 		return r.study, nil
@@ -75,12 +76,11 @@ func (r *reading) indexOf(number int) int {
 	return i
 }
 
-// Nearest stands among the trials that are wanted whole for the one that came nearest to the SLO: of the probes that failed, in trials that
-// were measured, it has the one with the most headroom, and of equals that at the lowest rate. Columns of its trial say so, where to read all probes
-// of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO: the measured trial whose failed probe has the most headroom, and
+// among equals the lowest rate. Columns of the trials tell it, because reading all probes of a long study would take seconds.
 const Nearest = -1
 
-// withNearest puts the number of the trial that came nearest in the place of Nearest; nothing where no probe failed.
+// withNearest replaces Nearest by the number of that trial, or removes it if no probe failed.
 func (r *reading) withNearest(numbers []int) []int {
 	i := slices.Index(numbers, Nearest)
 	if i < 0 {
@@ -94,14 +94,14 @@ func (r *reading) withNearest(numbers []int) []int {
 	return numbers
 }
 
-// A near is the trial of which a failed probe came nearest to the SLO.
+// A near is the trial with the failed probe nearest to the SLO.
 type near struct {
 	found          bool
 	number         int
 	headroom, rate float64
 }
 
-// or is the nearer of n and what the row of a trial says; trials come in the order of their numbers.
+// or returns the nearer of n and a trial's row. Trials must come in the order of their numbers.
 func (n near) or(row cells) near {
 	if trial.Outcome(row.text(trialOutcome)) != trial.Measured || row[trialNearHeadroom] == nil {
 		return n
@@ -146,12 +146,12 @@ func readStudy(db *sql.DB) (*reading, error) {
 	return r, nil
 }
 
-// unreadable says which row has a value that means nothing. Its checksum is right, so that it was so when it was given one.
+// unreadable is the error for a row with a meaningless value. Its checksum is right, so it was stored with that value.
 func unreadable(t *table, row cells) error {
 	return damagedf("%s cannot be read: a value in it means nothing", t.named(row))
 }
 
-// all reads a whole table in the order of its keys, and says what of it is missing.
+// all reads a whole table in the order of its keys, and checks that no row is missing.
 func (r *reading) all(t *table, each func(cells) error) error {
 	var found holding
 	err := t.read(r.db, "", "ORDER BY "+strings.Join(t.columns[:t.key], ", "), nil, func(row cells) error {
@@ -182,14 +182,14 @@ func (r *reading) loadEvents() error {
 	})
 }
 
-// readSummaries reads a study with all its trials as far as they have columns, which takes a tenth of the time of whole ones.
+// readSummaries reads a study with the columns of all trials, in a tenth of the time that whole trials take.
 func readSummaries(db *sql.DB) (*reading, error) {
 	r, err := readStudy(db)
 	if err != nil {
 		return nil, err
 	}
 	about := r.holds[trialsTable.name].Rows
-	if about < 0 || about > 1<<20 { // it is a hint
+	if about < 0 || about > 1<<20 { // only a hint
 		about = 0
 	}
 	r.study.Trials, r.parts = slices.Grow(r.study.Trials, int(about)), slices.Grow(r.parts, int(about))
@@ -205,11 +205,10 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{row.integer(trialHoldsRows), row.integer(trialHoldsSum)})
 		return nil
 	})
-	discountAlikeDeaths(r.study.Trials)
 	return r, err
 }
 
-// The places of what is read of ten thousand trials.
+// The indexes of the trials' columns, looked up once for ten thousand trials.
 var (
 	trialNumber, trialOrigin, trialPoint, trialArgs    = trialColumn("number"), trialColumn("origin"), trialColumn("point"), trialColumn("args")
 	trialStateAt, trialBegan, trialEnded, trialVersion = trialColumn("state"), trialColumn("began"), trialColumn("ended"), trialColumn("version")
@@ -225,7 +224,7 @@ var (
 
 func trialColumn(column string) int { return trialsTable.column(column) }
 
-// summaryOf is a trial as far as its row tells.
+// summaryOf returns a trial with what its row has.
 func summaryOf(row cells) (t Trial, err error) {
 	t = Trial{Number: int(row.integer(trialNumber)), Origin: Origin(row.text(trialOrigin)), State: State(row.text(trialStateAt)), Version: row.text(trialVersion)}
 	err = errors.Join(decodeMap(row.text(trialPoint), (*map[string]string)(&t.Point)), decodeList(row.text(trialArgs), &t.Args), parseTime(row.text(trialBegan), &t.Began))
@@ -249,12 +248,12 @@ func summaryOf(row cells) (t Trial, err error) {
 	return t, nil
 }
 
-// seconds is exact to the microsecond, which the columns hold for a hundred years.
+// seconds rounds to a microsecond; a float64 is that exact for a hundred years.
 func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// fill gives trials their results and probes. where chooses these.
+// fill reads results and probes into trials. where selects the rows.
 func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
 	found := make([]holding, len(trials))
 	of := func(t *table, row cells) (i int, err error) {
@@ -301,7 +300,7 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 	return r.checkParts(trials, found)
 }
 
-// checkParts says what of the trials' results and probes is missing.
+// checkParts checks that the trials' results and probes are complete.
 func (r *reading) checkParts(trials []Trial, found []holding) error {
 	running := false
 	for i, t := range trials {
@@ -327,7 +326,7 @@ func (r *reading) checkParts(trials []Trial, found []holding) error {
 	return r.checkOpen(open)
 }
 
-// checkOpen says what of the probes of trials that are not done is missing.
+// checkOpen checks that the probes of unfinished trials are complete.
 func (r *reading) checkOpen(found holding) error {
 	results, probes := r.holds[resultsTable.name], r.holds[probesTable.name]
 	stored := holding{results.Rows + probes.Rows, results.Sum + probes.Sum}
