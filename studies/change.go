@@ -130,7 +130,7 @@ func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 	return of, err
 }
 
-// splitChanges gives the events of a database before schema 5 their changes as values. Nothing else reads the old sentences.
+// splitChanges turns the sentences of events before schema 5 into values. No other code reads those sentences.
 func (t *transaction) splitChanges() error {
 	for _, event := range t.rows(eventsTable, "WHERE kind IN (?, ?) ORDER BY id", Drift, noted) {
 		insertChanges(t, event.integer(0), parseChanges(event.text(eventsTable.column("text"))))
@@ -139,10 +139,10 @@ func (t *transaction) splitChanges() error {
 	return t.err
 }
 
-// wasInTrial is how the text of an event before schema 5 says which trial had the old version of the server.
+// wasInTrial matches how an old sentence names the trial with the old version of the server.
 var wasInTrial = regexp.MustCompile(` in trial ([0-9]+)$`)
 
-// parseChanges reads the text of an event before schema 5: a line for each change. A line that is no change continues the one before.
+// parseChanges parses an old event's text: a line for each change. A line that is no change continues the one before.
 func parseChanges(text string) (all Changes) {
 	for line := range strings.SplitSeq(text, "\n") {
 		key, values, isChange := strings.Cut(line, ": ")

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// The kinds of what is known of the world: see Study.
+// The kinds of facts: see Study.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld stores the world of a run in the place of the last one's. What was found or noted before and is not known now stays.
+// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known now, stay.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -24,7 +24,7 @@ func writeWorld(tx *transaction, study New) {
 	}
 }
 
-// writeFact stores one fact of the world in the place of what was known before.
+// writeFact stores one fact of the world and replaces its old value.
 func writeFact(tx *transaction, key, value, kind string) {
 	tx.remove(worldTable, "WHERE key=?", key)
 	tx.insert(worldTable, []any{key, value, kind})
@@ -67,15 +67,15 @@ func noticed(was Study, is New) Changes {
 	return difference(knownTo(is.Noted, was.Noted), is.Noted)
 }
 
-// knownTo returns the facts of which the others say something too.
+// knownTo returns the facts whose keys the others have too.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
 	return both
 }
 
-// Worlds returns the trials by the world in which they were measured, the present one last, in which there may be none yet. A change that was taken
-// back before a trial was measured with it makes no other world.
+// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A change that was taken
+// back before a trial was measured begins no world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -143,19 +143,18 @@ func (s Study) ChangesBefore(trial int) Changes {
 	return all.net()
 }
 
-// WorldNumbers returns for each trial, by its number, which world it was measured in: 1 is the first of Worlds.
+// WorldNumbers returns the world of each trial by its number. The first world is 1.
 func (s Study) WorldNumbers() map[int]int {
 	numbers := make(map[int]int, len(s.Trials))
 	for i, trials := range s.Worlds() {
-		for j := range trials { // there may be many, and one is a kilobyte
+		for j := range trials { // by index: a trial is a kilobyte, and there may be many
 			numbers[trials[j].Number] = i + 1
 		}
 	}
 	return numbers
 }
 
-// Deciding returns the number of the world among whose trials the best one is: the newest in which one met the SLO; where none did, the newest that
-// has trials.
+// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the newest with trials.
 func (s Study) Deciding() int {
 	newest := 1
 	for i, trials := range slices.Backward(s.Worlds()) {
@@ -169,7 +168,7 @@ func (s Study) Deciding() int {
 	return newest
 }
 
-// Present returns the study as it is in its world of now: what it measured before a change of the world was accepted is Prior.
+// Present returns the study as seen from its present world: trials of earlier worlds become Prior.
 func (s Study) Present() Study {
 	worlds := s.Worlds()
 	s.Trials, s.Prior = worlds[len(worlds)-1], slices.Clone(s.Prior)
@@ -183,13 +182,13 @@ func (s Study) Present() Study {
 	return s
 }
 
-// worldError tells a person what changed and what can be done.
+// worldError says what changed and what the user can do.
 func worldError(changes Changes) error {
 	return fmt.Errorf("%w:\n  %s\ntake the old values back, begin a study under another name, or go on with --accept-drift",
 		ErrWorldChanged, strings.Join(changes.lines(), "\n  "))
 }
 
-// finalError tells a person what cannot change within one study.
+// finalError says what cannot change within one study.
 func finalError(changes Changes, name string) error {
 	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so they cannot be compared with others: take it back, or begin a study under another name, "+
 		"for which tuner import reads the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)
