@@ -306,7 +306,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
 		{"a directory that is a file", file, "llama70b", []string{file, "director"}},
 		{"a root that is a file", filepath.Join(file, "llama70b"), "llama70b", []string{file + " is a file, not a directory for studies"}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 4)", "study.db"}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 5)", "study.db"}},
 		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

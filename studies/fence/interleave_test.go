@@ -385,7 +385,8 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		"two owners, more slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
 		"two owners and a crash, page by page": {long: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"three owners":                         {long: true, coarse: true, third: true},
-		"two owners, many slots":               {coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
+		"two owners, many slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
+		"two owners, few slots":                {coarse: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners and a crash":               {coarse: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"slots of one who was killed":          {coarse: true, before: []string{"a1", "a2"}, values: []string{"a3"}, more: []string{"b1"}, prunes: true},
 		"a server that loses what it had":      {coarse: true, before: []string{"a1"}, more: []string{"b1"}, loses: true},
@@ -421,7 +422,7 @@ func TestNothingCanBeLeftOut(t *testing.T) {
 		"O_EXCL":                      {coarse: true, values: few, more: more[:1], sloppy: true},
 		"acknowledgement by a slot":   {coarse: true, values: few[:1], manner: manner{unacknowledged: true}},
 		"slot after the commit":       {coarse: true, values: few[:1], manner: manner{tooEarly: true}},
-		"claims that stay":            {coarse: true, values: few[:1], more: []string{"b1", "b2", "b3"}, manner: manner{prunesClaim: true}},
+		"claims that stay":            {long: true, coarse: true, values: few[:1], more: []string{"b1", "b2", "b3"}, manner: manner{prunesClaim: true}},
 		"newest slot that stays":      {coarse: true, values: few, more: more[:1], manner: manner{prunesNewest: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
