@@ -98,5 +98,5 @@ func TestNothingIsLeftToGoOnFrom(t *testing.T) {
 	dir := t.TempDir()
 	try(t, open(t, dir).Close(), os.WriteFile(database(t, dir), []byte(strings.Repeat("no database ", 1000)), 0o644), os.RemoveAll(filepath.Join(dir, snapshotDir)))
 	_, _, err := Open(t.Context(), dir, llama, Options{})
-	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no whole copy in an older epoch: bring the study's directory back from a backup")
+	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no whole copy in an older epoch: restore the study's directory from a backup")
 }

@@ -186,7 +186,7 @@ func TestWhatMeansNothingIsToldInWords(t *testing.T) {
 		_, err := db.Exec(change)
 		try(t, err, db.Close())
 		_, err = ReadFile(path)
-		wantUnusable(t, err, "read "+path, "it is damaged: "+what, "cannot be read: a value in it means nothing")
+		wantUnusable(t, err, "read "+path, "it is damaged: "+what, "cannot be read: it has an invalid value")
 	}
 }
 
@@ -276,7 +276,7 @@ func readThroughEach(dir string) (study Study, err error) {
 func wantTrue(t *testing.T, what string, study Study, err error, published []Study) (is string) {
 	t.Helper()
 	if err != nil {
-		wantUnusable(t, err, "it is damaged", "`tuner run` publishes the study anew")
+		wantUnusable(t, err, "it is damaged", "`tuner run` publishes the study again")
 		for _, raw := range []string{"parsing", "invalid character", "JSON", "SQL", "malformed", "no such", "constraint", "***"} {
 			if strings.Contains(err.Error(), raw) {
 				t.Errorf("%s: %v", what, err)
@@ -326,9 +326,9 @@ func TestNoDamageIsSealedIn(t *testing.T) {
 	_, err := s.db.Exec(`UPDATE trials SET point='{"max-num-seqs":"928"}'`)
 	try(t, err)
 	err = s.Finish(0, aResult(2))
-	wantError(t, err, "finish trial 0", "trial 0 is not as it was stored")
+	wantError(t, err, "finish trial 0", "trial 0 was changed")
 	_, err = s.Study()
-	wantUnusable(t, err, "it is damaged: trial 0 is not as it was stored")
+	wantUnusable(t, err, "it is damaged: trial 0 was changed")
 }
 
 // A snapshot that lies under the name of another is not taken for that.

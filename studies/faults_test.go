@@ -453,7 +453,7 @@ func TestAJournalThatCannotBeSeenIsNotForgotten(t *testing.T) {
 		s := &strike{harm: harm{name: "unseen", at: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
 		dir := s.run(t, filepath.Join(faultRoot(t), "study"))
 		s.judge(t, dir)
-		if strings.Contains(s.said, "is not taken back") {
+		if strings.Contains(s.said, "was not rolled back") {
 			refused++
 		}
 	}

@@ -64,8 +64,8 @@ func TestDeleteRefusesALink(t *testing.T) {
 func TestDeleteIntoNoTrash(t *testing.T) {
 	elsewhere := t.TempDir()
 	for want, put := range map[string]func(trash string) error{
-		"into which studies are moved, is not a directory: move it away": func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
-		" is a link, and a study is moved into":                          func(trash string) error { return os.Symlink(elsewhere, trash) },
+		"the trash, is not a directory: move it away": func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
+		" is a link, but the trash must be a directory":                          func(trash string) error { return os.Symlink(elsewhere, trash) },
 	} {
 		root := t.TempDir()
 		dir := filepath.Join(root, "llama70b")
@@ -188,14 +188,14 @@ func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 		put  func(path string) error
 		want string
 	}{
-		{fence.SlotDir, file, "is not a directory, as it must be to keep who owned the study when: move it away"},
+		{fence.SlotDir, file, "is not a directory, and cannot keep who owned the study when: move it away"},
 		{fence.SlotDir, link, "is a link"},
 		{fence.OwnerDir, file, "is not a directory"},
 		{fence.OwnerDir, link, "is a link"},
 		{snapshotDir, file, "is not a directory"},
-		{snapshotDir, link, "is a link: what is published of it is kept in the study's own directory alone; remove the link, and put the directory that it leads to in its place"},
+		{snapshotDir, link, "is a link: what is published of it must be in the study's own directory; replace the link by the directory that it leads to"},
 		{backupDir, file, "is not a directory"},
-		{"e000000000001", link, "is a link: the study is kept in its own directory alone; remove the link"},
+		{"e000000000001", link, "is a link: an epoch must be in the study's own directory"},
 		{currentFile, folder, "is not a file"},
 		{currentFile, link, "is a link"},
 	} {
@@ -325,7 +325,7 @@ func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	for _, n := range all[1:] {
 		try(t, os.Remove(filepath.Join(dir, n.file())))
 	}
-	const remedy = "`tuner run` publishes the study anew, if its database is whole"
+	const remedy = "`tuner run` publishes the study again if its database is whole"
 	_, err = Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadEach(dir, false, each)

@@ -114,23 +114,25 @@ func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
 	}
 }
 
-// Nor is the database of another study of the same name, whatever it has.
+// The database of another study of the same name is not taken for the study, whether it has more commits or fewer.
 func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
-	dir, other := left(t), t.TempDir()
-	s := open(t, other)
-	for n := range 5 {
-		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
-	}
-	try(t, s.Close())
-	foreign, err := os.ReadFile(database(t, other))
-	try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
-	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trial and 1 probe", "--from-snapshot")
-	s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
-	try(t, err)
-	study, err := s.Study()
-	if try(t, err); len(study.Trials) != 1 {
-		t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+	for _, trials := range []int{5, 0} {
+		dir, other := left(t), t.TempDir()
+		s := open(t, other)
+		for n := range trials {
+			try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+		}
+		try(t, s.Close())
+		foreign, err := os.ReadFile(database(t, other))
+		try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
+		_, _, err = Open(context.Background(), dir, llama, Options{})
+		wantUnusable(t, err, "it holds another study than the published one", "with 1 trial and 1 probe", "--from-snapshot")
+		s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+		try(t, err)
+		study, err := s.Study()
+		if try(t, err, s.Close()); len(study.Trials) != 1 {
+			t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+		}
 	}
 }
 
@@ -285,11 +287,11 @@ func TestASchemaThatCannotBe(t *testing.T) {
 		try(t, err, file.Close())
 	}
 	_, err = ReadSnapshot(dir)
-	wantUnusable(t, err, "it is damaged: its header says schema -")
+	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	elsewhere := filepath.Join(t.TempDir(), "one.db")
 	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
 	_, err = ReadFile(elsewhere)
-	wantUnusable(t, err, "it is damaged: its header says schema -")
+	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	try(t, open(t, dir).Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
