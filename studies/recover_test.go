@@ -23,7 +23,7 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// left makes a study with a finished trial and a probe of the next, of which the newest snapshot knows only the former.
+// left makes a study with a finished trial and a probe of the next one. Its newest snapshot has the finished trial only.
 func left(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -49,7 +49,7 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// A damaged or lost database is not repaired without a word: what there is instead is offered, and what would be lost is said.
+// A damaged or lost database is not silently replaced. The error says what there is instead, and what would be lost.
 func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"overwritten": func(path string) error {
@@ -136,7 +136,7 @@ func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
 	}
 }
 
-// A study of the first schema, which lay in the directory itself, goes on in the newest; its database stays.
+// A study of schema 1, with its database in the directory itself, goes on in the newest schema; the old database stays.
 func TestAStudyOfTheFirstSchemaGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, fence.Database)
@@ -201,7 +201,7 @@ func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
 	}
 }
 
-// The base and the delta that a new base is made of stay until it is made, however long that takes.
+// The base and the delta from which a new base is made stay until it is finished.
 func TestWhatABaseIsMadeOfStays(t *testing.T) {
 	base := snapshot{1, 10, -1}
 	all := []snapshot{base}
@@ -245,7 +245,7 @@ func TestARefusedRunChangesNothing(t *testing.T) {
 	}
 }
 
-// A study whose database and slots are older than what was published is not taken for the newest.
+// If a study's database and slots are older than the published study, they are not taken for the newest.
 func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	dir, backup := t.TempDir(), t.TempDir()
 	s := open(t, dir)
@@ -270,7 +270,7 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	}
 }
 
-// A header whose schema cannot be is damage like any other: readers have a snapshot before it, and the owner its database.
+// A header with an impossible schema is damage like any other: readers use an older snapshot, and the owner its database.
 func TestASchemaThatCannotBe(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
