@@ -270,7 +270,7 @@ func (s *strike) tolerable() bool {
 		return c.Op == "setlk" || c.Op == "flush" || c.Op == "setattr"
 	case name == "snap", strings.HasPrefix(name, "e0"): // SQLite's, of names that the Store syncs too
 		return c.Op == "fsyncdir" || c.Op == "opendir"
-	case c.Path == "llama/fence": // to remove an old slot, which the next beat tries again
+	case c.Path == "llama/fence": // to remove an old slot, which the next heartbeat tries again
 		return c.Op == "opendir"
 	case filepath.Dir(c.Path) == "llama/fence":
 		return c.Op == "unlink"
