@@ -159,16 +159,20 @@ func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder
 }
 
 // An acknowledged probe survives a SIGKILL at any moment. At most one probe more is stored.
-func TestKillAtAnyMoment(t *testing.T) {
+func TestKillAtAnyMoment(t *testing.T) { killAtAnyMoment(t, 12) }
+
+func TestManyKillsAtAnyMoment(t *testing.T) {
+	realtime.Only(t, "each start takes a third of a second")
+	killAtAnyMoment(t, 32)
+}
+
+func killAtAnyMoment(t *testing.T, rounds int) {
+	t.Helper()
 	dir := t.TempDir()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	stored, early := 0, 0
-	rounds := 32
-	if realtime.RaceDetector { // a start takes a third of a second there; make test-real-time has them all
-		rounds = 12
-	}
 	for round := range rounds {
 		cmd, out, stderr := child(t, dir)
 		delay := time.Duration(random.Int64N(int64(30 * time.Millisecond)))

@@ -37,6 +37,17 @@ func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 // Readers find the committed study, in bases and deltas of every age, and so does a resumed run.
 func TestSnapshotsAreTheStudy(t *testing.T) {
 	t.Parallel()
+	compareSnapshots(t, 4)
+}
+
+func TestEachSnapshotIsTheStudy(t *testing.T) {
+	realtime.Only(t, "half a minute")
+	compareSnapshots(t, 1)
+}
+
+// compareSnapshots writes a study of two owners and compares the snapshot after every so many trials with it.
+func compareSnapshots(t *testing.T, every int) {
+	t.Helper()
 	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(1, 2))
 	bases, deltas := map[snapshot]bool{}, 0
@@ -59,7 +70,7 @@ func TestSnapshotsAreTheStudy(t *testing.T) {
 			if !newest.isBase() {
 				deltas++
 			}
-			if realtime.RaceDetector && round%4 != 3 { // make test-real-time compares each one
+			if round%every != every-1 {
 				continue
 			}
 			want, err := s.Study()
