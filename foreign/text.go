@@ -27,7 +27,7 @@ type Writer struct {
 // NewWriter returns a Writer to another one.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
-// Unwrap returns what is written to, for escape sequences of our own.
+// Unwrap returns the writer behind this one, for escape sequences of our own.
 func (w *Writer) Unwrap() io.Writer { return w.to }
 
 // Text is what a Writer would pass on of a text.
@@ -39,6 +39,9 @@ func Text(text string) string {
 	}
 	return string(w.out)
 }
+
+// Clean returns what a Writer would pass on of a text, for what is written past it together with escape sequences of our own.
+func (w *Writer) Clean(text string) string { return Text(text) }
 
 // Write takes pieces of any size.
 func (w *Writer) Write(b []byte) (int, error) {

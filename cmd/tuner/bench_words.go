@@ -17,10 +17,10 @@ import (
 // The words of tuner bench's flags: rates, limits, goodput, headers.
 
 const (
-	mostRate        = 100_000 // requests per second: beyond it no server is meant, and a typo would exhaust this machine first
-	leastRate       = 0.001   // a request in a quarter of an hour: below it no run ends
-	mostConcurrency = 100_000
-	mostRuns        = 1000 // of one sweep
+	maxRate        = 100_000 // requests per second: beyond it no server is meant, and a typo would exhaust this machine first
+	minRate        = 0.001   // a request in a quarter of an hour: below it no run ends
+	maxConcurrency = 100_000
+	maxRuns        = 1000 // of one sweep
 )
 
 // parseRates reads requests per second: numbers, and ranges from:to:step.
@@ -35,22 +35,22 @@ func parseRates(words []string) ([]float64, error) {
 				return nil, usage("--rate %s: %q is no number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
 			}
 			if math.IsInf(v, 1) {
-				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, leastRate, mostRate)
+				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, minRate, maxRate)
 			}
-			if !(v >= leastRate && v <= mostRate) {
-				return nil, usage("--rate %s: must be at least %g and at most %d", word, leastRate, mostRate)
+			if !(v >= minRate && v <= maxRate) {
+				return nil, usage("--rate %s: must be at least %g and at most %d", word, minRate, maxRate)
 			}
 			numbers[i] = v
 		}
 		switch {
 		case len(numbers) == 1:
 			rates = append(rates, numbers[0])
-		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < mostRuns:
+		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < maxRuns:
 			for i := range int((numbers[1]-numbers[0])/numbers[2]+1e-9) + 1 {
 				rates = append(rates, round(numbers[0]+float64(i)*numbers[2]))
 			}
 		default:
-			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, mostRuns)
+			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, maxRuns)
 		}
 	}
 	return rates, nil
@@ -70,8 +70,8 @@ func parseConcurrencies(words []string) ([]int, error) {
 	var all []int
 	for _, word := range words {
 		n, err := strconv.Atoi(strings.TrimSpace(word))
-		if err != nil || n < 1 || n > mostConcurrency {
-			return nil, usage("--concurrency %s: write whole numbers from 1 to %d, such as 1,2,4", word, mostConcurrency)
+		if err != nil || n < 1 || n > maxConcurrency {
+			return nil, usage("--concurrency %s: write whole numbers from 1 to %d, such as 1,2,4", word, maxConcurrency)
 		}
 		all = append(all, n)
 	}

@@ -59,8 +59,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 			mark = "!!"
 		}
 		head := fmt.Sprintf("%s  %-10s ", mark, what)
-		margin := strings.Repeat(" ", len(head))
-		fmt.Fprint(w, head, wrapped(margin+fmt.Sprintf(format, args...), margin)[len(head):])
+		fmt.Fprint(w, render.Hang(head, fmt.Sprintf(format, args...), strings.Repeat(" ", len(head)), render.DefaultWidth))
 	}
 	p, err := makePlan(file)
 	if err != nil {
@@ -221,7 +220,7 @@ func (p *plan) printPlan(w io.Writer) {
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		most := usualStart + time.Duration(f.Probe.MaxProbes)*(f.Probe.LeadIn+window)
-		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for %d probes at most, about %s; "+
-			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, render.Span(most)), "  "))
+		fmt.Fprint(w, render.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for %d probes at most, about %s; "+
+			"the estimate above is of the bracket alone", 100*precision, f.Probe.MaxProbes, render.Span(most)), "  ", render.DefaultWidth))
 	}
 }

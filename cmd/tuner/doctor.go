@@ -18,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/proc"
@@ -332,8 +333,7 @@ func (t *doctorText) item(name, format string, args ...any) {
 	for i, word := range words {
 		words[i] = broken(word)
 	}
-	body := wrapped(margin+strings.Join(words, " "), margin)
-	fmt.Fprintf(t, "%-*s%s", doctorColumn, name, body[doctorColumn:])
+	t.WriteString(render.Hang(render.Pad(name, doctorColumn, false), strings.Join(words, " "), margin, render.DefaultWidth))
 }
 
 // broken puts spaces into a word that is wider than its column, after a slash if it is a path: those of cgroups are long.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/studies/fence"
 )
@@ -29,7 +30,7 @@ func (d *doctor) examineStore(ctx context.Context, root string) {
 		find(host.Error, err.Error())
 		return
 	}
-	d.Store = &doctorStore{Root: root, Mount: disk.Mount, Commit: milliseconds(disk.Commit), Text: diskText(disk)}
+	d.Store = &doctorStore{Root: root, Mount: disk.Mount, Commit: render.InMilliseconds(disk.Commit), Text: diskText(disk)}
 	for _, text := range disk.Warnings {
 		find(host.Warning, text)
 	}

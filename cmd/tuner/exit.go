@@ -9,6 +9,8 @@ import (
 	"vllmtuner/studies"
 	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
+	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/sweep"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -83,8 +85,8 @@ func exitCode(err error) int {
 		{studyfile.ErrUnreadable, exitUsage},
 		{logs.ErrNoLog, exitUsage},
 		{errNothingMet, exitNothingMet},
-		{errNoRunKept, exitNothingMet},
-		{errNoConfigKept, exitNothingMet},
+		{loadtest.ErrNoRunKept, exitNothingMet},
+		{sweep.ErrNoConfigKept, exitNothingMet},
 		{errSpent, exitSpent},
 		{trial.ErrInterrupted, exitInterrupted},
 		{errStoppedNow, exitInterrupted},

@@ -210,19 +210,18 @@ const mostRows = 10
 
 // writeSource prints what was taken of a source, the best first, and what was not and why.
 func writeSource(w io.Writer, s *prior.Source) error {
-	var t textLines
-	t.WriteString(wrapped(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  "))
+	var t render.Text
+	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
 	for line := range strings.Lines(report.PriorTable(s.Trials(), mostRows)) {
 		t.WriteString(wrappedCell(line))
 	}
 	for _, group := range grouped(s.Left) {
-		t.WriteString(wrapped(fmt.Sprintf("  left out: %s: %s", group.from, group.why), "    "))
+		t.Paragraph(fmt.Sprintf("  left out: %s: %s", group.from, group.why), "    ")
 	}
 	for _, note := range s.Notes {
-		t.WriteString(wrapped("  note: "+note, "    "))
+		t.Paragraph("  note: "+note, "    ")
 	}
-	_, err := io.WriteString(w, t.String())
-	return err
+	return t.Flush(w)
 }
 
 // wrappedCell breaks the last cell of a table's line, where the line is too long, and keeps the cells before it as they are.
@@ -231,8 +230,7 @@ func wrappedCell(line string) string {
 	if len(line) <= 80+len("\n") || strings.TrimSpace(line[:start]) == "" {
 		return line
 	}
-	margin := strings.Repeat(" ", start)
-	return line[:start] + wrapped(margin+line[start:], margin)[start:]
+	return render.Hang(line[:start], line[start:], strings.Repeat(" ", start), render.DefaultWidth)
 }
 
 // A reason is why some of a source was left out.

@@ -48,7 +48,7 @@ Examples:
 			if err != nil {
 				return err
 			}
-			return list.write(c.App.Writer, format, columns(c.App.Writer))
+			return list.write(c.App.Writer, format, render.Columns(c.App.Writer))
 		}),
 	}
 }
@@ -99,7 +99,7 @@ func entryOf(ctx context.Context, root, name string) studyEntry {
 	e.Link, _ = os.Readlink(filepath.Join(root, name)) // nearly all are none
 	study, err := studies.ReadLive(ctx, filepath.Join(root, name), func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, unfinished) })
 	if err != nil {
-		e.Error = inWords(err)
+		e.Error = render.Error(err)
 		return e
 	}
 	summary := report.Summarize(study, reportOptions(study))
@@ -181,7 +181,7 @@ func (e *studyEntry) cells() []string {
 		done += fmt.Sprintf(" of %d", e.Planned)
 	}
 	if e.Met {
-		best = fmt.Sprintf("%.3g", e.Capacity)
+		best = render.Number(e.Capacity)
 		if e.Bound == capacity.AtLeast {
 			best = ">=" + best
 		}

@@ -125,7 +125,7 @@ func (l *listener) count(t studies.Trial) {
 
 // compare shows a finished trial as the best if it is.
 func (l *listener) compare(t studies.Trial) {
-	if l.incumbent.beaten(t) {
+	if l.incumbent.replacedBy(t) {
 		l.best.Set(t.Result.Capacity.Rate)
 		l.bestTrial.Set(float64(t.Number))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -67,31 +66,6 @@ func (p *plan) need(gpus int) host.Need {
 		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
 	}
 	return need
-}
-
-// checkFiles says that the limit of open files is too low for runs with so many requests in flight, or with about as many as
-// are sent in a second: an error where it is certain that they fail.
-func (b *benching) checkFiles(limit *host.Limit) error {
-	need := host.Need{Certain: true}
-	for _, s := range b.shots {
-		most := s.concurrency
-		if most == 0 {
-			need.Certain = false
-			most = int(math.Ceil(max(s.rate, s.from, s.to)))
-			if b.client.MaxInFlight > 0 {
-				most = min(most, b.client.MaxInFlight)
-			}
-		}
-		need.Streams = max(need.Streams, most)
-	}
-	for _, f := range host.CheckFiles(limit, need) {
-		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
-		if f.Severity == host.Error {
-			return usage("%s", text)
-		}
-		warn(b.stderr, "%s", text)
-	}
-	return nil
 }
 
 // needsCores says which machine a study needs whose load generator was late.

@@ -15,6 +15,7 @@ import (
 	_ "github.com/mattn/go-sqlite3"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	proc.Main()
 	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
 	if os.Getenv(everyStep) != "" {
-		signOfLife, drawEvery = 0, 20*time.Millisecond
+		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}
 	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakeVLLM})
 }

@@ -95,8 +95,8 @@ func byteProgress(w io.Writer) func(what string) func(done, total int64) {
 			}
 			last = now
 			left := time.Duration(float64(now.Sub(began)) * float64(total-done) / float64(done))
-			at := stage{head: fmt.Sprintf("%s: %.1f of %.1f GiB", what, float64(done)/(1<<30), float64(total)/(1<<30)), until: now.Add(left)}
-			fmt.Fprintln(w, at.text())
+			at := render.Stage{Head: fmt.Sprintf("%s: %.1f of %.1f GiB", what, float64(done)/(1<<30), float64(total)/(1<<30)), Until: now.Add(left)}
+			fmt.Fprintln(w, at.Text())
 		}
 	}
 }

@@ -50,7 +50,7 @@ func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 		next studies.Trial
 		want bool
 	}{{of(3, "1", 2.5), false}, {of(4, "", 2.5), false}, {of(5, "2", 2.5), true}, {of(6, "2", 2), false}} {
-		if got := best.beaten(c.next); got != c.want {
+		if got := best.replacedBy(c.next); got != c.want {
 			t.Errorf("trial %d is the best so far: %t", c.next.Number, got)
 		}
 	}

@@ -87,7 +87,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	err = plan.checkNeeds(ctx, func(what, format string, args ...any) {
 		if what == warning {
-			warn(o.stderr, format, args...)
+			render.Warn(o.stderr, format, args...)
 		}
 	})
 	if err != nil {
@@ -109,10 +109,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		stopWatching()
 	}()
 	for _, text := range store.Disk().Warnings {
-		warn(o.stderr, "%s", text)
+		render.Warn(o.stderr, "%s", text)
 	}
 	if text := store.Restored(); text != "" {
-		warn(o.stderr, "the study was restored %s", text)
+		render.Warn(o.stderr, "the study was restored %s", text)
 	}
 	study, stop, err := o.ready(ctx, plan, store)
 	if err != nil {
@@ -229,7 +229,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
 		// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
-		warn(o.stderr, "the flags are not checked: %v", err)
+		render.Warn(o.stderr, "the flags are not checked: %v", err)
 		return nil
 	}
 	return err
@@ -305,7 +305,7 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 		return err
 	}
 	options := reportOptions(study)
-	options.Width = columns(o.stdout)
+	options.Width = render.Columns(o.stdout)
 	if err := report.BestText(o.stdout, study, options); err != nil {
 		return err
 	}

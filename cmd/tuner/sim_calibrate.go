@@ -159,32 +159,22 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 
 // A replayProgress tells how far a calibration is: in the last line of a terminal, else in a line now and then.
 type replayProgress struct {
-	w     io.Writer
-	live  *liveLine // nil when w is no terminal
+	shown *render.Progress
 	began time.Time
-	last  time.Time
 }
 
 func newReplayProgress(w io.Writer) *replayProgress {
-	now := time.Now()
-	return &replayProgress{w: w, live: newLiveLine(w), began: now, last: now}
+	return &replayProgress{shown: render.NewProgress(w).Quietly(), began: time.Now()}
 }
 
 // tell is told after each replay; most is how many there may be in all.
 func (p *replayProgress) tell(done, most int) {
 	left := time.Since(p.began) / time.Duration(done) * time.Duration(most-done)
-	now := stage{render.Done(done, most, "replay"), float64(done) / float64(most), after(left), ""}
-	switch {
-	case p.live != nil:
-		p.live.show(now)
-	case time.Since(p.last) >= lineEvery:
-		p.last = time.Now()
-		fmt.Fprintln(p.w, now.text())
-	}
+	p.shown.Show(render.Stage{Head: render.Done(done, most, "replay"), Share: float64(done) / float64(most), Until: render.After(left)})
 }
 
 // done takes the last line away.
 func (p *replayProgress) done() error {
-	p.live.end()
+	p.shown.End()
 	return nil
 }

@@ -116,7 +116,7 @@ func probesText(probes []trial.Probe) string {
 // table adds some trials, and the best one always.
 func (l *lines) table(study studies.Study, best Winner, o Options) {
 	shown := rowsOf(study.Trials, best, o)
-	short := ShortNames(searched(shown))
+	short := render.ShortNames(searched(shown))
 	t := render.Table{Columns: []render.Column{
 		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
 		{Head: "result", Least: 10, Rank: 1}, {Head: "point", Least: 24, Rank: 4},
@@ -138,7 +138,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 	}
 	if len(short) > 0 && strings.Contains(lines[0], "point") { // else nothing needs it
 		l.add("")
-		l.legend(short)
+		l.WriteString(render.Legend(short, l.columns()))
 	}
 }
 
@@ -171,24 +171,6 @@ func rateOf(t studies.Trial) float64 {
 	return t.Result.Capacity.Carried()
 }
 
-// legend adds what the short names stand for.
-func (l *lines) legend(short map[string]string) {
-	line := ""
-	for _, name := range slices.SortedFunc(maps.Keys(short), func(a, b string) int { return strings.Compare(short[a], short[b]) }) {
-		word := short[name] + " " + name
-		switch {
-		case line == "":
-			line = word
-		case render.Width(line)+render.Width(word)+3 > l.columns():
-			l.add("%s", clip(line+",", l.columns()))
-			line = word
-		default:
-			line += ", " + word
-		}
-	}
-	l.add("%s", clip(line, l.columns()))
-}
-
 // against compares a trial with the best one, such as "-12 %".
 func against(t studies.Trial, best Winner) string {
 	switch {
@@ -208,24 +190,6 @@ func against(t studies.Trial, best Winner) string {
 		return "<=" + strings.ReplaceAll(text, " ", "")
 	}
 	return text
-}
-
-// ShortNames gives each flag a short name, its initials, so that points fit a line. Flags with the same initials are told
-// apart by a number.
-func ShortNames(names []string) map[string]string {
-	short, taken := map[string]string{}, map[string]int{}
-	for _, name := range slices.Sorted(slices.Values(names)) {
-		initials := ""
-		for word := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' }) {
-			initials += word[:1]
-		}
-		taken[initials]++
-		if n := taken[initials]; n > 1 {
-			initials += fmt.Sprint(n)
-		}
-		short[name] = initials
-	}
-	return short
 }
 
 // pointText writes a point with short names, such as "gmu=0.95 mns=128".
@@ -315,13 +279,6 @@ func message(line string) string {
 		return text
 	}
 	return line
-}
-
-// Legend says what short names stand for, a few a line.
-func Legend(short map[string]string, width int) string {
-	text := lines{width: width}
-	text.legend(short)
-	return text.String()
 }
 
 // A statusDocument is StatusJSON's output.

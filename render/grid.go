@@ -1,36 +1,33 @@
-package main
+package render
 
 import (
 	"fmt"
 	"strings"
 )
 
-// A gridTable is a table of loads by configs that fits a terminal: columns that do not fit follow below, with the loads again.
-type gridTable struct {
-	title   string
-	corner  string   // above the loads
-	rows    []string // the loads, or other names of rows
-	columns []gridColumn
+// A Grid is a table of loads by configs that fits a terminal: columns that do not fit follow below, with the loads again.
+type Grid struct {
+	Title   string
+	Corner  string   // above the loads
+	Rows    []string // the loads, or other names of rows
+	Columns []GridColumn
 }
 
-// A gridColumn is one config's.
-type gridColumn struct {
-	head  string
-	cells []string // by row
+// A GridColumn is one config's.
+type GridColumn struct {
+	Head  string
+	Cells []string // by row
 }
 
-// tableWidth is that of a terminal.
-const tableWidth = 80
-
-func (g gridTable) writeTo(t *textLines) {
-	t.WriteString("\n" + g.title + "\n")
-	first := len(g.corner)
-	for _, row := range g.rows {
+func (g Grid) WriteTo(t *Text) {
+	t.WriteString("\n" + g.Title + "\n")
+	first := len(g.Corner)
+	for _, row := range g.Rows {
 		first = max(first, len(row))
 	}
-	for rest := g.columns; len(rest) > 0; {
+	for rest := g.Columns; len(rest) > 0; {
 		n, width := 0, first
-		for n < len(rest) && (n == 0 || width+1+rest[n].width() <= tableWidth) {
+		for n < len(rest) && (n == 0 || width+1+rest[n].width() <= t.Columns()) {
 			width += 1 + rest[n].width()
 			n++
 		}
@@ -42,7 +39,7 @@ func (g gridTable) writeTo(t *textLines) {
 	}
 }
 
-func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
+func (g Grid) writeBlock(t *Text, first int, columns []GridColumn) {
 	heads, tallest := make([][]string, len(columns)), 0
 	for i, c := range columns {
 		heads[i] = c.headLines()
@@ -51,7 +48,7 @@ func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
 	for line := range tallest {
 		corner := ""
 		if line == tallest-1 {
-			corner = g.corner
+			corner = g.Corner
 		}
 		words := make([]string, len(columns))
 		for i := range columns {
@@ -61,19 +58,19 @@ func (g gridTable) writeBlock(t *textLines, first int, columns []gridColumn) {
 		}
 		g.writeLine(t, first, corner, columns, words)
 	}
-	for r, row := range g.rows {
+	for r, row := range g.Rows {
 		words := make([]string, len(columns))
 		for i, c := range columns {
-			words[i] = c.cells[r]
+			words[i] = c.Cells[r]
 		}
 		g.writeLine(t, first, row, columns, words)
 	}
 }
 
 // writeLine writes one line. Numbers stand on the right, and the names of rows that have no corner on the left.
-func (g gridTable) writeLine(t *textLines, first int, row string, columns []gridColumn, words []string) {
+func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, words []string) {
 	line := fmt.Sprintf("%*s", first, row)
-	if g.corner == "" {
+	if g.Corner == "" {
 		line = fmt.Sprintf("%-*s", first, row)
 	}
 	for i, c := range columns {
@@ -83,21 +80,21 @@ func (g gridTable) writeLine(t *textLines, first int, row string, columns []grid
 }
 
 // width is that of the widest cell, or of the longest piece of the head that is not broken.
-func (c gridColumn) width() int {
+func (c GridColumn) width() int {
 	width := 0
-	for _, cell := range c.cells {
+	for _, cell := range c.Cells {
 		width = max(width, len(cell))
 	}
-	for _, piece := range headPieces(c.head) {
+	for _, piece := range headPieces(c.Head) {
 		width = max(width, len(strings.TrimSpace(piece)))
 	}
 	return width
 }
 
 // headLines breaks a head so that it fits its column.
-func (c gridColumn) headLines() []string {
+func (c GridColumn) headLines() []string {
 	width, lines := c.width(), []string{""}
-	for _, piece := range headPieces(c.head) {
+	for _, piece := range headPieces(c.Head) {
 		last := &lines[len(lines)-1]
 		if *last != "" && len(*last)+len(piece) > width {
 			lines = append(lines, strings.TrimSpace(piece))
