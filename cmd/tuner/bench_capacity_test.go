@@ -16,6 +16,7 @@ import (
 	"vllmtuner/serverctl/vllmsim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/simload"
 )
 
@@ -37,16 +38,16 @@ func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	var out, words bytes.Buffer
 	command := benchCommand(nil)
 	command.Action = func(c *cli.Context) error {
-		b, err := newBenching(c)
+		b, err := newBench(c)
 		if err != nil {
 			return err
 		}
-		b.sender = sender
+		b.Sender = sender
 		report, err := newBenchReport(c, b)
 		if err != nil {
 			return err
 		}
-		return b.findCapacity(t.Context(), report)
+		return b.FindCapacity(t.Context(), report)
 	}
 	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
 	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
@@ -64,12 +65,12 @@ func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 }
 
 // answerOf is the last object of what a program reads.
-func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
+func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 	t.Helper()
 	for d := json.NewDecoder(strings.NewReader(stdout)); ; runs++ {
 		var object struct {
 			Date string `json:"date"` // of a run
-			capacityAnswer
+			loadtest.Answer
 		}
 		if err := d.Decode(&object); err != nil {
 			t.Fatalf("no answer after %d runs: %v", runs, err)
@@ -78,7 +79,7 @@ func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
 			if d.More() {
 				t.Error("the answer is not the last object")
 			}
-			return object.capacityAnswer, runs
+			return object.Answer, runs
 		}
 	}
 }
@@ -132,7 +133,7 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 		want  []string
 	}{
 		{"a limit that a request alone breaks", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
-			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a request alone takes so long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
+			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
 		{"the same, and no time to go lower", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
 			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15m0s, is spent"}},
 		{"limits that everything keeps", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
@@ -140,7 +141,7 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	} {
 		began := time.Now()
 		stdout, _, err := seekOn(t, append(row.flags, "--rate", "2")...)
-		if errors.Is(err, errNoRunKept) == row.met || row.met && err != nil {
+		if errors.Is(err, loadtest.ErrNoRunKept) == row.met || row.met && err != nil {
 			t.Errorf("%s: %v, want met %t", row.name, err, row.met)
 		}
 		text := strings.Join(strings.Fields(stdout), " ")
@@ -155,86 +156,11 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	}
 }
 
-// The runs of a search ask other requests at other times, so that none meets in the cache what another has left.
-func TestRunsOfASearchAreIndependent(t *testing.T) {
-	command := benchCommand(nil)
-	command.Action = func(c *cli.Context) error {
-		b, err := newBenching(c)
-		if err != nil {
-			return err
-		}
-		first, second := b.load.drawn(2, 0), b.load.drawn(2, 1)
-		for a := range first.schedule {
-			for other := range second.schedule {
-				if a.Due == other.Due || slices.Equal(a.Request.Tokens, other.Request.Tokens) {
-					t.Errorf("both draws begin with %v", a)
-				}
-				return nil
-			}
-		}
-		return nil
-	}
-	app := &cli.App{Commands: []*cli.Command{command}, Writer: new(bytes.Buffer), ErrWriter: new(bytes.Buffer)}
-	if err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--slo", usualLimits}); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestCapacityTextFitsATerminal(t *testing.T) {
-	runs := []capacityStep{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
-	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
-	for _, a := range []capacityAnswer{
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
-			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
-			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
-		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
-	} {
-		text := a.text()
-		for line := range strings.Lines(text) {
-			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
-				t.Errorf("%d columns: %s", n, line)
-			}
-		}
-		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
-			t.Errorf("the answer is\n%s", text)
-		}
-	}
-}
-
-// What only a late load generator passed is a lower bound, no proof, and no success.
-func TestALateSearchDoesNotSucceed(t *testing.T) {
-	const why = "the load generator was 17.5 ms late at p99"
-	for _, row := range []struct {
-		low  float64
-		code int
-		want []string
-	}{
-		{0, exitNothingMet, []string{"capacity  at least about 32.9 req/s, passed while the load generator was late: " + why, "remedy    " + moreCores}},
-		{20, 0, []string{"at least 20 req/s with the load generator in time", "advice    18 req/s"}},
-	} {
-		var out bytes.Buffer
-		report := &benchReport{w: &out, format: "text", b: &benching{}}
-		found := capacity.Capacity{Rate: 32.9, Low: row.low, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Limited: why, Why: why}
-		err := report.capacity(newCapacityAnswer(found, &capacitySearch{margin: 0.9}))
-		if exitCode(err) != row.code || row.code != 0 && !strings.Contains(err.Error(), moreCores) {
-			t.Errorf("passed %g in time: %v, want exit code %d and a remedy", row.low, err, row.code)
-		}
-		text := strings.Join(strings.Fields(out.String()), " ")
-		for _, want := range row.want {
-			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
-				t.Errorf("passed %g in time: no %q in\n%s", row.low, want, &out)
-			}
-		}
-	}
-}
-
 // Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
 func TestFindCapacityFillsTheCache(t *testing.T) {
 	first := func(flags ...string) (value float64) {
 		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
-		if err != nil && !errors.Is(err, errNoRunKept) {
+		if err != nil && !errors.Is(err, loadtest.ErrNoRunKept) {
 			t.Fatal(err)
 		}
 		a, _ := answerOf(t, stdout)

@@ -134,15 +134,3 @@ func TestHeadersAreNotShown(t *testing.T) {
 		t.Errorf("a header that is none: %v", err)
 	}
 }
-
-func TestWrapped(t *testing.T) {
-	long := strings.Repeat("word ", 40)
-	for line := range strings.Lines(wrapped("  "+long, "    ")) {
-		if len(line) > 81 {
-			t.Errorf("a line has %d columns: %q", len(line), line)
-		}
-	}
-	if got := wrapped("  a b", "    "); got != "  a b\n" {
-		t.Errorf("a short text becomes %q", got)
-	}
-}

@@ -12,12 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/creack/pty"
 	"github.com/rivo/uniseg"
 
-	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
@@ -233,31 +231,6 @@ budget: {trials: 3}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 `
 
-// What is at hand is shown in the width there is, wide and combining characters counted as terminals do.
-func TestAStageFits(t *testing.T) {
-	long := stage{"12 of 30 trials done", 0.4, time.Now().Add(time.Hour), "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
-	for width := 1; width < 200; width++ {
-		if got := render.Width(long.line(width)); got > width {
-			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
-		}
-	}
-	now := stage{"12 of 30 trials done", 0.4, time.Now().Add(359 * time.Second), "trial 12, 2.5 req/s passed"}
-	for width, want := range map[int]string{
-		90: "███░░░░░ 12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
-		78: "12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
-		60: "12 of 30 trials done: trial 12, 2.5 req/s passed",
-		20: "12 of 30 trials don…",
-	} {
-		if got := now.line(width); got != want {
-			t.Errorf("in %d columns it is %q, want %q", width, got, want)
-		}
-	}
-	now.until = time.Now().Add(300 * time.Millisecond)
-	if got := now.line(90); strings.Contains(got, "left") {
-		t.Errorf("with less than a second left it is %q", got)
-	}
-}
-
 // ownedStudy is a study that this process is at work on.
 func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	t.Helper()
@@ -294,7 +267,7 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	defer func() { must(t, store.Close()) }()
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
 	// The whole page first: with Ctrl-C a terminal throws away what it has not shown yet, maybe half a sequence.
-	if !s.until("running: 0 of 3 trials done") || !s.until(eraseDown) {
+	if !s.until("running: 0 of 3 trials done") || !s.until("\x1b[J") {
 		t.Fatalf("it shows\n%s", &s.text)
 	}
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {

@@ -103,7 +103,7 @@ func (b *Bench) Sweep(ctx context.Context, report *Report) error {
 	if err != nil {
 		return err
 	}
-	return report.finish(steps)
+	return report.Finish(steps)
 }
 
 // measure makes one run. stop may end it early; it may be nil.

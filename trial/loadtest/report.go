@@ -105,8 +105,8 @@ func (o *Report) add(r Result) error {
 	return writeBlock(o.Out, r)
 }
 
-// finish ends the report. Below a table it names the highest load that kept the SLO.
-func (o *Report) finish(steps []capacity.Step) error {
+// Finish ends the report. Below a table it names the highest load that kept the SLO.
+func (o *Report) Finish(steps []capacity.Step) error {
 	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
 		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].concurrency > 0), "  ", render.DefaultWidth)); err != nil {
 			return err
