@@ -140,3 +140,25 @@ T
 		}
 	}
 }
+
+func TestBytes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1 << 20: "1 MiB", 64 << 20: "64 MiB", 1023 << 20: "1 GiB", 25276502016: "23.5 GiB", 1 << 62: "4 EiB",
+	} {
+		if got := Bytes(n); got != want {
+			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestDigits(t *testing.T) {
+	for _, c := range []struct {
+		f    float64
+		n    int
+		want string
+	}{{2.7149, 3, "2.71"}, {999.7, 3, "1000"}, {12345, 3, "12345"}, {-1234.5, 4, "-1234"}, {0.01, 3, "0.01"}, {0, 3, "0"}} {
+		if got := Digits(c.f, c.n); got != c.want {
+			t.Errorf("Digits(%g, %d) = %q, want %q", c.f, c.n, got, c.want)
+		}
+	}
+}

@@ -296,7 +296,7 @@ func (d *doctor) text() string {
 		t.item("servers", "ended whatever happens, by %s", strings.Join(d.Means, ", "))
 	}
 	t.item("needed", "for %s, %s: %s, %d open files, %s /dev/shm", plural(d.Need.GPUs, "GPU"), plural(d.Need.Streams, "stream"),
-		plural(d.Need.Cores, "core"), d.Need.OpenFiles, host.Size(d.Need.Shm))
+		plural(d.Need.Cores, "core"), d.Need.OpenFiles, render.Bytes(d.Need.Shm))
 	for _, f := range d.Findings {
 		t.WriteByte('\n')
 		have := f.What + ": " + f.Have
@@ -407,16 +407,16 @@ func (t *doctorText) machine(m host.Machine) {
 	t.item("cores", "%.3g usable; %s to run on, %s", m.Cores.Usable, plural(m.Cores.Affinity, "CPU"), limit)
 	limit = "no cgroup limit"
 	if m.Memory.Limit != nil {
-		limit = fmt.Sprintf("limit %s by %s", host.Size(*m.Memory.Limit), m.Memory.LimitAt)
+		limit = fmt.Sprintf("limit %s by %s", render.Bytes(*m.Memory.Limit), m.Memory.LimitAt)
 	}
-	t.item("memory", "%s of %s free, %s", host.Size(m.Memory.Free), host.Size(m.Memory.Total), limit)
+	t.item("memory", "%s of %s free, %s", render.Bytes(m.Memory.Free), render.Bytes(m.Memory.Total), limit)
 	if m.Shm.Total > 0 {
-		t.item(m.Shm.Dir, "%s of %s free", host.Size(m.Shm.Free), host.Size(m.Shm.Total))
+		t.item(m.Shm.Dir, "%s of %s free", render.Bytes(m.Shm.Free), render.Bytes(m.Shm.Total))
 	}
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
 	t.limit("open files", m.Limits.OpenFiles, count)
 	t.limit("processes", m.Limits.Processes, count)
-	t.limit("locked mem", m.Limits.LockedMemory, host.Size)
+	t.limit("locked mem", m.Limits.LockedMemory, render.Bytes)
 }
 
 func (t *doctorText) limit(name string, l *host.Limit, show func(int64) string) {

@@ -42,8 +42,7 @@ func BestShell(w io.Writer, study studies.Study) error {
 }
 
 // BestYAML writes the winning args as the args of a container in a Deployment, after those that name the model, with the
-// evidence in comments. The writer is the one of Kubernetes: goccy/go-yaml writes 1e3 without quotes, which Kubernetes
-// reads as a number.
+// evidence in comments.
 func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	best, ok := Best(study)
 	if !ok {

@@ -15,7 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sigs.k8s.io/yaml"
+	"github.com/goccy/go-yaml"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl"

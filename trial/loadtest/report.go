@@ -188,8 +188,8 @@ func writeJSON(w io.Writer, v any, indent string) error {
 
 // writeYAML writes one document.
 func (o *Report) writeYAML(v any) error {
-	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler())              // in the order of the JSON
-	if plain := foreign.Text(string(text)); err == nil && plain != string(text) { // which it does not escape
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler()) // keeps the order of the JSON, but escapes nothing
+	if err == nil && foreign.Text(string(text)) != string(text) {
 		text, err = foreign.YAML(v)
 	}
 	if err != nil {
