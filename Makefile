@@ -17,7 +17,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 PACKAGES := ./... ./.ci/testsum
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo transcript test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
+.PHONY: help build demo picture test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +29,8 @@ build: ## Build bin/tuner.
 demo: build ## Run a whole study on the simulated H200: within a minute once it is built, no GPU.
 	$(BIN) demo
 
-transcript: ## Write what the demo prints into README.md.
-	UPDATE_README=1 go test -count 1 -run '^TestTranscriptOfTheREADME$$' ./cmd/tuner
+picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
+	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
 test: ## Run all tests with the race detector; end with the skipped ones and their reasons.
 	@go test -race -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
@@ -110,10 +110,10 @@ bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by fi
 .PHONY: sim-fit test-real-time
 
 sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
-	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/vllmsim
+	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestTranscriptOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed|TestResumeEqualsNoInterruptionAnywhere)$$' -timeout 8m -count 1 -v ./serverctl/vllmsim ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed|TestResumeEqualsNoInterruptionAnywhere)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence
 
 .PHONY: test-nfs soak-nfs
 

@@ -21,42 +21,50 @@ const module = "vllmtuner"
 // rooms are the packages of the module with the line each stands on. A package imports only packages on lines above
 // its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
 var rooms = map[string]int{
-	"foreign":               0,
-	"studies/rights":        0,
-	"realtime":              1,
-	"render":                0,
-	"tuner/space":           1,
-	"bench/workload":        1,
-	"serverctl/proc":        1,
-	"serverctl/gpu":         1,
-	"serverctl/host":        1,
-	"serverctl/weights":     1,
-	"studies/logs":          1,
-	"studies/fence":         1,
-	"studies/nfslab/pause":  1,
-	"studies/faultfs":       1,
-	"tuner/space/landscape": 2,
-	"bench":                 2,
-	"bench/truth":           2,
-	"serverctl":             2,
-	"serverctl/vllmsim":     2,
-	"trial/slo":             3,
-	"trial/capacity":        3,
-	"trial":                 4,
-	"trial/simload":         5,
-	"trial/loadtest":        5,
-	"trial/sweep":           6,
-	"studies":               5,
-	"tuner/sampler":         6,
-	"tuner/studyfile":       6,
-	"studies/report":        6,
-	"studies/export":        6,
-	"studies/optuna":        6,
-	"tuner":                 7,
-	"tuner/calibrate":       7,
-	"studies/prior":         7,
-	"deploy":                7,
-	"cmd/tuner":             8,
+	"foreign":                  0,
+	"studies/rights":           0,
+	"tuner/space":              0,
+	"serverctl/cgroup":         0,
+	"realtime":                 1,
+	"render":                   0,
+	"bench/workload":           1,
+	"serverctl/proc":           1,
+	"serverctl/gpu":            1,
+	"serverctl/host":           1,
+	"serverctl/weights":        1,
+	"serverctl/sim":            1,
+	"studies/logs":             1,
+	"studies/fence":            1,
+	"studies/nfslab/pause":     1,
+	"studies/faultfs":          1,
+	"trial/vllmserve/fakevllm": 1,
+	"tuner/space/landscape":    2,
+	"bench":                    2,
+	"bench/truth":              2,
+	"serverctl":                2,
+	"serverctl/sim/vllm":       2,
+	"studies/silent":           2,
+	"serverctl/doctor":         2,
+	"trial/slo":                3,
+	"trial/capacity":           3,
+	"trial/vllmserve":          3,
+	"trial":                    4,
+	"trial/simload":            5,
+	"studies":                  5,
+	"trial/live":               5,
+	"trial/loadtest":           5,
+	"trial/sweep":              6,
+	"tuner/sampler":            6,
+	"tuner/studyfile":          6,
+	"studies/report":           6,
+	"studies/export":           6,
+	"studies/optuna":           6,
+	"tuner":                    7,
+	"tuner/calibrate":          7,
+	"studies/prior":            7,
+	"deploy":                   7,
+	"tuner/plan":               7,
+	"cmd/tuner":                8,
 }
 
 // checkImport says what is wrong with one package importing another; both are named without the module's path.
@@ -162,6 +170,26 @@ func TestImportsGoUpOnly(t *testing.T) {
 			}
 			if err := checkImport(room, imported, !inCode); err != nil {
 				t.Error(err)
+			}
+		}
+	}
+}
+
+// The simulator's engine computes in virtual time. What serves it stands in serverctl/sim/vllm.
+func TestTheSimulatorsEngineUsesNoNetworkAndNoProcesses(t *testing.T) {
+	files, err := filepath.Glob("serverctl/sim/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("serverctl/sim has no Go files: %v", err)
+	}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range file.Imports {
+			imported, _ := strconv.Unquote(spec.Path.Value) // the parser has accepted it
+			if imported == "net" || strings.HasPrefix(imported, "net/") || imported == "os/exec" {
+				t.Errorf("%s imports %s: that belongs to serverctl/sim/vllm", path, imported)
 			}
 		}
 	}
@@ -281,7 +309,8 @@ func TestCheckImport(t *testing.T) {
 		{"a word knows no mechanism", "bench/workload", "bench", false, "imports go up only"},
 		{"measuring does not judge", "bench", "trial/slo", false, "bench (line 2) imports trial/slo (line 3)"},
 		{"the client and the server do not know each other", "bench", "serverctl", false, "stand on one line (2)"},
-		{"a test may use the simulated server", "bench", "serverctl/vllmsim", true, ""},
+		{"a test may use the simulated server", "bench", "serverctl/sim/vllm", true, ""},
+		{"the engine does not know who serves it", "serverctl/sim", "serverctl/sim/vllm", false, "imports go up only"},
 		{"a test may not look down either", "bench", "trial", true, "imports go up only"},
 		{"nobody imports a command", "cmd/tuner", "cmd/tuner", false, "imported by nobody"},
 		{"an importer nobody has placed", "helpers", "bench", false, "helpers is no room: give it its line"},

@@ -1,15 +1,12 @@
 package bench
 
 import (
-	"bufio"
 	"math"
-	"os"
-	"path"
 	"runtime/metrics"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"vllmtuner/serverctl/cgroup"
 )
 
 // The runtime's histograms (package runtime/metrics).
@@ -28,7 +25,7 @@ type watch struct {
 func watchLateness() watch {
 	samples := []metrics.Sample{{Name: pauseMetric}, {Name: schedulerMetric}}
 	metrics.Read(samples)
-	w := watch{throttled: throttled(), cpu: cpuTime()}
+	w := watch{throttled: cgroup.Throttled(nil), cpu: cpuTime()}
 	for i, to := range []**metrics.Float64Histogram{&w.pauses, &w.waits} {
 		if samples[i].Value.Kind() == metrics.KindFloat64Histogram {
 			*to = samples[i].Value.Float64Histogram()
@@ -80,44 +77,4 @@ func cpuTime() time.Duration {
 		return 0
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-// throttled returns for how long the CPU limits of this process's cgroup, or of one around it, have stopped it so far:
-// throttled_usec of cgroup v2's cpu.stat (Documentation/admin-guide/cgroup-v2.rst). It is 0 where there is none.
-func throttled() time.Duration {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return 0
-	}
-	var longest time.Duration
-	for line := range strings.Lines(string(own)) {
-		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::/")
-		for ok {
-			longest = max(longest, throttledIn(path.Join("/sys/fs/cgroup", group, "cpu.stat")))
-			if group == "" || group == "." {
-				break
-			}
-			group = path.Dir(group)
-		}
-	}
-	return longest
-}
-
-func throttledIn(file string) time.Duration {
-	f, err := os.Open(file)
-	if err != nil {
-		return 0
-	}
-	defer f.Close() // only read
-	in := bufio.NewScanner(f)
-	for in.Scan() {
-		if text, ok := strings.CutPrefix(in.Text(), "throttled_usec "); ok {
-			usec, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-			if err != nil {
-				return 0
-			}
-			return time.Duration(usec) * time.Microsecond
-		}
-	}
-	return 0
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
 	"runtime/metrics"
 	"testing"
 	"time"
@@ -86,16 +84,6 @@ func TestAClockThatIsSetMovesNoArrival(t *testing.T) {
 }
 
 func TestLatenessIsRead(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "cpu.stat")
-	if err := os.WriteFile(file, []byte("usage_usec 10\nnr_periods 3\nnr_throttled 2\nthrottled_usec 2500\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := throttledIn(file); got != 2500*time.Microsecond {
-		t.Errorf("throttled for %s, want 2.5 ms", got)
-	}
-	if got := throttledIn(filepath.Join(t.TempDir(), "none")); got != 0 {
-		t.Errorf("without a limit throttled for %s, want 0", got)
-	}
 	histogram := func(counts ...uint64) *metrics.Float64Histogram {
 		return &metrics.Float64Histogram{Counts: counts, Buckets: []float64{0, 0.001, 0.01, math.Inf(1)}}
 	}

@@ -15,7 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
+	"vllmtuner/serverctl/sim/vllm"
 )
 
 // A sharedLog is written by the simulated server and read by the test.
@@ -38,12 +39,12 @@ func (l *sharedLog) String() string {
 
 // What the simulated server says of its start in each version is read whole: facts, phases, and the args that it was given.
 func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
-	for _, version := range vllmsim.Versions {
-		p, err := vllmsim.LoadProfile("small-fast")
+	for _, version := range sim.Versions {
+		p, err := sim.LoadProfile("small-fast")
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.StartUp = vllmsim.StartUp{Weights: 0.01, Profile: 0.01, Compile: 0.01, Graphs: 0.01}
+		p.StartUp = sim.StartUp{Weights: 0.01, Profile: 0.01, Compile: 0.01, Graphs: 0.01}
 		free, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +56,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		defer cancel()
 		done := make(chan error, 1)
 		go func() {
-			s := &vllmsim.Server{Profile: p, Version: version, Out: log}
+			s := &vllm.Server{Profile: p, Version: version, Out: log}
 			done <- s.Serve(ctx, []string{"/m", "--max-num-seqs", "8", "--port", port, "--api-key", "sk-secret-secret"})
 		}()
 		for range 500 {
@@ -91,12 +92,12 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 
 // The help of each version is read whole.
 func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
-	for _, version := range vllmsim.Versions {
-		help, ok := (&vllmsim.Server{Version: version}).Help([]string{"--help=all"})
+	for _, version := range sim.Versions {
+		help, ok := (&vllm.Server{Version: version}).Help([]string{"--help=all"})
 		if !ok {
 			t.Fatal("no help")
 		}
-		text, err := os.ReadFile(filepath.Join("vllmsim", "versions", version, "flags.json"))
+		text, err := os.ReadFile(filepath.Join("sim", "versions", version, "flags.json"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// UsualMargin is what part of a capacity is advised unless a user says otherwise.
-const UsualMargin = 0.9
+// DefaultMargin is what part of a capacity is advised unless a user says otherwise.
+const DefaultMargin = 0.9
 
 // An Advice is the rate that a server may be given: a margin below what it carries, and what was measured about there.
 type Advice struct {
@@ -71,8 +71,8 @@ func digits(f float64) string {
 	return fmt.Sprintf("%.3g", f)
 }
 
-// There is how far apart two rates are that are the same to a reader of latencies, as a part of them.
-const There = 0.03
+// nearRate is how far apart two rates are that are the same to a reader of latencies, as a part of them.
+const nearRate = 0.03
 
 // Advise keeps a margin (0 to 1) from a capacity: from the lower end of its interval, or from the highest rate that passed where it
 // has none. The advice is shown by the probe within 3 % of it that is nearest, or else by the next one above that passed: at the
@@ -92,7 +92,7 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 	nearest := math.Inf(1)
 	for _, p := range probes {
 		off := math.Log(p.Rate / a.Rate)
-		near := math.Abs(off) <= There
+		near := math.Abs(off) <= nearRate
 		if p.Rate <= 0 || p.Verdict.ClientLimited != "" || !near && (off < 0 || !p.Verdict.Pass) || math.Abs(off) > nearest {
 			continue
 		}
@@ -103,7 +103,7 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 }
 
 // Near reports whether a probe shows the advised rate itself.
-func (a Advice) Near() bool { return a.At > 0 && math.Abs(math.Log(a.At/a.Rate)) <= There }
+func (a Advice) Near() bool { return a.At > 0 && math.Abs(math.Log(a.At/a.Rate)) <= nearRate }
 
 // String writes the advice with what shows it, such as
 // "2.03 req/s = 0.9 × 2.26, the lower end; there p99 TTFT 512 of 1000 ms, p99 TPOT 41 of 60 ms".

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
@@ -16,209 +15,124 @@ type Protocol string
 
 // The protocols.
 const (
-	// Steady primes once from the workload's own stream until the cache is full and the hit rate stands still, then carries
-	// the cache from probe to probe. For endless sources.
+	// Steady primes the cache from the workload's own stream until it is full and the hit rate stands still. The cache is then
+	// carried from probe to probe. It is for endless sources.
 	Steady Protocol = "steady"
-	// Primed passes once through a finite source, then carries the cache.
+	// Primed passes once through a finite source, and then carries the cache.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe, and its lead-in asks prompts of which the window can use nothing: the cold value, and
-	// the only protocol under which a resumed study is exact to the last digit.
+	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the window's. This measures the
+	// cold value, and only under it is a resumed study exact to the last digit.
 	Reset Protocol = "reset"
-	// Carried begins with what the warm-up has left and carries the cache on, as the manual sweeps did. For sweeps alone: the
-	// lower loads prime the cache of the higher ones.
+	// Carried begins with the cache that the warm-up has left, and carries it, as the manual sweeps did. It is for sweeps alone:
+	// the lower loads prime the cache of the higher ones.
 	Carried Protocol = "carried"
 )
 
 const (
-	primePiece = 30.0 // seconds of load between two looks at the hit rate
-	mostPieces = 60   // half an hour: more priming than that is a workload that never settles
-	settled    = 0.01 // the hit rate stands still when it moves less than a point
+	// A carried cache can be told from an empty one where the two differ by this hit rate, 0 to 1. On simulated servers the hit
+	// rate of a probe is the recall's, carried or empty, to 0.65 points, or higher. With a carried cache it was never in the lower
+	// half of the difference.
+	minReuse = 0.01
+	// An emptied cache must not hold more of the prompts than they share with one another. This much more was asked by others.
+	foreignReuse = 0.05
+	// repeatedDraws keeps the draws of repetitions apart from all others. Requests that were just asked would be in the cache.
+	repeatedDraws = 1 << 20
+	// A cache of unknown size is assumed to hold this many tokens.
+	defaultKVTokens = 1 << 22
 )
 
-// prime brings the cache into the state that the protocol wants before the first probe.
-func (m *measuring) prime(ctx context.Context) error {
-	if m.Cache == Reset {
-		return nil
-	}
-	m.progress("priming the prefix cache")
-	if n := m.Source.Len(); m.Cache == Primed && n > 0 {
-		if err := m.pass(ctx, workload.PrimeStream, 0, n); err != nil {
-			return fmt.Errorf("prime the cache: %w", err)
-		}
-		return nil
-	}
-	return m.primeUntilSteady(ctx)
+// A prefixCache keeps the prefix cache of a trial's server in the state that the protocol wants, and checks that it is.
+type prefixCache struct {
+	protocol    Protocol
+	recall      *recall // nil where nothing is verified
+	wrong       string  // what was wrong with the state in the last probe; "" when nothing was
+	alwaysWrong bool    // a repetition was wrong too: the server's cache is not what the workload says it should be
+	unknown     bool    // the state cannot be verified, and a note says so
 }
 
-func (m *measuring) primeRate() float64 {
-	if m.PrimeRate > 0 {
-		return m.PrimeRate
+// newPrefixCache begins with an empty cache. A kvTokens of 0 is an unknown size.
+func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
+	c := &prefixCache{protocol: protocol}
+	switch {
+	case protocol == Carried:
+	case kvTokens > 0:
+		c.recall = newRecall(float64(kvTokens))
+	case protocol == Reset:
+		c.recall = newRecall(defaultKVTokens)
 	}
-	return m.firstRate
+	return c
 }
 
-// primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.
-func (m *measuring) primeUntilSteady(ctx context.Context) error {
-	start, err := m.counters(ctx)
-	if err != nil {
-		return err
+// watch returns the load, and remembers what it asks.
+func (c *prefixCache) watch(schedule workload.Schedule) workload.Schedule {
+	if c.recall == nil {
+		return schedule
 	}
-	if m.result.Facts.KVCacheTokens == 0 {
-		m.result.Notes = append(m.result.Notes, "the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
-	}
-	n := max(1, int(math.Round(primePiece*m.primeRate())))
-	before, last := start, math.Inf(1)
-	for piece := range mostPieces {
-		if err := m.pass(ctx, workload.PrimeStream, piece*n, n); err != nil {
-			return fmt.Errorf("prime the cache: %w", err)
-		}
-		now, err := m.counters(ctx)
-		if err != nil {
-			return err
-		}
-		rate := hitRate(before, now)
-		written := now.PromptTokens - now.PrefixHits + now.GenerationTokens - (start.PromptTokens - start.PrefixHits + start.GenerationTokens)
-		if written > float64(m.result.Facts.KVCacheTokens) && math.Abs(rate-last) < settled {
-			return nil
-		}
-		before, last = now, rate
-	}
-	m.result.Notes = append(m.result.Notes, fmt.Sprintf("the prefix-cache hit rate still moved after %d s of priming", int(primePiece*mostPieces)))
-	return nil
+	return c.recall.watch(schedule)
 }
 
-// prepareCache brings the cache into the state in which a probe begins.
-func (m *measuring) prepareCache(ctx context.Context) error {
-	if m.Cache != Reset {
+// prepare puts the cache into the state in which a probe begins.
+func (c *prefixCache) prepare(ctx context.Context, server Server) error {
+	if c.recall != nil {
+		c.recall.begin()
+	}
+	if c.protocol != Reset {
 		return nil
 	}
-	err := m.server.ResetCache(ctx)
-	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // which is the user's to mend
+	err := server.ResetCache(ctx)
+	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // ErrNoReset is the user's to fix, and no sign of a dying server
 		err = serverError{err}
 	}
 	return err
 }
 
-// A cacheState is what is known of the prefix cache of a trial's server.
-type cacheState struct {
-	recall   *recall // nil where nothing is verified
-	off      string  // what was wrong with it in the last probe; "" when nothing was
-	habitual bool    // a repetition found the same: the server's cache is not what the workload says it should be
-	unknown  bool    // said that it cannot be verified
-}
-
-const (
-	// A cache can be told from an empty one where carrying it changes the hit rate by so much, 0 to 1. On simulated servers the hit rate of
-	// a probe is that of a recall, carried or empty, to 0.65 points, or higher: a carried one never was in the lower half of the difference.
-	leastReuse = 0.01
-	// A cache that was emptied and has so much more of the prompts than they share with one another holds what somebody else has asked.
-	foreignReuse = 0.05
-	// againDraws keeps the draws of repetitions apart from all others: requests that have just been asked would be found in the cache.
-	againDraws = 1 << 20
-	// Where the size of the KV cache is not known a cache is taken to hold so many tokens.
-	usualKVTokens = 1 << 22
-)
-
-// drawOf is the draw of a probe. The cache is empty under Reset, where a repetition asks the same once more.
-func (m *measuring) drawOf(seq int, again bool) int {
-	if again && m.Cache != Reset {
-		return seq + againDraws
+// draw is the number of a probe's draw. A repetition asks other requests, for the cache knows those of the first attempt. Under
+// Reset it asks the same ones: the cache is empty.
+func (c *prefixCache) draw(seq int, again bool) int {
+	if again && c.protocol != Reset {
+		return seq + repeatedDraws
 	}
 	return seq
 }
 
-// recalled makes a load tell what a cache would keep of it.
-func (m *measuring) recalled(schedule workload.Schedule) workload.Schedule {
-	c := &m.cache
-	if c.recall == nil {
-		capacity := float64(m.result.Facts.KVCacheTokens)
-		switch {
-		case m.Cache == Carried, capacity == 0 && m.Cache != Reset:
-			return schedule
-		case capacity == 0:
-			capacity = usualKVTokens
-		}
-		c.recall = newRecall(capacity)
-	}
-	return c.recall.watch(schedule)
-}
-
-// begin begins a probe.
-func (c *cacheState) begin() {
-	if c.recall != nil {
-		c.recall.begin()
-	}
-}
-
-// judgeCache holds the hit rate of a probe against what its requests would have found in a cache that was carried into it and in an
-// empty one, and says in the state whether it was the wrong one. Both are of the requests that were sent, so that a probe that ended
-// early can be judged as well, and one on a cold cache does end early. Where requests were preempted they push out what the cache
-// would have kept, and look for their own blocks once more: that is overload, and not judged.
-func (m *measuring) judgeCache(p Probe, before, after serverctl.Counters) {
-	c := &m.cache
-	c.off = ""
+// judge compares a probe's hit rate with two others: its requests would have reached one in a cache that was carried, the other in
+// an empty cache. Both count only the requests that were sent, so a probe that ended early can be judged too. Preempted requests are
+// not judged. They push out what the cache would have kept, and look up their own blocks again.
+//
+// unknown is why the state cannot be verified; it is told once.
+func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {
+	c.wrong = ""
 	switch {
-	case m.Cache == Carried:
-		return
+	case c.protocol == Carried:
 	case after.PrefixQueries < before.PrefixQueries:
-		c.off = "the server's counters went back: it was started anew, and its prefix cache was empty"
-		return
+		c.wrong = "the server's counters went back: it was started anew, and its prefix cache was empty"
 	case p.HitRate < 0:
-		m.unverified("the server tells no hit rate")
-		return
+		unknown = "the server tells no hit rate"
 	case c.recall == nil:
-		m.unverified("the server does not tell the size of its KV cache")
-		return
-	case p.Preemptions > 0 || p.Measurement.Failed > 0 || p.Stopped && m.Cache == Reset:
-		return
+		unknown = "the server does not tell the size of its KV cache"
+	case p.Preemptions > 0 || p.Measurement.Failed > 0 || p.Stopped && c.protocol == Reset:
+	default:
+		c.wrong = c.compare(p.HitRate)
 	}
+	if unknown == "" || c.unknown {
+		return ""
+	}
+	c.unknown = true
+	return unknown
+}
+
+// compare says what a hit rate shows to be wrong with the cache, or nothing.
+func (c *prefixCache) compare(hitRate float64) string {
 	carried, empty := c.recall.rates()
-	alike := carried-empty < leastReuse
+	alike := carried-empty < minReuse
 	middle := (carried + empty) / 2
 	switch {
-	case m.Cache == Reset && (!alike && p.HitRate > max(middle, empty+leastReuse) || p.HitRate > empty+foreignReuse):
-		c.off = fmt.Sprintf("the prefix cache was not empty when the probe began: hit rate %.1f %%, and its requests share no more than %.1f %% of "+
-			"their prompts with one another", 100*p.HitRate, 100*empty)
-	case m.Cache != Reset && !alike && p.HitRate < middle:
-		c.off = fmt.Sprintf("the prefix cache had lost what it held: hit rate %.1f %%, with %.1f %% of the prompts in a cache that was carried on, "+
-			"and %.1f %% in an empty one", 100*p.HitRate, 100*carried, 100*empty)
+	case c.protocol == Reset && (!alike && hitRate > max(middle, empty+minReuse) || hitRate > empty+foreignReuse):
+		return fmt.Sprintf("the prefix cache was not empty when the probe began: hit rate %.1f %%, but its requests share only %.1f %% of "+
+			"their prompts with one another", 100*hitRate, 100*empty)
+	case c.protocol != Reset && !alike && hitRate < middle:
+		return fmt.Sprintf("the prefix cache had lost what it held: hit rate %.1f %%; a cache that was carried on would have reached %.1f %%, "+
+			"an empty one %.1f %%", 100*hitRate, 100*carried, 100*empty)
 	}
-}
-
-// unverified says once that the state of the cache is not known.
-func (m *measuring) unverified(why string) {
-	if !m.cache.unknown {
-		m.cache.unknown = true
-		m.result.Notes = append(m.result.Notes, "the state of the prefix cache was not verified: "+why)
-	}
-}
-
-// verified measures a probe, and once more when its cache was not in the protocol's state; the repetition replaces it. A server whose
-// repetition was off as well is not asked twice again: that would double the cost of a trial and change nothing.
-func (m *measuring) verified(measure func(again bool) (Probe, error)) (Probe, error) {
-	p, err := measure(false)
-	off := m.cache.off
-	if err != nil || off == "" {
-		return p, err
-	}
-	if m.cache.habitual {
-		p.Note = join(off, p.Note)
-		return p, nil
-	}
-	m.progress("again: %s", off)
-	replaced := p.GPUTime
-	p, err = measure(true)
-	if err != nil {
-		m.result.GPUTime += replaced
-		return p, err
-	}
-	p.GPUTime += replaced
-	p.Replaced = replaced
-	note := "measured again, because " + off
-	if m.cache.off != "" {
-		m.cache.habitual = true
-		note = "measured again, and again " + m.cache.off
-	}
-	p.Note = join(note, p.Note)
-	return p, nil
+	return ""
 }

@@ -89,8 +89,8 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 // that a resumed study is exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
-		m := &measuring{Runner: &Runner{Cache: protocol}}
-		if is := m.drawOf(3, true) == m.drawOf(3, false); is != same {
+		c := newPrefixCache(protocol, 1000)
+		if is := c.draw(3, true) == c.draw(3, false); is != same {
 			t.Errorf("%s: the same draw: %t, want %t", protocol, is, same)
 		}
 	}

@@ -2,10 +2,10 @@ package trial
 
 import "vllmtuner/bench/workload"
 
-// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol, if its cache holds
-// all that it is asked.
+// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol. The cache is
+// assumed to hold everything that is asked.
 func Cached(plan workload.Plan, cache Protocol) float64 {
-	c := newRecall(usualKVTokens)
+	c := newRecall(defaultKVTokens)
 	schedule := plan.Schedule()
 	switch n := plan.Source.Len(); {
 	case cache == Reset:
@@ -15,7 +15,7 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 			c.ask(plan.Source.Request(workload.PrimeStream, i))
 		}
 	default:
-		for i := 0; c.tokens < usualKVTokens/2 && i < mostPrimed; i++ {
+		for i := 0; c.tokens < defaultKVTokens/2 && i < maxPrimed; i++ {
 			c.ask(plan.Source.Request(workload.PrimeStream, i))
 		}
 	}
@@ -34,5 +34,5 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 	return carried
 }
 
-// mostPrimed requests show what an endless workload asks again. Where they share everything no number of them fills a cache.
-const mostPrimed = 2000
+// maxPrimed requests show what an endless workload asks again. If they share everything, no number of them fills a cache.
+const maxPrimed = 2000

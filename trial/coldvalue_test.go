@@ -154,9 +154,9 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 			}
 			want := row.finds
 			if want == 0 {
-				m := &measuring{Runner: r}
+				search := newSearchRun(newSession(r, Task{}, e, e))
 				alone := &teller{cache: make(map[uint64]bool)}
-				if _, err := alone.Run(t.Context(), onlyWindow(m.plan(p.Seq, p.Rate).Schedule()), nil); err != nil {
+				if _, err := alone.Run(t.Context(), onlyWindow(search.plan(p.Seq, p.Rate).Schedule()), nil); err != nil {
 					t.Fatal(err)
 				}
 				want = alone.found / alone.asked

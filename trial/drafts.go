@@ -3,53 +3,68 @@ package trial
 import (
 	"fmt"
 	"strings"
+
+	"vllmtuner/serverctl"
 )
 
-// drafts are what is known of a server's drafts since its start.
+// drafts adds up what a server has drafted since its start, and judges whether enough of it is accepted.
 type drafts struct {
 	Speculation
-	known bool    // the acceptance is, and it is high enough
-	tpot  float64 // median of the last piece of warm-up, ms; 0 when unknown
+	minAcceptance float64 // accepted / drafted; 0 asks for nothing
+	minTokens     float64 // drafted tokens that a judgement needs
+	judged        bool
+	tpot          float64 // median of the last part of the warm-up, ms; 0 when unknown
+	kvCacheGiB    float64 // 0 when unknown
 }
 
-// rejectedDrafts is the error of a server of whose drafts hardly anything is accepted.
+func newDrafts(r *Runner, facts serverctl.Facts) drafts {
+	return drafts{minAcceptance: r.MinAcceptance, minTokens: float64(r.MinDrafted), kvCacheGiB: facts.KVCacheGiB}
+}
+
+// rejectedDrafts is the error of a server that accepts hardly any of its drafts.
 type rejectedDrafts struct{ diagnosis string }
 
 func (e *rejectedDrafts) Error() string { return e.diagnosis }
 
-// judgeDrafts adds what was drafted, nil for nothing, and ends the trial when enough is known and too little of it was accepted. It
-// judges once: what a later probe finds does not depend on whether it was measured before an interruption.
-func (m *measuring) judgeDrafts(more *Speculation) error {
-	d := &m.drafts
-	if more == nil || d.known || m.MinAcceptance <= 0 {
+// judge adds what was drafted, nil for nothing. Its error ends a trial in which enough is known and too little was accepted. It judges
+// once, so that a resumed trial judges the same drafts as one without an interruption.
+func (d *drafts) judge(more *Speculation) error {
+	if more == nil || d.judged || d.minAcceptance <= 0 {
 		return nil
 	}
 	d.Drafts += more.Drafts
 	d.Tokens += more.Tokens
 	d.Accepted += more.Accepted
-	if d.Tokens < float64(m.MinDrafted) {
+	if d.Tokens < d.minTokens {
 		return nil
 	}
-	d.known = true
-	if d.Accepted >= m.MinAcceptance*d.Tokens {
+	d.judged = true
+	if d.Accepted >= d.minAcceptance*d.Tokens {
 		return nil
 	}
-	return &rejectedDrafts{m.diagnoseDrafts()}
+	return &rejectedDrafts{d.diagnosis()}
 }
 
-// diagnoseDrafts says what was accepted, what that means, and what it costs, as far as the server tells. What it would be without
-// drafts is another server's to tell.
-func (m *measuring) diagnoseDrafts() string {
-	d := m.drafts
+// lacking says how many drafted tokens a judgement still needs, or nothing.
+func (d *drafts) lacking(now serverctl.Counters) string {
+	if d.minAcceptance <= 0 || now.AcceptedAt == nil || now.DraftTokens >= d.minTokens {
+		return ""
+	}
+	return fmt.Sprintf("only %.0f tokens were drafted, and the acceptance is known after %.0f", now.DraftTokens, d.minTokens)
+}
+
+// diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how fast the
+// server would be without drafts.
+func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",
-		thousands(d.Accepted), thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*m.MinAcceptance)
+		thousands(d.Accepted), thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.minAcceptance)
 	text += fmt.Sprintf("Each step of an answer drafts and verifies %.1f tokens to gain %.2g", d.Tokens/d.Drafts, d.Accepted/d.Drafts)
 	if d.tpot > 0 {
 		text += fmt.Sprintf(", and a token takes %.1f ms at the median of a light load", d.tpot)
 	}
-	if gib := m.result.Facts.KVCacheGiB; gib > 0 {
-		text += fmt.Sprintf("; the KV cache is left with %.2f GiB beside the drafter", gib)
+	if d.kvCacheGiB > 0 {
+		text += fmt.Sprintf("; the KV cache is left with %.2f GiB beside the drafter", d.kvCacheGiB)
 	}
 	return text + "."
 }

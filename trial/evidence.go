@@ -8,11 +8,11 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// reach is how long after the last counted request others still meet it: four times the longest kernel's tau.
+// reach is how long after the last counted request other requests still matter to it: four times the longest kernel's tau.
 const reach = 80 * time.Second
 
-// EvidenceOf is what a probe says of each of its requests: the load that each met, which follows from the schedule alone, and
-// whether it broke a limit. draw is that of the schedule. It is nil where a limit is not judged request by request.
+// EvidenceOf says for each request of a probe which load it met and whether it broke a limit. The load follows from the schedule
+// alone, which has that draw. The evidence is nil where a limit is not judged request by request.
 func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, draw int, s slo.SLO, v slo.Verdict) *capacity.Evidence {
 	e := &capacity.Evidence{Rate: rate, Draw: draw}
 	for a := range workload.Before(schedule, reach) {
@@ -36,14 +36,30 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 	return e
 }
 
-// longRunRequests are so many that their own chance does not matter; see capacity.Population.
+// A longRun is the workload as it is in the long run, which is the same for every trial of a Runner.
+type longRun struct {
+	weigher    *workload.Weigher
+	population *capacity.Population
+}
+
+// longRun builds the long run when it is first needed.
+func (r *Runner) longRun() *longRun {
+	if r.inLongRun == nil {
+		weigher := workload.Weigh(r.Source)
+		plan := workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals}
+		r.inLongRun = &longRun{weigher, PopulationOf(plan, weigher)}
+	}
+	return r.inLongRun
+}
+
+// longRunRequests are enough that their own chance does not matter; see capacity.Population.
 const longRunRequests = 128_000
 
-// PopulationOf is what the plan's workload brings in the long run.
+// PopulationOf is the plan's workload in the long run.
 func PopulationOf(p workload.Plan, w *workload.Weigher) *capacity.Population {
 	population := &capacity.Population{Due: p.LongRun(longRunRequests)}
 	population.Prompt, population.Answer = w.LongRun(longRunRequests)
-	// What is left of chance in the means would shift every capacity.
+	// A mean other than 1, which is chance, would shift every capacity.
 	toMean(population.Due, population.Due[longRunRequests-1]/longRunRequests)
 	toMean(population.Prompt, mean(population.Prompt))
 	toMean(population.Answer, mean(population.Answer))

@@ -18,7 +18,7 @@ func (a answers) Request(workload.Stream, int) *workload.Request {
 	return &workload.Request{OutputTokens: a.tokens}
 }
 
-func TestUsualLeadIn(t *testing.T) {
+func TestDefaultLeadIn(t *testing.T) {
 	limit := func(m slo.Metric, max time.Duration) slo.Limit { return slo.Limit{Metric: m, Percentile: 99, Max: max} }
 	ttft, tpot := limit(slo.TTFT, time.Second), limit(slo.TPOT, 60*time.Millisecond)
 	for _, row := range []struct {
@@ -39,11 +39,11 @@ func TestUsualLeadIn(t *testing.T) {
 		{"TTFT alone says nothing of the rest", []slo.Limit{ttft}, 1001, Reset, 30 * time.Second},
 		{"no longer than five minutes", []slo.Limit{ttft, tpot}, 9000, Carried, 5 * time.Minute},
 	} {
-		got := UsualLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 0}, row.cache)
+		got := DefaultLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 0}, row.cache)
 		if got != row.want {
 			t.Errorf("%s: the lead-in is %s, want %s", row.name, got, row.want)
 		}
-		if of := UsualLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 3}, row.cache); of != got {
+		if of := DefaultLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 3}, row.cache); of != got {
 			t.Errorf("%s: the lead-in of a workload of three requests is %s, want %s", row.name, of, got)
 		}
 	}

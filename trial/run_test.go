@@ -300,8 +300,7 @@ func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
 	s := &stub{capacity: 4.8}
 	r := runner(t, s, Primed)
 	finish := make(chan struct{})
-	r.Finish = finish
-	_, err := r.Run(t.Context(), Task{Record: func(Probe) error { close(finish); return nil }})
+	_, err := r.Run(t.Context(), Task{Finish: finish, Record: func(Probe) error { close(finish); return nil }})
 	if !errors.Is(err, ErrInterrupted) || !slices.Contains(s.did, "stop") {
 		t.Errorf("Run = %v after %v, want ErrInterrupted and a stopped server", err, s.did)
 	}
@@ -357,25 +356,23 @@ func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
 func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	finish := make(chan struct{})
 	r := runner(t, &stub{}, Primed)
-	r.Finish = finish
 	r.Start = func(ctx context.Context, _ Launch) (Server, Load, error) {
 		close(finish)
 		<-ctx.Done() // a model that loads for ever
 		return nil, nil, &serverctl.ExitError{Class: serverctl.Aborted}
 	}
-	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) {
+	if _, err := r.Run(t.Context(), Task{Finish: finish}); !errors.Is(err, ErrInterrupted) {
 		t.Errorf("interrupted in its start, Run = %v, want ErrInterrupted", err)
 	}
 	s := &stub{capacity: 4.8, dieAt: -1}
 	r = runner(t, s, Primed)
 	finish2 := make(chan struct{})
-	r.Finish = finish2
-	r.Progress = func(step string) {
+	task := Task{Finish: finish2, Progress: func(step string) {
 		if step == "priming the prefix cache" {
 			close(finish2)
 		}
-	}
-	if _, err := r.Run(t.Context(), Task{}); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
+	}}
+	if _, err := r.Run(t.Context(), task); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
 		t.Errorf("interrupted while it primes, Run = %v after %v, want ErrInterrupted before any probe", err, s.did)
 	}
 }

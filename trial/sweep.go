@@ -1,8 +1,8 @@
 package trial
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -10,7 +10,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A Level is one load of a sweep: a rate, or so many requests always in flight.
+// A Level is one load of a sweep: a rate, or a number of requests that are always in flight.
 type Level struct {
 	Rate    float64 `json:"rate,omitempty"`    // requests per second; 0 in a closed loop
 	Streams int     `json:"streams,omitempty"` // requests in flight; 0 in an open loop
@@ -24,7 +24,7 @@ func (l Level) String() string {
 	return fmt.Sprintf("%g req/s", l.Rate)
 }
 
-// Load is the level as capacity.Sweep knows it: its rate, or its streams.
+// Load is the level as one number for capacity.Sweep: its rate, or its streams.
 func (l Level) Load() float64 {
 	if l.Streams > 0 {
 		return float64(l.Streams)
@@ -36,23 +36,23 @@ func (l Level) Load() float64 {
 func (p Probe) Level() Level { return Level{Rate: p.Rate, Streams: p.Streams} }
 
 // A Sweep is a manual sweep: a warm-up, then one load after the other on one server, as people ran it with vllm bench serve. Every
-// level asks the same requests, all of them counted, without lead-in and run-out; the rates' arrivals are one pattern, stretched
-// so that the last request is due at Requests/rate (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
+// level asks the same requests, and all of them are counted: there is no lead-in and no run-out. All rates have one pattern of
+// arrivals, stretched so that the last request is due at Requests/rate (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
 type Sweep struct {
 	Levels   []Level
 	Requests int // of each level
 
-	WarmUp         int           // requests before the first level: the first ones of the levels; 0 means none
+	WarmUp         int           // requests before the first level, the same ones as the levels' first; 0 means none
 	WarmUpRate     float64       // requests per second
 	WarmUpCooldown time.Duration // pause after them
 	Cooldown       time.Duration // pause between two levels
 
-	// Pause lets the server rest; nil waits on the clock. In virtual time nothing happens to an idle server.
+	// Pause lets the server rest; nil waits on the clock. In virtual time it can return at once: nothing happens to an idle server.
 	Pause func(ctx context.Context, d time.Duration) error
 }
 
-// Planned is how long a sweep of rates takes on a server that keeps up, without its start and stop. Of a closed loop only the
-// pauses are known.
+// Planned is how long a sweep of rates takes on a server that keeps up, without its start and stop. For a closed loop it counts the
+// pauses alone.
 func (s Sweep) Planned() time.Duration {
 	took := time.Duration(0)
 	if s.WarmUp > 0 {
@@ -67,7 +67,7 @@ func (s Sweep) Planned() time.Duration {
 	return took
 }
 
-// Takes is how long the requests of a level are sent; 0 in a closed loop, where the server decides.
+// Takes is how long a level sends its requests; 0 in a closed loop, where the server decides.
 func (s Sweep) Takes(l Level) time.Duration {
 	if l.Rate <= 0 {
 		return 0
@@ -84,21 +84,27 @@ func Steps(probes []Probe) []capacity.Step {
 	return steps
 }
 
-// Sweep measures a fixed list of loads on one server. Of the Runner's settings it uses those of the server, the workload and the
-// SLO; the cache is Reset before each level, or else carried on. The result's capacity is that of capacity.Highest: a load of the
-// grid. A server that failed on the way, and a sweep that was ended, have that of the levels before. Errors are those of Run.
+// Sweep measures a fixed list of loads on one server. It uses the Runner's settings of server, workload and SLO. The cache is Reset
+// before each level, or else carried on. The capacity is that of capacity.Highest: a load of the grid. A server that fails on the way,
+// and a sweep that is interrupted, have the capacity of the levels before. Errors are those of Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
-	warmed := *r
-	warmed.PrimeRate = s.WarmUpRate
-	return warmed.onServer(ctx, task, func(m *measuring, ctx context.Context) (capacity.Capacity, error) { return m.sweep(ctx, s) })
+	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
+		return sweepRun{prober{on}, s}.run(ctx)
+	})
 }
 
-// sweep warms the server up and measures the levels. It ends at once when the server dies, with the server's own error.
-func (m *measuring) sweep(ctx context.Context, s Sweep) (capacity.Capacity, error) {
-	ctx, stop := until(ctx, m.server.Exited(), m.server.Err)
-	defer stop()
-	if err := m.prepareSweep(ctx, s); err != nil {
-		return capacity.Capacity{}, m.cause(ctx, err)
+// A sweepRun is a sweep on its server.
+type sweepRun struct {
+	prober
+	Sweep
+}
+
+// run warms the server up and measures the levels.
+func (s sweepRun) run(ctx context.Context) (capacity.Capacity, error) {
+	if s.WarmUp > 0 {
+		if err := s.task.unlessFinished(ctx, s.warmUp); err != nil {
+			return capacity.Capacity{}, err
+		}
 	}
 	grid := make([]float64, len(s.Levels))
 	for i, l := range s.Levels {
@@ -106,120 +112,90 @@ func (m *measuring) sweep(ctx context.Context, s Sweep) (capacity.Capacity, erro
 	}
 	seq := 0
 	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
-		p, err := m.sweepLevel(ctx, s, seq)
+		p, err := s.level(ctx, seq)
 		seq++
 		return outcome(p), err
 	})
-	m.result.Capacity, _ = capacity.Highest(steps)
-	return m.result.Capacity, m.cause(ctx, err)
+	s.result.Capacity, _ = capacity.Highest(steps)
+	return s.result.Capacity, err
 }
 
-// prepareSweep sends the warm-up, which is worth nothing half done.
-func (m *measuring) prepareSweep(ctx context.Context, s Sweep) error {
-	if s.WarmUp == 0 {
-		return nil
+func (s sweepRun) warmUp(ctx context.Context) error {
+	s.task.progress("warming up with %d requests", s.WarmUp)
+	if err := s.pass(ctx, workload.WindowStream, 0, s.WarmUp, cmp.Or(s.WarmUpRate, s.firstRate)); err != nil {
+		return fmt.Errorf("warm up: %w", err)
 	}
-	return m.unlessFinished(ctx, func(ctx context.Context) error {
-		m.progress("warming up with %d requests", s.WarmUp)
-		if err := m.pass(ctx, workload.WindowStream, 0, s.WarmUp); err != nil {
-			return fmt.Errorf("warm up: %w", err)
-		}
-		return m.pause(ctx, s, s.WarmUpCooldown)
-	})
+	return s.pause(ctx, s.WarmUpCooldown)
 }
 
-// sweepLevel measures one level after its pause.
-func (m *measuring) sweepLevel(ctx context.Context, s Sweep, seq int) (Probe, error) {
+// level measures and records one level after its pause.
+func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 	if seq > 0 {
-		if err := m.unlessFinished(ctx, func(ctx context.Context) error { return m.pause(ctx, s, s.Cooldown) }); err != nil {
+		err := s.task.unlessFinished(ctx, func(ctx context.Context) error { return s.pause(ctx, s.Cooldown) })
+		if err != nil {
 			return Probe{}, err
 		}
 	}
-	select {
-	case <-m.Finish:
-		return Probe{}, ErrInterrupted
-	default:
+	if err := s.task.finished(); err != nil {
+		return Probe{}, err
 	}
 	began := time.Now()
-	p, err := m.inTime(func() (Probe, error) {
-		return m.verified(func(bool) (Probe, error) { return m.measureLoad(ctx, seq, m.offerOf(s, s.Levels[seq])) })
+	p, err := s.inTime(func() (Probe, error) {
+		return s.verified(func(bool) (Probe, error) { return s.probe(ctx, seq, s.offerOf(s.Levels[seq])) })
 	})
 	if err != nil {
-		m.result.GPUTime += time.Since(began) // spent all the same
+		s.result.GPUTime += time.Since(began) // a level that fails costs time too
 		return p, err
 	}
-	m.result.GPUTime += p.GPUTime
-	if err := m.Record(p); err != nil {
+	s.result.GPUTime += p.GPUTime
+	if err := s.task.Record(p); err != nil {
 		return p, fmt.Errorf("record %s: %w", s.Levels[seq], err)
 	}
 	return p, nil
 }
 
-// inTime measures a level once more where the load generator was late, and the repetition replaces it. A cache that is carried on would find
-// the same requests again, and is left as it is.
-func (m *measuring) inTime(measure func() (Probe, error)) (Probe, error) {
+// inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same requests
+// again, so its levels are not repeated.
+func (s sweepRun) inTime(measure func() (Probe, error)) (Probe, error) {
 	p, err := measure()
-	limited := p.Verdict.ClientLimited
-	if err != nil || limited == "" || m.Cache != Reset {
+	late := p.Verdict.ClientLimited
+	if err != nil || late == "" || s.runner.Cache != Reset {
 		return p, err
 	}
-	m.progress("again: %s", limited)
-	first := p.GPUTime
-	p, err = measure()
-	if err != nil {
-		m.result.GPUTime += first
-		return p, err
+	p, err = s.repeat(p, late, measure)
+	if err == nil {
+		p.Note = join("measured again, because "+late, p.Note)
 	}
-	p.GPUTime += first
-	p.Replaced += first
-	p.Note = join("measured again, because "+limited, p.Note)
-	return p, nil
+	return p, err
 }
 
 // offerOf is the load of a level.
-func (m *measuring) offerOf(s Sweep, l Level) offer {
-	o := offer{Level: l, planned: s.Requests}
+func (s sweepRun) offerOf(l Level) offer {
+	r, o := s.runner, offer{Level: l, planned: s.Requests}
 	if l.Streams > 0 {
-		o.schedule = workload.WithoutRunOut(workload.Loop{Source: m.Source, N: s.Requests}.Schedule())
+		o.schedule = workload.WithoutRunOut(workload.Loop{Source: r.Source, N: s.Requests}.Schedule())
 		return o
 	}
-	plan := workload.Plan{Source: m.Source, Seed: m.Seed, Rate: l.Rate, MinRequests: s.Requests, Arrivals: m.Arrivals, Rescale: true}
+	plan := workload.Plan{Source: r.Source, Seed: r.Seed, Rate: l.Rate, MinRequests: s.Requests, Arrivals: r.Arrivals, Rescale: true}
 	o.schedule = plan.Schedule()
 	_, o.window = plan.Counted()
 	return o
 }
 
 // pause lets the server rest.
-func (m *measuring) pause(ctx context.Context, s Sweep, d time.Duration) error {
+func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
 	}
-	m.progress("cooling down for %s", d)
-	pause := s.Pause
-	if pause == nil {
-		pause = rest
+	s.task.progress("cooling down for %s", d)
+	s.result.GPUTime += d
+	if s.Pause != nil {
+		return s.Pause(ctx, d)
 	}
-	m.result.GPUTime += d
-	return pause(ctx, d)
-}
-
-// rest waits on the clock.
-func rest(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// unlessFinished does what an orderly end does not wait for.
-func (m *measuring) unlessFinished(ctx context.Context, do func(context.Context) error) error {
-	ctx, stop := until(ctx, m.Finish, func() error { return ErrInterrupted })
-	defer stop()
-	err := do(ctx)
-	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
-		return ErrInterrupted
-	}
-	return err
 }

@@ -200,10 +200,11 @@ func TestASweepThatEndsEarlyKeepsWhatItHas(t *testing.T) {
 	finish := make(chan struct{})
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
-	r.Finish, probes = finish, nil
+	probes = nil
 	sweep.Pause = nil // a pause on the clock, which the end does not wait for
 	sweep.Cooldown = time.Hour
-	result, err = r.Sweep(t.Context(), Task{Record: func(p Probe) error { close(finish); return record(p) }}, sweep)
+	task := Task{Finish: finish, Record: func(p Probe) error { close(finish); return record(p) }}
+	result, err = r.Sweep(t.Context(), task, sweep)
 	if !errors.Is(err, ErrInterrupted) || len(probes) != 1 || result.Capacity.Rate != 1 || strings.Join(s.did, " ") != "start probe stop" {
 		t.Errorf("interrupted after the first rate: Sweep = %+v, %v after %v", result.Capacity, err, s.did)
 	}

@@ -17,8 +17,7 @@ func TestRequestsThatAreTurnedAwayAreNobodysFault(t *testing.T) {
 		"all 9 requests of the warm-up failed: truncated: no end":          serverctl.CrashLoad,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			m := &measuring{server: &stub{}}
-			exit, ok := errors.AsType[*serverctl.ExitError](m.useless(t.Context(), evidence))
+			exit, ok := errors.AsType[*serverctl.ExitError](useless(t.Context(), &stub{}, evidence))
 			if !ok || exit.Class != want {
 				t.Errorf("%s: %v, want %s", evidence, exit, want)
 			}

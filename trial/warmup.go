@@ -1,11 +1,11 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"regexp"
+	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"vllmtuner/bench"
@@ -16,87 +16,146 @@ import (
 const (
 	// warmUpRequests are sent at a time, as many as the manual sweeps sent in all.
 	warmUpRequests = 10
-	// mostWarmUps pieces, or so much time, are all that a server gets: what is not warm then is said to be cold.
-	mostWarmUps = 12
+	// A warm-up has at most maxWarmUps pieces, and takes at most warmUpLimit. A server that is not warm by then is noted as cold.
+	maxWarmUps  = 12
 	warmUpLimit = 5 * time.Minute
 
-	// The median TPOT of a piece has fallen when it is below so much of the lower quartile of the piece before. On the simulated H200,
-	// warm from its start, that is so for 1 of 343 pieces.
+	// The median TPOT of a piece has fallen when it is below this part of the lower quartile of the piece before. On the simulated
+	// H200, which is warm from its start, that is so for 1 of 343 pieces.
 	tpotFall = 0.9
-	// The median TTFT has fallen when it is below so much of the quickest of the piece before. It depends on the draw far more than
-	// TPOT, by length of prompt, cached part and queue: there 58 of 343 medians were below half the lower quartile before.
+	// The median TTFT has fallen when it is below this part of the quickest of the piece before. TTFT depends on the draw far more
+	// than TPOT, by length of prompt, cached part and queue. There 58 of 343 medians were below half the lower quartile before.
 	ttftFall = 0.5
 )
 
-// warmUp sends the first requests until the server is warm, and primes the cache where the protocol says so. It is worth nothing half
-// done. What it does depends on this start of the server alone, so that a resumed trial warms up as it did.
-func (m *measuring) warmUp(ctx context.Context) error {
-	m.progress("warming up")
-	if err := m.warmUntilSettled(ctx); err != nil {
+const (
+	primePiece     = 30.0 // seconds of load between two readings of the hit rate
+	maxPrimePieces = 60   // half an hour: a hit rate that still moves then never stands still
+	steadyHitRate  = 0.01 // the hit rate stands still when it moves by less than a point
+)
+
+// A warmUp is the load before the first probe. It depends on this start of the server alone, so that a resumed trial warms up as it
+// did before.
+type warmUp struct {
+	*session
+	drafts *drafts
+	rate   float64 // requests per second
+}
+
+func newWarmUp(s *session, d *drafts) warmUp {
+	return warmUp{s, d, cmp.Or(s.runner.PrimeRate, s.firstRate)}
+}
+
+// run sends requests until the server is warm, and primes the prefix cache where the protocol says so.
+func (w warmUp) run(ctx context.Context) error {
+	w.task.progress("warming up")
+	if err := w.untilWarm(ctx); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
-	if err := m.prime(ctx); err != nil {
+	if err := w.prime(ctx); err != nil {
 		return err
 	}
-	now, err := m.counters(ctx)
+	now, err := readCounters(ctx, w.server)
 	if err != nil {
 		return err
 	}
-	return m.judgeDrafts(speculation(serverctl.Counters{}, now))
+	return w.drafts.judge(speculation(serverctl.Counters{}, now))
 }
 
-// warmUntilSettled sends pieces of load until latencies no longer fall and, where something is drafted, enough was drafted to know what
-// is accepted of it. A server that is warm from its start gets two.
-func (m *measuring) warmUntilSettled(ctx context.Context) error {
-	began := m.result.GPUTime
+// untilWarm sends pieces of load until latencies no longer fall. A server that drafts gets more of them until its acceptance is
+// known. A server that is warm from its start gets two.
+func (w warmUp) untilWarm(ctx context.Context) error {
+	began := w.result.GPUTime
 	var last latencies
-	settled := false
-	for piece := range mostWarmUps {
-		run, err := m.uncounted(ctx, counted(m.passOf(workload.WarmUpStream, piece*warmUpRequests, warmUpRequests)), nil, beforeProbes)
+	warm := false
+	for piece := range maxWarmUps {
+		now, err := w.piece(ctx, piece)
 		if err != nil {
 			return err
 		}
-		is := latenciesOf(run.Samples)
-		settled = settled || piece > 0 && !is.fellFrom(last)
-		last = is
-		m.drafts.tpot = is.tpot.median
-		now, err := m.counters(ctx)
+		warm = warm || piece > 0 && !now.fellFrom(last)
+		last = now
+		w.drafts.tpot = now.tpot.median
+		counters, err := readCounters(ctx, w.server)
 		if err != nil {
 			return err
 		}
-		lacking := m.lackingDrafts(now)
-		if settled && lacking == "" {
+		lacking := w.drafts.lacking(counters)
+		if warm && lacking == "" {
 			return nil
 		}
-		if piece+1 == mostWarmUps || m.result.GPUTime-began >= warmUpLimit {
-			if !settled {
+		if took := w.result.GPUTime - began; piece+1 == maxWarmUps || took >= warmUpLimit {
+			if !warm {
 				lacking = join("its latencies still fell", lacking)
 			}
-			m.result.Notes = append(m.result.Notes, fmt.Sprintf("the server was not warm after %d requests and %.0f s: %s",
-				(piece+1)*warmUpRequests, (m.result.GPUTime-began).Seconds(), lacking))
+			w.note("the server was not warm after %d requests and %.0f s: %s", (piece+1)*warmUpRequests, took.Seconds(), lacking)
 			return nil
 		}
 	}
 	return nil
 }
 
-// join lists what is not empty.
-func join(words ...string) string {
-	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), "; ")
+// piece sends the n-th requests of the warm-up, from 0.
+func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
+	load := passOf(w.runner, workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
+	run, err := w.uncounted(ctx, counted(load), nil, beforeProbes)
+	return latenciesOf(run.Samples), err
 }
 
-// lackingDrafts says what is not known of the server's drafts yet, or nothing.
-func (m *measuring) lackingDrafts(now serverctl.Counters) string {
-	if m.MinAcceptance <= 0 || now.AcceptedAt == nil || now.DraftTokens >= float64(m.MinDrafted) {
-		return ""
+// prime puts the cache into the state that the protocol wants before the first probe.
+func (w warmUp) prime(ctx context.Context) error {
+	if w.runner.Cache == Reset {
+		return nil
 	}
-	return fmt.Sprintf("only %.0f of %d tokens were drafted that it takes to know the acceptance", now.DraftTokens, m.MinDrafted)
+	w.task.progress("priming the prefix cache")
+	if n := w.runner.Source.Len(); w.runner.Cache == Primed && n > 0 {
+		return w.primeWith(ctx, 0, n)
+	}
+	return w.primeUntilSteady(ctx)
 }
 
-// latencies are how long the requests of a piece took, in milliseconds; 0 when there is nothing to know.
+func (w warmUp) primeWith(ctx context.Context, first, n int) error {
+	if err := w.pass(ctx, workload.PrimeStream, first, n, w.rate); err != nil {
+		return fmt.Errorf("prime the cache: %w", err)
+	}
+	return nil
+}
+
+// primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.
+func (w warmUp) primeUntilSteady(ctx context.Context) error {
+	start, err := readCounters(ctx, w.server)
+	if err != nil {
+		return err
+	}
+	kvTokens := float64(w.result.Facts.KVCacheTokens)
+	if kvTokens == 0 {
+		w.note("the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
+	}
+	n := max(1, int(math.Round(primePiece*w.rate)))
+	before, lastRate := start, math.Inf(1)
+	for piece := range maxPrimePieces {
+		if err := w.primeWith(ctx, piece*n, n); err != nil {
+			return err
+		}
+		now, err := readCounters(ctx, w.server)
+		if err != nil {
+			return err
+		}
+		rate := hitRate(before, now)
+		written := now.PromptTokens - now.PrefixHits + now.GenerationTokens - (start.PromptTokens - start.PrefixHits + start.GenerationTokens)
+		if written > kvTokens && math.Abs(rate-lastRate) < steadyHitRate {
+			return nil
+		}
+		before, lastRate = now, rate
+	}
+	w.note("the prefix-cache hit rate still moved after %d s of priming", int(primePiece*maxPrimePieces))
+	return nil
+}
+
+// latencies are those of the requests of a piece, in milliseconds; 0 when nothing was completed.
 type latencies struct{ ttft, tpot quantiles }
 
-type quantiles struct{ least, quarter, median float64 }
+type quantiles struct{ min, quarter, median float64 }
 
 func latenciesOf(samples []bench.Sample) latencies {
 	var ttft, tpot []float64
@@ -117,19 +176,14 @@ func quantilesOf(values []float64) quantiles {
 	return quantiles{bench.Percentile(values, 0), bench.Percentile(values, 25), bench.Percentile(values, 50)}
 }
 
-// fellFrom reports whether a latency fell since the piece before. What is done once makes requests slower and never quicker, so a rise
-// is no sign of it. The requests of two pieces differ: the median must lie clearly below what was quick before, else it is the draw.
-// A piece of which only the first requests were slow was warm at its end.
+// fellFrom reports whether a latency fell since the piece before. Work that a server does once, such as compiling, makes requests
+// slower and never quicker, so a rise is no sign of it. The requests of two pieces differ, so the median must lie clearly below what
+// was quick before. A piece whose first requests alone were slow was warm at its end.
 func (l latencies) fellFrom(before latencies) bool {
-	return l.ttft.median < ttftFall*before.ttft.least || l.tpot.median < tpotFall*before.tpot.quarter
+	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }
 
-// passOf is the load of n requests of a stream from the first on.
-func (m *measuring) passOf(stream workload.Stream, first, n int) workload.Schedule {
-	return workload.Pass{Source: m.Source, Seed: m.Seed, Stream: stream, Rate: m.primeRate(), First: first, N: n}.Schedule()
-}
-
-// counted makes a load tell its latencies, which only the requests of a window do.
+// counted moves a load into the window, for only the window records latencies.
 func counted(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {
@@ -139,69 +193,4 @@ func counted(schedule workload.Schedule) workload.Schedule {
 			}
 		}
 	}
-}
-
-// pass sends n requests of a stream, of which no probe knows, and waits until the server is idle again.
-func (m *measuring) pass(ctx context.Context, stream workload.Stream, first, n int) error {
-	_, err := m.uncounted(ctx, m.passOf(stream, first, n), nil, beforeProbes)
-	return err
-}
-
-// beforeProbes says which requests those of a warm-up and of priming are.
-const beforeProbes = "before the first probe"
-
-// uncounted sends a load of which no probe knows, and waits until the server is idle again. which says which requests these are.
-func (m *measuring) uncounted(ctx context.Context, schedule workload.Schedule, stop bench.Stop, which string) (bench.Run, error) {
-	began := time.Now()
-	run, err := m.load.Run(ctx, m.recalled(schedule), stop)
-	if err != nil {
-		m.result.GPUTime += time.Since(began) // spent all the same
-		return run, err
-	}
-	m.result.GPUTime += run.Elapsed
-	sent, broken, detail := run.Others+len(run.Samples), run.Broken, run.BrokenDetail
-	for _, s := range run.Samples {
-		if s.Failure != "" && s.Failure != bench.WrongLength { // which voids a probe, and says so better
-			if broken == 0 {
-				detail = fmt.Sprintf("%s: %s", s.Failure, s.Detail)
-			}
-			broken++
-		}
-	}
-	if broken == sent && sent > 0 {
-		return run, m.useless(ctx, fmt.Sprintf("all %d requests %s failed: %s", sent, which, detail))
-	}
-	if broken > 0 {
-		m.result.Notes = append(m.result.Notes, fmt.Sprintf("%d of %d requests %s failed: %s", broken, sent, which, detail))
-	}
-	if 2*broken > sent { // on a busy machine its death is noticed later than its errors
-		select {
-		case <-m.server.Exited():
-			return run, m.server.Err()
-		case <-ctx.Done():
-			return run, context.Cause(ctx)
-		case <-time.After(deathNotice):
-		}
-	}
-	drained, err := m.server.Drain(ctx)
-	m.result.GPUTime += drained
-	if err != nil {
-		return run, serverError{err}
-	}
-	return run, nil
-}
-
-// deathNotice is how long a server that answers nothing well has to die, so that its own last words are the evidence.
-const deathNotice = 10 * time.Second
-
-// turnedAway are the statuses by which a server, or a gateway before it, refuses requests for what they are: no flag of the engine does.
-var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
-
-// useless is the error of a server that is up and fails every request.
-func (m *measuring) useless(ctx context.Context, evidence string) error {
-	class := serverctl.CrashLoad
-	if turnedAway.MatchString(evidence) {
-		class = serverctl.Infrastructure
-	}
-	return AwaitDeath(ctx, m.server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})
 }

@@ -42,7 +42,7 @@ func TestTheWarmUpEndsWhenTheServerIsWarm(t *testing.T) {
 		{"slow for three pieces", ms(9000, 3000, 1000, 100), 5, ""},
 		{"quicker from piece to piece, within what the draw does", ms(100, 60, 35), 2, ""},
 		{"slower from piece to piece is not cold", ms(100, 200, 400), 2, ""},
-		{"never settles", ms(1<<23, 1<<21, 1<<19, 1<<17, 1<<15, 1<<13, 1<<11, 1<<9, 1<<7, 1<<5, 1<<3, 1<<1), mostWarmUps,
+		{"never settles", ms(1<<23, 1<<21, 1<<19, 1<<17, 1<<15, 1<<13, 1<<11, 1<<9, 1<<7, 1<<5, 1<<3, 1<<1), maxWarmUps,
 			"the server was not warm after 120 requests and 72 s: its latencies still fell"},
 	} {
 		s := &stub{capacity: 4.8, warming: row.warming}
@@ -125,9 +125,9 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 			"Each step of an answer drafts and verifies 3.0 tokens to gain 0.00024", "a token takes 10.0 ms"}},
 		{"few tokens are drafted at a time", drafts(210, 0), asked, 5, Dropped, []string{"0 of 1,050 drafted"}},
 		{"nobody asks", drafts(12591, 1), nil, 2, Measured, nil},
-		{"too few are ever drafted to know in the warm-up, a probe tells", drafts(80, 0), asked, mostWarmUps, Dropped, []string{"0 of 1,040 drafted"}},
-		{"too few are ever drafted to know", drafts(30, 0), asked, mostWarmUps, Measured,
-			[]string{"only 360 of 1000 tokens were drafted that it takes to know the acceptance"}},
+		{"too few are ever drafted to know in the warm-up, a probe tells", drafts(80, 0), asked, maxWarmUps, Dropped, []string{"0 of 1,040 drafted"}},
+		{"too few are ever drafted to know", drafts(30, 0), asked, maxWarmUps, Measured,
+			[]string{"only 360 tokens were drafted, and the acceptance is known after 1000"}},
 	} {
 		s := &stub{capacity: 4.8, drafts: row.drafts}
 		did, result := trialOf(t, s, Reset, row.set)
@@ -180,10 +180,10 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 
 // What is accepted is judged once: a probe that was measured by this run and one that is stored must come to the same.
 func TestDraftsAreJudgedOnce(t *testing.T) {
-	m := &measuring{Runner: &Runner{MinAcceptance: 0.02, MinDrafted: 1000}}
+	d := newDrafts(&Runner{MinAcceptance: 0.02, MinDrafted: 1000}, serverctl.Facts{})
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {
-		if err := m.judgeDrafts(&more); err != nil {
-			t.Errorf("after %+v: %v", m.drafts, err)
+		if err := d.judge(&more); err != nil {
+			t.Errorf("after %+v: %v", d, err)
 		}
 	}
 }

@@ -305,11 +305,7 @@ func measured(probes []trial.Probe) (sum time.Duration) {
 }
 
 func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
-	runner := *s.Runner
-	runner.Finish = s.Finish
-	runner.Progress = func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) }
-	runner.Accept = func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) }
-	return runner.Run(ctx, trial.Task{
+	return s.Runner.Run(ctx, trial.Task{
 		Number: t.Number, Args: t.Args, Attempt: attempt, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
@@ -320,6 +316,9 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 			s.observe(Event{Kind: Probed, Trial: *t, Probe: &p})
 			return nil
 		},
+		Accept:   func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) },
+		Progress: func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) },
+		Finish:   s.Finish,
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -77,7 +77,7 @@ func smallSpace(t *testing.T) *space.Space {
 // study returns a small simulated study on the store.
 func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Study {
 	t.Helper()
-	profile, err := vllmsim.LoadProfile("small-fast")
+	profile, err := sim.LoadProfile("small-fast")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +151,35 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	}
 	if kinds[0] != Began || kinds[len(kinds)-1] != Ended {
 		t.Errorf("events %v, want them to begin with Began and end with Ended", kinds)
+	}
+}
+
+// A countedSource counts how often it is asked for the first request of the long run.
+type countedSource struct {
+	workload.Source
+	builds int
+}
+
+func (c *countedSource) Request(stream workload.Stream, i int) *workload.Request {
+	if stream == workload.PopulationStream && i == 0 {
+		c.builds++
+	}
+	return c.Source.Request(stream, i)
+}
+
+// The long run of a workload takes 128,000 requests and is the same for every trial.
+func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
+	store := open(t, t.TempDir())
+	defer store.Close()
+	const trials = 3
+	s := study(t, store, trial.Primed, trials)
+	source := &countedSource{Source: s.Runner.Source}
+	s.Runner.Source = source
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(answers(t, store)); got != trials || source.builds != 1 {
+		t.Errorf("%d trials built the long run %d times, want %d trials and one build", got, source.builds, trials)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -257,23 +258,12 @@ func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, cont
 	}
 }
 
-// answered returns what do returns, or how the context ended where that comes first. A disk whose server is gone never answers, and a call that
-// waits for it cannot be ended: it then ends with the process.
-func answered[T any](ctx context.Context, do func() (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		value, err := do()
-		answers <- answer{value, err}
-	}()
+// sleep reports whether d has passed before the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
-	case got := <-answers:
-		return got.value, got.err
 	case <-ctx.Done():
-		var none T
-		return none, context.Cause(ctx)
+		return false
+	case <-time.After(d):
+		return true
 	}
 }

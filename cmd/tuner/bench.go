@@ -104,7 +104,7 @@ func benchReportFlags() []cli.Flag {
 		&cli.StringFlag{Name: "precision"},
 		&cli.DurationFlag{Name: "budget", Value: defaultBudget},
 		&cli.Float64Flag{Name: "max-rate", Value: maxRate},
-		&cli.Float64Flag{Name: "margin", Value: trial.UsualMargin},
+		&cli.Float64Flag{Name: "margin", Value: trial.DefaultMargin},
 		&cli.BoolFlag{Name: "no-prime"},
 		&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)},
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"},

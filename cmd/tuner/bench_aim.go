@@ -40,7 +40,7 @@ func newBench(c *cli.Context) (*loadtest.Bench, error) {
 		return nil, err
 	}
 	if b.SLO != nil {
-		b.Load.MinJudged, _ = b.SLO.LeastRequests()
+		b.Load.MinJudged, _ = b.SLO.MinRequests()
 	}
 	if err := planRuns(c, b); err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func checkRequests(b *loadtest.Bench) error {
 	if b.SLO == nil {
 		return nil
 	}
-	needed, limit := b.SLO.LeastRequests()
+	needed, limit := b.SLO.MinRequests()
 	for _, r := range b.Runs {
 		if r.Requests() < needed {
 			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, r, r.Requests(), needed)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
@@ -23,7 +23,7 @@ import (
 // seekOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
 func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	profile, loadErr := vllmsim.LoadProfile("h200-llama70b-fp8")
+	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
 	if loadErr != nil {
 		t.Fatal(loadErr)
 	}

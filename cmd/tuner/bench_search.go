@@ -10,6 +10,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -62,7 +63,7 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		if c.Bool("reset-cache") {
 			protocol = trial.Reset
 		}
-		b.Load.LeadIn = trial.UsualLeadIn(*b.SLO, b.Load.Source, protocol)
+		b.Load.LeadIn = trial.DefaultLeadIn(*b.SLO, b.Load.Source, protocol)
 	}
 	// A server that fails at a hundredth of the first rate needs another first rate, not more probes. A search for a precision
 	// ends by its budget.
@@ -71,9 +72,9 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		maxProbes = 200
 	}
 	b.Search = &loadtest.Search{Margin: margin, Prime: !b.ResetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: max(hint/fraction, minRate), Max: highest, Factor: gallop, Tolerance: tolerance, MaxProbes: maxProbes, Precision: precision, Budget: budget,
+		Hint: hint, Min: max(hint/fraction, minRate), Max: highest, Factor: plan.Gallop, Tolerance: tolerance, MaxProbes: maxProbes, Precision: precision, Budget: budget,
 	}}
-	needed, limit := b.SLO.LeastRequests()
+	needed, limit := b.SLO.MinRequests()
 	if n := b.Load.Open(b.Search.Min, 0).Requests(); n < needed {
 		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, needed, n, needed)
 	}
@@ -96,9 +97,9 @@ func parsePrecision(text string) (float64, error) {
 		return 0, nil
 	}
 	v, err := parseShare(text)
-	if err != nil || !(v > studyfile.FinestPrecision && v < studyfile.CoarsestPrecision) {
+	if err != nil || !(v > studyfile.MinPrecision && v < studyfile.MaxPrecision) {
 		return 0, usage("--precision %s: write more than %g %% and less than %g %%, such as 5%% or 0.05",
-			text, 100*studyfile.FinestPrecision, 100*studyfile.CoarsestPrecision)
+			text, 100*studyfile.MinPrecision, 100*studyfile.MaxPrecision)
 	}
 	return v, nil
 }

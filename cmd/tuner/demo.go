@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/studies"
+	"vllmtuner/studies/silent"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -37,7 +38,7 @@ Example: tuner demo --seed 7`,
 				_, err := c.App.Writer.Write(demoFile)
 				return err
 			}
-			file, err := withDisks(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (*studyfile.File, error) {
+			file, err := silent.Watch(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (*studyfile.File, error) {
 				return demoStudy(c.String("root"), c.String("sampler"), c.Uint64("seed"))
 			})
 			if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ func docBlocks(t *testing.T) []block {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fence := regexp.MustCompile("(?ms)^ *```([a-z]+)\n(.*?)^ *```")
+	fence := regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)^ *```")
 	var all []block
 	for _, file := range append(files, filepath.Join(repo, "README.md")) {
 		text, err := os.ReadFile(file)
@@ -37,13 +38,14 @@ func docBlocks(t *testing.T) []block {
 			t.Fatal(err)
 		}
 		for _, m := range fence.FindAllStringSubmatch(string(text), -1) {
-			all = append(all, block{file, m[1], m[2]})
+			text := strings.ReplaceAll("\n"+m[3], "\n"+m[1], "\n")[1:] // without the indentation of its list item
+			all = append(all, block{file, m[2], text})
 		}
 	}
 	return all
 }
 
-// Every study file in the documents and examples is one, and its workload can be opened.
+// Every study file in the documents and examples is legal, and its workload can be opened.
 func TestStudyFilesOfTheDocuments(t *testing.T) {
 	found := 0
 	try := func(name, text string) {
@@ -59,7 +61,7 @@ func TestStudyFilesOfTheDocuments(t *testing.T) {
 	}
 	for _, b := range docBlocks(t) {
 		if b.language == "yaml" && strings.HasPrefix(b.text, "version: 1") {
-			try(filepath.Join(repo, "study.yaml"), b.text) // paths are as seen from the root
+			try(filepath.Join(repo, "study.yaml"), b.text) // paths are relative to the root
 		}
 	}
 	err := filepath.WalkDir(filepath.Join(repo, "docs", "examples"), func(path string, _ fs.DirEntry, err error) error {
@@ -71,7 +73,41 @@ func TestStudyFilesOfTheDocuments(t *testing.T) {
 		return err
 	})
 	if err != nil || found < 3 {
-		t.Errorf("%d study files are there, %v; want at least three", found, err)
+		t.Errorf("%d study files were found (%v), want at least three", found, err)
+	}
+}
+
+// Every link between the documents leads to a file, and to a heading if it names one.
+func TestLinksOfTheDocuments(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/evidence/*.md"} {
+		some, err := filepath.Glob(filepath.Join(repo, pattern))
+		must(t, err)
+		pages = append(pages, some...)
+	}
+	link, heading, noAnchor := regexp.MustCompile(`\]\(([^():# ]*)(#[^() ]+)?\)`), regexp.MustCompile("(?m)^#+ (.*)$"), regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		must(t, err)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
+			}
+			body, err := os.ReadFile(target)
+			if info, statErr := os.Stat(target); statErr != nil || err != nil && !info.IsDir() {
+				t.Errorf("%s: the link %s leads nowhere: %v", page, m[0], errors.Join(statErr, err))
+				continue
+			}
+			named := m[2] == ""
+			for _, h := range heading.FindAllStringSubmatch(string(body), -1) {
+				anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") // as GitHub makes it
+				named = named || "#"+anchor == m[2]
+			}
+			if !named {
+				t.Errorf("%s: %s has no heading for the link %s", page, target, m[0])
+			}
+		}
 	}
 }
 
@@ -103,7 +139,7 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 	}
 }
 
-// The console blocks are run from a copy of the documents, line by line, and must end well.
+// Every line of the console blocks runs from a copy of the documents, and must succeed.
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -133,6 +169,6 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 		t.Errorf("%d lines were run, want at least four", ran)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("beside the documents they leave %v, %v; want all of it below TUNER_ROOT", left, err)
+		t.Errorf("the commands leave %v (%v) beside the documents, want all files below TUNER_ROOT", left, err)
 	}
 }

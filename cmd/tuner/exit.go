@@ -9,8 +9,10 @@ import (
 	"vllmtuner/studies"
 	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
+	"vllmtuner/trial/live"
 	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/sweep"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -68,6 +70,12 @@ func exitCode(err error) int {
 		return int(code)
 	}
 	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
+	if _, ok := errors.AsType[plan.InputError](err); ok {
+		return exitUsage
+	}
+	if _, ok := errors.AsType[*live.RecordError](err); ok {
 		return exitUsage
 	}
 	if _, ok := errors.AsType[*studyfile.Error](err); ok {

@@ -16,6 +16,8 @@ import (
 	"vllmtuner/studies"
 	"vllmtuner/studies/prior"
 	"vllmtuner/studies/report"
+	"vllmtuner/studies/silent"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
 )
@@ -89,13 +91,13 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err := notItself(dir, paths); err != nil {
 		return err
 	}
-	if err := checkLink(dir); err != nil {
+	if err := studies.CheckDir(dir); err != nil {
 		return err
 	}
 	if own, err := readNone(dir); err == nil { // else there is none yet, or storing says what is wrong
 		reader.ID = own.ID
 	}
-	sources, err := answered(ctx, func() ([]prior.Source, error) { return reader.Read(paths) })
+	sources, err := silent.Await(ctx, func() ([]prior.Source, error) { return reader.Read(paths) })
 	switch {
 	case ctx.Err() != nil:
 		return errImportEnded
@@ -125,24 +127,18 @@ func importAction(ctx context.Context, c *cli.Context) error {
 
 // importPlan opens the study's workload and its search. The server may be elsewhere.
 func importPlan(ctx context.Context, c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
-	if len(file.Parameters) == 0 {
-		return begun, nil, fmt.Errorf("%s: there are no parameters to search; add some", file.Path)
-	}
-	p := &plan{file: file, model: file.Model, seed: file.Sampler.Seed}
-	if err := p.openWorkload(); err != nil {
-		return begun, nil, fmt.Errorf("%s: workload: %w", file.Path, err)
-	}
-	if err := p.openSearch(); err != nil {
+	p, err := plan.OpenSearch(file)
+	if err != nil {
 		return begun, nil, err
 	}
-	if begun, err = p.begin(ctx); err != nil {
+	if begun, err = p.Begin(version); err != nil {
 		return begun, nil, err
 	}
 	r = &prior.Reader{
-		Space: p.space, SLO: file.SLO(), World: begun.World,
+		Space: p.Space, SLO: file.SLO(), World: begun.World,
 		Defaults: c.Bool("defaults"), AnyModel: c.Bool("any-model"), OptunaStudy: c.String("optuna-study"),
 	}
-	r.Set, err = setFlags(p.space, c.StringSlice("set"))
+	r.Set, err = setFlags(p.Space, c.StringSlice("set"))
 	return begun, r, err
 }
 

@@ -53,18 +53,3 @@ func TestAnImportIsWhole(t *testing.T) {
 		}
 	}
 }
-
-// A call that cannot be ended, such as one to a disk whose server is gone, is not waited for after the context's end.
-func TestAnswered(t *testing.T) {
-	if got, err := answered(t.Context(), func() (int, error) { return 1, io.EOF }); got != 1 || !errors.Is(err, io.EOF) {
-		t.Errorf("answered = %d, %v; want what was done", got, err)
-	}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(io.ErrClosedPipe)
-	never := make(chan struct{})
-	defer close(never)
-	got, err := answered(ctx, func() (int, error) { <-never; return 1, nil })
-	if got != 0 || !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("answered = %d, %v; want the cause of the context's end", got, err)
-	}
-}

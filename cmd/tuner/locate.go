@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sys/unix"
 
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
@@ -68,7 +66,7 @@ func locate(root, arg string) (string, error) {
 			return "", err
 		}
 		dir := filepath.Join(root, file.Name)
-		return dir, checkPlace(dir)
+		return dir, studies.CheckDir(dir)
 	}
 	dir := arg
 	if info, err := os.Stat(arg); err != nil || !info.IsDir() || !strings.ContainsRune(arg, filepath.Separator) {
@@ -77,28 +75,7 @@ func locate(root, arg string) (string, error) {
 		}
 		dir = filepath.Join(root, arg)
 	}
-	return dir, checkPlace(dir)
-}
-
-// checkPlace says what is wrong with what has the name of a study's directory.
-func checkPlace(dir string) error {
-	switch info, err := os.Stat(dir); {
-	case err == nil && !info.IsDir():
-		return usage("%s is a file, and a study is a directory: move it away, or name another study or --root", dir)
-	case errors.Is(err, unix.ENOTDIR):
-		return usage("%s cannot be: a file stands where its path has a directory; name another study or --root", dir)
-	}
-	return checkLink(dir)
-}
-
-// checkLink says no to a link that leads nowhere. One to a directory is another name of the study there; delete alone refuses
-// it, as it would leave the link or the study behind.
-func checkLink(dir string) error {
-	to, noLink := os.Readlink(dir)
-	if _, err := os.Stat(dir); err != nil && noLink == nil {
-		return usage("%s is a link to %s, where nothing is: remove the link, or make the directory that it leads to", dir, to)
-	}
-	return nil // it is well, or there is none, or whoever opens it says why he cannot
+	return dir, studies.CheckDir(dir)
 }
 
 // reportOptions gives a report what the study's own file says of it.

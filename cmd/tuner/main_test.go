@@ -17,6 +17,7 @@ import (
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
+	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
 // The test binary is the command too: scripts and tests run it as tuner.
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(everyStep) != "" {
 		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}
-	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakeVLLM})
+	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakevllm.Main})
 }
 
 // quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.

@@ -2,39 +2,76 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"vllmtuner/realtime"
 )
 
-// What README shows of the demo is what the command prints: the figures may be others, the lines may not. `make transcript` writes it anew.
-func TestTranscriptOfTheREADME(t *testing.T) {
+// The picture in README.md shows what the demo prints. Its figures may differ, its words may not. `make picture` writes it anew.
+func TestPictureOfTheREADME(t *testing.T) {
 	realtime.Only(t, "a whole demo")
-	path := filepath.Join(repo, "README.md")
-	readme, err := os.ReadFile(path)
+	path := filepath.Join(repo, "docs", "demo.svg")
+	printed := "$ tuner demo\n" + demoTranscript(t)
+	if os.Getenv("UPDATE_PICTURE") != "" {
+		must(t, os.WriteFile(path, terminalPicture(printed), 0o644))
+	}
+	picture, err := os.ReadFile(path)
 	must(t, err)
-	head, rest, begun := strings.Cut(string(readme), "```\ngmu ")
-	shown, tail, ended := strings.Cut(rest, "\n```\n")
-	if !begun || !ended {
-		t.Fatal("README.md has no transcript of the demo")
+	if shown := pictureText(t, picture); form(shown) != form(printed) {
+		t.Errorf("docs/demo.svg shows\n%s\nand the demo prints\n%s\n`make picture` writes it anew", shown, printed)
 	}
-	shown = "gmu " + shown
-	is := demoTranscript(t)
-	if os.Getenv("UPDATE_README") != "" {
-		must(t, os.WriteFile(path, []byte(head+"```\n"+is+"\n```\n"+tail), 0o644))
-		return
-	}
-	if form(shown) != form(is) {
-		t.Errorf("README.md shows\n%s\nand the demo prints\n%s\n`make transcript` writes it anew", shown, is)
+	readme, err := os.ReadFile(filepath.Join(repo, "README.md"))
+	must(t, err)
+	if !bytes.Contains(readme, []byte("(docs/demo.svg)")) {
+		t.Error("README.md does not show docs/demo.svg")
 	}
 }
 
-// demoTranscript is what `tuner demo` prints in a pipe, without most of its trials.
+// terminalPicture returns an SVG of a terminal of 80 columns. Its background is its own, so that it can be read on a light page and
+// on a dark one. Viewers have different fonts, so each line has a fixed length.
+func terminalPicture(text string) []byte {
+	const columns, charWidth, lineHeight, margin = 80, 7.83, 18, 16
+	lines := strings.Split(text, "\n")
+	width, height := columns*charWidth+2*margin, len(lines)*lineHeight+2*margin
+	var out bytes.Buffer
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %d" width="%g" height="%d" role="img" aria-label="what tuner demo prints">
+<rect x="0.5" y="0.5" width="%g" height="%d" rx="8" fill="#0d1117" stroke="#6e7681"/>
+<g fill="#e6edf3" font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace" font-size="13">
+`, width, height, width, height, width-1, height-1)
+	for i, line := range lines {
+		if line == "" {
+			continue
+		}
+		fmt.Fprintf(&out, `<text x="%d" y="%d" textLength="%g" lengthAdjust="spacingAndGlyphs" xml:space="preserve">`,
+			margin, margin+i*lineHeight+13, float64(utf8.RuneCountInString(line))*charWidth)
+		_ = xml.EscapeText(&out, []byte(line)) // a bytes.Buffer takes all
+		out.WriteString("</text>\n")
+	}
+	out.WriteString("</g>\n</svg>\n")
+	return out.Bytes()
+}
+
+// pictureText returns the lines of text in an SVG.
+func pictureText(t *testing.T, picture []byte) string {
+	t.Helper()
+	var svg struct {
+		Lines []string `xml:"g>text"`
+	}
+	if err := xml.Unmarshal(picture, &svg); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(svg.Lines, "\n")
+}
+
+// demoTranscript returns what `tuner demo` prints into a pipe, without most of its trials.
 func demoTranscript(t *testing.T) string {
 	t.Helper()
 	home := t.TempDir()
@@ -54,7 +91,7 @@ func demoTranscript(t *testing.T) string {
 	var lines []string
 	trials := 0
 	for line := range strings.Lines(strings.ReplaceAll(out.String(), home, "~")) {
-		if signLine.MatchString(line) { // a sign of life, as often as the machine is slow
+		if progressLine.MatchString(line) { // a slow machine prints more of them
 			continue
 		}
 		if strings.HasPrefix(line, "trial ") && !strings.HasPrefix(line, "trial     ") {
@@ -70,14 +107,14 @@ func demoTranscript(t *testing.T) string {
 }
 
 var (
-	signLine = regexp.MustCompile(`^[0-9]+ of [0-9]+ trials done.*: trial `)
-	timeLeft = regexp.MustCompile(` \(about [^)]* left\)`)
-	digits   = regexp.MustCompile(`[+-]?[0-9]+(\.[0-9]+)?`)
-	spaces   = regexp.MustCompile(`\s+`)
+	progressLine = regexp.MustCompile(`^[0-9]+ of [0-9]+ trials done.*: trial `)
+	timeLeft     = regexp.MustCompile(` \(about [^)]* left\)`)
+	digits       = regexp.MustCompile(`[+-]?[0-9]+(\.[0-9]+)?`)
+	spaces       = regexp.MustCompile(`\s+`)
 )
 
-// form is a text without its figures, and without its line breaks, which they move.
+// form returns a text without its figures, and without its line breaks, which depend on the figures.
 func form(text string) string {
-	text = strings.ReplaceAll(text, " *\n", "\n") // which trial is the best yet is a figure too
+	text = strings.ReplaceAll(text, " *\n", "\n") // the figures decide which trial is the best so far
 	return spaces.ReplaceAllString(digits.ReplaceAllString(text, "N"), " ")
 }

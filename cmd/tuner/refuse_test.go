@@ -11,6 +11,7 @@ import (
 
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/live"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -47,8 +48,8 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
 		}, want: "a file stands where its path has a directory", code: exitUsage},
 		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
-			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, recordFile), []byte("no record"), 0o644))
-		}, want: "server may have been left behind", code: exitUsage},
+			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, live.RecordFile), []byte("no record"), 0o644))
+		}, want: "names the server that a killed run may have left", code: exitUsage},
 		{name: "a part of the study that is a link", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.Symlink(t.TempDir(), filepath.Join(dir, "fence")))
 		}, want: "is a link", code: exitUsage},

@@ -16,8 +16,11 @@ import (
 	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
+	"vllmtuner/studies/silent"
 	"vllmtuner/trial"
+	"vllmtuner/trial/live"
 	"vllmtuner/tuner"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -75,7 +78,7 @@ type runOptions struct {
 
 // runStudy runs a study from its file to its answer. Progress goes to stderr, the answer to stdout.
 func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err error) {
-	plan, err := makePlan(file)
+	p, err := plan.Open(file)
 	if err != nil {
 		return err
 	}
@@ -85,20 +88,20 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if o.socket != nil {
 		defer o.socket.Close() // usually by the listener already
 	}
-	err = plan.checkNeeds(ctx, func(what, format string, args ...any) {
-		if what == warning {
+	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
+		if name == plan.Warning {
 			render.Warn(o.stderr, format, args...)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	begun, err := plan.begin(ctx)
+	begun, err := p.Begin(version)
 	if err != nil {
 		return err
 	}
 	dir := filepath.Join(o.root, file.Name)
-	store, err := o.take(ctx, plan, dir, begun)
+	store, err := o.take(ctx, p, dir, begun)
 	if err != nil {
 		return err
 	}
@@ -114,21 +117,21 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if text := store.Restored(); text != "" {
 		render.Warn(o.stderr, "the study was restored %s", text)
 	}
-	study, stop, err := o.ready(ctx, plan, store)
+	study, stop, err := o.ready(ctx, p, store)
 	if err != nil {
 		return errors.Join(err, giveUp(store, err))
 	}
 	end, runErr := study.Run(ctx)
 	if errors.Is(runErr, tuner.ErrClientLimited) {
-		runErr = fmt.Errorf("%w; %s", runErr, plan.needsCores())
+		runErr = fmt.Errorf("%w; %s", runErr, p.MoreCores())
 	}
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
 // ready does all that comes between the study and its first server. stop ends those who watch it.
-func (o runOptions) ready(ctx context.Context, plan *plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
-	left, err := reclaim(store.Dir())
+func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
+	left, err := live.Reclaim(store.Dir())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -139,11 +142,11 @@ func (o runOptions) ready(ctx context.Context, plan *plan, store *studies.Store)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := o.prepare(ctx, plan); err != nil {
+	if err := o.prepare(ctx, p); err != nil {
 		return nil, nil, err
 	}
-	watch, stop := o.watchers(plan, before)
-	if study, err = plan.study(store, o, watch); err != nil {
+	watch, stop := o.watchers(p, before)
+	if study, err = studyOf(p, store, o, watch); err != nil {
 		return nil, nil, errors.Join(err, stop())
 	}
 	return study, stop, nil
@@ -198,14 +201,14 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 }
 
 // take makes this run the study's owner, after what can be known before. Once it is, its Store says when the disk is silent.
-func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies.New) (*studies.Store, error) {
+func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun studies.New) (*studies.Store, error) {
 	disks := []string{dir}
-	isNew, err := withDisks(ctx, o.stderr, disks, func() (bool, error) {
-		if err := checkPlace(dir); err != nil {
+	isNew, err := silent.Watch(ctx, o.stderr, disks, func() (bool, error) {
+		if err := studies.CheckDir(dir); err != nil {
 			return false, err
 		}
 		before, err := readNone(dir)
-		return err != nil || len(before.Trials) == 0, checkRecord(dir)
+		return err != nil || len(before.Trials) == 0, live.CheckRecord(dir)
 	})
 	if err != nil {
 		return nil, err
@@ -215,15 +218,15 @@ func (o runOptions) take(ctx context.Context, p *plan, dir string, begun studies
 			return nil, err
 		}
 	}
-	return withDisks(ctx, o.stderr, disks, func() (*studies.Store, error) { return o.open(ctx, dir, begun) })
+	return silent.Watch(ctx, o.stderr, disks, func() (*studies.Store, error) { return o.open(ctx, dir, begun) })
 }
 
 // checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.
-func (o runOptions) checkFlags(ctx context.Context, p *plan) error {
+func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
-	err := p.checkFlags(ctx, func(string, string, ...any) {}, true)
-	_, isUsers := errors.AsType[usageError](err)
+	err := p.CheckFlags(ctx, func(string, string, ...any) {}, true)
+	_, isUsers := errors.AsType[plan.InputError](err)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return trial.ErrInterrupted
@@ -250,10 +253,10 @@ func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*s
 }
 
 // prepare brings the model near. An end that the user asks for meanwhile is an interruption.
-func (o runOptions) prepare(ctx context.Context, p *plan) error {
+func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
-	err := p.nearModel(ctx, o.stderr)
+	err := prepareModel(ctx, p, o.stderr)
 	if err != nil && ctx.Err() != nil {
 		return trial.ErrInterrupted
 	}
@@ -261,12 +264,12 @@ func (o runOptions) prepare(ctx context.Context, p *plan) error {
 }
 
 // watchers returns the one who tells all that watch the study, and what ends them.
-func (o runOptions) watchers(p *plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
-	progress := newProgress(o.stderr, before, p.names(), p.file.Budget.Trials)
+func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
+	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
 	if o.socket == nil {
 		return progress.watch, progress.done
 	}
-	listener := listen(o.socket, p.file.Name, p.file.Budget.Trials)
+	listener := listen(o.socket, p.File.Name, p.File.Budget.Trials)
 	listener.resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
 	watch = func(e tuner.Event) {

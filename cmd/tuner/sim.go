@@ -9,7 +9,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
+	"vllmtuner/serverctl/sim/vllm"
 )
 
 func simCommand(finish <-chan struct{}) *cli.Command {
@@ -30,9 +31,9 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 				SkipFlagParsing: true, // its flags are vLLM's
 				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
 metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
-chooses what is simulated: ` + strings.Join(vllmsim.ProfileNames(), ", ") + `.
+chooses what is simulated: ` + strings.Join(sim.ProfileNames(), ", ") + `.
 --sim-version VERSION (or TUNER_SIM_VERSION) chooses whose face it has:
-` + strings.Join(vllmsim.Versions, ", ") + `.
+` + strings.Join(sim.Versions, ", ") + `.
 --sim-fault KIND[:key=value,...] lets it fail as vLLM fails; docs/simulator.md
 has the kinds.
 
@@ -51,7 +52,7 @@ Example:
 				Name:            "child", // a process of a fault, which serve starts
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action:          func(c *cli.Context) error { return vllmsim.RunChild(c.Args().Slice()) },
+				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
 			},
 			{
 				Name:            "nvidia-smi", // for a script named nvidia-smi
@@ -64,8 +65,8 @@ Example:
 }
 
 // simServer is the server of a command line, with the args that are left for vLLM.
-func simServer(c *cli.Context) (server *vllmsim.Server, args []string, err error) {
-	server, args, err = vllmsim.FromArgs(c.Args().Slice(), os.Getenv)
+func simServer(c *cli.Context) (server *vllm.Server, args []string, err error) {
+	server, args, err = vllm.FromArgs(c.Args().Slice(), os.Getenv)
 	if err != nil {
 		return nil, nil, usageError{err}
 	}
@@ -100,13 +101,13 @@ func simEngine(c *cli.Context, finish <-chan struct{}) error {
 
 // simEnd turns an error of the server into the command's. What vLLM says of it was said by the server, in vLLM's words.
 func simEnd(ctx context.Context, err error) error {
-	if _, ours := errors.AsType[*vllmsim.FaultError](err); ours {
+	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
 		return usageError{err}
 	}
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}
-	return codeError(vllmsim.ExitCode(err))
+	return codeError(vllm.ExitCode(err))
 }
 
 func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
@@ -116,7 +117,7 @@ func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
 	}
 	ctx, cancel := orderly(c.Context, finish)
 	defer cancel()
-	if code := vllmsim.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
+	if code := vllm.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
 		return codeError(code)
 	}
 	return nil

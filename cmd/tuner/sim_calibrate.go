@@ -15,9 +15,10 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/render"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/calibrate"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -90,7 +91,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 		return err
 	}
 	text := result.Profile.Text()
-	if _, err := vllmsim.ParseProfile(path, []byte(text)); err != nil {
+	if _, err := sim.ParseProfile(path, []byte(text)); err != nil {
 		return fmt.Errorf("the calibrated profile is no profile: %w", err)
 	}
 	if err := writeNew(path, force, func(temp string) error { return os.WriteFile(temp, []byte(text), 0o644) }); err != nil {
@@ -138,23 +139,22 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	case file.Workload.Output == workload.Natural:
 		return in, usage("study %s let answers end where the model ends them (output: natural), so that no replay knows how long they were; calibrate to a study with output: pinned", study.Name)
 	}
-	p := &plan{file: file, model: file.Model, seed: file.Sampler.Seed}
-	if err := p.openWorkload(); err != nil {
-		return in, usage("study %s: workload: %w; give the study's file as the argument, beside which its dataset lies", study.Name, err)
+	p, err := plan.OpenWorkload(file)
+	if err != nil {
+		return in, usage("study %s: %w; name the study by its study file, so that a dataset beside that file is found", study.Name, err)
 	}
-	world, err := p.world()
+	world, err := p.World()
 	if err != nil {
 		return in, usageError{err}
 	}
-	const dataset = "dataset sha256"
-	if was := study.World[dataset]; was != "" && world[dataset] != was {
+	if was := study.World[plan.Dataset]; was != "" && world[plan.Dataset] != was {
 		return in, usage("%s is not what study %s was measured with: its contents changed; bring the old file back", file.WorkloadSpec().Path, study.Name)
 	}
-	profile, err := vllmsim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
+	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
 	if err != nil {
 		return in, usage("--from: %w", err)
 	}
-	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.measuring(), From: profile}, nil
+	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
 }
 
 // A replayProgress tells how far a calibration is: in the last line of a terminal, else in a line now and then.

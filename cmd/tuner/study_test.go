@@ -17,6 +17,7 @@ import (
 	"vllmtuner/realtime"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
+	"vllmtuner/trial/live"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -77,7 +78,7 @@ func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 
 // serverRecord returns the process record of the study's server, once there is one.
 func serverRecord(dir string) (proc.Record, bool) {
-	text, err := os.ReadFile(filepath.Join(dir, recordFile))
+	text, err := os.ReadFile(filepath.Join(dir, live.RecordFile))
 	if err != nil {
 		return proc.Record{}, false
 	}

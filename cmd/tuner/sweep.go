@@ -14,10 +14,12 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/render"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/live"
 	"vllmtuner/trial/sweep"
+	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
 )
@@ -84,7 +86,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 		return r.sweep.WritePlan(c.App.Writer)
 	}
 	if dir := c.String("out"); dir != "" {
-		if err := writable(dir); err != nil {
+		if err := plan.CheckWritable(dir); err != nil {
 			return usage("--out: %w; give a folder that can be written", err)
 		}
 	}
@@ -116,7 +118,7 @@ func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 
 // A sweepRun is a sweep with what its servers need.
 type sweepRun struct {
-	*plan
+	*plan.Plan
 	sweep  *sweep.Sweep
 	stderr io.Writer
 }
@@ -126,18 +128,19 @@ func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	if file.Sweep == nil {
 		return nil, usage("%s has no sweep; add sweep: {configs: {default: {}}, rates: [0.5, 1, 2]}, or search with `tuner run`", file.Path)
 	}
-	r := &sweepRun{plan: &plan{file: file, model: file.Model, seed: file.Sweep.Seed, itl: true}}
 	configs, err := chooseConfigs(file, only)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.open(); err != nil {
-		return nil, usageError{err}
+	p, err := plan.OpenSweep(file)
+	if err != nil {
+		return nil, err
 	}
+	r := &sweepRun{Plan: p}
 	r.sweep = &sweep.Sweep{
 		Name: file.Name, Model: file.Model, Simulated: file.Server.Simulate, Command: file.Server.Command, Args: file.Server.Args,
-		Workload: r.source.Name(), Seed: r.seed, SLO: file.SLO(), Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
-		Marks: r.marks(), Configs: configs,
+		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO(), Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
+		Marks: r.Marks(), Configs: configs,
 	}
 	return r, r.check()
 }
@@ -183,12 +186,12 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 
 // check finds what must fail for any config, before GPU time is spent.
 func (r *sweepRun) check() error {
-	if err := workload.Enough(r.source, r.sweep.Plan.Requests); err != nil {
-		return usageError{fmt.Errorf("%s: workload: %w", r.file.Path, err)}
+	if err := workload.Enough(r.Source, r.sweep.Plan.Requests); err != nil {
+		return usageError{fmt.Errorf("%s: workload: %w", r.File.Path, err)}
 	}
 	for _, c := range r.sweep.Configs {
-		if c.MaxModelLen > 0 && r.source.Longest() > c.MaxModelLen {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.file.Path, c.Name, c.MaxModelLen, r.source.Longest())
+		if c.MaxModelLen > 0 && r.Source.Longest() > c.MaxModelLen {
+			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, c.MaxModelLen, r.Source.Longest())
 		}
 	}
 	return nil
@@ -196,10 +199,10 @@ func (r *sweepRun) check() error {
 
 // defaultStartUp is how long a server takes to start, before one has.
 func defaultStartUp(file *studyfile.File) time.Duration {
-	if profile, err := vllmsim.LoadProfile(file.Server.Simulate); err == nil {
+	if profile, err := sim.LoadProfile(file.Server.Simulate); err == nil {
 		return profile.StartUp.Total()
 	}
-	return usualStart
+	return plan.TypicalStart
 }
 
 // sweepFolder ends the name of the folder with the servers' logs. No study can have such a name.
@@ -207,8 +210,8 @@ const sweepFolder = "_sweep"
 
 // measure measures the configs. What was measured stands, whatever the error is.
 func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root string) error {
-	dir := filepath.Join(root, r.file.Name+sweepFolder)
-	if r.file.Server.Simulate == "" {
+	dir := filepath.Join(root, r.File.Name+sweepFolder)
+	if r.File.Server.Simulate == "" {
 		lock, err := studies.Lock(dir)
 		if err != nil {
 			return err
@@ -218,32 +221,32 @@ func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root str
 			return err
 		}
 	}
-	start, err := r.start(dir)
+	start, err := starter(r.Plan, dir)
 	if err != nil {
 		return err
 	}
 	return r.sweep.Measure(ctx, &trial.Runner{
-		Start: start, Source: r.source, SLO: r.sweep.SLO, Seed: r.seed, Cache: r.sweep.Cache, Marks: r.sweep.Marks,
-		Arrivals: workload.Arrivals{Burstiness: r.file.Load.Burstiness}, Natural: r.file.Workload.Output == workload.Natural, Finish: finish,
-	}, r.stderr)
+		Start: start, Source: r.Source, SLO: r.sweep.SLO, Seed: r.Seed, Cache: r.sweep.Cache, Marks: r.sweep.Marks,
+		Arrivals: workload.Arrivals{Burstiness: r.File.Load.Burstiness}, Natural: r.File.Workload.Output == workload.Natural,
+	}, finish, r.stderr)
 }
 
 // prepare ends the processes that a killed sweep left, checks the machine, and brings the model near.
 func (r *sweepRun) prepare(ctx context.Context, finish <-chan struct{}, dir string) error {
-	left, err := reclaim(dir)
+	left, err := live.Reclaim(dir)
 	if err != nil {
 		return err
 	}
 	if left > 0 {
 		fmt.Fprintf(r.stderr, "ended %s of a server that a killed sweep had left behind\n", render.Count(left, "process"))
 	}
-	err = r.checkMachine(ctx, func(what, format string, args ...any) {
-		if what == warning {
+	err = r.CheckMachine(ctx, func(name, format string, args ...any) {
+		if name == plan.Warning {
 			render.Warn(r.stderr, format, args...)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	return runOptions{finish: finish, stderr: r.stderr}.prepare(ctx, r.plan)
+	return runOptions{finish: finish, stderr: r.stderr}.prepare(ctx, r.Plan)
 }

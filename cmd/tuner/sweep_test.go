@@ -17,7 +17,7 @@ import (
 )
 
 // manualTables are those of the sweeps that were run by hand.
-const manualTables = repo + "/serverctl/vllmsim/testdata/seed"
+const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()
@@ -156,7 +156,7 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	if kv, err := strconv.ParseFloat(configs[2][len(configs[2])-2], 64); err != nil || math.Abs(kv-50.09) > 0.02 {
 		t.Errorf("beside the drafter the KV cache has %v, want 50.09 GiB", configs[2])
 	}
-	if !strings.Contains(printed, "note: speculation was measured where what is accepted means nothing") {
+	if !strings.Contains(printed, "note: speculation was measured on a workload whose acceptance rate means nothing") {
 		t.Error("the figures are not marked as meaningless for real prompts")
 	}
 	fits(t, printed)

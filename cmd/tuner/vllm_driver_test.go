@@ -3,19 +3,22 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial/vllmserve"
 )
 
-// The real vllm bench serve as a driver: its own options, data set and result file, of both versions, against the simulated
-// server, which knows what it did.
+// The real vllm bench serve drives the simulated server, in both versions, with its own options, data set and result file.
 func TestRealVLLMBenchAsDriver(t *testing.T) {
 	for _, version := range []string{"0.14.1", "0.32.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -25,11 +28,10 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 				t.Skipf("vLLM %s is installed without pandas, which its custom data sets need (vllm[bench])", version)
 			}
 			server := startSim(t)
-			plan := textPlan(t)
-			plan.Rate, plan.LeadIn, plan.Window = 8, time.Second, 3*time.Second
-			load := &vllmBench{
-				command: []string{filepath.Join(rig.dir, "venv/bin/vllm"), "bench", "serve"}, env: rig.env(), dir: t.TempDir(),
-				tokenizer: filepath.Join(rig.dir, "tiny-qwen2"), client: &bench.Client{URL: server, Model: "my/model"},
+			plan := workload.Plan{Source: texts(t), Seed: 1, Rate: 8, LeadIn: time.Second, Window: 3 * time.Second, MinRequests: 20}
+			load := &vllmserve.Load{
+				Command: []string{filepath.Join(rig.dir, "venv/bin/vllm"), "bench", "serve"}, Env: rig.env(), Dir: t.TempDir(),
+				Tokenizer: filepath.Join(rig.dir, "tiny-qwen2"), Client: &bench.Client{URL: server, Model: "my/model"},
 			}
 			run, err := load.Run(t.Context(), plan.Schedule(), nil)
 			if err != nil {
@@ -38,7 +40,7 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 			n, window := plan.Counted()
 			scope := bench.Scope{Rate: plan.Rate, Start: plan.LeadIn, Length: window}
 			theirs := bench.Measure(run, scope)
-			own, err := load.client.Run(t.Context(), workload.Plan{
+			own, err := load.Client.Run(t.Context(), workload.Plan{
 				Source: plan.Source, Seed: 2, Rate: plan.Rate, LeadIn: plan.LeadIn, Window: plan.Window, MinRequests: plan.MinRequests,
 			}.Schedule(), nil)
 			if err != nil {
@@ -53,6 +55,24 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 			checkNear(t, "median TPOT (ms)", ours.TPOT.P50, theirs.TPOT.P50, 0.25*ours.TPOT.P50)
 		})
 	}
+}
+
+// texts is a workload of 20 prompts as texts.
+func texts(t *testing.T) workload.Source {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "data.jsonl")
+	var rows strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&rows, `{"prompt": "tell me about \"%d\"", "output_tokens": %d}`+"\n", i, 5+i)
+	}
+	if err := os.WriteFile(path, []byte(rows.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: path}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return source
 }
 
 // startSim starts a simulated server as a child, with these flags too, and returns its URL.

@@ -16,6 +16,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial/vllmserve"
 )
 
 // The variables by which make bench-parity chooses; the comparison is skipped without the first.
@@ -221,32 +222,26 @@ func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 // theirs sends the case with vllm bench serve.
 func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) parityResult {
 	t.Helper()
-	v := &vllmBench{
-		command: []string{filepath.Join(p.rig.dir, "venv/bin/vllm"), "bench", "serve"}, env: p.rig.env(), dir: p.dir,
-		tokenizer: filepath.Join(p.rig.dir, "tiny-qwen2"), limit: 2 * time.Minute,
-		client: &bench.Client{URL: url, Model: parityModel, Endpoint: c.endpoint},
+	load := &vllmserve.Load{
+		Command: []string{filepath.Join(p.rig.dir, "venv/bin/vllm"), "bench", "serve"}, Env: p.rig.env(), Dir: p.dir,
+		Tokenizer: filepath.Join(p.rig.dir, "tiny-qwen2"), Limit: 2 * time.Minute,
+		Client: &bench.Client{URL: url, Model: parityModel, Endpoint: c.endpoint},
 	}
 	dir := filepath.Join(p.dir, fmt.Sprintf("case-%d-repeat-%d", len(p.cases)+1, repeat+1))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	data, arrivals := filepath.Join(dir, "requests.jsonl"), p.arrivals(t, c)
-	if err := v.writeRequests(t.Context(), data, arrivals); err != nil {
-		t.Fatal(err)
-	}
-	args := append(v.args(data, dir, arrivals), "--goodput", parityGoodput)
-	if c.rate > 0 { // of an option that is given twice the last one holds
-		args = append(args, "--request-rate", fmt.Sprint(c.rate), "--burstiness", "inf")
+	options := []string{"--goodput", parityGoodput}
+	if c.rate > 0 { // vllm takes the last value of an option that is given twice
+		options = append(options, "--request-rate", fmt.Sprint(c.rate), "--burstiness", "inf")
 	} else {
-		args = append(args, "--max-concurrency", fmt.Sprint(c.streams))
+		options = append(options, "--max-concurrency", fmt.Sprint(c.streams))
 	}
-	switch ended, err := v.execute(t.Context(), dir, args, arrivals); {
-	case err != nil:
+	path, err := load.Call(t.Context(), dir, p.arrivals(t, c), options...)
+	if err != nil {
 		t.Fatal(err)
-	case !ended:
-		t.Fatalf("%s did not end within %s", v, v.limit)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, resultFile))
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,9 @@ type Need struct {
 	Shm            int64   `json:"shm_bytes"`       // free; 0 means by the GPUs
 }
 
+// DefaultStreams is how many requests may be in flight in a study: an H200 carries a few hundred.
+const DefaultStreams = 1024
+
 const (
 	// vllmCores are those of the API server and of the engine core, which never sleeps; each GPU's worker has another one
 	// (vLLM 0.33, docs/configuration/optimization.md).

@@ -162,21 +162,6 @@ func TestReadOfThisMachine(t *testing.T) {
 	}
 }
 
-func TestBelow(t *testing.T) {
-	for _, row := range []struct{ name, path, root, want string }{
-		{"the whole hierarchy is mounted", "/user.slice/a.scope", "/", "/user.slice/a.scope"},
-		{"just our group is mounted", "/docker/1f", "/docker/1f", ""},
-		{"a group above ours is mounted", "/pods/p/c", "/pods/p", "/c"},
-		{"another group with a like name is mounted", "/pods/p10", "/pods/p1", "/"},
-		{"our group is outside of a namespace", "/../../other", "/", "/other"},
-		{"the root", "/", "/", "/"},
-	} {
-		if got := below(row.path, row.root); got != row.want {
-			t.Errorf("%s: below(%q, %q) = %q, want %q", row.name, row.path, row.root, got, row.want)
-		}
-	}
-}
-
 func TestCheck(t *testing.T) {
 	cores := func(affinity int, limit float64) Cores {
 		if limit == 0 {

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/serverctl/cgroup"
 )
 
 // A Machine is what this process, and a server that it starts, may use. In a container that is less than there is.
@@ -89,7 +91,7 @@ func (r Reader) Read() Machine {
 			m.Unknown = append(m.Unknown, what+": "+strings.TrimSpace(line))
 		}
 	}
-	groups, err := r.groups()
+	groups, err := cgroup.Groups(r.Root)
 	note("cgroups", err)
 	note("cores", r.cores(&m.Cores, groups))
 	note("memory", r.memory(&m.Memory, groups))
@@ -114,8 +116,8 @@ func (r Reader) read(name string) (string, error) {
 }
 
 // cores fills in how many CPUs there are for us.
-func (r Reader) cores(c *Cores, groups []group) error {
-	limit, at, err1 := r.cpuLimit(groups)
+func (r Reader) cores(c *Cores, groups []cgroup.Group) error {
+	limit, at, err1 := cpuLimit(groups)
 	if at != "" {
 		c.Limit, c.LimitAt = &limit, at
 	}
@@ -128,6 +130,19 @@ func (r Reader) cores(c *Cores, groups []group) error {
 		c.Usable = *c.Limit
 	}
 	return errors.Join(err1, err2)
+}
+
+// cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. An empty file means no limit.
+func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
+	var errs []error
+	for _, g := range groups {
+		limit, file, err := g.CPULimit()
+		errs = append(errs, err)
+		if limit > 0 && (at == "" || limit < lowest) {
+			lowest, at = limit, file
+		}
+	}
+	return lowest, at, errors.Join(errs...)
 }
 
 // allowedCPUs counts the CPUs of a line such as "Cpus_allowed_list:	0-15,32-47" in /proc/PID/status, proc(5).
@@ -162,7 +177,7 @@ func value(text, name string) (string, bool) {
 }
 
 // memory fills in how much memory there is for us.
-func (r Reader) memory(m *Memory, groups []group) error {
+func (r Reader) memory(m *Memory, groups []cgroup.Group) error {
 	text, err := r.read("/proc/meminfo")
 	if err != nil {
 		return err
@@ -170,12 +185,34 @@ func (r Reader) memory(m *Memory, groups []group) error {
 	total, err1 := kilobytes(text, "MemTotal:")
 	available, err2 := kilobytes(text, "MemAvailable:")
 	m.Total, m.Free = total, available
-	limit, at, room, err3 := r.memoryLimit(groups, total)
+	limit, at, room, err3 := memoryLimit(groups, total)
 	if at != "" {
 		m.Limit, m.LimitAt = &limit, at
 		m.Free = min(m.Free, room)
 	}
 	return errors.Join(err1, err2, err3)
+}
+
+// memoryLimit returns the lowest memory limit of all groups in bytes, the file that sets it, and how many bytes are left
+// in the fullest group. An empty file means no limit. Version 1 writes a huge number for "no limit", so a limit above
+// the machine's memory does not count.
+func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, room int64, _ error) {
+	var errs []error
+	for _, g := range groups {
+		limit, used, file, err := g.MemoryLimit()
+		errs = append(errs, err)
+		if file == "" || total > 0 && limit >= total {
+			continue
+		}
+		left := max(0, limit-used)
+		if at == "" || left < room {
+			room = left
+		}
+		if at == "" || limit < lowest {
+			lowest, at = limit, file
+		}
+	}
+	return lowest, at, room, errors.Join(errs...)
 }
 
 // kilobytes reads a line of /proc/meminfo, such as "MemTotal:  24684084 kB", in bytes.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	cgroups "vllmtuner/serverctl/cgroup"
 )
 
 // cgroupPrefix begins the name of a tree's cgroup; its token ends it.
@@ -42,15 +44,7 @@ func CgroupSupport() error {
 
 // newCgroup makes a cgroup below our own.
 func newCgroup(token string) (cgroup, error) {
-	membership, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return "", fmt.Errorf("find our cgroup: %w", err)
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", fmt.Errorf("find our cgroup: %w", err)
-	}
-	own, err := cgroupDirectory(string(membership), string(mounts))
+	own, err := cgroups.OwnV2(nil)
 	if err != nil {
 		return "", fmt.Errorf("find our cgroup: %w", err)
 	}
@@ -67,38 +61,6 @@ func newCgroup(token string) (cgroup, error) {
 	}
 	return group, nil
 }
-
-// cgroupDirectory finds the directory of our cgroup v2 from the texts of /proc/self/cgroup, where its line begins with
-// 0::, and /proc/self/mountinfo, which says what part of the hierarchy is mounted where (cgroups(7), proc(5)).
-func cgroupDirectory(membership, mounts string) (string, error) {
-	path := ""
-	for line := range strings.Lines(membership) {
-		if rest, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
-			path = rest
-		}
-	}
-	if path == "" {
-		return "", errors.New("we are in no cgroup v2")
-	}
-	if path == "/.." || strings.HasPrefix(path, "/../") {
-		return "", fmt.Errorf("our cgroup v2 %s is outside our cgroup namespace", path)
-	}
-	for line := range strings.Lines(mounts) {
-		mount, system, _ := strings.Cut(line, " - ")
-		fields := strings.Fields(mount)
-		if !strings.HasPrefix(system, "cgroup2 ") || len(fields) < 5 {
-			continue
-		}
-		below, err := filepath.Rel(unescape.Replace(fields[3]), path)
-		if err == nil && filepath.IsLocal(below) {
-			return filepath.Join(unescape.Replace(fields[4]), below), nil
-		}
-	}
-	return "", fmt.Errorf("our cgroup v2 %s is mounted nowhere", path)
-}
-
-// unescape undoes how mountinfo writes paths.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 func (c cgroup) file(name string) string { return filepath.Join(string(c), name) }
 

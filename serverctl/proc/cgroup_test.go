@@ -9,36 +9,6 @@ import (
 	"testing"
 )
 
-func TestCgroupDirectoryIsWhereOurCgroupIsMounted(t *testing.T) {
-	const (
-		pure   = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
-		hybrid = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n" +
-			"41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
-		part    = "41 31 0:38 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n"
-		strange = `41 31 0:38 / /mnt/my\040groups rw - cgroup2 cgroup2 rw` + "\n"
-		old     = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-	)
-	for _, row := range []struct {
-		name, membership, mounts, want, bad string
-	}{
-		{"a container in its own cgroup namespace", "0::/\n", pure, "/sys/fs/cgroup", ""},
-		{"a desktop", "0::/user.slice/a.scope\n", pure, "/sys/fs/cgroup/user.slice/a.scope", ""},
-		{"versions 1 and 2 side by side", "4:memory:/x\n0::/y\n", hybrid, "/sys/fs/cgroup/unified/y", ""},
-		{"a part of the hierarchy is mounted", "0::/kubepods/pod1/c\n", part, "/sys/fs/cgroup/c", ""},
-		{"a mount point with a space", "0::/a\n", strange, "/mnt/my groups/a", ""},
-		{"our part is not mounted", "0::/kubepods/pod10\n", part, "", "mounted nowhere"},
-		{"version 1 only", "4:memory:/x\n", old, "", "no cgroup v2"},
-		{"version 2 without a mount", "0::/x\n", old, "", "mounted nowhere"},
-		{"a process outside its namespace", "0::/../x\n", pure, "", "outside our cgroup namespace"},
-		{"empty", "", "", "", "no cgroup v2"},
-	} {
-		got, err := cgroupDirectory(row.membership, row.mounts)
-		if got != row.want || (err != nil) != (row.bad != "") || err != nil && !strings.Contains(err.Error(), row.bad) {
-			t.Errorf("%s: cgroupDirectory = %q, %v; want %q, error %q", row.name, got, err, row.want, row.bad)
-		}
-	}
-}
-
 // Whatever keeps us from a cgroup, the server starts, and doctor can say why.
 func TestAServerStartsWithoutACgroup(t *testing.T) {
 	for _, row := range []struct {

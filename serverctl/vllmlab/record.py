@@ -3,9 +3,9 @@
 
 usage: record.py VENV MODEL PACKAGE VERSION [commands] [server]
 
-VENV is the virtual environment that setup.sh made, MODEL its tiny model, and PACKAGE the folder serverctl/vllmsim. What the
-simulator itself needs goes to versions/VERSION there (the flags and the help), what its tests compare it with to
-testdata/recordings/VERSION. Standard library alone. About a minute of CPU time for each of the two parts; nothing is left
+VENV is the virtual environment that setup.sh made, MODEL its tiny model, and PACKAGE the folder serverctl/sim. What the
+simulator itself needs goes to versions/VERSION there (the flags) and to vllm/versions/VERSION (the help). What its tests
+compare it with goes to testdata/recordings/VERSION (the command lines) and to vllm/testdata/recordings/VERSION (the rest). Standard library alone. About a minute of CPU time for each of the two parts; nothing is left
 running. PYTHONPATH is passed on, so that the sources of another version may be laid over the installed one.
 """
 
@@ -107,7 +107,7 @@ def environment():
     return env
 
 
-def record_commands(venv, out, version):
+def record_commands(venv, out, flags, version):
     done = subprocess.run([venv / "bin/python", "-c", PLAY, json.dumps(COMMANDS)], env=environment(), capture_output=True, text=True,
                           timeout=START_SECONDS)
     if done.returncode != 0:
@@ -119,7 +119,7 @@ def record_commands(venv, out, version):
             (version / name).write_text(played["stdout"])
             played["stdout"] = "see " + name
     write_json(out / "commands.json", said["commands"])
-    with open(version / "flags.json", "w") as f: # a line each: most of it is one word
+    with open(flags / "flags.json", "w") as f: # a line each: most of it is one word
         f.write("[\n" + ",\n".join(json.dumps(flag) for flag in said["flags"]) + "\n]\n")
 
 
@@ -223,13 +223,14 @@ def wait_ready(server, port):
 
 def main():
     venv, model, package = (pathlib.Path(p).absolute() for p in sys.argv[1:4])
-    recordings = package / "testdata/recordings"
-    out, version = recordings / sys.argv[4], package / "versions" / sys.argv[4]
+    recordings = package / "vllm/testdata/recordings"
+    out, version = recordings / sys.argv[4], package / "vllm/versions" / sys.argv[4]
+    commands, flags = package / "testdata/recordings" / sys.argv[4], package / "versions" / sys.argv[4]
     parts = sys.argv[5:] or ["commands", "server"]
-    for folder in out, version:
+    for folder in out, version, commands, flags:
         folder.mkdir(parents=True, exist_ok=True)
     if "commands" in parts:
-        record_commands(venv, out, version)
+        record_commands(venv, commands, flags, version)
     if "server" in parts:
         record_server(venv, model, json.loads((recordings / "requests.json").read_text()), out)
 

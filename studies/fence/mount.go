@@ -1,14 +1,13 @@
 package fence
 
 import (
-	"bufio"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // A Mount is the file system that a directory is on.
@@ -28,47 +27,27 @@ func MountOf(dir string) (Mount, error) {
 	if err != nil {
 		return Mount{}, err
 	}
-	f, err := os.Open("/proc/self/mountinfo")
+	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {
 		return Mount{}, err
 	}
-	m, err := mountOf(f, dir)
-	return m, errors.Join(err, f.Close())
+	return innermost(dir, above)
 }
 
-// mountOf finds the mount of a path in the format of proc(5), /proc/pid/mountinfo: the last of the longest mount points above it.
-func mountOf(r io.Reader, path string) (m Mount, err error) {
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
-		left, right, ok := strings.Cut(lines.Text(), " - ")
-		before, after := strings.Fields(left), strings.Fields(right)
-		if !ok || len(before) < 6 || len(after) < 3 {
-			continue
+// innermost returns the mount that a path is on, of those above it. A later mount on the same point hides an earlier one.
+func innermost(path string, above []*mountinfo.Info) (Mount, error) {
+	if len(above) == 0 {
+		return Mount{}, fmt.Errorf("%s is below no mount of /proc/self/mountinfo", path)
+	}
+	on := above[0]
+	for _, m := range above[1:] {
+		if len(m.Mountpoint) >= len(on.Mountpoint) {
+			on = m
 		}
-		point := unescape(before[4])
-		if !below(path, point) || len(point) < len(m.Point) {
-			continue
-		}
-		options := append(strings.Split(before[5], ","), strings.Split(after[2], ",")...)
-		slices.Sort(options)
-		m = Mount{point, after[0], unescape(after[1]), slices.Compact(options)}
 	}
-	if err := lines.Err(); err != nil {
-		return Mount{}, err
-	}
-	if m.Point == "" {
-		return Mount{}, fmt.Errorf("no mount of %s is known", path)
-	}
-	return m, nil
-}
-
-func below(path, point string) bool {
-	return point == "/" || path == point || strings.HasPrefix(path, point+"/")
-}
-
-// unescape undoes what mountinfo does to spaces and the like.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+	options := append(strings.Split(on.Options, ","), strings.Split(on.VFSOptions, ",")...)
+	slices.Sort(options)
+	return Mount{on.Mountpoint, on.FSType, on.Source, slices.Compact(options)}, nil
 }
 
 // Has reports whether an option is set.

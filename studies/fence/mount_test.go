@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // Lines as Linux 6.1 writes them.
@@ -18,6 +20,15 @@ const mounts = `22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard
 47 40 0:59 / /mnt/nocto rw,relatime - nfs4 10.0.0.1:/ rw,vers=4.2,hard,nocto,proto=tcp,local_lock=none
 46 40 0:58 / /mnt/bucket rw,relatime - fuse.s3fs s3fs rw,user_id=0
 `
+
+// mountOf finds the mount of a path in a table of mounts.
+func mountOf(table, path string) (Mount, error) {
+	above, err := mountinfo.GetMountsFromReader(strings.NewReader(table), mountinfo.ParentsFilter(path))
+	if err != nil {
+		return Mount{}, err
+	}
+	return innermost(path, above)
+}
 
 func TestMountOf(t *testing.T) {
 	for path, want := range map[string]struct {
@@ -37,7 +48,7 @@ func TestMountOf(t *testing.T) {
 		"/mnt/bucket":          {"/mnt/bucket", "fuse.s3fs", NoLocks, "", "/mnt/bucket is on fuse.s3fs, and whether its locks"},
 		"/mnt/over/the/others": {"/mnt/over", "ext4", CertainLocks, "", ""},
 	} {
-		m, err := mountOf(strings.NewReader(mounts), path)
+		m, err := mountOf(mounts, path)
 		if err != nil || m.Point != want.point || m.Type != want.kind || m.Locks() != want.locks {
 			t.Errorf("%s is on %+v with locks %d, %v; want %+v", path, m, m.Locks(), err, want)
 		}
@@ -49,13 +60,13 @@ func TestMountOf(t *testing.T) {
 			t.Errorf("%s: warnings %q, want %q", path, text, want.warned)
 		}
 	}
-	if _, err := mountOf(strings.NewReader(""), "/x"); err == nil {
+	if _, err := mountOf("", "/x"); err == nil {
 		t.Error("a mount was found where there is none")
 	}
 }
 
 func TestHostsOfOneName(t *testing.T) {
-	m, err := mountOf(strings.NewReader(mounts), "/mnt/studies")
+	m, err := mountOf(mounts, "/mnt/studies")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,7 +197,7 @@ func (r *Reader) benchPoint(path string, meta bench.VLLMMeta) (space.Point, erro
 // judge holds a run against the SLO: request by request where the file has them, else by its percentiles.
 func (r *Reader) judge(found bench.VLLMRun) (slo.Verdict, error) {
 	m := &found.Measurement
-	if least, limit := r.SLO.LeastRequests(); m.Requests < least {
+	if least, limit := r.SLO.MinRequests(); m.Requests < least {
 		return slo.Verdict{}, fmt.Errorf("%d requests are too few for %s, it takes %d; run it with --num-prompts %[3]d", m.Requests, limit, least)
 	}
 	if found.Samples == nil {

@@ -217,7 +217,7 @@ func TestBenchRunsThatAreOfNoUse(t *testing.T) {
 		{"a rate that none has", result(1e300, 200, 40, nil), "its probe 0 is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000", func(r *Reader) { r.Defaults = true }},
 		{"a rate at which nobody asks", result(1e-300, 200, 40, nil), "num_prompts / request_rate", func(r *Reader) { r.Defaults = true }},
 		{"a throughput that none has", result("inf", 200, 40, map[string]any{"duration": 1e-6}), "its probe 0 is at 3e+08 requests per second", func(r *Reader) { r.Defaults = true }},
-		{"a value of very many digits", result(1, 200, 40, map[string]any{"max_num_seqs": strings.Repeat("9", 300)}), "--max-num-seqs 1e+300 is no number; write one such as 16", nil},
+		{"a value of very many digits", result(1, 200, 40, map[string]any{"max_num_seqs": strings.Repeat("9", 300)}), "--max-num-seqs 1e+300 is not a number; write one, such as 16", nil},
 		{"another file", `{"a": 1}`, "missing num_prompts", nil},
 		{"a list", `[{"a": 1}]`, "no JSON object", nil},
 		{"two results in one file", result(1, 200, 40, nil) + result(2, 200, 40, nil), "give each result a file of its own", nil},
@@ -325,7 +325,7 @@ func TestWhatIsNotPlausible(t *testing.T) {
 		"auto": {
 			"auto/result.txt:1: its capacity is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000; correct it where it was written",
 			"auto/result.txt:2: its capacity is at 1e+300 requests per second",
-			"auto/result.txt:3: --max-num-seqs 1e+300 is no number; write one such as 16",
+			"auto/result.txt:3: --max-num-seqs 1e+300 is not a number; write one, such as 16",
 		},
 		"old.db": {"old.db, trial 0: its capacity is at 1e+300 requests", "old.db, trial 1: its capacity is at 1e-300 requests", "old.db, trial 2: its value 0 is no rate"},
 	} {

@@ -242,7 +242,7 @@ type bestTrial struct {
 
 // advice is the rate to give a server of the trial.
 func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
-	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.UsualMargin), t.Probes)
+	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), t.Probes)
 }
 
 // BestJSON writes the winner with its evidence as one JSON object. When nothing met the SLO, met is false.

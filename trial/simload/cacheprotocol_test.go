@@ -16,7 +16,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
@@ -128,7 +128,7 @@ type reading struct {
 }
 
 // primed starts a server and primes it. Requests, arrivals and the engine's noise are those of the draw.
-func (w reuser) primed(ctx context.Context, profile *vllmsim.Profile, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
+func (w reuser) primed(ctx context.Context, profile *sim.Profile, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
 	rig := &Rig{Profile: profile}
 	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
 	if err != nil || p == unprimed {
@@ -149,7 +149,7 @@ func (w reuser) primed(ctx context.Context, profile *vllmsim.Profile, p priming,
 }
 
 // read measures one probe of a cell.
-func (w reuser) read(ctx context.Context, profile *vllmsim.Profile, c protocolCell, rate float64, draw int) (reading, error) {
+func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, rate float64, draw int) (reading, error) {
 	server, load, took, err := w.primed(ctx, profile, c.priming, draw)
 	if err != nil {
 		return reading{}, err
@@ -190,7 +190,7 @@ func (w reuser) read(ctx context.Context, profile *vllmsim.Profile, c protocolCe
 // readings are those of all draws of a cell at some rates, by rate and draw.
 func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
 	t.Helper()
-	profile, err := vllmsim.LoadProfile(w.profile)
+	profile, err := sim.LoadProfile(w.profile)
 	if err != nil {
 		t.Fatal(err)
 	}

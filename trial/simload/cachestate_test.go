@@ -10,7 +10,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
@@ -44,7 +44,7 @@ func (liar) ResetCache(context.Context) error { return nil }
 // empty it when lies.
 func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
 	t.Helper()
-	profile, err := vllmsim.LoadProfile(w.profile)
+	profile, err := sim.LoadProfile(w.profile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,12 +13,13 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
+	"vllmtuner/serverctl/sim/vllm"
 	"vllmtuner/trial"
 )
 
 // httpURL starts the profile's server in real time and returns where it is, once it answers.
-func httpURL(t *testing.T, p *vllmsim.Profile) string {
+func httpURL(t *testing.T, p *sim.Profile) string {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -29,7 +30,7 @@ func httpURL(t *testing.T, p *vllmsim.Profile) string {
 	free.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- p.Serve(ctx, []string{"m", "--port", port}, io.Discard) }()
+	go func() { done <- (&vllm.Server{Profile: p, Out: io.Discard}).Serve(ctx, []string{"m", "--port", port}) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -54,11 +55,11 @@ func httpURL(t *testing.T, p *vllmsim.Profile) string {
 func TestHTTPTellsWhatVirtualTimeTells(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	const most = 0.02
-	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
+	p, err := sim.LoadProfile("h200-llama70b-fp8")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.StartUp = vllmsim.StartUp{}
+	p.StartUp = sim.StartUp{}
 	client := &bench.Client{URL: httpURL(t, p), Model: "m"}
 	var ttft, tpot []float64
 	for seed := range uint64(9) {

@@ -9,12 +9,12 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 )
 
 // A load drives the engine in virtual time.
 type load struct {
-	engine  *vllmsim.Engine
+	engine  *sim.Engine
 	prompts *prompts
 	sent    uint64 // requests so far: each answer is its own
 }
@@ -126,7 +126,7 @@ func (f *flight) submitDue() {
 		p := f.prompts.of(a.Request)
 		f.sent++
 		f.run.Series.Sent(a.Due)
-		r := &vllmsim.Request{
+		r := &sim.Request{
 			Prompt: p.tokens, Output: a.Request.OutputTokens, Hashes: p.blocks,
 			Salt: f.sent, Tag: -1,
 		}
@@ -150,7 +150,7 @@ func (f *flight) submitDue() {
 }
 
 // refuse answers as vLLM does to a request that is longer than max-model-len: with status 400.
-func (f *flight) refuse(r *vllmsim.Request, limit int) {
+func (f *flight) refuse(r *sim.Request, limit int) {
 	f.leave()
 	f.run.Series.Ended(seconds(f.now), true)
 	if r.Tag < 0 {

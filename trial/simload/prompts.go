@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 )
 
 // A prompt is what the engine needs of a request's content.
@@ -32,9 +32,9 @@ func (p *prompts) of(q *workload.Request) prompt {
 	}
 	ids := q.Tokens
 	if ids == nil {
-		ids = vllmsim.Tokenize(text(q))
+		ids = sim.Tokenize(text(q))
 	}
-	made := prompt{tokens: len(ids), blocks: vllmsim.HashBlocks(ids)}
+	made := prompt{tokens: len(ids), blocks: sim.HashBlocks(ids)}
 	if p.known == nil || len(p.known) >= mostPrompts {
 		p.known = make(map[*workload.Request]prompt)
 	}

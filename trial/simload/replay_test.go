@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -64,7 +64,7 @@ func TestReplayRepeatsATrial(t *testing.T) {
 }
 
 func TestReplayOfAServerThatDoesNotStart(t *testing.T) {
-	r := trial.Runner{Start: (&Rig{Profile: new(vllmsim.Profile)}).Start}
+	r := trial.Runner{Start: (&Rig{Profile: new(sim.Profile)}).Start}
 	if probes, err := r.Replay(t.Context(), trial.Task{Done: []trial.Probe{{Rate: 1}}}); err == nil || probes != nil {
 		t.Errorf("Replay = %v, %v; want the start's error", probes, err)
 	}

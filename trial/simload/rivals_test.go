@@ -381,6 +381,6 @@ func ours(lengths trial.Lengths, precision float64) finder {
 
 // lengths are those of a probe in this world.
 func (w world) lengths(l trial.Lengths) trial.Lengths {
-	l.LeadIn = trial.UsualLeadIn(w.slo, w.source, w.cache)
+	l.LeadIn = trial.DefaultLeadIn(w.slo, w.source, w.cache)
 	return l
 }

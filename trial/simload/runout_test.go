@@ -8,13 +8,13 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
 
 // capacityOf bisects the capacity of a simulated H200 under the long answers of production, to 1 %.
-func capacityOf(tb testing.TB, p *vllmsim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
+func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
 	tb.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 1500, OutputTokens: 1000}, seed)
 	if err != nil {
@@ -49,7 +49,7 @@ func capacityOf(tb testing.TB, p *vllmsim.Profile, seed uint64, end func(workloa
 // runOutBias returns by how much a capacity reads too high, in per cent, when the load stops with the window: by seed, ascending.
 func runOutBias(tb testing.TB, seeds uint64) []float64 {
 	tb.Helper()
-	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
+	p, err := sim.LoadProfile("h200-llama70b-fp8")
 	if err != nil {
 		tb.Fatal(err)
 	}

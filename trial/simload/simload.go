@@ -9,13 +9,13 @@ import (
 	"time"
 
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 )
 
 // A Rig starts simulated servers of one profile.
 type Rig struct {
-	Profile *vllmsim.Profile
+	Profile *sim.Profile
 	ITL     bool // record the times between tokens
 
 	prompts prompts
@@ -30,7 +30,7 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	if err != nil {
 		return nil, nil, refusal(err, 0)
 	}
-	engine, err := vllmsim.NewEngine(r.Profile, options)
+	engine, err := sim.NewEngine(r.Profile, options)
 	if err != nil {
 		return nil, nil, refusal(err, r.Profile.StartUp.Total())
 	}
@@ -42,13 +42,13 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 // refusal gives a failed start the class that the log of a real server would show, and the time that a real one takes.
 func refusal(err error, took time.Duration) error {
 	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}, Took: took}
-	if start, ok := errors.AsType[*vllmsim.StartError](err); ok {
+	if start, ok := errors.AsType[*sim.StartError](err); ok {
 		exit.Class = serverctl.KVTooSmall
 		if start.OOM {
 			exit.Class = serverctl.OOMStart
 		}
 	}
-	if _, ok := errors.AsType[*vllmsim.UsageError](err); ok {
+	if _, ok := errors.AsType[*sim.UsageError](err); ok {
 		exit.Code = 2
 	}
 	return exit
@@ -56,7 +56,7 @@ func refusal(err error, took time.Duration) error {
 
 // A server is one simulated server, idle whenever no load runs.
 type server struct {
-	engine *vllmsim.Engine
+	engine *sim.Engine
 	exited chan struct{}
 }
 

@@ -11,13 +11,13 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 )
 
 func rig(t *testing.T) *Rig {
 	t.Helper()
-	p, err := vllmsim.LoadProfile("small-fast")
+	p, err := sim.LoadProfile("small-fast")
 	if err != nil {
 		t.Fatal(err)
 	}

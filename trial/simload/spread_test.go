@@ -10,7 +10,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
@@ -34,7 +34,7 @@ var loose = slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 
 // windows judges independent windows of two minutes at a rate; those whose load was ended early are among them.
 func (q queued) windows(tb testing.TB, rate float64, draws int, stop bool) []slo.Verdict {
 	tb.Helper()
-	p, err := vllmsim.LoadProfile(q.profile)
+	p, err := sim.LoadProfile(q.profile)
 	if err != nil {
 		tb.Fatal(err)
 	}

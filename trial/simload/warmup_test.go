@@ -9,7 +9,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -35,7 +35,7 @@ func (w *warming) Run(ctx context.Context, schedule workload.Schedule, stop benc
 // warmUpRequests returns with how many requests a simulated server, warm from its start, is warmed up.
 func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 	t.Helper()
-	p, err := vllmsim.LoadProfile("h200-llama70b-fp8")
+	p, err := sim.LoadProfile("h200-llama70b-fp8")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
@@ -18,7 +18,7 @@ import (
 type world struct {
 	name    string
 	about   string // the flags and lengths in a few words
-	profile *vllmsim.Profile
+	profile *sim.Profile
 	args    []string
 	source  workload.Source
 	slo     slo.SLO
@@ -172,9 +172,9 @@ var (
 
 // namedWorlds are those of every run.
 func namedWorlds() ([]world, error) {
-	var profiles [3]*vllmsim.Profile
+	var profiles [3]*sim.Profile
 	for i, name := range []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"} {
-		p, err := vllmsim.LoadProfile(name)
+		p, err := sim.LoadProfile(name)
 		if err != nil {
 			return nil, err
 		}
@@ -253,7 +253,7 @@ func randomWorld(seed uint64) (world, error) {
 // drawWorld draws everything but the promises.
 func drawWorld(r *rand.Rand, seed uint64) (world, error) {
 	name := []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"}[r.IntN(3)]
-	base, err := vllmsim.LoadProfile(name)
+	base, err := sim.LoadProfile(name)
 	if err != nil {
 		return world{}, err
 	}
@@ -300,7 +300,7 @@ func (w world) starts() bool {
 	if err != nil {
 		return false
 	}
-	engine, err := vllmsim.NewEngine(w.profile, options)
+	engine, err := sim.NewEngine(w.profile, options)
 	return err == nil && engine.KVTokens() > 2*options.MaxModelLen
 }
 

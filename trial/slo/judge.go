@@ -24,7 +24,7 @@ const (
 //
 // A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
 // numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation. With fewer requests than
-// LeastRequests nothing passes, and nothing passes while the queue grows through the window: at such a rate the latencies are
+// MinRequests nothing passes, and nothing passes while the queue grows through the window: at such a rate the latencies are
 // those of the window's length.
 //
 // A verdict that the load generator's own lateness could have changed says so: without it a failed probe would have passed, or
@@ -97,7 +97,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 		v.Pass = v.Pass && !c.fails()
 	}
 	grown := growthOf(samples, grownAtEnd)
-	least, limit := s.LeastRequests()
+	least, limit := s.MinRequests()
 	switch {
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"

@@ -32,9 +32,9 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
-// LeastRequests is how many requests a verdict needs that can tell: of as many one may break the limit, of fewer a single slow
+// MinRequests is how many requests a verdict needs that can tell: of as many one may break the limit, of fewer a single slow
 // one decides. It is 100 for p99 and 1,000 for p99.9.
-func (l Limit) LeastRequests() int { return leastRequests(l.Percentile) }
+func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
 // An SLO is what a server must keep to.
 type SLO struct {
@@ -42,11 +42,11 @@ type SLO struct {
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
 }
 
-// LeastRequests is how many requests a verdict needs, and the limit that needs them. Limits on ITL are over gaps, of which there
+// MinRequests is how many requests a verdict needs, and the limit that needs them. Limits on ITL are over gaps, of which there
 // are always enough.
-func (s SLO) LeastRequests() (n int, limit Limit) {
+func (s SLO) MinRequests() (n int, limit Limit) {
 	for _, l := range s.Limits {
-		if least := l.LeastRequests(); l.Metric != ITL && least > n {
+		if least := l.MinRequests(); l.Metric != ITL && least > n {
 			n, limit = least, l
 		}
 	}

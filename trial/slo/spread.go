@@ -22,7 +22,7 @@ const spreadBlocks = 5
 // variance has four degrees of freedom. Where it is below that of independent values, theirs is taken: that is chance.
 func standardError(values []float64, percentile float64) (se, effective float64) {
 	n := len(values)
-	if n < max(leastRequests(percentile), 4*spreadBlocks) {
+	if n < max(minRequests(percentile), 4*spreadBlocks) {
 		return 0, 0
 	}
 	order := make([]int, n)
@@ -73,5 +73,5 @@ func independentError(sorted []float64, percentile float64) float64 {
 	return (math.Log(bench.Percentile(sorted, 100*(p+off))) - low) / 2
 }
 
-// leastRequests is of how many requests at least one may break a limit on the percentile: of fewer, a single slow one decides.
-func leastRequests(percentile float64) int { return int(math.Ceil(100/(100-percentile) - 1e-6)) }
+// minRequests is of how many requests at least one may break a limit on the percentile: of fewer, a single slow one decides.
+func minRequests(percentile float64) int { return int(math.Ceil(100/(100-percentile) - 1e-6)) }

@@ -179,13 +179,13 @@ func TestAGrowingQueueHasItsOwnWords(t *testing.T) {
 	}
 }
 
-func TestLeastRequests(t *testing.T) {
+func TestMinRequests(t *testing.T) {
 	for _, row := range []struct {
 		percentile float64
 		want       int
 	}{{50, 2}, {90, 10}, {95, 20}, {99, 100}, {99.5, 200}, {99.9, 1000}, {99.99, 10000}, {33.3, 2}} {
 		l := Limit{TTFT, row.percentile, time.Second}
-		if got := l.LeastRequests(); got != row.want {
+		if got := l.MinRequests(); got != row.want {
 			t.Errorf("p%g takes %d requests, want %d", row.percentile, got, row.want)
 		}
 		for _, n := range []int{row.want - 1, row.want} {
@@ -196,7 +196,7 @@ func TestLeastRequests(t *testing.T) {
 		}
 	}
 	mixed := SLO{Limits: []Limit{{ITL, 99.99, time.Second}, {TTFT, 99.9, time.Second}, {TPOT, 50, time.Second}}}
-	if n, l := mixed.LeastRequests(); n != 1000 || l != mixed.Limits[1] {
+	if n, l := mixed.MinRequests(); n != 1000 || l != mixed.Limits[1] {
 		t.Errorf("%s takes %d requests by %s, want 1000 by p99.9 TTFT", mixed, n, l)
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// Measure measures the configs one after the other. What it has measured stands, whatever error it returns. Progress goes to w.
-func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, w io.Writer) error {
+// Measure measures the configs one after the other. What it has measured stands, whatever error it returns. After finish it ends
+// the load at hand and no more. Progress goes to w.
+func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
 	progress := newProgress(s, w)
 	defer progress.shown.End()
-	runner.Progress = progress.step
 	for i := range s.Configs {
 		select {
-		case <-runner.Finish:
+		case <-finish:
 			return trial.ErrInterrupted
 		default:
 		}
-		if err := s.measureConfig(ctx, runner, &s.Configs[i], progress); err != nil {
+		if err := s.measureConfig(ctx, runner, &s.Configs[i], finish, progress); err != nil {
 			return fmt.Errorf("config %s: %w", s.Configs[i].Name, err)
 		}
 	}
@@ -30,7 +30,7 @@ func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, w io.Writer) 
 }
 
 // measureConfig measures one config on a server of its own.
-func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Config, progress *progress) error {
+func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Config, finish <-chan struct{}, progress *progress) error {
 	c.begun = true
 	progress.config = c
 	var err error
@@ -41,6 +41,7 @@ func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Conf
 			progress.probed(c, p)
 			return nil
 		},
+		Progress: progress.step, Finish: finish,
 	}, s.Plan)
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/simload"
@@ -22,9 +22,9 @@ import (
 // An Input is what a profile is calibrated to.
 type Input struct {
 	Study  studies.Study
-	Model  string           // that the study measured
-	Runner trial.Runner     // how its probes were measured; its Start is not used
-	From   *vllmsim.Profile // where the fit begins, and what stays where nothing is told
+	Model  string       // that the study measured
+	Runner trial.Runner // how its probes were measured; its Start is not used
+	From   *sim.Profile // where the fit begins, and what stays where nothing is told
 
 	// Limit is how long the fit may take; 0 means no limit. What was found by then is the answer.
 	Limit time.Duration
@@ -62,7 +62,7 @@ type Change struct {
 
 // A Result is a calibrated profile with all that is to be said of it.
 type Result struct {
-	Profile   *vllmsim.Profile
+	Profile   *sim.Profile
 	Study     string
 	From      string
 	Simulated bool // the study measured a simulated server
@@ -106,7 +106,6 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
 	c.Runner.Source = &memo{Source: in.Runner.Source}
-	c.Runner.Progress, c.Runner.Finish, c.Runner.Accept = nil, nil, nil
 	c.result = Result{Study: in.Study.Name, From: in.From.Name, Trials: len(in.Study.Trials), Simulated: simulated(in.Study)}
 	p := c.begin()
 	if err := c.solveMemory(ctx, p); err != nil {
@@ -132,7 +131,7 @@ func simulated(s studies.Study) bool {
 }
 
 // begin returns a copy of the first profile under the model's name, with the defaults that the server told.
-func (c *calibration) begin() *vllmsim.Profile {
+func (c *calibration) begin() *sim.Profile {
 	p := *c.From
 	p.Constants = slices.Clone(p.Constants)
 	p.Model = c.Model
@@ -172,7 +171,7 @@ func (c *calibration) note(format string, args ...any) {
 }
 
 // set gives a constant of the profile a value that was measured or solved, and reports it.
-func (c *calibration) set(p *vllmsim.Profile, path string, value float64, confidence, format string, args ...any) {
+func (c *calibration) set(p *sim.Profile, path string, value float64, confidence, format string, args ...any) {
 	before := *p.Value(path)
 	source := fmt.Sprintf(format, args...)
 	p.Set(path, []float64{value}, confidence, fmt.Sprintf("study %s%s: %s", c.Study.Name, c.madeUp(), source))
@@ -180,7 +179,7 @@ func (c *calibration) set(p *vllmsim.Profile, path string, value float64, confid
 }
 
 // held leaves a constant at the first profile's value, and says why in its source.
-func (c *calibration) held(p *vllmsim.Profile, path, format string, args ...any) {
+func (c *calibration) held(p *sim.Profile, path, format string, args ...any) {
 	value := *c.From.Value(path)
 	p.Set(path, []float64{value}, "assumed", fmt.Sprintf("%s; value of %s", fmt.Sprintf(format, args...), c.From.Name))
 }
@@ -194,8 +193,8 @@ func (c *calibration) madeUp() string {
 }
 
 // unit is a constant's, or nothing of a plain number.
-func unit(p *vllmsim.Profile, path string) string {
-	i := slices.IndexFunc(p.Constants, func(k vllmsim.Constant) bool { return k.Path == path })
+func unit(p *sim.Profile, path string) string {
+	i := slices.IndexFunc(p.Constants, func(k sim.Constant) bool { return k.Path == path })
 	if i < 0 {
 		return ""
 	}
@@ -206,7 +205,7 @@ func unit(p *vllmsim.Profile, path string) string {
 }
 
 // record puts a fit into the profile, each constant with what is known of it. what says which measurements these are.
-func (c *calibration) record(p *vllmsim.Profile, f *fit, confidence, source, what string) {
+func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.reading.together()
 	moved := with(p, f.list, f.logs)
 	for k, one := range f.list {

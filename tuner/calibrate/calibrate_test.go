@@ -14,16 +14,16 @@ import (
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/simload"
 	"vllmtuner/trial/slo"
 )
 
-func profile(t *testing.T) *vllmsim.Profile {
+func profile(t *testing.T) *sim.Profile {
 	t.Helper()
-	p, err := vllmsim.LoadProfile("small-fast")
+	p, err := sim.LoadProfile("small-fast")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func profile(t *testing.T) *vllmsim.Profile {
 }
 
 // changed is another server than small-fast.
-func changed(t *testing.T) *vllmsim.Profile {
+func changed(t *testing.T) *sim.Profile {
 	p := *profile(t)
 	p.Name = "changed"
 	p.Step.Weights, p.Step.PerKVToken, p.Step.PerSequence = 5.5, 5e-5, 0.1
@@ -54,7 +54,7 @@ func runner(t *testing.T, requests int) trial.Runner {
 }
 
 // study measures configurations of a server at rates, all in virtual time.
-func study(t *testing.T, server *vllmsim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
+func study(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
 	t.Helper()
 	rig := simload.Rig{Profile: server}
 	r.Start = rig.Start
@@ -90,7 +90,7 @@ var configs = []string{
 	"--gpu-memory-utilization 0.6 --max-num-batched-tokens 8192",
 }
 
-func calibrated(t *testing.T, server *vllmsim.Profile, r trial.Runner, configs []string, rates ...float64) *Result {
+func calibrated(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) *Result {
 	t.Helper()
 	result, err := Fit(t.Context(), Input{Study: study(t, server, r, configs, rates...), Model: "my/model", Runner: r, From: profile(t)})
 	if err != nil {
@@ -180,14 +180,14 @@ func TestFitFindsAChangedServer(t *testing.T) {
 func TestFitWritesWhatItKnows(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 60), configs[:4], 2, 4, 8, 12)
-	read, err := vllmsim.ParseProfile("my.yaml", []byte(got.Profile.Text()))
+	read, err := sim.ParseProfile("my.yaml", []byte(got.Profile.Text()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if read.Model != "my/model" || read.Step != got.Profile.Step || read.Memory != got.Profile.Memory || read.Latency != got.Profile.Latency {
 		t.Errorf("written and read it is %+v, want %+v", read, got.Profile)
 	}
-	origin := map[string]vllmsim.Constant{}
+	origin := map[string]sim.Constant{}
 	for _, c := range read.Constants {
 		origin[c.Path] = c
 	}
@@ -351,7 +351,7 @@ func TestTimesFromLogs(t *testing.T) {
 	c := &calibration{Input: Input{Study: s, From: profile(t)}}
 	p := c.begin()
 	c.times(p)
-	if want := (vllmsim.StartUp{Weights: 30, Profile: 3, Compile: 5, Graphs: 8}); p.StartUp != want || p.Stop != 6 {
+	if want := (sim.StartUp{Weights: 30, Profile: 3, Compile: 5, Graphs: 8}); p.StartUp != want || p.Stop != 6 {
 		t.Errorf("start-up %+v and stop %g, want %+v and 6", p.StartUp, p.Stop, want)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -25,11 +25,11 @@ const (
 // A candidate is a trial with the probes that are predicted.
 type candidate struct {
 	trial   studies.Trial
-	args    []string        // those that mean something to the simulator
-	options vllmsim.Options // what they come to
-	probes  []trial.Probe   // to be replayed, in their order
-	used    []bool          // by probe: it is compared, and not only what the cache has seen
-	heldOut []bool          // by probe: it is compared and not fitted
+	args    []string      // those that mean something to the simulator
+	options sim.Options   // what they come to
+	probes  []trial.Probe // to be replayed, in their order
+	used    []bool        // by probe: it is compared, and not only what the cache has seen
+	heldOut []bool        // by probe: it is compared and not fitted
 }
 
 // A Count is how many of something were left out.
@@ -102,7 +102,7 @@ func followed(p trial.Probe) float64 {
 }
 
 // choose returns the trials with probes to predict, once with is the profile whose memory is that of the measured server.
-func (c *calibration) choose(p *vllmsim.Profile) (chosen []*candidate) {
+func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 	n := 0
 	for _, t := range c.Study.Trials {
 		if len(t.Probes) == 0 {
@@ -134,7 +134,7 @@ func (c *calibration) choose(p *vllmsim.Profile) (chosen []*candidate) {
 }
 
 // newCandidate reads a trial's args. Its error says why the profile's server does not start.
-func newCandidate(p *vllmsim.Profile, t studies.Trial) (*candidate, error) {
+func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	args, _, err := simulatedArgs(t.Args)
 	if err != nil {
 		return nil, err
@@ -181,7 +181,7 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 
 // predict replays the candidates' probes on a profile, several trials at a time. A trial that the profile does not start has
 // none, and its error.
-func (c *calibration) predict(ctx context.Context, p *vllmsim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
+func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
 	c.rig.Profile = p
 	runner := c.Runner

@@ -3,7 +3,7 @@ package calibrate
 import (
 	"math"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 )
 
 // A constant is one that can be fitted.
@@ -30,7 +30,7 @@ var stepConstants = []constant{
 }
 
 // fittable returns the constants that a profile has above zero: a logarithm begins nowhere else.
-func fittable(p *vllmsim.Profile, list []constant) (fit []constant) {
+func fittable(p *sim.Profile, list []constant) (fit []constant) {
 	for _, c := range list {
 		if v := p.Value(c.path); v != nil && *v > 0 {
 			fit = append(fit, c)
@@ -40,7 +40,7 @@ func fittable(p *vllmsim.Profile, list []constant) (fit []constant) {
 }
 
 // logs returns the logarithms of constants.
-func logs(p *vllmsim.Profile, list []constant) []float64 {
+func logs(p *sim.Profile, list []constant) []float64 {
 	values := make([]float64, len(list))
 	for i, c := range list {
 		values[i] = math.Log(*p.Value(c.path))
@@ -49,7 +49,7 @@ func logs(p *vllmsim.Profile, list []constant) []float64 {
 }
 
 // with returns the profile with other values of constants.
-func with(p *vllmsim.Profile, list []constant, logs []float64) *vllmsim.Profile {
+func with(p *sim.Profile, list []constant, logs []float64) *sim.Profile {
 	changed := *p
 	for i, c := range list {
 		*changed.Value(c.path) = math.Exp(logs[i])

@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 )
 
@@ -24,7 +24,7 @@ var phases = map[string]string{
 var startUps = []string{"start_up.weights", "start_up.profile", "start_up.compile", "start_up.graphs"}
 
 // times sets how long the server takes to start and to end, by the medians of the trials.
-func (c *calibration) times(p *vllmsim.Profile) {
+func (c *calibration) times(p *sim.Profile) {
 	parts, totals, stops := map[string][]float64{}, []float64{}, []float64{}
 	for _, t := range c.Study.Trials {
 		if took := t.Result.Ended.Took; took > 0 {
@@ -79,7 +79,7 @@ func sumParts(parts []serverctl.Part) map[string]float64 {
 }
 
 // acceptance sets how likely the tokens of a draft are accepted, by the counters of all probes.
-func (c *calibration) acceptance(p *vllmsim.Profile) {
+func (c *calibration) acceptance(p *sim.Profile) {
 	var accepted []float64
 	drafts, probes := 0.0, 0
 	for _, t := range c.Study.Trials {
@@ -116,7 +116,7 @@ func (c *calibration) acceptance(p *vllmsim.Profile) {
 }
 
 // defaults takes over what the server's flags came to where nobody gave them.
-func (c *calibration) defaults(p *vllmsim.Profile) {
+func (c *calibration) defaults(p *sim.Profile) {
 	d := &p.Defaults
 	told := map[string]bool{}
 	for _, t := range c.Study.Trials {

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"vllmtuner/serverctl"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 )
 
 const (
@@ -20,13 +20,13 @@ const (
 
 // A kvSize is the size of the KV cache that one start told.
 type kvSize struct {
-	options vllmsim.Options
+	options sim.Options
 	gib     float64
 	refused bool // the start was refused for it
 }
 
 // kvSizes returns what the trials' starts told of the KV cache, also those that were refused, each with the flags that p reads.
-func (c *calibration) kvSizes(p *vllmsim.Profile) (sizes []kvSize) {
+func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
 		args, _, err := simulatedArgs(t.Args)
 		if err != nil {
@@ -65,7 +65,7 @@ func (c *calibration) bytesPerToken() (bytes float64, n int) {
 }
 
 // solveMemory fits the constants of the KV cache's size.
-func (c *calibration) solveMemory(ctx context.Context, p *vllmsim.Profile) error {
+func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	if bytes, n := c.bytesPerToken(); n > 0 {
 		c.set(p, "memory.kv_per_token", bytes, "solved", "from the KV sizes in GiB and in tokens of %d starts", n)
 	}
@@ -92,7 +92,7 @@ func (c *calibration) solveMemory(ctx context.Context, p *vllmsim.Profile) error
 }
 
 // fitMemory fits from several beginnings, because of two peaks only the larger shows, and one that begins too small might never.
-func fitMemory(ctx context.Context, p *vllmsim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
+func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
 	problem := problem{low: low, high: high, step: 1e-4, residuals: func(_ context.Context, logs []float64) ([]float64, error) {
@@ -123,7 +123,7 @@ func fitMemory(ctx context.Context, p *vllmsim.Profile, list []constant, sizes [
 	return best, nil
 }
 
-func kvResiduals(p *vllmsim.Profile, sizes []kvSize) []float64 {
+func kvResiduals(p *sim.Profile, sizes []kvSize) []float64 {
 	residuals := make([]float64, len(sizes))
 	for i, s := range sizes {
 		residuals[i] = (p.KVGiB(s.options) - s.gib) / kvError
@@ -132,7 +132,7 @@ func kvResiduals(p *vllmsim.Profile, sizes []kvSize) []float64 {
 }
 
 // rootMeanSquare is the error of a profile's KV sizes in GiB.
-func rootMeanSquare(p *vllmsim.Profile, sizes []kvSize) float64 {
+func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	sum := 0.0
 	for _, r := range kvResiduals(p, sizes) {
 		sum += r * r
@@ -141,7 +141,7 @@ func rootMeanSquare(p *vllmsim.Profile, sizes []kvSize) float64 {
 }
 
 // boundReserve sets what must be free outside the utilization between the starts that had enough and those that ran out of memory.
-func (c *calibration) boundReserve(p *vllmsim.Profile) {
+func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	least, most := 0.0, math.Inf(1)
 	for _, t := range c.Study.Trials {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 )
 
@@ -74,14 +74,14 @@ func rows(chosen []*candidate, heldOut bool) (all []row) {
 }
 
 // quiet is the profile without chance. The mean of its jitter stays, for it is a part of each step.
-func quiet(p *vllmsim.Profile) *vllmsim.Profile {
+func quiet(p *sim.Profile) *sim.Profile {
 	q := *p
-	q.Noise = vllmsim.Noise{Jitter: p.Noise.Jitter}
+	q.Noise = sim.Noise{Jitter: p.Noise.Jitter}
 	return &q
 }
 
 // fitSteps fits the constants of step time and latency, and compares before and after.
-func (c *calibration) fitSteps(ctx context.Context, p *vllmsim.Profile, chosen []*candidate) error {
+func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*candidate) error {
 	list := fittable(p, stepConstants)
 	c.most = usualReplays * len(list)
 	began := time.Now()
@@ -142,7 +142,7 @@ func (c *calibration) limited(ctx context.Context, part float64, do func(ctx con
 }
 
 // move fits in two goes: first with the noise that is known beforehand, then with that which the first one has found.
-func (c *calibration) move(ctx context.Context, f *fit, p *vllmsim.Profile, chosen []*candidate) error {
+func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen []*candidate) error {
 	low, high := bounds(f.first, f.list)
 	fitted := rows(chosen, false)
 	scales := make([]float64, len(metrics))
@@ -170,7 +170,7 @@ func (c *calibration) move(ctx context.Context, f *fit, p *vllmsim.Profile, chos
 }
 
 // residuals are the differences of the logs of what is predicted and what was measured, over their noise.
-func (c *calibration) residuals(ctx context.Context, p *vllmsim.Profile, chosen []*candidate, of []row, scales []float64) ([]float64, error) {
+func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*candidate, of []row, scales []float64) ([]float64, error) {
 	predicted, errs, err := c.predict(ctx, p, chosen)
 	if err != nil {
 		return nil, err

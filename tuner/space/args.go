@@ -14,14 +14,14 @@ import (
 	"strings"
 )
 
-// Flag and key under which vLLM takes speculation (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
+// vLLM takes speculation under this flag and this key of its JSON (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
 const (
 	speculativeFlag = "speculative-config"
 	speculativeKey  = "num_speculative_tokens"
 )
 
-// Args returns the point as args of `vllm serve`, in the order of the parameters. Names that are no parameters are left
-// out; Check finds them.
+// Args returns the point as args of `vllm serve`, in the order of the parameters. It leaves out names that are not
+// parameters; Check reports them.
 func (s *Space) Args(p Point) []string {
 	var args []string
 	for i := range s.parameters {
@@ -42,7 +42,7 @@ func (s *Space) Args(p Point) []string {
 	return args
 }
 
-// speculativeArgs returns the args for so many speculative tokens, none for 0.
+// speculativeArgs returns the args for a number of speculative tokens. For 0 there are none.
 func (s *Space) speculativeArgs(tokens string) []string {
 	k, err := strconv.Atoi(tokens)
 	if err != nil || k <= 0 {
@@ -55,7 +55,7 @@ func (s *Space) speculativeArgs(tokens string) []string {
 	config[speculativeKey] = k
 	text, err := encode(config)
 	if err != nil {
-		return nil // cannot be: New has encoded it
+		return nil // impossible: New has encoded it once
 	}
 	return []string{"--" + speculativeFlag, text}
 }
@@ -63,29 +63,28 @@ func (s *Space) speculativeArgs(tokens string) []string {
 // A Flag is one flag of a command line.
 type Flag struct {
 	Name   string   // without its dashes, and with dashes for underscores as vLLM reads them
-	Values []string // the words that belong to it
-	Index  int      // 0-based place of its word in the args
+	Values []string // the words after it, up to the next flag
+	Index  int      // 0-based index of the flag's word in the args
 }
 
-// Base is the flag that a word of a command line is about: --compilation-config.mode sets part of --compilation-config, and --no-x
-// sets x.
+// Base returns the name of the flag that a word sets: --compilation-config.mode sets compilation-config, and --no-x sets x.
 func (f Flag) Base() string {
 	name, _, _ := strings.Cut(f.Name, ".")
 	return strings.TrimPrefix(name, "no-")
 }
 
-// The words after a flag are its values unless they look like flags; -1 does not.
+// flagWord matches a word that is a flag. A value such as -1 is not.
 var flagWord = regexp.MustCompile(`^--?[A-Za-z]`)
 
-// Flags splits args into flags. It takes --name value, --name=value, --name and --name a b c. A word that belongs to no
-// flag is an error.
+// Flags splits args into flags: --name value, --name=value, --name, and --name a b c. A word before the first flag is an
+// error.
 func Flags(args []string) ([]Flag, error) {
 	var flags []Flag
 	for i, word := range args {
 		switch {
 		case flagWord.MatchString(word):
 			name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			f := Flag{Name: flagNameOf(name), Index: i}
+			f := Flag{Name: dashedName(name), Index: i}
 			if hasValue {
 				f.Values = []string{value}
 			}
@@ -100,8 +99,9 @@ func Flags(args []string) ([]Flag, error) {
 	return flags, nil
 }
 
-// flagNameOf writes a flag's name with dashes. In --compilation-config.cudagraph_mode only the flag itself is a name.
-func flagNameOf(name string) string {
+// dashedName replaces underscores in a flag's name by dashes. In --compilation-config.cudagraph_mode the key after the dot
+// stays as it is.
+func dashedName(name string) string {
 	flag, key, dotted := strings.Cut(name, ".")
 	flag = strings.ReplaceAll(flag, "_", "-")
 	if dotted {
@@ -110,9 +110,8 @@ func flagNameOf(name string) string {
 	return flag
 }
 
-// ParseArgs reads args of a server into a point, as far as they are searched parameters. Values may be out of range, for
-// they are what someone runs today. A flag that is no parameter is an error which names it. Of a flag that is given twice
-// the last one counts, as for vLLM.
+// ParseArgs reads the args of a server into a point. Values may be out of range, because the user runs them today. A flag
+// that is not searched is an error. If a flag is given twice, the last one counts, as in vLLM.
 func (s *Space) ParseArgs(args []string) (Point, error) {
 	flags, err := Flags(args)
 	if err != nil {
@@ -134,7 +133,7 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	return p, nil
 }
 
-// parse returns the parameter that a flag sets, and the value.
+// parse returns the parameter that a flag sets, and its value.
 func (s *Space) parse(f Flag) (name, value string, err error) {
 	if f.Name == speculativeFlag && s.Parameter(SpeculativeTokens) != nil {
 		value, err = s.parseSpeculation(f)
@@ -147,7 +146,7 @@ func (s *Space) parse(f Flag) (name, value string, err error) {
 	}
 	switch {
 	case p == nil || p.Name == SpeculativeTokens:
-		return "", "", s.notSearched(f)
+		return "", "", s.notSearchedError(f)
 	case p.Kind == Bool:
 		return p.Name, "true", noValue(f)
 	case len(f.Values) != 1:
@@ -164,23 +163,23 @@ func noValue(f Flag) error {
 	return nil
 }
 
-func (s *Space) notSearched(f Flag) error {
+func (s *Space) notSearchedError(f Flag) error {
 	remedy := "move it to server.args, or search it under parameters"
 	if best := Nearest(f.Name, sortedNames(s.index)); best != "" && best != SpeculativeTokens {
 		remedy += fmt.Sprintf(", or did you mean --%s?", best)
 	}
-	return fmt.Errorf("--%s is no searched parameter; %s", f.Name, remedy)
+	return fmt.Errorf("--%s is not searched; %s", f.Name, remedy)
 }
 
-// parseSpeculation reads --speculative-config, whose keys must be the study's but for the number of tokens.
+// parseSpeculation returns the number of tokens in --speculative-config. All other keys must equal the study's.
 func (s *Space) parseSpeculation(f Flag) (string, error) {
 	var config map[string]any
 	if len(f.Values) != 1 || json.Unmarshal([]byte(f.Values[0]), &config) != nil {
 		return "", fmt.Errorf("--%s needs one JSON object, such as '{\"method\":\"ngram\",\"num_speculative_tokens\":3}'", speculativeFlag)
 	}
 	k, ok := config[speculativeKey].(float64)
-	if !ok || k < 1 || k != math.Trunc(k) || k > mostInt {
-		return "", fmt.Errorf("--%s has no whole %s above 0; add it, or leave the flag out", speculativeFlag, speculativeKey)
+	if !ok || k < 1 || k != math.Trunc(k) || k > maxInt {
+		return "", fmt.Errorf("--%s needs %s with a whole number above 0; add it, or remove the flag", speculativeFlag, speculativeKey)
 	}
 	delete(config, speculativeKey)
 	theirs, err := encode(config)
@@ -192,12 +191,12 @@ func (s *Space) parseSpeculation(f Flag) (string, error) {
 		return "", fmt.Errorf("speculative_config: %w", err)
 	}
 	if theirs != ours {
-		return "", fmt.Errorf("--%s is %s, but the study searches with %s; make them equal", speculativeFlag, theirs, ours)
+		return "", fmt.Errorf("--%s is %s, but speculative_config is %s; make them equal", speculativeFlag, theirs, ours)
 	}
-	return shortest(k), nil
+	return formatNumber(k), nil
 }
 
-// Read returns a value as the parameter writes it. It may be out of range.
+// Read returns a value in the form in which a Point holds it. It may be out of range.
 func (p *Parameter) Read(text string) (string, error) {
 	if p.Kind == Int {
 		text = plainInt(text)
@@ -205,16 +204,16 @@ func (p *Parameter) Read(text string) (string, error) {
 	if p.Kind == Int || p.Kind == Float {
 		v, err := p.Number(text)
 		if err != nil {
-			return "", fmt.Errorf("--%s %s is no number; write one such as %g", p.Name, text, p.Min)
+			return "", fmt.Errorf("--%s %s is not a number; write one, such as %g", p.Name, text, p.Min)
 		}
-		return shortest(v), nil
+		return formatNumber(v), nil
 	}
 	return p.canonical(text), nil
 }
 
 var humanInt = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([kKmM])$`)
 
-// plainInt writes 1k as 1000 and 1K as 1024, as vLLM reads max-model-len and max-num-batched-tokens (vLLM 0.14.1,
+// plainInt writes 1k as 1000 and 1K as 1024. vLLM reads max-model-len and max-num-batched-tokens this way (vLLM 0.14.1,
 // vllm/engine/arg_utils.py, human_readable_int).
 func plainInt(text string) string {
 	match := humanInt.FindStringSubmatch(text)
@@ -226,19 +225,19 @@ func plainInt(text string) string {
 	if err != nil {
 		return text
 	}
-	return shortest(math.Trunc(v * factor))
+	return formatNumber(math.Trunc(v * factor))
 }
 
-// canonical returns the choice that is the same as the text, or else the text itself.
+// canonical returns the choice that equals the text, or the text itself if none does.
 func (p *Parameter) canonical(text string) string {
-	if i := slices.IndexFunc(p.choices(), func(c string) bool { return p.same(c, text) }); i >= 0 {
+	if i := slices.IndexFunc(p.choices(), func(c string) bool { return p.equalChoices(c, text) }); i >= 0 {
 		return p.choices()[i]
 	}
 	return text
 }
 
-// same reports whether two choices are equal as texts, as numbers or as JSON.
-func (p *Parameter) same(a, b string) bool {
+// equalChoices reports whether two choices are equal as texts, as numbers or as JSON.
+func (p *Parameter) equalChoices(a, b string) bool {
 	if a == b {
 		return true
 	}
@@ -252,7 +251,7 @@ func (p *Parameter) same(a, b string) bool {
 	return errX == nil && errY == nil && x == y
 }
 
-// compact returns a JSON text without blanks and with its keys sorted.
+// compact returns a JSON text without spaces and with sorted keys.
 func compact(text string) (string, error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
@@ -266,7 +265,7 @@ func compact(text string) (string, error) {
 	return encode(v)
 }
 
-// encode writes a value as compact JSON with sorted keys and with <, > and & as they are.
+// encode returns a value as compact JSON with sorted keys. It leaves <, > and & unescaped.
 func encode(v any) (string, error) {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)

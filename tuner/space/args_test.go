@@ -46,23 +46,23 @@ func TestParseArgs(t *testing.T) {
 			Point{"compilation-config": `{"mode": 0, "pass_config": {"enable_fusion": true}}`}, ""},
 		{"a choice out of the list", "--kv-cache-dtype int8", Point{"kv-cache-dtype": "int8"}, ""},
 		{"a flag that is not searched", "--enforce-eager", nil,
-			"--enforce-eager is no searched parameter; move it to server.args, or search it under parameters"},
+			"--enforce-eager is not searched; move it to server.args, or search it under parameters"},
 		{"a misspelt flag", "--max-num-seq 4", nil,
-			"--max-num-seq is no searched parameter; move it to server.args, or search it under parameters, or did you mean --max-num-seqs?"},
+			"--max-num-seq is not searched; move it to server.args, or search it under parameters, or did you mean --max-num-seqs?"},
 		{"no value", "--max-num-seqs --enable-chunked-prefill", nil, "--max-num-seqs has 0 values (); write one after it"},
 		{"a bool with a value", "--enable-chunked-prefill true", nil, `--enable-chunked-prefill takes no value; remove "true"`},
-		{"no number", "--max-num-seqs many", nil, "--max-num-seqs many is no number; write one such as 16"},
+		{"no number", "--max-num-seqs many", nil, "--max-num-seqs many is not a number; write one, such as 16"},
 		{"a word before any flag", "model --max-num-seqs 4", nil, `"model" belongs to no flag; write --name before it`},
 		{"other speculation", `--speculative-config {"num_speculative_tokens":3,"method":"eagle"}`, nil,
-			`--speculative-config is {"method":"eagle"}, but the study searches with {"method":"ngram","prompt_lookup_max":4}; make them equal`},
+			`--speculative-config is {"method":"eagle"}, but speculative_config is {"method":"ngram","prompt_lookup_max":4}; make them equal`},
 		{"speculation with no tokens", `--speculative-config {"num_speculative_tokens":0}`, nil,
-			"--speculative-config has no whole num_speculative_tokens above 0; add it, or leave the flag out"},
+			"--speculative-config needs num_speculative_tokens with a whole number above 0; add it, or remove the flag"},
 		{"speculation that is no JSON", `--speculative-config ngram`, nil,
 			`--speculative-config needs one JSON object, such as '{"method":"ngram","num_speculative_tokens":3}'`},
 		{"the tokens are no flag of vLLM", "--num-speculative-tokens 3", nil,
-			"--num-speculative-tokens is no searched parameter; move it to server.args, or search it under parameters"},
-		{"two errors", "--x --y", nil, "--x is no searched parameter; move it to server.args, or search it under parameters\n" +
-			"--y is no searched parameter; move it to server.args, or search it under parameters"},
+			"--num-speculative-tokens is not searched; move it to server.args, or search it under parameters"},
+		{"two errors", "--x --y", nil, "--x is not searched; move it to server.args, or search it under parameters\n" +
+			"--y is not searched; move it to server.args, or search it under parameters"},
 	}
 	s := realistic(t)
 	for _, test := range tests {
@@ -79,7 +79,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// FuzzExpression feeds expressions from a user's file: none may break the program, and one that can be read can be asked.
+// FuzzExpression compiles any text as an expression: none may panic, and each that compiles can be evaluated.
 func FuzzExpression(f *testing.F) {
 	for _, text := range []string{"max-num-batched-tokens >= max-num-seqs", `kv-cache-dtype == "auto" and not b`, "1 % 0 == 1",
 		"((((", "max-num-seqs ?? 1", "'", "max(1,", "-max-num-seqs--max-num-seqs", "1/0 > 2", "max-num-seqs in 1..1000000000", "\"é\" == 'x'"} {
@@ -98,7 +98,7 @@ func FuzzExpression(f *testing.F) {
 			}
 			return
 		}
-		// An error is an answer here, such as a remainder by zero.
+		// An error is a legal result, such as a remainder by zero.
 		_, known, _ := e.holds(func(name string) (any, bool) { v, ok := values[name]; return v, ok })
 		if !known {
 			t.Errorf("%q names a flag that the vocabulary does not have: %v", text, e.names)
@@ -106,7 +106,7 @@ func FuzzExpression(f *testing.F) {
 	})
 }
 
-// FuzzParseArgs feeds command lines: whatever is read must be readable again from its own args.
+// FuzzParseArgs parses any command line: a point that was read must be readable again from its own args.
 func FuzzParseArgs(f *testing.F) {
 	f.Add("--max-num-seqs\n64\n--enable-chunked-prefill")
 	f.Add("--speculative-config={\"method\":\"ngram\",\"prompt_lookup_max\":4,\"num_speculative_tokens\":2}")
@@ -119,7 +119,7 @@ func FuzzParseArgs(f *testing.F) {
 		}
 		for name, value := range p {
 			if flagWord.MatchString(value) || name == SpeculativeTokens && value == "0" {
-				return // --name=--value has no form of two words
+				return // --name=--value cannot be written as two words
 			}
 		}
 		q, err := s.ParseArgs(s.Args(p))

@@ -9,10 +9,9 @@ import (
 	"strings"
 )
 
-// Check says what is wrong with a point, all of it: unknown names, values out of range or off the step, parameters that
-// are not active, constraints that do not hold. A parameter that is active and absent is left to the server's default.
-// A constraint holds as long as the value of one of its flags is known neither from the point nor from Defaults, and a
-// condition with such a flag does not.
+// Check reports everything that is wrong with a point: unknown names, values out of range or off the step, parameters
+// that are not active, broken constraints. The server's default decides a parameter that is active and absent.
+// If neither the point nor Defaults has a flag, a constraint with that flag holds and a condition with it does not.
 func (s *Space) Check(p Point) error {
 	var errs []error
 	for _, name := range sortedNames(p) {
@@ -25,7 +24,7 @@ func (s *Space) Check(p Point) error {
 			errs = append(errs, err)
 		}
 		if !s.active(s.index[name], p) {
-			errs = append(errs, fmt.Errorf("%s=%s is not active, for not: %s", name, p[name], parameter.When))
+			errs = append(errs, fmt.Errorf("%s=%s is not active, because its condition does not hold: %s", name, p[name], parameter.When))
 		}
 	}
 	for _, c := range s.constraints {
@@ -40,12 +39,12 @@ func (s *Space) Check(p Point) error {
 	return errors.Join(errs...)
 }
 
-// active reports whether the parameter's condition holds in the point.
+// active reports whether the condition of parameter i holds in the point.
 func (s *Space) active(i int, p Point) bool {
 	if s.when[i] == nil {
 		return true
 	}
-	// A condition that has no value, such as a remainder by zero, does not hold.
+	// A condition without a value, such as a remainder by zero, does not hold.
 	holds, known, err := s.when[i].holds(s.conditionLookup(p))
 	return err == nil && known && holds
 }
@@ -63,12 +62,12 @@ func (s *Space) lookup(p Point) func(name string) (any, bool) {
 		if parameter := s.Parameter(name); parameter != nil {
 			return parameter.value(text)
 		}
-		return guess(text), true
+		return parseLiteral(text), true
 	}
 }
 
-// conditionLookup returns the values that conditions see: what a searched flag would be by default says nothing, since it
-// is absent when it is not active.
+// conditionLookup returns the values that conditions see. It skips the default of a searched flag, because an inactive
+// flag is absent and its default says nothing.
 func (s *Space) conditionLookup(p Point) func(name string) (any, bool) {
 	lookup := s.lookup(p)
 	return func(name string) (any, bool) {
@@ -92,10 +91,10 @@ func (s *Space) values(names []string, p Point) string {
 	return strings.Join(words, ", ")
 }
 
-// Rounding of decimal fractions is forgiven up to this part of a step.
-const forgiven = 1e-6
+// stepTolerance is the part of a step by which a value may miss it, because decimal fractions are rounded.
+const stepTolerance = 1e-6
 
-// Check says what is wrong with a value, by itself.
+// Check reports what is wrong with one value.
 func (p *Parameter) Check(text string) error {
 	switch p.Kind {
 	case Float, Int:
@@ -117,26 +116,26 @@ func (p *Parameter) checkNumber(text string) error {
 	if err != nil {
 		return err
 	}
-	step, slack := p.step(), forgiven*p.step()
+	step, slack := p.step(), stepTolerance*p.step()
 	switch {
 	case v < p.Min-slack:
 		return fmt.Errorf("%s=%s is below the range [%g, %g]", p.Name, text, p.Min, p.Max)
 	case v > p.Max+slack:
 		return fmt.Errorf("%s=%s is above the range [%g, %g]", p.Name, text, p.Min, p.Max)
 	case step > 0 && math.Abs(math.Remainder(v-p.Min, step)) > slack:
-		return fmt.Errorf("%s=%s is not on the step %g from %g", p.Name, text, step, p.Min)
+		return fmt.Errorf("%s=%s is not a multiple of the step %g above %g", p.Name, text, step, p.Min)
 	}
 	return nil
 }
 
-// Number reads a value as a number: a legal or illegal value of Float and Int, and a choice that is a number.
+// Number reads a value of a Float or Int, legal or not, or a choice that is a number.
 func (p *Parameter) Number(text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {
 	case err != nil || math.IsNaN(v) || math.IsInf(v, 0):
-		return 0, fmt.Errorf("%s=%s is no number", p.Name, text)
-	case p.Kind == Int && (v != math.Trunc(v) || math.Abs(v) > mostInt):
-		return 0, fmt.Errorf("%s=%s is no whole number", p.Name, text)
+		return 0, fmt.Errorf("%s=%s is not a number", p.Name, text)
+	case p.Kind == Int && (v != math.Trunc(v) || math.Abs(v) > maxInt):
+		return 0, fmt.Errorf("%s=%s is not a whole number", p.Name, text)
 	}
 	return v, nil
 }

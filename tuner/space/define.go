@@ -12,29 +12,29 @@ import (
 	"github.com/xrash/smetrics"
 )
 
-// A Space is what a study searches. It is safe for concurrent use as long as nobody changes Defaults.
+// A Space holds the flags that a study searches. It is safe for concurrent use as long as nobody changes Defaults.
 type Space struct {
-	// Defaults are the values of flags that a point does not name, such as the server's fixed args. Constraints and
-	// conditions look there. It may be nil.
+	// Defaults are the values of flags that a point does not have, such as those in server.args. Constraints and conditions
+	// read them. It may be nil.
 	Defaults map[string]string
 
 	parameters  []Parameter
 	index       map[string]int // by name
 	when        []*expression  // by parameter; nil means always active
-	order       []int          // parameters, each after those that its condition names
+	order       []int          // indexes of parameters, each after the parameters in its condition
 	constraints []*expression
 	speculative map[string]any
 }
 
-// A DefinitionError is one thing that is wrong with the definition of a space.
+// A DefinitionError is one mistake in the definition of a space.
 type DefinitionError struct {
-	Parameter  string // whose definition is wrong; "" for a constraint
-	When       bool   // it is the parameter's condition
-	Constraint int    // 0-based place of the constraint, when Parameter is ""
-	What       string // what is wrong, and the remedy
+	Parameter  string // name of the wrong parameter; "" for a constraint
+	When       bool   // the mistake is in the parameter's condition
+	Constraint int    // 0-based index of the constraint, when Parameter is ""
+	What       string // the mistake and the remedy
 }
 
-// Error returns what is wrong with its place.
+// Error returns the mistake and its place.
 func (e *DefinitionError) Error() string {
 	switch {
 	case e.Parameter == "":
@@ -45,14 +45,14 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("parameter %s: %s", e.Parameter, e.What)
 }
 
-// New returns the space of the parameters. Constraints are expressions over their names which must hold in every point.
-// speculative holds the other keys of --speculative-config, which SpeculativeTokens needs. The error joins a
-// *DefinitionError for everything that is wrong.
+// New returns the space of the parameters. Constraints are expressions over their names; each must hold in every point.
+// speculative holds the keys of --speculative-config without the number of tokens; SpeculativeTokens needs it. The error
+// joins one *DefinitionError for each mistake.
 func New(parameters []Parameter, constraints []string, speculative map[string]any) (*Space, error) {
 	return NewWithDefaults(parameters, constraints, speculative, nil)
 }
 
-// NewWithDefaults is New for a server with fixed args: expressions may name the flags in defaults too.
+// NewWithDefaults is New for a server with fixed args. Expressions may also name the flags in defaults.
 func NewWithDefaults(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
 	s := &Space{
 		Defaults: defaults, parameters: slices.Clone(parameters), index: map[string]int{},
@@ -61,12 +61,12 @@ func NewWithDefaults(parameters []Parameter, constraints []string, speculative m
 	var errs []error
 	for i := range s.parameters {
 		p := &s.parameters[i]
-		what := p.wrong()
+		what := p.problem()
 		if _, twice := s.index[p.Name]; twice {
-			what = "it is given twice; remove one"
+			what = "the name is given twice; remove one"
 		}
 		if what == "" && p.Name == SpeculativeTokens {
-			what = s.wrongSpeculation(p)
+			what = s.speculationProblem(p)
 		}
 		if what != "" {
 			errs = append(errs, &DefinitionError{Parameter: p.Name, What: what})
@@ -92,16 +92,7 @@ func (s *Space) Parameter(name string) *Parameter {
 	return nil
 }
 
-// Constraints returns the constraints as they were written.
-func (s *Space) Constraints() []string {
-	texts := make([]string, len(s.constraints))
-	for i, c := range s.constraints {
-		texts[i] = c.text
-	}
-	return texts
-}
-
-// compile reads the conditions and constraints.
+// compile compiles the conditions and constraints.
 func (s *Space) compile(constraints []string) (errs []error) {
 	words := newVocabulary(s.parameters, s.Defaults)
 	for i := range s.parameters {
@@ -125,7 +116,7 @@ func (s *Space) compile(constraints []string) (errs []error) {
 	return errs
 }
 
-// sortByCondition puts each parameter after those that its condition names.
+// sortByCondition fills order, with each parameter after the parameters in its condition.
 func (s *Space) sortByCondition() []error {
 	const visiting, done = 1, 2
 	state := make([]int, len(s.parameters))
@@ -152,26 +143,26 @@ func (s *Space) sortByCondition() []error {
 		if !visit(i) {
 			slices.Reverse(cycle)
 			return []error{&DefinitionError{Parameter: s.parameters[i].Name, When: true, What: fmt.Sprintf(
-				"the conditions go in a circle (%s); remove one of them", strings.Join(append(cycle, cycle[0]), " → "))}}
+				"the conditions depend on each other (%s); remove one of them", strings.Join(append(cycle, cycle[0]), " → "))}}
 		}
 	}
 	return nil
 }
 
-// wrongSpeculation says what is wrong with the parameter SpeculativeTokens, or "".
-func (s *Space) wrongSpeculation(p *Parameter) string {
+// speculationProblem returns the mistake in the parameter SpeculativeTokens, or "".
+func (s *Space) speculationProblem(p *Parameter) string {
 	whole := p.Kind == Int && p.Min >= 0 || p.Kind == Categorical && !slices.ContainsFunc(p.Choices, func(c string) bool {
 		return !wholeNumber.MatchString(c)
 	})
 	switch {
 	case !whole:
-		return "it counts tokens: write whole numbers such as [0, 1, 2, 3]"
+		return "the values must be whole numbers of tokens; write [0, 1, 2, 3]"
 	case len(s.speculative) == 0:
-		return "it needs the other keys of vLLM's --speculative-config; write speculative_config: {method: ngram, prompt_lookup_max: 4}"
+		return "the keys of vLLM's --speculative-config are missing; add speculative_config: {method: ngram, prompt_lookup_max: 4}"
 	case s.speculative[speculativeKey] != nil:
-		return "speculative_config has num_speculative_tokens too; remove it there"
+		return "speculative_config has num_speculative_tokens too; remove that key"
 	case s.Parameter("speculative-config") != nil:
-		return "speculative-config is searched too, and both would render --speculative-config; remove one"
+		return "speculative-config is searched too, and both set --speculative-config; remove one"
 	}
 	if _, err := encode(s.speculative); err != nil {
 		return fmt.Sprintf("speculative_config cannot be written as JSON (%v)", err)
@@ -184,40 +175,40 @@ var (
 	wholeNumber = regexp.MustCompile(`^[0-9]{1,9}$`)
 )
 
-// Whole numbers beyond 2^53 cannot be told apart as float64.
-const mostInt = 1 << 53
+// maxInt is the largest whole number that float64 tells apart from its neighbours.
+const maxInt = 1 << 53
 
-// wrong says what is wrong with the parameter by itself, or "".
-func (p *Parameter) wrong() string {
+// problem returns the mistake in the parameter alone, or "".
+func (p *Parameter) problem() string {
 	switch {
 	case !flagName.MatchString(p.Name):
-		return fmt.Sprintf("%q is no flag name; write it without leading dashes, such as %s", p.Name, SpeculativeTokens)
+		return fmt.Sprintf("%q is not the name of a flag; write it in lower case without leading dashes, such as %s", p.Name, SpeculativeTokens)
 	case slices.Contains(reserved, p.Name):
-		return fmt.Sprintf("%q is a word of the expressions and cannot be searched", p.Name)
+		return fmt.Sprintf("%q is an operator or function of expressions, so it cannot be searched", p.Name)
 	case p.Kind == Float || p.Kind == Int:
-		return p.wrongRange()
+		return p.rangeProblem()
 	case p.Kind == Categorical || p.Kind == JSON:
-		return p.wrongChoices()
+		return p.choicesProblem()
 	case p.Kind != Bool:
-		return fmt.Sprintf("%q is no kind of parameter; take float, int, bool, choices or json", p.Kind)
+		return fmt.Sprintf("%q is not a kind of parameter; write float, int, bool, choices or json", p.Kind)
 	case len(p.Choices) > 0 || p.Min != 0 || p.Max != 0 || p.Step != 0 || p.Log:
-		return "a bool has no range and no choices; remove them"
+		return "a bool takes no range and no choices; remove them"
 	}
 	return ""
 }
 
-func (p *Parameter) wrongRange() string {
+func (p *Parameter) rangeProblem() string {
 	for _, v := range []float64{p.Min, p.Max, p.Step} {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return "its range and step must be finite numbers"
+			return "range and step must be finite numbers"
 		}
-		if p.Kind == Int && (v != math.Trunc(v) || math.Abs(v) > mostInt) {
-			return fmt.Sprintf("%g is no whole number; write whole numbers, or float", v)
+		if p.Kind == Int && (v != math.Trunc(v) || math.Abs(v) > maxInt) {
+			return fmt.Sprintf("%g is not a whole number; write whole numbers, or float", v)
 		}
 	}
 	switch {
 	case len(p.Choices) > 0:
-		return "it has a range and choices; remove one of them"
+		return "a range and choices are given; remove one of them"
 	case p.Min > p.Max:
 		return fmt.Sprintf("the range [%g, %g] is empty; write [%g, %g]", p.Min, p.Max, p.Max, p.Min)
 	case p.Log && p.Min <= 0:
@@ -230,29 +221,29 @@ func (p *Parameter) wrongRange() string {
 	return ""
 }
 
-func (p *Parameter) wrongChoices() string {
+func (p *Parameter) choicesProblem() string {
 	if len(p.Choices) == 0 {
-		return "it has no choices; list at least one"
+		return "the list of choices is empty; add at least one"
 	}
 	if p.Min != 0 || p.Max != 0 || p.Step != 0 || p.Log {
-		return "choices have no range, step or log; remove them"
+		return "choices take no range, step or log; remove them"
 	}
 	for i, c := range p.Choices {
 		switch {
-		case slices.ContainsFunc(p.Choices[:i], func(d string) bool { return p.same(c, d) }):
+		case slices.ContainsFunc(p.Choices[:i], func(d string) bool { return p.equalChoices(c, d) }):
 			return fmt.Sprintf("the choice %s is given twice; remove one", c)
 		case strings.TrimSpace(c) == "":
 			return "a choice is empty; remove it"
 		case p.Kind == JSON:
 			if _, err := compact(c); err != nil {
-				return fmt.Sprintf("the choice %s is no JSON (%v)", c, err)
+				return fmt.Sprintf("the choice %s is not JSON (%v)", c, err)
 			}
 		}
 	}
 	return ""
 }
 
-// Nearest returns the name that was probably meant by word, or "" when none is near.
+// Nearest returns the name with the fewest typing errors from word, or "" when none is near.
 func Nearest(word string, names []string) string {
 	best, least := "", len(word)/4+2
 	for _, name := range names {
@@ -263,7 +254,7 @@ func Nearest(word string, names []string) string {
 	return best
 }
 
-// DidYouMean returns the remedy for an unknown word: the nearest of the names, or all of them.
+// DidYouMean returns the remedy for an unknown word: the nearest name, or else all names.
 func DidYouMean(word string, names []string) string {
 	if best := Nearest(word, names); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)

@@ -13,23 +13,24 @@ import (
 	"github.com/expr-lang/expr/vm"
 )
 
-// functions are the only ones in an expression: whether it holds must depend on the point alone, so there is no clock.
+// functions are the only functions of an expression. The library also has a clock, but an expression must depend on the
+// point alone.
 var functions = []string{"min", "max", "abs", "floor", "ceil"}
 
-// reserved are the words of an expression that are no flags.
+// reserved are the words of an expression that cannot be flags.
 var reserved = append([]string{"and", "or", "not", "in", "true", "false"}, functions...)
 
 // An expression is a condition or a constraint.
 type expression struct {
-	text    string   // as it was written
-	names   []string // flags that it names, sorted
+	text    string   // as the user wrote it
+	names   []string // flags in the text, sorted
 	program *vm.Program
 }
 
-// A vocabulary is what expressions may speak of.
+// A vocabulary holds the words that an expression may use.
 type vocabulary struct {
 	names   []string  // flags, longest first
-	types   types.Map // of each flag by its identifier
+	types   types.Map // type of each flag, by its identifier
 	choices []string  // texts that need quotes in an expression
 }
 
@@ -41,7 +42,7 @@ func newVocabulary(parameters []Parameter, defaults map[string]string) vocabular
 	}
 	for i := range parameters {
 		p := &parameters[i]
-		v.types[identifier(p.Name)] = p.typ()
+		v.types[identifier(p.Name)] = p.exprType()
 		if !slices.Contains(v.names, p.Name) {
 			v.names = append(v.names, p.Name)
 		}
@@ -56,10 +57,11 @@ func newVocabulary(parameters []Parameter, defaults map[string]string) vocabular
 	return v
 }
 
-// identifier is what stands for a flag in the compiled expression. It is as long as the flag's name, so that columns stay.
+// identifier returns the name of a flag in the compiled expression. It is as long as the flag's name, so that columns in
+// errors stay right.
 func identifier(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// compile reads an expression. Flags are written as they are; the dash of max-num-seqs is no minus.
+// compile compiles an expression. Flags keep their dashes: the dash of max-num-seqs is not a minus.
 func (v vocabulary) compile(text string) (*expression, error) {
 	source, names, err := v.rewrite(text)
 	if err != nil {
@@ -76,27 +78,27 @@ func (v vocabulary) compile(text string) (*expression, error) {
 			message = at.Message
 		}
 		return nil, fmt.Errorf("cannot read %q: %s; write a comparison such as max-num-batched-tokens >= max-num-seqs",
-			text, v.flags(names, message))
+			text, v.withFlagNames(names, message))
 	}
 	return &expression{text: text, names: names, program: program}, nil
 }
 
-// flags writes the flags in a message of the expression's compiler as the user did.
-func (v vocabulary) flags(names []string, message string) string {
+// withFlagNames replaces the identifiers in a message of the compiler by the names of the flags.
+func (v vocabulary) withFlagNames(names []string, message string) string {
 	for _, name := range names {
 		message = strings.ReplaceAll(message, identifier(name), name)
 	}
 	return message
 }
 
-// rewrite replaces flags by identifiers, the longest first and only whole words, and returns the flags found.
+// rewrite replaces each flag by its identifier and returns the flags. It takes the longest flag first, and only whole words.
 func (v vocabulary) rewrite(text string) (source string, names []string, err error) {
 	var out strings.Builder
 	for i := 0; i < len(text); {
 		n := 1
 		switch c := text[i]; {
 		case c == '"' || c == '\'' || c == '`':
-			n = quoted(text[i:])
+			n = quotedLength(text[i:])
 		case c >= '0' && c <= '9':
 			n = wordLength(text[i:], ".")
 		case isWord(c):
@@ -104,7 +106,7 @@ func (v vocabulary) rewrite(text string) (source string, names []string, err err
 			if length == 0 {
 				n = wordLength(text[i:], "-")
 				if word := text[i : i+n]; !slices.Contains(reserved, word) {
-					return "", nil, v.unknown(strings.TrimRight(word, "-"))
+					return "", nil, v.unknownFlag(strings.TrimRight(word, "-"))
 				}
 				break
 			}
@@ -120,7 +122,7 @@ func (v vocabulary) rewrite(text string) (source string, names []string, err err
 	return out.String(), slices.Compact(names), nil
 }
 
-// longest returns the longest flag with which the text begins, and its length. Underscores are dashes, as for vLLM.
+// longest returns the longest flag at the beginning of the text, and its length. An underscore counts as a dash, as in vLLM.
 func (v vocabulary) longest(text string) (name string, length int) {
 	word := strings.ReplaceAll(text[:wordLength(text, "-")], "_", "-")
 	for _, name := range v.names {
@@ -131,9 +133,9 @@ func (v vocabulary) longest(text string) (name string, length int) {
 	return "", 0
 }
 
-func (v vocabulary) unknown(word string) error {
+func (v vocabulary) unknownFlag(word string) error {
 	if slices.Contains(v.choices, word) {
-		return fmt.Errorf("%q is a value and not a flag; write it in quotes", word)
+		return fmt.Errorf("%q is a value, not a flag; put it in quotes", word)
 	}
 	names := slices.Sorted(slices.Values(v.names))
 	return fmt.Errorf("unknown flag %q; %s", word, DidYouMean(word, names))
@@ -143,7 +145,7 @@ func isWord(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-// wordLength returns how many bytes of the text are of a word, with the other bytes that may be in it.
+// wordLength returns the length in bytes of the word at the beginning of the text. others are further bytes of a word.
 func wordLength(text, others string) int {
 	for i := range len(text) {
 		if !isWord(text[i]) && strings.IndexByte(others, text[i]) < 0 {
@@ -153,8 +155,9 @@ func wordLength(text, others string) int {
 	return len(text)
 }
 
-// quoted returns the length of the string with which the text begins. One without an end goes to the end of the text.
-func quoted(text string) int {
+// quotedLength returns the length of the quoted string at the beginning of the text. Without a closing quote it is the
+// whole text.
+func quotedLength(text string) int {
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
 		case '\\':
@@ -166,7 +169,7 @@ func quoted(text string) int {
 	return len(text)
 }
 
-// holds reports whether the expression is true, and whether the value of every flag in it is known.
+// holds reports whether the expression is true, and whether lookup knows every flag in it.
 func (e *expression) holds(lookup func(name string) (any, bool)) (holds, known bool, err error) {
 	env := make(map[string]any, len(e.names))
 	for _, name := range e.names {
@@ -182,13 +185,13 @@ func (e *expression) holds(lookup func(name string) (any, bool)) (holds, known b
 	}
 	holds, ok := result.(bool)
 	if !ok {
-		return false, true, fmt.Errorf("%q is %v and not true or false", e.text, result)
+		return false, true, fmt.Errorf("%q is %v, not true or false", e.text, result)
 	}
 	return holds, true, nil
 }
 
-// guess reads a text as a whole number, a number, true or false, or else as itself.
-func guess(text string) any {
+// parseLiteral returns a text as an int, a float64 or a bool if it is one, and else as a string.
+func parseLiteral(text string) any {
 	if n, err := strconv.Atoi(text); err == nil {
 		return n
 	}
@@ -201,8 +204,8 @@ func guess(text string) any {
 	return text
 }
 
-// typ returns the type that the parameter's values have in expressions: Any when the choices are of several.
-func (p *Parameter) typ() types.Type {
+// exprType returns the type of the parameter's values in expressions, or Any for choices of several types.
+func (p *Parameter) exprType() types.Type {
 	switch p.Kind {
 	case Float:
 		return types.Float64
@@ -215,7 +218,7 @@ func (p *Parameter) typ() types.Type {
 	}
 	var common types.Type
 	for _, c := range p.Choices {
-		switch t := types.TypeOf(guess(c)); {
+		switch t := types.TypeOf(parseLiteral(c)); {
 		case common == nil || common.Equal(t):
 			common = t
 		case isNumber(common) && isNumber(t):
@@ -229,9 +232,9 @@ func (p *Parameter) typ() types.Type {
 
 func isNumber(t types.Type) bool { return t.Equal(types.Int) || t.Equal(types.Float64) }
 
-// value returns a text as the parameter's value in expressions, and whether it is one.
+// value returns the parameter's value in expressions, and whether the text is legal for its type.
 func (p *Parameter) value(text string) (any, bool) {
-	want := p.typ()
+	want := p.exprType()
 	switch {
 	case want.Equal(types.String):
 		return text, true
@@ -239,6 +242,6 @@ func (p *Parameter) value(text string) (any, bool) {
 		f, err := strconv.ParseFloat(text, 64)
 		return f, err == nil
 	}
-	v := guess(text)
+	v := parseLiteral(text)
 	return v, want.Equal(types.Any) || want.Equal(types.TypeOf(v))
 }

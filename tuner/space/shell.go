@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-var plainRule = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// ShellWord quotes a word where a POSIX shell would read it otherwise.
+// ShellWord quotes a word if a POSIX shell would not read it as it is.
 func ShellWord(word string) string {
-	if plainRule.MatchString(word) {
+	if safeWord.MatchString(word) {
 		return word
 	}
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// SpeculativeTokens names the parameter that is first-class in a study file: its value is vLLM's
-// num_speculative_tokens inside --speculative-config, and 0 renders no flag at all, because vLLM refuses
-// num_speculative_tokens 0 (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
+// SpeculativeTokens names the one parameter that is not a flag of vLLM. Its value goes into --speculative-config as
+// num_speculative_tokens. For 0 there is no flag at all, because vLLM refuses num_speculative_tokens 0
+// (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
 const SpeculativeTokens = "num-speculative-tokens"
 
 // A Kind says how a parameter's text is read.
@@ -20,7 +20,7 @@ type Kind string
 const (
 	Float       Kind = "float"       // a number in [Min, Max]
 	Int         Kind = "int"         // a whole number in [Min, Max]
-	Bool        Kind = "bool"        // "true" renders --name, "false" renders --no-name
+	Bool        Kind = "bool"        // "true" gives --name, "false" gives --no-name
 	Categorical Kind = "categorical" // one of Choices
 	JSON        Kind = "json"        // one of Choices, each a JSON text
 )
@@ -32,13 +32,13 @@ type Parameter struct {
 	Min     float64  // smallest value, for Float and Int
 	Max     float64  // largest value, for Float and Int
 	Log     bool     // search on a logarithmic scale; needs Min > 0
-	Step    float64  // distance between legal values, counted from Min; 0 means any (Float) or 1 (Int)
+	Step    float64  // distance between legal values, counted from Min; 0 means any value (Float) or 1 (Int)
 	Choices []string // legal values, for Categorical and JSON
 	When    string   // expression that must hold for the parameter to be active; "" means always
 }
 
-// A Point is one choice: the value of each active parameter by name, as the text that vLLM reads.
-// A parameter that is absent is inactive, or left to the server's default. The empty Point is the server's default.
+// A Point is one choice of flags: the value of each active parameter by name, as the text that vLLM reads.
+// An absent parameter is inactive, or the server's default decides it. The empty Point is the server's default.
 type Point map[string]string
 
 // String returns the point as name=value pairs in the order of the names, such as "max-num-seqs=128 x=1".

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// realistic is a space with every kind of parameter, two conditions of which one hangs on the other, and a constraint.
+// realistic returns a space with every kind of parameter, a constraint, and two conditions, one of which depends on the other.
 func realistic(t testing.TB) *Space {
 	t.Helper()
 	s, err := NewWithDefaults([]Parameter{
@@ -49,38 +49,38 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		{"a negative step", []Parameter{{Name: "a", Kind: Float, Min: 0, Max: 1, Step: -0.5}}, nil,
 			"parameter a: the step -0.5 is negative; write 0.5"},
 		{"a fraction for an int", []Parameter{{Name: "a", Kind: Int, Min: 0.5, Max: 3}}, nil,
-			"parameter a: 0.5 is no whole number; write whole numbers, or float"},
+			"parameter a: 0.5 is not a whole number; write whole numbers, or float"},
 		{"the same name twice", []Parameter{seqs, seqs}, nil,
-			"parameter max-num-seqs: it is given twice; remove one"},
+			"parameter max-num-seqs: the name is given twice; remove one"},
 		{"a name with its dashes", []Parameter{{Name: "--a", Kind: Bool}}, nil,
-			`parameter --a: "--a" is no flag name; write it without leading dashes, such as num-speculative-tokens`},
+			`parameter --a: "--a" is not the name of a flag; write it in lower case without leading dashes, such as num-speculative-tokens`},
 		{"no choices", []Parameter{{Name: "a", Kind: Categorical}}, nil,
-			"parameter a: it has no choices; list at least one"},
+			"parameter a: the list of choices is empty; add at least one"},
 		{"a choice twice, written differently", []Parameter{{Name: "a", Kind: Categorical, Choices: []string{"0.9", "0.90"}}}, nil,
 			"parameter a: the choice 0.90 is given twice; remove one"},
 		{"a broken JSON choice", []Parameter{{Name: "a", Kind: JSON, Choices: []string{`{"mode":`}}}, nil,
-			`parameter a: the choice {"mode": is no JSON (unexpected EOF)`},
+			`parameter a: the choice {"mode": is not JSON (unexpected EOF)`},
 		{"a misspelt flag in a constraint", []Parameter{seqs}, []string{"max-num-seq > 3"},
 			`constraint 1: unknown flag "max-num-seq"; did you mean "max-num-seqs"?`},
 		{"a far word in a constraint", []Parameter{seqs}, []string{"max-num-seqs > elephants"},
 			`constraint 1: unknown flag "elephants"; known are max-num-seqs`},
 		{"a value without quotes", []Parameter{{Name: "dtype", Kind: Categorical, Choices: []string{"auto", "half"}}}, []string{"dtype == half"},
-			`constraint 1: "half" is a value and not a flag; write it in quotes`},
+			`constraint 1: "half" is a value, not a flag; put it in quotes`},
 		{"a number compared with a word", []Parameter{seqs}, []string{`max-num-seqs > "auto"`},
 			`constraint 1: cannot read "max-num-seqs > \"auto\"": invalid operation: > (mismatched types int and string); write a comparison such as max-num-batched-tokens >= max-num-seqs`},
 		{"a constraint that is no comparison", []Parameter{seqs}, []string{"max-num-seqs"},
 			`constraint 1: cannot read "max-num-seqs": expected bool, but got int; write a comparison such as max-num-batched-tokens >= max-num-seqs`},
 		{"a circle of conditions", []Parameter{
 			{Name: "a", Kind: Bool, When: "b"}, {Name: "b", Kind: Bool, When: "c"}, {Name: "c", Kind: Bool, When: "a"}}, nil,
-			"parameter a: when: the conditions go in a circle (a → b → c → a); remove one of them"},
+			"parameter a: when: the conditions depend on each other (a → b → c → a); remove one of them"},
 		{"a condition on itself", []Parameter{{Name: "a", Kind: Bool, When: "a"}}, nil,
-			"parameter a: when: the conditions go in a circle (a → a); remove one of them"},
+			"parameter a: when: the conditions depend on each other (a → a); remove one of them"},
 		{"an unknown flag in a condition", []Parameter{seqs, {Name: "b", Kind: Bool, When: "max_num_seq > 3"}}, nil,
 			`parameter b: when: unknown flag "max_num_seq"; did you mean "max-num-seqs"?`},
 		{"speculation without its config", []Parameter{{Name: SpeculativeTokens, Kind: Int, Max: 3}}, nil,
-			"parameter num-speculative-tokens: it needs the other keys of vLLM's --speculative-config; write speculative_config: {method: ngram, prompt_lookup_max: 4}"},
+			"parameter num-speculative-tokens: the keys of vLLM's --speculative-config are missing; add speculative_config: {method: ngram, prompt_lookup_max: 4}"},
 		{"speculation with half a token", []Parameter{{Name: SpeculativeTokens, Kind: Categorical, Choices: []string{"0", "0.5"}}}, nil,
-			"parameter num-speculative-tokens: it counts tokens: write whole numbers such as [0, 1, 2, 3]"},
+			"parameter num-speculative-tokens: the values must be whole numbers of tokens; write [0, 1, 2, 3]"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -151,16 +151,16 @@ func TestCheckSaysWhatIsBroken(t *testing.T) {
 		{"unknown", Point{"max-num-seq": "1"}, `unknown parameter "max-num-seq"; did you mean "max-num-seqs"?`},
 		{"below", Point{"gpu-memory-utilization": "0.79"}, "gpu-memory-utilization=0.79 is below the range [0.8, 0.97]"},
 		{"above", Point{"max-num-seqs": "1025"}, "max-num-seqs=1025 is above the range [16, 1024]"},
-		{"off the step", Point{"gpu-memory-utilization": "0.935"}, "gpu-memory-utilization=0.935 is not on the step 0.01 from 0.8"},
-		{"no whole number", Point{"max-num-seqs": "16.5"}, "max-num-seqs=16.5 is no whole number"},
-		{"no number", Point{"max-num-seqs": "many"}, "max-num-seqs=many is no number"},
-		{"NaN is no number", Point{"fraction": "NaN"}, "fraction=NaN is no number"},
+		{"off the step", Point{"gpu-memory-utilization": "0.935"}, "gpu-memory-utilization=0.935 is not a multiple of the step 0.01 above 0.8"},
+		{"no whole number", Point{"max-num-seqs": "16.5"}, "max-num-seqs=16.5 is not a whole number"},
+		{"no number", Point{"max-num-seqs": "many"}, "max-num-seqs=many is not a number"},
+		{"NaN is no number", Point{"fraction": "NaN"}, "fraction=NaN is not a number"},
 		{"no choice", Point{"kv-cache-dtype": "fp9"}, "kv-cache-dtype=fp9 is not one of auto, fp8"},
 		{"no bool", Point{"kv-cache-dtype": "auto", "enable-chunked-prefill": "yes"}, "enable-chunked-prefill=yes is not true or false"},
 		{"not active", Point{"kv-cache-dtype": "fp8", "enable-chunked-prefill": "true"},
-			`enable-chunked-prefill=true is not active, for not: kv-cache-dtype == "auto"`},
+			`enable-chunked-prefill=true is not active, because its condition does not hold: kv-cache-dtype == "auto"`},
 		{"not active, for its condition's flag is absent", Point{"enable-chunked-prefill": "true"},
-			`enable-chunked-prefill=true is not active, for not: kv-cache-dtype == "auto"`},
+			`enable-chunked-prefill=true is not active, because its condition does not hold: kv-cache-dtype == "auto"`},
 		{"a broken constraint", Point{"max-num-seqs": "1024", "max-num-batched-tokens": "1024"}, ""},
 		{"two things at once", Point{"max-num-seqs": "2048", "max-num-batched-tokens": "1024"},
 			"max-num-seqs=2048 is above the range [16, 1024]\n" +
@@ -190,10 +190,10 @@ func TestConstraintsSeeTheFixedArgs(t *testing.T) {
 	}
 }
 
-// TestSampleAndUnitAreInverse holds for random legal points and for both ends of the cube.
+// TestSampleAndUnitAreInverse tries random legal points and both corners of the cube.
 func TestSampleAndUnitAreInverse(t *testing.T) {
 	s := realistic(t)
-	s.constraints = nil // Sample leaves them to its caller
+	s.constraints = nil // Sample does not look at constraints
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range 2000 {
 		u := make([]float64, len(s.Parameters()))
@@ -226,7 +226,7 @@ func TestEveryValueHasItsShare(t *testing.T) {
 	tests := []struct {
 		name string
 		p    Parameter
-		want []string // in equal shares
+		want []string // each equally often
 	}{
 		{"both ends of an int", Parameter{Kind: Int, Min: 0, Max: 3}, []string{"0", "1", "2", "3"}},
 		{"an int in steps that do not reach the end", Parameter{Kind: Int, Min: 1, Max: 10, Step: 4}, []string{"1", "5", "9"}},

@@ -6,13 +6,13 @@ import (
 	"strconv"
 )
 
-// A Float without a step has values of so many significant digits, more than any flag of vLLM tells apart.
+// significantDigits is the precision of a Float without a step. No flag of vLLM needs more.
 const significantDigits = 6
 
-// Sample maps the unit cube to a point: one u in [0, 1] for each parameter in order. Every legal value of a parameter has
-// its share of [0, 1], both ends of a range among them; on a logarithmic scale the share is as wide as the logarithm.
-// Parameters whose condition does not hold are dropped. The constraints are the caller's: see Check.
-// A missing or undefined u counts as 0.5.
+// Sample maps the unit cube to a point: one u in [0, 1] for each parameter, in order. Every legal value of a parameter,
+// both ends included, has an equal part of [0, 1]; on a logarithmic scale parts are equal in the logarithm.
+// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does.
+// A missing u or NaN counts as 0.5.
 func (s *Space) Sample(u []float64) Point {
 	p := make(Point, len(s.parameters))
 	for i := range s.parameters {
@@ -30,8 +30,8 @@ func (s *Space) Sample(u []float64) Point {
 	return p
 }
 
-// Unit maps a point to the unit cube, so that Sample gives the same point again. Values out of a range go to its nearest
-// end. active is false, and u is 0.5, where the point has no value, or one that no choice is equal to.
+// Unit maps a point to the unit cube; Sample returns the same point again. A value outside its range goes to the nearer
+// end. If the point has no value for a parameter, or one that equals no choice, active is false and u is 0.5.
 func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	u, active = make([]float64, len(s.parameters)), make([]bool, len(s.parameters))
 	for i := range s.parameters {
@@ -45,8 +45,8 @@ func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	return u, active
 }
 
-// Levels returns up to n different values, evenly spread as Sample sees them and with both ends, for a grid. It returns
-// every choice whatever n is.
+// Levels returns up to n different values for a grid, with both ends and evenly spread on Sample's scale. It returns all
+// choices, whatever n is.
 func (p *Parameter) Levels(n int) []string {
 	if choices := p.choices(); choices != nil {
 		return slices.Clone(choices)
@@ -62,8 +62,8 @@ func (p *Parameter) Levels(n int) []string {
 	if n == 1 {
 		return []string{p.at(0.5)}
 	}
-	first, _ := p.unit(shortest(p.Min))
-	last, _ := p.unit(shortest(p.Max))
+	first, _ := p.unit(formatNumber(p.Min))
+	last, _ := p.unit(formatNumber(p.Max))
 	levels := make([]string, n)
 	for i := range n {
 		levels[i] = p.at(first + (last-first)*float64(i)/float64(n-1))
@@ -83,21 +83,21 @@ func (p *Parameter) at(u float64) string {
 	n := p.count()
 	switch {
 	case n == 0:
-		return p.textOfContinuum(u)
+		return p.continuousText(u)
 	case !p.Log || n == 1:
 		return p.text(min(n-1, math.Floor(u*n)))
 	}
 	low, high := p.logEnds(n)
 	x := math.Exp(low + u*(high-low))
 	k := max(0, min(n-1, math.Floor((x-p.Min)/p.step())))
-	// The border between two values is their geometric mean.
+	// Values meet at their geometric mean.
 	if k < n-1 && x > math.Sqrt(p.number(k)*p.number(k+1)) {
 		k++
 	}
 	return p.text(k)
 }
 
-// unit is the inverse of at: the middle of the value's share, and whether there is one.
+// unit is the inverse of at. It returns the middle of the value's part of [0, 1], and whether the value has one.
 func (p *Parameter) unit(text string) (float64, bool) {
 	if choices := p.choices(); choices != nil {
 		i := slices.Index(choices, p.canonical(text))
@@ -126,7 +126,7 @@ func (p *Parameter) unit(text string) (float64, bool) {
 	return (math.Log(p.number(k)) - low) / (high - low), true
 }
 
-// choices returns the legal values of all kinds but Float and Int.
+// choices returns the legal values, or nil for Float and Int.
 func (p *Parameter) choices() []string {
 	switch p.Kind {
 	case Float, Int:
@@ -137,7 +137,7 @@ func (p *Parameter) choices() []string {
 	return p.Choices
 }
 
-// step returns the distance between legal values; 0 means a continuum.
+// step returns the distance between legal values. 0 means that any value is legal.
 func (p *Parameter) step() float64 {
 	if p.Kind == Int && p.Step == 0 {
 		return 1
@@ -145,39 +145,39 @@ func (p *Parameter) step() float64 {
 	return p.Step
 }
 
-// count returns how many legal values a Float or Int has; 0 means a continuum.
+// count returns how many legal values a Float or Int has. 0 means that any value is legal.
 func (p *Parameter) count() float64 {
 	step := p.step()
 	if step == 0 {
 		return 0
 	}
-	return math.Floor((p.Max-p.Min)/step+forgiven) + 1
+	return math.Floor((p.Max-p.Min)/step+stepTolerance) + 1
 }
 
 // number returns the k-th legal value.
 func (p *Parameter) number(k float64) float64 { return p.Min + k*p.step() }
 
-// logEnds returns the logarithms between which n >= 2 values have their shares. The first and the last value reach as far
-// outwards as inwards, so that they are as likely as their neighbours.
+// logEnds returns the logarithms between which n >= 2 values lie. The first and the last value reach as far outwards as
+// inwards, so that they are as likely as their neighbours.
 func (p *Parameter) logEnds(n float64) (low, high float64) {
 	first, second := p.number(0), p.number(1)
 	last, beforeLast := p.number(n-1), p.number(n-2)
 	return math.Log(first) - math.Log(second/first)/2, math.Log(last) + math.Log(last/beforeLast)/2
 }
 
-// text returns the k-th legal value as vLLM reads it: shortest, with no more decimals than the range and the step have, so
-// that 0.8 + 13 * 0.01 is 0.93.
+// text returns the k-th legal value as vLLM reads it. It has no more decimals than the range and the step have, so that
+// 0.8 + 13 * 0.01 is 0.93.
 func (p *Parameter) text(k float64) string {
 	places := max(decimals(p.Min), decimals(p.step()))
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(p.number(k), 'f', places, 64), 64)
 	if err != nil {
 		rounded = p.number(k)
 	}
-	return shortest(rounded)
+	return formatNumber(rounded)
 }
 
-// textOfContinuum returns the value of a Float without a step at u.
-func (p *Parameter) textOfContinuum(u float64) string {
+// continuousText returns the value of a Float without a step at u.
+func (p *Parameter) continuousText(u float64) string {
 	v := p.Min + u*(p.Max-p.Min)
 	if p.Log {
 		v = p.Min * math.Pow(p.Max/p.Min, u)
@@ -186,14 +186,14 @@ func (p *Parameter) textOfContinuum(u float64) string {
 	if err != nil {
 		rounded = v
 	}
-	return shortest(max(p.Min, min(p.Max, rounded)))
+	return formatNumber(max(p.Min, min(p.Max, rounded)))
 }
 
-func shortest(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+func formatNumber(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 
 // decimals returns how many decimal places a number has.
 func decimals(v float64) int {
-	text := shortest(v)
+	text := formatNumber(v)
 	for i := range len(text) {
 		if text[i] == '.' {
 			return len(text) - i - 1

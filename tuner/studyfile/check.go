@@ -8,12 +8,12 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/serverctl/vllmsim"
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
 
-// check adds what is wrong between the settings.
+// check adds the problems that need more than one setting to see.
 func (d *decoder) check(f *File) {
 	d.checkNames(f)
 	d.checkServer(f)
@@ -49,26 +49,27 @@ func (d *decoder) checkServer(f *File) {
 	case command && simulate:
 		d.failAtKey("server.simulate", "server has a command and simulate; keep one of them")
 	case !command && !simulate:
-		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(vllmsim.ProfileNames(), " or "))
+		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(sim.ProfileNames(), " or "))
 	case command && (len(s.Command) == 0 || s.Command[0] == ""):
 		d.failAt("server.command", "server.command is empty; write [vllm, serve]")
-	case simulate && s.Simulate != "" && !vllmsim.IsProfileFile(s.Simulate) && !slices.Contains(vllmsim.ProfileNames(), s.Simulate):
-		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, vllmsim.ProfileNames()))
-	case simulate && vllmsim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
+	case simulate && s.Simulate != "" && !sim.IsProfileFile(s.Simulate) && !slices.Contains(sim.ProfileNames(), s.Simulate):
+		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, sim.ProfileNames()))
+	case simulate && sim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
 		s.Simulate = filepath.Join(filepath.Dir(f.Path), s.Simulate)
 	}
 }
 
-// checkLimits finds promises of which one can never bind: of the same metric, a higher percentile is never smaller.
+// checkLimits finds limits that can never be broken first. A higher percentile of one metric is never below a lower one,
+// so its limit must not be below either.
 func (d *decoder) checkLimits(f *File) {
-	tried := func(path string) bool { return strings.HasPrefix(path, "slo.") && path != "slo.error_rate" }
-	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), tried) {
-		d.fail(m, "slo promises no latency; add one such as ttft_p99: 1000ms")
+	isLatency := func(path string) bool { return strings.HasPrefix(path, "slo.") && path != "slo.error_rate" }
+	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), isLatency) {
+		d.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
 	}
 	for _, high := range f.Limits {
 		for _, low := range f.Limits {
 			if high.Metric == low.Metric && high.Percentile > low.Percentile && high.Max < low.Max {
-				d.failAt("limit "+high.String(), "the limit of %s (%s) is below that of %s (%s), which then says nothing; raise the first or remove the second",
+				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second one never decides; raise the first or remove the second",
 					high, high.Max, low, low.Max)
 			}
 		}
@@ -83,7 +84,7 @@ func (d *decoder) checkProbe(f *File) {
 		if d.nodes[at] == nil {
 			at = "probe.min_rate"
 		}
-		d.failAt(at, "the rates from min_rate %g to max_rate %g are none; raise max_rate", p.MinRate, p.MaxRate)
+		d.failAt(at, "min_rate %g is not below max_rate %g, so there is no rate to search; raise max_rate", p.MinRate, p.MaxRate)
 		return
 	}
 	if p.StartRate > 0 && (p.StartRate < p.MinRate || p.StartRate > p.MaxRate) {
@@ -95,9 +96,9 @@ func (d *decoder) checkProbe(f *File) {
 	}
 }
 
-// checkEnough finds promises for which a probe has too few requests to tell. What counts is a probe at the lowest rate.
+// checkEnough finds limits whose percentile needs more requests than a probe at the lowest rate has.
 func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO().LeastRequests()
+	least, limit := f.SLO().MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
 	if n >= least {
 		return
@@ -106,30 +107,30 @@ func (d *decoder) checkEnough(f *File) {
 	if d.nodes[at] == nil {
 		at = "limit " + limit.String()
 	}
-	d.failAt(at, "%s takes %d requests for a verdict, a probe has only %d at low rates; raise probe.min_requests to %d or take a lower percentile",
+	d.failAt(at, "a verdict on %s needs %d requests, and a probe at a low rate has only %d; raise probe.min_requests to %d, or take a lower percentile",
 		limit, least, n, least)
 }
 
-// ours are the flags that the tuner gives itself, with where they are set.
-var ours = map[string]string{
-	"model": "the model is given by the key model; remove it",
-	"port":  "the port is given by server.port; remove it",
-	"host":  "the tuner listens on the loopback address only; remove it",
-	// Their values would be stored with the study.
+// tunerFlags are the flags that the tuner sets itself, each with what the user does instead.
+var tunerFlags = map[string]string{
+	"model": "the key model sets it; remove it here",
+	"port":  "server.port sets it; remove it here",
+	"host":  "the server always listens on the loopback address; remove it",
+	// The values of these two would be stored with the study.
 	"api-key":  "the tuner's own server needs none; remove it",
 	"hf-token": "a secret would be stored with the study; set HF_TOKEN under server.env",
 }
 
-// checkArgs holds the args of the server against what is searched.
+// checkArgs finds flags in server.args and server.current that the tuner sets itself, and searched flags in server.args.
 func (d *decoder) checkArgs(f *File) {
-	at := func(path string) func(int) string { return func(i int) string { return item(path, i) } }
+	at := func(path string) func(int) string { return func(i int) string { return itemPath(path, i) } }
 	d.checkFlags(f, "server.args", at("server.args"), f.Server.Args, true)
 	d.checkFlags(f, "server.current", at("server.current"), f.Server.Current, false)
 }
 
-// checkFlags holds the flags of one list against our own and, where the list is fixed, against what is searched. at is the
-// place in the file of the list's i-th word.
-func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, fixed bool) {
+// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too.
+// at returns the path of the list's i-th word.
+func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) {
 	flags, err := space.Flags(args)
 	if err != nil {
 		d.failAt(at(0), "%s: %v", path, err)
@@ -140,29 +141,29 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 		searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool {
 			return p.Name == name || p.Name == space.SpeculativeTokens && name == "speculative-config"
 		})
-		if remedy := ours[name]; remedy != "" {
+		if remedy := tunerFlags[name]; remedy != "" {
 			d.failAt(at(flag.Index), "%s has --%s; %s", path, name, remedy)
-		} else if fixed && searched {
-			d.failAt(at(flag.Index), "--%s is in %s and searched; remove one of them", name, path)
+		} else if isFixed && searched {
+			d.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
 		}
 	}
 }
 
-// qualityFlags change the answers of the model and not only their speed.
+// qualityFlags change what the model answers, not only how fast.
 var qualityFlags = []string{"quantization", "kv-cache-dtype", "dtype"}
 
 func (d *decoder) checkQuality(f *File) {
 	for _, p := range f.Parameters {
 		if slices.Contains(qualityFlags, p.Name) && !f.AllowQualityChange {
-			d.failAtKey("parameters."+p.Name, "%s changes the answers and not only their speed; add allow_quality_change: true, or move it to server.args", p.Name)
+			d.failAtKey("parameters."+p.Name, "%s changes what the model answers, not only how fast; add allow_quality_change: true, or move it to server.args", p.Name)
 		}
 	}
 }
 
-// checkSpeculation refuses to measure speculation where what is accepted means nothing.
+// checkSpeculation refuses to measure speculation on dummy weights or random tokens, where the share of accepted drafts means nothing.
 func (d *decoder) checkSpeculation(f *File) {
 	if f.AllowMeaninglessSpeculation && d.nodes["speculation.min_acceptance"] == nil {
-		f.Speculation.MinAcceptance = 0 // what is accepted says nothing either
+		f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
 	}
 	at, searched := "parameters."+space.SpeculativeTokens, false
 	for _, p := range f.Parameters {
@@ -184,10 +185,10 @@ func (d *decoder) checkSpeculation(f *File) {
 	d.meaninglessSpeculation(at, format == "dummy", f.Workload.Kind)
 }
 
-// argOf returns the value of a flag in the fixed or the current args.
+// argOf returns the value of a flag in server.args, or else in server.current.
 func argOf(f *File, name string) (string, bool) {
 	for _, args := range [][]string{f.Server.Args, f.Server.Current} {
-		if value, ok := fixed(args)[name]; ok {
+		if value, ok := flagValues(args)[name]; ok {
 			return value, true
 		}
 	}
@@ -199,20 +200,20 @@ func (d *decoder) checkSpace(f *File) {
 	sound := true
 	parameters := slices.Clone(f.Parameters)
 	for i, p := range parameters {
-		if d.broken(p.Name) {
-			// Its name may stand in expressions, where it should not be reported again: choices of several types fit any.
+		if d.unread(p.Name) {
+			// Expressions may name this parameter, and its problem is reported already. Choices of two types fit any expression.
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.NewWithDefaults(parameters, f.Constraints, f.Speculative, fixed(f.Server.Args))
-	for _, e := range each(err) {
+	s, err := space.NewWithDefaults(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
+	for _, e := range joinedErrors(err) {
 		definition, ok := errors.AsType[*space.DefinitionError](e)
 		switch {
 		case !ok:
 			d.failAt("parameters", "%v", e)
-		case d.broken(definition.Parameter):
+		case d.unread(definition.Parameter):
 		case definition.Parameter == "":
-			d.failAt(item("constraints", definition.Constraint), "constraint: %s", definition.What)
+			d.failAt(itemPath("constraints", definition.Constraint), "constraint: %s", definition.What)
 		case definition.When:
 			d.failAt("parameters."+definition.Parameter+".when", "%s: when: %s", definition.Parameter, definition.What)
 		default:
@@ -224,35 +225,35 @@ func (d *decoder) checkSpace(f *File) {
 	}
 }
 
-// broken reports whether a parameter could not be read, and it has been said why.
-func (d *decoder) broken(parameter string) bool {
+// unread reports whether a parameter could not be read. Its problem has been added then.
+func (d *decoder) unread(parameter string) bool {
 	n, given := d.nodes["parameters."+parameter]
 	return given && n == nil
 }
 
-// checkCurrent reads the current args flag by flag, so that each error has its place.
+// checkCurrent reads server.current flag by flag, so that each error has its line and column.
 func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	flags, err := space.Flags(f.Server.Current)
 	if err != nil {
-		return // said by checkArgs
+		return // checkArgs has added the error
 	}
-	given := fixed(f.Server.Args)
+	given := flagValues(f.Server.Args)
 	for i, flag := range flags {
 		end := len(f.Server.Current)
 		if i+1 < len(flags) {
 			end = flags[i+1].Index
 		}
-		at := item("server.current", flag.Index)
+		at := itemPath("server.current", flag.Index)
 		if _, twice := given[flag.Name]; twice {
-			d.failAt(at, "--%s is in server.args already, which every trial has; remove it here", flag.Name)
-		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && ours[flag.Base()] == "" {
+			d.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
+		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && tunerFlags[flag.Base()] == "" {
 			d.failAt(at, "server.current: %v", err)
 		}
 	}
 }
 
-// each returns the errors that were joined.
-func each(err error) []error {
+// joinedErrors returns the errors that err joins, or err alone when it joins none.
+func joinedErrors(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
 	}

@@ -15,10 +15,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Parse reads the text of a study file. name is its path: it stands in errors, and a dataset's path is relative to it.
-// The error is an *Error with everything that is wrong.
+// Parse reads the text of a study file. name is the file's path: errors show it, and the path of a dataset is relative to it.
+// The error is an *Error with every problem.
 func Parse(name string, text []byte) (*File, error) {
-	text = bytes.TrimPrefix(text, []byte("\ufeff")) // of editors of Windows
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // the byte order mark that editors on Windows write
 	d := &decoder{
 		problems: problems{path: name, lines: strings.Split(strings.ReplaceAll(string(text), "\r\n", "\n"), "\n")},
 		nodes:    map[string]ast.Node{}, keys: map[string]ast.Node{},
@@ -35,7 +35,7 @@ func Parse(name string, text []byte) (*File, error) {
 	return f, nil
 }
 
-// file reads the keys of the file.
+// file reads the top-level keys.
 func (d *decoder) file(f *File, root ast.Node) {
 	readers := map[string]reader{
 		"version":                       d.version,
@@ -48,25 +48,24 @@ func (d *decoder) file(f *File, root ast.Node) {
 		"parameters":                    func(path string, n ast.Node) { d.parameters(f, path, n) },
 		"speculative_config":            func(path string, n ast.Node) { d.speculative(f, path, n) },
 		"speculation":                   func(path string, n ast.Node) { d.speculation(&f.Speculation, path, n) },
-		"constraints":                   d.words(&f.Constraints),
-		"allow_quality_change":          d.yes(&f.AllowQualityChange),
-		"allow_meaningless_speculation": d.yes(&f.AllowMeaninglessSpeculation),
+		"constraints":                   d.texts(&f.Constraints),
+		"allow_quality_change":          d.boolean(&f.AllowQualityChange),
+		"allow_meaningless_speculation": d.boolean(&f.AllowMeaninglessSpeculation),
 		"sampler":                       func(path string, n ast.Node) { d.sampler(&f.Sampler, path, n) },
 		"budget":                        func(path string, n ast.Node) { d.budget(&f.Budget, path, n) },
 		"probe":                         func(path string, n ast.Node) { d.probe(&f.Probe, path, n) },
 		"cache":                         func(path string, n ast.Node) { d.cache(&f.Cache, path, n) },
 		"advice":                        func(path string, n ast.Node) { d.advice(&f.Advice, path, n) },
-		"confirm":                       func(path string, n ast.Node) { d.confirm(&f.Confirm, path, n) },
 		"sweep":                         func(path string, n ast.Node) { d.sweep(f, path, n) },
 	}
 	d.mapping("", root, readers)
 	d.missing(root, sortedKeys(readers))
 }
 
-// missing adds the keys that a study cannot do without.
+// missing adds a problem for each required key that the file lacks.
 func (d *decoder) missing(root ast.Node, known []string) {
 	if len(d.keys) == 0 && len(d.found) > 0 {
-		return // no study at all, as has been said
+		return // this is no study file, and a problem says so
 	}
 	for _, key := range []struct{ name, example string }{
 		{"version", "version: 1"},
@@ -89,21 +88,21 @@ func (d *decoder) missing(root ast.Node, known []string) {
 
 func (d *decoder) version(path string, n ast.Node) {
 	if text, ok := d.scalar(path, n); ok && text != strconv.Itoa(Version) {
-		d.fail(n, "version %q is not known to this tuner; write %d", text, Version)
+		d.fail(n, "this tuner does not know version %q; write %d", text, Version)
 	}
 }
 
 func (d *decoder) server(s *Server, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"command":       d.words(&s.Command),
+		"command":       d.texts(&s.Command),
 		"simulate":      d.text(&s.Simulate),
-		"args":          d.words(&s.Args),
-		"current":       d.words(&s.Current),
+		"args":          d.texts(&s.Args),
+		"current":       d.texts(&s.Current),
 		"env":           func(path string, n ast.Node) { d.env(s, path, n) },
 		"start_timeout": d.duration(&s.StartTimeout, time.Second, "s"),
 		"stop_timeout":  d.duration(&s.StopTimeout, time.Second, "s"),
 		"hang_timeout":  d.duration(&s.HangTimeout, 5*time.Second, "s"),
-		"port":          d.whole(&s.Port, 0, 65535),
+		"port":          d.integer(&s.Port, 0, 65535),
 
 		"gpu":                d.text(&s.GPU),
 		"gpu_memory_timeout": d.duration(&s.GPUMemoryTimeout, time.Second, "s"),
@@ -114,15 +113,15 @@ func (d *decoder) server(s *Server, path string, n ast.Node) {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// env reads the environment. A secret must be a reference, so that none is ever in the file or the store.
+// env reads the environment. A secret must be a reference, so that neither the file nor the store ever holds one.
 func (d *decoder) env(s *Server, path string, n ast.Node) {
 	s.Env = map[string]string{}
 	for _, e := range d.entries(path, n) {
-		at := below(path, e.key)
+		at := keyPath(path, e.key)
 		value, ok := scalarText(e.value)
 		switch {
 		case !envName.MatchString(e.key):
-			d.fail(e.at, "%s: %q is no name of an environment variable; write letters, digits and _", path, e.key)
+			d.fail(e.at, "%s: %q cannot name an environment variable; use letters, digits and _", path, e.key)
 			continue
 		case !ok:
 			d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
@@ -133,7 +132,7 @@ func (d *decoder) env(s *Server, path string, n ast.Node) {
 			continue
 		}
 		if strings.Contains(reference.ReplaceAllString(value, ""), "${") {
-			d.fail(e.value, "%s has a ${ that is no reference; write ${NAME}", at)
+			d.fail(e.value, "%s has a ${ without a name; write ${NAME}", at)
 		}
 		s.Env[e.key] = value
 	}
@@ -144,12 +143,12 @@ var (
 	vllmKey    = regexp.MustCompile(`^p([0-9.]+)_(ttft|tpot|itl|e2e)l?(_ms)?$`)
 )
 
-// slo reads the promises: any percentile of a latency, and the share of requests that may fail.
+// slo reads the limits: any percentile of a latency, and the share of requests that may fail.
 func (d *decoder) slo(f *File, path string, n ast.Node) {
 	for _, e := range d.entries(path, n) {
-		at := below(path, e.key)
+		at := keyPath(path, e.key)
 		if e.key == "error_rate" {
-			d.share(&f.MaxErrorRate)(at, e.value)
+			d.fraction(&f.MaxErrorRate)(at, e.value)
 			continue
 		}
 		parts := latencyKey.FindStringSubmatch(e.key)
@@ -170,7 +169,7 @@ func (d *decoder) slo(f *File, path string, n ast.Node) {
 			continue
 		}
 		if slices.ContainsFunc(f.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
-			d.fail(e.at, "the limit of %s is given twice; remove one", limit)
+			d.fail(e.at, "the limit on %s is given twice; remove one", limit)
 			continue
 		}
 		f.Limits = append(f.Limits, limit)
@@ -194,12 +193,12 @@ func latencyRemedy(key string) string {
 	return "write ttft, tpot, itl or e2e with a percentile, such as ttft_p99, or error_rate"
 }
 
-// No context, vocabulary or dataset comes near this.
-const mostTokens = 100_000_000
+// maxTokens is far above any context, vocabulary or dataset.
+const maxTokens = 100_000_000
 
 // speculative reads the keys of --speculative-config.
 func (d *decoder) speculative(f *File, path string, n ast.Node) {
-	config, ok := d.anything(path, n).(map[string]any)
+	config, ok := d.jsonValue(path, n).(map[string]any)
 	if !ok {
 		d.fail(n, "%s is %s; write {method: ngram, prompt_lookup_max: 4}", path, kindOf(n))
 		return
@@ -216,61 +215,51 @@ func (d *decoder) sampler(s *Sampler, path string, n ast.Node) {
 
 func (d *decoder) budget(b *Budget, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"trials":   d.whole(&b.Trials, 1, 1_000_000),
+		"trials":   d.integer(&b.Trials, 1, 1_000_000),
 		"gpu_time": d.duration(&b.GPUTime, time.Minute, "h"),
 	})
 }
 
 func (d *decoder) speculation(s *Speculation, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"min_acceptance": d.share(&s.MinAcceptance),
-		"min_drafted":    d.whole(&s.MinDrafted, 1, mostTokens),
+		"min_acceptance": d.fraction(&s.MinAcceptance),
+		"min_drafted":    d.integer(&s.MinDrafted, 1, maxTokens),
 	})
 }
 
 func (d *decoder) probe(p *Probe, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
 		"seconds":      d.seconds(&p.Window),
-		"min_requests": d.whole(&p.MinRequests, 1, mostTokens),
+		"min_requests": d.integer(&p.MinRequests, 1, maxTokens),
 		"lead_in":      d.duration(&p.LeadIn, 0, "s"),
-		"start_rate":   d.real(&p.StartRate, 0, mostRate),
-		"min_rate":     d.real(&p.MinRate, leastRate, mostRate),
-		"max_rate":     d.real(&p.MaxRate, leastRate, mostRate),
-		"tolerance":    d.real(&p.Tolerance, 0.001, 10),
-		"max_probes":   d.whole(&p.MaxProbes, 1, 1000),
-		"worst_case":   d.yes(&p.WorstCase),
-		"precision":    d.share(&p.Precision),
+		"start_rate":   d.float(&p.StartRate, 0, maxRate),
+		"min_rate":     d.float(&p.MinRate, minRate, maxRate),
+		"max_rate":     d.float(&p.MaxRate, minRate, maxRate),
+		"tolerance":    d.float(&p.Tolerance, 0.001, 10),
+		"max_probes":   d.integer(&p.MaxProbes, 1, 1000),
+		"worst_case":   d.boolean(&p.WorstCase),
+		"precision":    d.fraction(&p.Precision),
 	})
-	if n := d.nodes[below(path, "precision")]; n != nil && p.Precision != 0 && !(p.Precision > FinestPrecision && p.Precision < CoarsestPrecision) {
-		d.fail(n, "%s is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 for no more than a bracket",
-			below(path, "precision"), 100*p.Precision, 100*FinestPrecision, 100*CoarsestPrecision)
+	if n := d.nodes[keyPath(path, "precision")]; n != nil && p.Precision != 0 && !(p.Precision > MinPrecision && p.Precision < MaxPrecision) {
+		d.fail(n, "%s is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
+			keyPath(path, "precision"), 100*p.Precision, 100*MinPrecision, 100*MaxPrecision)
 	}
-	if p.Precision > 0 && d.nodes[below(path, "max_probes")] == nil {
-		p.MaxProbes = preciseProbes
+	if p.Precision > 0 && d.nodes[keyPath(path, "max_probes")] == nil {
+		p.MaxProbes = defaultPreciseProbes
 	}
 }
 
 func (d *decoder) advice(a *Advice, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{"margin": d.real(&a.Margin, 0.01, 1)})
+	d.mapping(path, n, map[string]reader{"margin": d.float(&a.Margin, 0.01, 1)})
 }
 
-// Rates outside are slips of the pen: a request in a quarter of an hour, and more than any one server answers.
-const leastRate, mostRate = 0.001, 1e6
+// Rates outside these bounds are typing errors: minRate is one request in 17 minutes, and no server reaches maxRate.
+// Both are in requests per second.
+const minRate, maxRate = 0.001, 1e6
 
 func (d *decoder) cache(c *Cache, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
 		"protocol":   oneOf(d, &c.Protocol, trial.Steady, trial.Primed, trial.Reset),
-		"prime_rate": d.real(&c.PrimeRate, 0, mostRate),
+		"prime_rate": d.float(&c.PrimeRate, 0, maxRate),
 	})
-}
-
-func (d *decoder) confirm(c *Confirm, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"top":          d.whole(&c.Top, 0, 1000),
-		"seconds":      d.seconds(&c.Window),
-		"min_requests": d.whole(&c.MinRequests, 1, mostTokens),
-	})
-	if c.Top > 0 {
-		d.failAt(below(path, "top"), "confirmation of the finalists is not available yet; write top: 0 or remove confirm")
-	}
 }

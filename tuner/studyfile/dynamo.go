@@ -2,9 +2,8 @@ package studyfile
 
 import "vllmtuner/serverctl"
 
-// readDynamo replaces the command of a Dynamo worker by that of vLLM's own server with the same engine flags, and takes
-// Dynamo's own flags out of the args: they are kept in Server.Dynamo. It goes through last, so that every problem has been
-// reported where it stands in the file.
+// readDynamo replaces the command of a Dynamo worker by `vllm serve` with the same engine flags, and moves Dynamo's own
+// flags from the args to Server.Dynamo. It runs last, because the checks report problems by their place in the file.
 func (d *decoder) readDynamo(f *File) {
 	s := &f.Server
 	worker, ok := serverctl.DynamoWorker(s.Command)
@@ -12,7 +11,7 @@ func (d *decoder) readDynamo(f *File) {
 		return
 	}
 	if worker.Model != "" && f.Model != "" && worker.Model != f.Model {
-		d.failAt("server.command", "server.command has --model %s, and model is %s; keep one of them", worker.Model, f.Model)
+		d.failAt("server.command", "server.command has --model %s, but model is %s; keep one of them", worker.Model, f.Model)
 	}
 	d.checkFlags(f, "server.command", func(int) string { return "server.command" }, worker.Args, true)
 	own, dynamo := serverctl.SplitDynamo(s.Args)

@@ -11,30 +11,30 @@ import (
 	"unicode/utf8"
 )
 
-// ErrUnreadable says that there is no study file, or none that this user may read.
+// ErrUnreadable means that the study file does not exist or that this user may not read it.
 var ErrUnreadable = errors.New("read study file")
 
-// An Error is everything that is wrong with a study file.
+// An Error lists every problem of a study file.
 type Error struct {
 	Path     string
 	Problems []Problem // by line and column
 }
 
-// A Problem is one thing that is wrong, with its place.
+// A Problem is one mistake in a study file, with its place.
 type Problem struct {
 	Line, Column int    // from 1
-	What         string // what is wrong; the remedy
-	Source       string // the line, or "" where showing it could show a secret
+	What         string // the mistake; what to write instead
+	Source       string // the line, or "" if it may hold a secret
 }
 
-// More problems than these are more than one wants to read at once.
-const mostProblems = 20
+// maxProblems is how many problems are printed; the rest are counted.
+const maxProblems = 20
 
-// Error lists the problems as path:line:column, each with its line and a caret under the place.
+// Error returns each problem as path:line:column with the line and a caret under the column.
 func (e *Error) Error() string {
 	var out strings.Builder
 	for i, p := range e.Problems {
-		if i == mostProblems {
+		if i == maxProblems {
 			fmt.Fprintf(&out, "\n%s: and %d more", e.Path, len(e.Problems)-i)
 			break
 		}
@@ -49,7 +49,7 @@ func (e *Error) Error() string {
 	return out.String()
 }
 
-// problems collects what is wrong.
+// problems collects the problems of one file.
 type problems struct {
 	path  string
 	lines []string
@@ -58,7 +58,7 @@ type problems struct {
 
 func (p *problems) add(line, column int, what string) {
 	problem := Problem{Line: max(line, 1), Column: max(column, 1), What: printable(what)}
-	// A value may stand on the line after its name.
+	// The line above may name a secret whose value is on this line.
 	afterSecret := problem.Line > 1 && problem.Line-1 <= len(p.lines) && mayShowSecret(p.lines[problem.Line-2])
 	if problem.Line <= len(p.lines) && !afterSecret {
 		problem.Source = shown(p.lines[problem.Line-1], problem.Column)
@@ -79,21 +79,21 @@ func (p *problems) err() error {
 	return &Error{Path: p.path, Problems: p.found}
 }
 
-// A longer line would wrap, and the caret would stand anywhere.
-const longestShown = 160
+// maxShown is the longest line that is printed, in bytes. A longer line wraps, and the caret below it points nowhere.
+const maxShown = 160
 
-// mayBeSecret is a line that gives a value to something whose name sounds like a secret. The keys of a study file that end
-// in tokens hold numbers; names of environment variables are written in capitals.
+// mayBeSecret matches a line that gives a value to a name that sounds like a secret. Names that end in lower-case "tokens"
+// are keys of the study file and hold numbers, so only TOKENS in capitals counts.
 var mayBeSecret = regexp.MustCompile(
 	`(?i:token|keys?|secrets?|password|passwd|credentials?)["']?\s*[:=,]|TOKENS["']?\s*[:=]|(?i:api[-_]?key|hf[-_]token)` +
 		`|(?i:pass|passphrase|_pwd|cookies?|auth|authorization|auth_[a-z]+)["']?\s*[:=]`)
 
-// mayShowSecret reports whether a line names or looks like a secret.
+// mayShowSecret reports whether a line names a secret or looks like one.
 func mayShowSecret(line string) bool { return mayBeSecret.MatchString(line) || secretValue(line) }
 
-// shown returns a line as it is shown below its problem, or "" when it should not be.
+// shown returns a line as it is printed below its problem, or "" if it must not be printed.
 func shown(line string, column int) string {
-	if column > utf8.RuneCountInString(line)+1 || len(line) > longestShown || mayShowSecret(line) {
+	if column > utf8.RuneCountInString(line)+1 || len(line) > maxShown || mayShowSecret(line) {
 		return ""
 	}
 	line = strings.ReplaceAll(line, "\t", " ")
@@ -103,7 +103,7 @@ func shown(line string, column int) string {
 	return line
 }
 
-// printable replaces what would move a terminal's cursor.
+// printable replaces characters that would move a terminal's cursor.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -6,12 +6,12 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// Load says who sends the requests.
+// Load says which program sends the requests.
 type Load struct {
-	Driver  string   // one of Drivers
-	Command []string // of VLLMBench; its options are appended
+	Driver  string   // TunerBench or VLLMBench
+	Command []string // command of VLLMBench; the tuner appends the options
 
-	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson (also 0), larger is smoother.
+	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson, below it is burstier, above it smoother. 0 means 1.
 	Burstiness float64
 }
 
@@ -21,18 +21,18 @@ const (
 	VLLMBench  = "vllm-bench" // `vllm bench serve`, whose latencies count from the POST
 )
 
-// Drivers are the known ones.
+// Drivers are the legal values of Load.Driver.
 var Drivers = []string{TunerBench, VLLMBench}
 
 func (d *decoder) load(l *Load, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
 		"driver":     oneOf(d, &l.Driver, Drivers...),
-		"command":    d.words(&l.Command),
-		"burstiness": d.real(&l.Burstiness, 0.01, 1000),
+		"command":    d.texts(&l.Command),
+		"burstiness": d.float(&l.Burstiness, 0.01, 1000),
 	})
 }
 
-// checkLoad holds the driver against what it can do, and completes its command.
+// checkLoad refuses a driver that the study cannot use, and fills in the default command.
 func (d *decoder) checkLoad(f *File) {
 	l := &f.Load
 	given := d.nodes["load.command"] != nil
@@ -44,7 +44,7 @@ func (d *decoder) checkLoad(f *File) {
 	}
 	switch {
 	case f.Server.Simulate != "":
-		d.failAt("load.driver", "driver %s needs a server that speaks HTTP; %s is simulated in virtual time: write driver: %s", VLLMBench, f.Server.Simulate, TunerBench)
+		d.failAt("load.driver", "driver %s needs a server that speaks HTTP, and %s runs in virtual time; write driver: %s", VLLMBench, f.Server.Simulate, TunerBench)
 	case given && (len(l.Command) == 0 || l.Command[0] == ""):
 		d.failAt("load.command", "load.command is empty; write [vllm, bench, serve]")
 	}

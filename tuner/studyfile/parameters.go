@@ -12,14 +12,14 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// The forms of a parameter, as they are suggested.
+// forms is the remedy for a parameter in an unknown form.
 const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
 
 // parameters reads the searched flags.
 func (d *decoder) parameters(f *File, path string, n ast.Node) {
 	for _, e := range d.entries(path, n) {
 		name := strings.ReplaceAll(e.key, "_", "-")
-		at := below(path, name)
+		at := keyPath(path, name)
 		d.nodes[at], d.keys[at] = e.value, e.at
 		if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
 			d.fail(e.at, "%q is given twice; remove one", name)
@@ -28,7 +28,7 @@ func (d *decoder) parameters(f *File, path string, n ast.Node) {
 		before := len(d.found)
 		p := space.Parameter{Name: name}
 		d.parameter(&p, at, e.value)
-		// One that is wrong would be reported again by the checks that follow, but its name is known.
+		// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
 		if len(d.found) > before {
 			d.nodes[at] = nil
 		}
@@ -50,7 +50,7 @@ func (d *decoder) parameter(p *space.Parameter, path string, n ast.Node) {
 	default:
 		p.Kind = space.Bool
 		if text, _ := scalarText(n); text != string(space.Bool) {
-			d.fail(n, "%s is no parameter; %s", path, forms)
+			d.fail(n, "%s has an unknown form; %s", path, forms)
 		}
 	}
 }
@@ -75,15 +75,15 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 				d.fail(n, "%s takes no value; write {bool: , when: …}", path)
 			}
 		}),
-		"log":  d.yes(&p.Log),
-		"step": d.real(&p.Step, -math.MaxFloat64, math.MaxFloat64),
+		"log":  d.boolean(&p.Log),
+		"step": d.float(&p.Step, -math.MaxFloat64, math.MaxFloat64),
 		"when": d.text(&p.When),
 	})
 	switch {
 	case kinds == 0:
 		d.failAtKey(path, "%s has no values; %s", path, forms)
 	case kinds > 1:
-		d.failAtKey(path, "%s has several of float, int, choices, json and bool; keep one", path)
+		d.failAtKey(path, "%s has more than one of float, int, choices, json and bool; keep one", path)
 	}
 }
 
@@ -91,41 +91,41 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 func (d *decoder) bounds(p *space.Parameter, path string, n ast.Node) {
 	values := d.list(path, n)
 	if _, isList := n.(*ast.SequenceNode); isList && len(values) != 2 {
-		d.fail(n, "%s is no range; write two numbers, such as [16, 1024]", path)
+		d.fail(n, "%s is not a range; write two numbers, such as [16, 1024]", path)
 		return
 	}
 	for i, to := range []*float64{&p.Min, &p.Max} {
 		if i < len(values) {
-			d.real(to, -math.MaxFloat64, math.MaxFloat64)(item(path, i), values[i])
+			d.float(to, -math.MaxFloat64, math.MaxFloat64)(itemPath(path, i), values[i])
 		}
 	}
 }
 
-// choices reads the values of a flag as vLLM will see them.
+// choices reads the values of a flag as texts, which is how vLLM gets them.
 func (d *decoder) choices(p *space.Parameter, path string, n ast.Node) {
-	d.words(&p.Choices)(path, n)
+	d.texts(&p.Choices)(path, n)
 	if slices.Contains(p.Choices, "true") && slices.Contains(p.Choices, "false") {
-		d.fail(n, "%s: vLLM's switches take no value; write bool", path)
+		d.fail(n, "%s: a vLLM switch takes no value; write bool, which gives --name or --no-name", path)
 	}
 }
 
-// jsonChoices reads JSON texts. YAML in their place is taken as JSON.
+// jsonChoices reads JSON texts. A YAML mapping or list becomes JSON.
 func (d *decoder) jsonChoices(p *space.Parameter, path string, n ast.Node) {
 	for i, v := range d.list(path, n) {
 		if text, ok := scalarText(v); ok {
 			p.Choices = append(p.Choices, text)
 			continue
 		}
-		text, err := json.Marshal(d.anything(item(path, i), v))
+		text, err := json.Marshal(d.jsonValue(itemPath(path, i), v))
 		if err != nil {
-			d.fail(v, "%s: %v; write it as JSON in single quotes", item(path, i), err)
+			d.fail(v, "%s: %v; write it as JSON in single quotes", itemPath(path, i), err)
 			continue
 		}
 		p.Choices = append(p.Choices, string(text))
 	}
 }
 
-// describe returns a parameter in a few words.
+// describe returns a short text that changes whenever the parameter does. World stores it.
 func describe(p space.Parameter) string {
 	text := string(p.Kind)
 	switch p.Kind {

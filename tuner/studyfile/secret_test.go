@@ -8,7 +8,7 @@ import (
 
 const longKey = "abcdefghijklmnopqrstuvwxyz012345"
 
-// What is refused as a secret in a literal value of server.env.
+// Which literal values of server.env count as secrets.
 func TestSecretsInTheEnvironment(t *testing.T) {
 	for _, test := range []struct {
 		name, value string
@@ -25,9 +25,9 @@ func TestSecretsInTheEnvironment(t *testing.T) {
 		{"DATABASE_URL", "host=db user=me password=${PW}", false},
 		{"HTTPS_PROXY", "http://user:password@proxy:3128", true},
 		{"HTTPS_PROXY", "http://proxy:3128", false},
-		{"https_proxy", "user:password@proxy", false}, // no URL: an address may have such a form, too
+		{"https_proxy", "user:password@proxy", false}, // not a URL; an address may have this form too
 		{"PASSPHRASE", "open sesame", true},
-		{"SSL_PASSPHRASE_FILE", "/run/x", true}, // rather one too many: the path can be a reference
+		{"SSL_PASSPHRASE_FILE", "/run/x", true}, // no secret, but better refused; the path can be a reference
 		{"PGPASS", "secret", true},
 		{"MYSQL_PWD", "secret", true},
 		{"PWD", "/work", false},
@@ -60,14 +60,14 @@ func TestSecretsInTheEnvironment(t *testing.T) {
 	}
 }
 
-// What is refused as a secret in a word of a command or of args.
+// Which words of a command or of args count as secrets.
 func TestSecretsInWords(t *testing.T) {
 	for _, test := range []struct {
 		word    string
 		refused bool
 	}{
 		{"HF_TOKEN=sk-1", true},
-		{"HF_TOKEN=", false}, // takes it away
+		{"HF_TOKEN=", false}, // unsets the variable
 		{"DB_PASSPHRASE=open", true},
 		{"CUDA_VISIBLE_DEVICES=0", false},
 		{"PYTHONPATH=/opt/x", false},
@@ -93,7 +93,7 @@ func TestSecretsInWords(t *testing.T) {
 	}
 }
 
-// checkRefused sees to it that a secret is refused at its place, and is not in the message.
+// checkRefused checks that a secret is refused at its place and does not appear in the message.
 func checkRefused(t *testing.T, what, path string, err error, refused bool) {
 	t.Helper()
 	message := fmt.Sprint(err)

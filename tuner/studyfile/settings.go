@@ -18,16 +18,16 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Space returns the searched flags. Constraints may name the flags in the server's fixed args.
+// Space returns the searched flags. Constraints may also name flags in server.args.
 func (f *File) Space() (*space.Space, error) {
-	return space.NewWithDefaults(f.Parameters, f.Constraints, f.Speculative, fixed(f.Server.Args))
+	return space.NewWithDefaults(f.Parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
 }
 
-// fixed returns the flags in args with their values. A switch is true or false.
-func fixed(args []string) map[string]string {
+// flagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".
+func flagValues(args []string) map[string]string {
 	flags, err := space.Flags(args)
 	if err != nil {
-		return nil // said by checkArgs
+		return nil // checkArgs has added the error
 	}
 	values := make(map[string]string, len(flags))
 	for _, flag := range flags {
@@ -44,16 +44,16 @@ func fixed(args []string) map[string]string {
 	return values
 }
 
-// FixedArg returns the value of a flag that every server of the study gets, "" when it is not set. name is without dashes.
-func (f *File) FixedArg(name string) string { return fixed(f.Server.Args)[name] }
+// FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
+func (f *File) FixedArg(name string) string { return flagValues(f.Server.Args)[name] }
 
-// SLO returns the promises.
+// SLO returns the limits on latencies and on failed requests.
 func (f *File) SLO() slo.SLO {
 	return slo.SLO{Limits: slices.Clone(f.Limits), MaxErrorRate: f.MaxErrorRate}
 }
 
-// WorkloadSpec returns the workload with its path as seen from here, and with the model's own vocabulary size where the
-// file gives none and the model is a directory.
+// WorkloadSpec returns the workload with its path relative to the working directory. If the file gives no vocabulary size
+// and the model is a directory, the size comes from the model.
 func (f *File) WorkloadSpec() workload.Spec {
 	spec := f.Workload
 	if spec.Path != "" && !filepath.IsAbs(spec.Path) {
@@ -65,8 +65,8 @@ func (f *File) WorkloadSpec() workload.Spec {
 	return spec
 }
 
-// vocabSize reads the size of a model's vocabulary from its config.json, where multimodal models have it one deeper.
-// It returns 0 where there is none, as for a Hugging Face id: the default of the workload is small enough for any model.
+// vocabSize reads the size of a model's vocabulary from its config.json. Multimodal models have it under text_config.
+// It returns 0 when there is no config.json, as for a Hugging Face id; the workload's default then fits any model.
 func vocabSize(model string) int {
 	text, err := foreign.Read(filepath.Join(model, "config.json"), 16<<20)
 	if err != nil {
@@ -79,12 +79,12 @@ func vocabSize(model string) int {
 		} `json:"text_config"`
 	}
 	if err := json.Unmarshal(text, &config); err != nil {
-		return 0 // vLLM will refuse the model, and says so better
+		return 0 // vLLM will refuse this model with a better message
 	}
 	return max(config.VocabSize, config.TextConfig.VocabSize, 0)
 }
 
-// CurrentPoint returns what is run today as a point, and whether the file gives it.
+// CurrentPoint returns server.current as a point, and whether the file has it.
 func (f *File) CurrentPoint() (space.Point, bool, error) {
 	if f.Server.Current == nil {
 		return nil, false, nil
@@ -100,8 +100,7 @@ func (f *File) CurrentPoint() (space.Point, bool, error) {
 	return p, true, nil
 }
 
-// Protocol returns the cache protocol: the one given, or else primed for a workload that repeats and steady for an
-// endless one.
+// Protocol returns the cache protocol of the file. Without one it is primed for a finite workload and steady for an endless one.
 func (f *File) Protocol(endless bool) trial.Protocol {
 	switch {
 	case f.Cache.Protocol != "":
@@ -114,7 +113,8 @@ func (f *File) Protocol(endless bool) trial.Protocol {
 
 var reference = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 
-// Environment returns the server's own environment variables by name, with each ${NAME} replaced by what lookup knows. It is an error when lookup does not know it. Values may be secret.
+// Environment returns server.env with each ${NAME} replaced by the value from lookup. A name that lookup does not know is
+// an error. Values may be secret.
 func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]string, error) {
 	env := make(map[string]string, len(f.Server.Env))
 	var errs []error
@@ -135,7 +135,7 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 	return env, nil
 }
 
-// Secrets returns the values that references in the environment stand for: they are in no file, and must not be in a log.
+// Secrets returns the values of the references in server.env. They must not appear in any file or log.
 func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
 	var values []string
 	for _, value := range f.Server.Env {
@@ -148,11 +148,11 @@ func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
 	return values
 }
 
-// SLOKey names the limits in World.
+// SLOKey is the key of the limits in World.
 const SLOKey = "slo"
 
-// World returns what must be the same when a study goes on, each a short text by its name: everything that a measured
-// capacity, or which points come next, depends on. Timeouts, ports and budgets are not in it.
+// World returns the settings that must not change when a study resumes, each as a short text by its name. They decide
+// the measured capacities and the next points. Timeouts, ports and budgets are not among them.
 func (f *File) World() map[string]string {
 	p, c := f.Probe, f.Cache
 	world := map[string]string{
@@ -173,27 +173,28 @@ func (f *File) World() map[string]string {
 	if p.Precision > 0 {
 		world["probe"] += fmt.Sprintf(", precision %g %%", 100*p.Precision)
 	}
-	if f.Load.Driver != TunerBench { // the usual one goes without saying
+	// Keys at their defaults are left out, so that a study of a tuner that did not know them resumes.
+	if f.Load.Driver != TunerBench {
 		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
 	}
 	if b := f.Load.Burstiness; b != 0 && b != 1 {
 		world["burstiness"] = fmt.Sprint(b)
 	}
-	if !p.WorstCase { // likewise
+	if !p.WorstCase {
 		world["worst case"] = "not tried"
 	}
-	usual := defaults().Speculation
+	byDefault := defaults().Speculation
 	if f.AllowMeaninglessSpeculation {
-		usual.MinAcceptance = 0
+		byDefault.MinAcceptance = 0
 	}
-	if s := f.Speculation; s != usual { // likewise
+	if s := f.Speculation; s != byDefault {
 		world["speculation"] = fmt.Sprintf("an acceptance of %g %% after %d drafted tokens", 100*s.MinAcceptance, s.MinDrafted)
 	}
-	if f.Sampler.Name == "grid" { // whose points depend on how many there may be
+	if f.Sampler.Name == "grid" { // the points of a grid depend on the number of trials
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
 	}
 	for name, value := range f.Server.Env {
-		world["server env "+name] = value // a reference where it is secret
+		world["server env "+name] = value // a secret is a ${NAME} reference here
 	}
 	for _, parameter := range f.Parameters {
 		world["parameter "+parameter.Name] = describe(parameter)
@@ -206,7 +207,7 @@ func (f *File) World() map[string]string {
 	return world
 }
 
-// describeSpeculation returns the config as JSON, or "" when there is none.
+// describeSpeculation returns the config as JSON, or "" when the file has none.
 func describeSpeculation(config map[string]any) string {
 	if config == nil {
 		return ""
@@ -218,7 +219,7 @@ func describeSpeculation(config map[string]any) string {
 	return string(text)
 }
 
-// MaxModelLen returns the --max-model-len of the server's fixed args, or 0 when they have none that is a plain number.
+// MaxModelLen returns --max-model-len from server.args, or 0 when it is absent or no plain number.
 func (f *File) MaxModelLen() int {
 	n, err := strconv.Atoi(f.FixedArg("max-model-len"))
 	if err != nil {

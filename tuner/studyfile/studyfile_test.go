@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write what is seen into the golden files")
 
-// TestBadFiles holds the message for each wrong study file in testdata/bad against the one that is written there.
+// TestBadFiles compares the error for each wrong study file in testdata/bad with the one in that file.
 func TestBadFiles(t *testing.T) {
 	paths, err := filepath.Glob("testdata/bad/*.txtar")
 	if err != nil || len(paths) < 15 {
@@ -61,7 +61,7 @@ func TestTemplateIsAStudy(t *testing.T) {
 		t.Fatal(err)
 	}
 	silent := defaults()
-	if f.Sampler != silent.Sampler || f.Budget != silent.Budget || f.Probe != silent.Probe || f.Cache != silent.Cache || f.Confirm != silent.Confirm {
+	if f.Sampler != silent.Sampler || f.Budget != silent.Budget || f.Probe != silent.Probe || f.Cache != silent.Cache {
 		t.Errorf("the template's settings are not the defaults:\n%+v\n%+v", f, silent)
 	}
 	if s, err := f.Space(); err != nil || len(s.Parameters()) != 3 {
@@ -69,7 +69,7 @@ func TestTemplateIsAStudy(t *testing.T) {
 	}
 }
 
-// TestTemplateWithEveryOption takes in the lines that a user may take in.
+// TestTemplateWithEveryOption uncomments the lines that a user may uncomment.
 func TestTemplateWithEveryOption(t *testing.T) {
 	text := strings.NewReplacer(
 		"  # current:", "  current:", "    # HF_TOKEN", "    HF_TOKEN",
@@ -118,7 +118,6 @@ probe: {seconds: 15.5, min_requests: 100, lead_in: 0s, start_rate: 0, min_rate: 
 advice: {margin: 0.8}
 cache: {protocol: reset, prime_rate: 1.5}
 speculation: {min_acceptance: 5%, min_drafted: 2000}
-confirm: {top: 0, seconds: 240, min_requests: 1000}
 `
 
 func parse(t *testing.T, text string) *File {
@@ -287,13 +286,13 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 	}
 }
 
-// What is left at its usual value is not in the world, so that a study of an older tuner that did not know the key goes on.
-func TestTheWorldNamesOnlyWhatIsUnusual(t *testing.T) {
-	usual := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "").Replace(full)
-	before, after := parse(t, full).World(), parse(t, usual).World()
+// A setting at its default is not in the world, so that a study of a tuner that did not know the key resumes.
+func TestTheWorldLeavesDefaultsOut(t *testing.T) {
+	byDefault := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "").Replace(full)
+	before, after := parse(t, full).World(), parse(t, byDefault).World()
 	for _, name := range []string{"worst case", "speculation"} {
 		if before[name] == "" || after[name] != "" {
-			t.Errorf("%s: the world has %q, and usually %q, which should be nothing", name, before[name], after[name])
+			t.Errorf("%s: the world has %q, and %q at the default, want nothing", name, before[name], after[name])
 		}
 	}
 }
@@ -338,7 +337,7 @@ func TestReadRefusesHugeFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Read(path)
-	want := path + ":1:1: the file is longer than 64 KiB; a study file has some hundred lines"
+	want := path + ":1:1: the file is longer than 64 KiB; a study file has about a hundred lines"
 	if err == nil || err.Error() != want+"\n    # comment\n    ^" {
 		t.Errorf("Read says %v, want %s", err, want)
 	}
@@ -353,7 +352,7 @@ func TestHostileShapesEndSoon(t *testing.T) {
 	}
 }
 
-// FuzzParse feeds any bytes: they are a study, or an *Error with a place and printable text.
+// FuzzParse parses any bytes: the result is a study, or an *Error with places and printable text.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte(Template()))

@@ -18,28 +18,29 @@ type Sweep struct {
 	Configs       []Config  // in the order of the file; the first is the baseline
 	Rates         []float64 // requests per second, ascending; nil in a closed loop
 	Concurrencies []int     // requests in flight, ascending; nil in an open loop
-	Requests      int       // of each rate or concurrency
+	Requests      int       // requests at each rate or concurrency
 	WarmUp        WarmUp
 	Cooldown      time.Duration  // pause between two rates
 	Cache         trial.Protocol // Carried or Reset
-	Seed          uint64         // of requests and arrivals
+	Seed          uint64         // seed of requests and arrivals
 }
 
-// A Config is one server to be swept.
+// A Config is one server of a sweep.
 type Config struct {
 	Name        string
 	Description string   // for readers
-	Args        []string // after those of the server
+	Args        []string // appended to server.args
 }
 
-// WarmUp is what a server is sent before the first rate.
+// WarmUp is the uncounted load before the first rate.
 type WarmUp struct {
-	Requests int     // 0 means none
+	Requests int     // 0 means no warm-up
 	Rate     float64 // requests per second
 	Cooldown time.Duration
 }
 
-// defaultSweep is what the manual sweeps did with vllm bench serve: 300 prompts at each rate, after ten of them at 0.5 req/s.
+// defaultSweep returns the settings of the manual sweeps with vllm bench serve: 300 prompts at each rate, after a warm-up
+// with ten of them at 0.5 req/s.
 func defaultSweep() *Sweep {
 	return &Sweep{
 		Requests: 300, WarmUp: WarmUp{Requests: 10, Rate: 0.5, Cooldown: 15 * time.Second}, Cooldown: 30 * time.Second,
@@ -47,12 +48,12 @@ func defaultSweep() *Sweep {
 	}
 }
 
-// mostGrid is how many rates a sweep may have, and mostConfigs how many configs: more are no manual sweep.
-const mostGrid, mostConfigs = 1000, 200
+// maxLoads bounds the rates or concurrencies of a sweep, and maxConfigs its configs. `tuner run` searches among more.
+const maxLoads, maxConfigs = 1000, 200
 
-// mostRequests is how many requests a load of a sweep may have. Each one's prompt and answer are kept until the end: 1.5 million
-// were seen to take 2.9 GB.
-const mostRequests = 200_000
+// maxRequests bounds the requests at one rate or concurrency. The tuner keeps each prompt and answer until the end;
+// 1.5 million of them took 2.9 GB.
+const maxRequests = 200_000
 
 func (d *decoder) sweep(f *File, path string, n ast.Node) {
 	s := defaultSweep()
@@ -61,7 +62,7 @@ func (d *decoder) sweep(f *File, path string, n ast.Node) {
 		"configs":       func(path string, n ast.Node) { d.configs(s, path, n) },
 		"rates":         func(path string, n ast.Node) { d.rates(s, path, n) },
 		"concurrencies": func(path string, n ast.Node) { d.concurrencies(s, path, n) },
-		"requests":      d.whole(&s.Requests, 1, mostRequests),
+		"requests":      d.integer(&s.Requests, 1, maxRequests),
 		"warm_up":       func(path string, n ast.Node) { d.warmUp(&s.WarmUp, path, n) },
 		"cooldown":      d.duration(&s.Cooldown, 0, "s"),
 		"cache":         oneOf(d, &s.Cache, trial.Carried, trial.Reset),
@@ -69,7 +70,7 @@ func (d *decoder) sweep(f *File, path string, n ast.Node) {
 	})
 }
 
-// A config's name heads the column of a table, and is part of a file's name.
+// configName allows what fits into the head of a table column and into a file name.
 var configName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 
 func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
@@ -79,11 +80,11 @@ func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
 		}
 		c := Config{Name: e.key}
 		if _, empty := e.value.(*ast.NullNode); empty {
-			d.fail(e.at, "%s is empty; write %s: {} for a server without flags of its own", below(path, e.key), e.key)
+			d.fail(e.at, "%s is empty; write %s: {} for server.args alone", keyPath(path, e.key), e.key)
 			continue
 		}
-		d.mapping(below(path, e.key), e.value, map[string]reader{
-			"args":        d.words(&c.Args),
+		d.mapping(keyPath(path, e.key), e.value, map[string]reader{
+			"args":        d.texts(&c.Args),
 			"description": d.text(&c.Description),
 		})
 		s.Configs = append(s.Configs, c)
@@ -94,13 +95,13 @@ func (d *decoder) rates(s *Sweep, path string, n ast.Node) {
 	s.Rates = []float64{}
 	for i, v := range d.list(path, n) {
 		var rate float64
-		d.ascending(&rate, item(path, i), v, leastRate, mostRate, s.Rates)
+		d.ascending(&rate, itemPath(path, i), v, minRate, maxRate, s.Rates)
 		s.Rates = append(s.Rates, rate)
 	}
 }
 
-// mostStreams is more requests in flight than any one server holds.
-const mostStreams = 100_000
+// maxStreams is far above the requests that one server can hold in flight.
+const maxStreams = 100_000
 
 func (d *decoder) concurrencies(s *Sweep, path string, n ast.Node) {
 	s.Concurrencies = []int{}
@@ -108,34 +109,34 @@ func (d *decoder) concurrencies(s *Sweep, path string, n ast.Node) {
 	for i, v := range d.list(path, n) {
 		var streams float64
 		known := len(d.found)
-		d.ascending(&streams, item(path, i), v, 1, mostStreams, before)
+		d.ascending(&streams, itemPath(path, i), v, 1, maxStreams, before)
 		if len(d.found) == known && streams != float64(int(streams)) {
-			d.fail(v, "%s is %g; write a whole number", item(path, i), streams)
+			d.fail(v, "%s is %g; write a whole number", itemPath(path, i), streams)
 		}
 		before = append(before, streams)
 		s.Concurrencies = append(s.Concurrencies, int(streams))
 	}
 }
 
-// ascending reads a number that must be above the one before it: a falling load would find what a higher one has left in the
-// cache, and each is measured once.
+// ascending reads a number that must be above the number before it. A falling load would find in the cache what a higher
+// load left there, and an equal one would be measured twice.
 func (d *decoder) ascending(to *float64, path string, n ast.Node, low, high float64, before []float64) {
 	known := len(d.found)
-	d.real(to, low, high)(path, n)
+	d.float(to, low, high)(path, n)
 	if last := len(before) - 1; len(d.found) == known && last >= 0 && *to <= before[last] {
-		d.fail(n, "%s is %g, and the one before it %g; write them in rising order, each once", path, *to, before[last])
+		d.fail(n, "%s is %g, and the number before it is %g; write each number once, in rising order", path, *to, before[last])
 	}
 }
 
 func (d *decoder) warmUp(w *WarmUp, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"requests": d.whole(&w.Requests, 0, mostRequests),
-		"rate":     d.real(&w.Rate, leastRate, mostRate),
+		"requests": d.integer(&w.Requests, 0, maxRequests),
+		"rate":     d.float(&w.Rate, minRate, maxRate),
 		"cooldown": d.duration(&w.Cooldown, 0, "s"),
 	})
 }
 
-// checkSweep holds the configs against the server's args and the tuner's own, and the grid against the load.
+// checkSweep finds configs that clash with server.args or with the tuner's own flags, and loads that cannot be measured.
 func (d *decoder) checkSweep(f *File) {
 	s := f.Sweep
 	if s == nil {
@@ -146,76 +147,76 @@ func (d *decoder) checkSweep(f *File) {
 	case len(s.Configs) == 0 && d.nodes["sweep.configs"] == nil:
 		d.failAtKey("sweep", "sweep has no configs; add configs: {default: {}, seqs128: {args: [--max-num-seqs, \"128\"]}}")
 	case len(s.Configs) == 0:
-		d.failAtKey("sweep.configs", "sweep.configs is empty; add default: {}, which is the server without flags of its own")
-	case len(s.Configs) > mostConfigs:
-		d.failAtKey("sweep.configs", "sweep.configs has %d configs, more than %d; let `tuner run` search among so many", len(s.Configs), mostConfigs)
+		d.failAtKey("sweep.configs", "sweep.configs is empty; add default: {}, which is server.args alone")
+	case len(s.Configs) > maxConfigs:
+		d.failAtKey("sweep.configs", "sweep.configs has %d configs, more than %d; use `tuner run`, which searches among that many", len(s.Configs), maxConfigs)
 	}
 	switch {
 	case rates && streams:
-		d.failAtKey("sweep.concurrencies", "sweep has rates and concurrencies; keep one of them, and the other in a file of its own")
+		d.failAtKey("sweep.concurrencies", "sweep has rates and concurrencies; keep one of them, and move the other to a second file")
 	case !rates && !streams:
 		d.failAtKey("sweep", "sweep has no loads; add rates: [0.5, 1, 2], or concurrencies: [1, 2, 4]")
 	case rates && len(s.Rates) == 0, streams && len(s.Concurrencies) == 0:
-		d.failAtKey(gridKey(streams), "%s is empty; write numbers in rising order", gridKey(streams))
-	case len(s.Rates)+len(s.Concurrencies) > mostGrid:
-		d.failAtKey(gridKey(streams), "%s has more than %d loads; `tuner run` finds the highest with a few", gridKey(streams), mostGrid)
+		d.failAtKey(loadsKey(streams), "%s is empty; write numbers in rising order", loadsKey(streams))
+	case len(s.Rates)+len(s.Concurrencies) > maxLoads:
+		d.failAtKey(loadsKey(streams), "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", loadsKey(streams), maxLoads)
 	}
 	if streams && f.Load.Driver == VLLMBench {
-		d.failAtKey("sweep.concurrencies", "driver %s is for rates; write driver: %s", VLLMBench, TunerBench)
+		d.failAtKey("sweep.concurrencies", "driver %s cannot hold a concurrency; write driver: %s, or rates", VLLMBench, TunerBench)
 	}
 	if n := len(s.Concurrencies); n > 0 && s.Requests < 2*s.Concurrencies[n-1] {
 		at := "sweep.requests"
 		if d.nodes[at] == nil {
 			at = "sweep.concurrencies"
 		}
-		d.failAtKey(at, "%d requests are too few for a concurrency of %d, which would hardly be reached; write requests: %d, or lower concurrencies",
+		d.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
 			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
-	if least, limit := f.SLO().LeastRequests(); s.Requests > 0 && s.Requests < least {
-		d.failAtKey("sweep.requests", "%s takes %d requests for a verdict, a load has only %d; write requests: %d, or take a lower percentile",
+	if least, limit := f.SLO().MinRequests(); s.Requests > 0 && s.Requests < least {
+		d.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
 			limit, least, s.Requests, least)
 	}
 	if s.WarmUp.Requests == 0 && (d.nodes["sweep.warm_up.rate"] != nil || d.nodes["sweep.warm_up.cooldown"] != nil) {
-		d.failAtKey("sweep.warm_up.requests", "sweep.warm_up of 0 requests has no rate and no cooldown; remove them, or warm up with some")
+		d.failAtKey("sweep.warm_up.requests", "sweep.warm_up has a rate or a cooldown but 0 requests; remove them, or write requests: 10")
 	}
 	for _, c := range s.Configs {
 		d.checkConfig(f, c)
 	}
 }
 
-func gridKey(streams bool) string {
+func loadsKey(streams bool) string {
 	if streams {
 		return "sweep.concurrencies"
 	}
 	return "sweep.rates"
 }
 
-// checkConfig holds the args of one config against those that every config has.
+// checkConfig finds flags of one config that server.args has too.
 func (d *decoder) checkConfig(f *File, c Config) {
 	path := "sweep.configs." + c.Name + ".args"
-	at := func(i int) string { return item(path, i) }
+	at := func(i int) string { return itemPath(path, i) }
 	d.checkFlags(f, path, at, c.Args, false)
 	flags, err := space.Flags(c.Args)
 	if err != nil {
-		return // said by checkFlags
+		return // checkFlags has added the error
 	}
-	given := fixed(f.Server.Args)
+	given := flagValues(f.Server.Args)
 	for _, flag := range flags {
 		if _, twice := given[flag.Base()]; twice {
-			d.failAt(at(flag.Index), "--%s is in server.args already, which every config has; remove it in one of them", flag.Name)
+			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
 		}
 	}
 }
 
-// ConfigArgs returns all args that a config's server gets after the model.
+// ConfigArgs returns all args of a config's server after the model.
 func (f *File) ConfigArgs(c Config) []string { return slices.Concat(f.Server.Args, c.Args) }
 
-// ConfigFlags returns the flags of a config's own args with their values, by name without dashes; a switch is true or false.
-func ConfigFlags(c Config) map[string]string { return fixed(c.Args) }
+// ConfigFlags returns the flags of a config's own args with their values, by name without dashes. A switch is "true" or "false".
+func ConfigFlags(c Config) map[string]string { return flagValues(c.Args) }
 
-// MaxModelLenOf returns the --max-model-len of a config's server, or 0 when it has none that is a plain number.
+// MaxModelLenOf returns --max-model-len of a config's server, or 0 when it is absent or no plain number.
 func (f *File) MaxModelLenOf(c Config) int {
-	n, err := strconv.Atoi(fixed(f.ConfigArgs(c))["max-model-len"])
+	n, err := strconv.Atoi(flagValues(f.ConfigArgs(c))["max-model-len"])
 	if err != nil {
 		return 0
 	}
@@ -228,20 +229,20 @@ func (d *decoder) checkSweepSpeculation(f *File) {
 		return
 	}
 	for _, c := range f.Sweep.Configs {
-		if _, ok := fixed(c.Args)["speculative-config"]; ok {
-			format := fixed(f.ConfigArgs(c))["load-format"]
+		if _, ok := flagValues(c.Args)["speculative-config"]; ok {
+			format := flagValues(f.ConfigArgs(c))["load-format"]
 			d.meaninglessSpeculation("sweep.configs."+c.Name+".args", format == "dummy", f.Workload.Kind)
 		}
 	}
 }
 
-// meaninglessSpeculation refuses speculation where what is accepted means nothing.
+// meaninglessSpeculation refuses speculation on dummy weights and on random tokens.
 func (d *decoder) meaninglessSpeculation(at string, dummy bool, kind string) {
 	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
 	if dummy {
-		d.failAtKey(at, "speculation on dummy weights (--load-format dummy) accepts nothing and says nothing; %s", remedy)
+		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
 	}
 	if slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "speculation on workload %s, whose prompts are random tokens, accepts nothing and says nothing; take real prompts, %s", kind, remedy)
+		d.failAtKey(at, "workload %s has random tokens, of which no draft is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
 	}
 }

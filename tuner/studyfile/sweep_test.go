@@ -54,7 +54,7 @@ sweep:
 	}
 }
 
-// What the file leaves out is what people did by hand.
+// A key that the file lacks has the value that people used by hand.
 func TestSweepDefaultsAreThoseOfTheManualSweeps(t *testing.T) {
 	f := parse(t, sweepHead+"sweep: {configs: {default: {}}, concurrencies: [1, 2, 4]}\n")
 	s := *f.Sweep
@@ -67,7 +67,7 @@ func TestSweepDefaultsAreThoseOfTheManualSweeps(t *testing.T) {
 	}
 }
 
-// Dynamo's own flags go to no vLLM, in a config as elsewhere.
+// Flags of Dynamo itself never reach vLLM, also in a config.
 func TestSweepConfigsLoseDynamosFlags(t *testing.T) {
 	text := strings.Replace(sweepHead, "[vllm, serve]", "[python3, -m, dynamo.vllm]", 1)
 	f := parse(t, text+"sweep: {configs: {a: {args: [--max-num-seqs, 64, --is-prefill-worker]}}, rates: [1]}\n")

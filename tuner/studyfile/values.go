@@ -18,7 +18,7 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// text reads a single value that is not empty.
+// text reads one value that is not empty.
 func (d *decoder) text(to *string) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
@@ -30,7 +30,7 @@ func (d *decoder) text(to *string) reader {
 	}
 }
 
-// oneOf reads one of the words.
+// oneOf reads a value that must be one of words.
 func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
@@ -48,8 +48,8 @@ func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
 	}
 }
 
-// yes reads true or false.
-func (d *decoder) yes(to *bool) reader {
+// boolean reads true or false.
+func (d *decoder) boolean(to *bool) reader {
 	return func(path string, n ast.Node) {
 		switch text, ok := d.scalar(path, n); {
 		case !ok:
@@ -61,44 +61,44 @@ func (d *decoder) yes(to *bool) reader {
 	}
 }
 
-// words reads a list of texts, none of which may be a secret. Numbers are taken as they are written.
-func (d *decoder) words(to *[]string) reader {
+// texts reads a list of texts and refuses secrets among them. A number becomes its text as written.
+func (d *decoder) texts(to *[]string) reader {
 	return func(path string, n ast.Node) {
 		*to = []string{}
 		for i, v := range d.list(path, n) {
-			if text, ok := d.scalar(item(path, i), v); ok {
-				d.checkWord(item(path, i), v, text)
+			if text, ok := d.scalar(itemPath(path, i), v); ok {
+				d.checkWord(itemPath(path, i), v, text)
 				*to = append(*to, text)
 			}
 		}
 	}
 }
 
-// real reads a number of at least low and at most high.
-func (d *decoder) real(to *float64, low, high float64) reader {
+// float reads a number from low to high.
+func (d *decoder) float(to *float64, low, high float64) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
 		if !ok {
 			return
 		}
-		v, err := number(text)
+		v, err := parseNumber(text)
 		if err != nil {
-			d.fail(n, "%s: %v; write %s", path, err, between(low, high))
+			d.fail(n, "%s: %v; write %s", path, err, rangeText(low, high))
 			return
 		}
 		*to = v
 		if v < low || v > high {
-			d.fail(n, "%s is %s; write %s", path, text, between(low, high))
+			d.fail(n, "%s is %s; write %s", path, text, rangeText(low, high))
 		}
 	}
 }
 
-// whole reads a whole number of at least low and at most high.
-func (d *decoder) whole(to *int, low, high int) reader {
+// integer reads a whole number from low to high.
+func (d *decoder) integer(to *int, low, high int) reader {
 	return func(path string, n ast.Node) {
 		before := len(d.found)
 		var v float64
-		d.real(&v, float64(low), float64(high))(path, n)
+		d.float(&v, float64(low), float64(high))(path, n)
 		if len(d.found) > before {
 			return
 		}
@@ -114,19 +114,19 @@ func (d *decoder) whole(to *int, low, high int) reader {
 func (d *decoder) seconds(to *time.Duration) reader {
 	return func(path string, n ast.Node) {
 		v := to.Seconds()
-		d.real(&v, 0.1, float64(week/time.Second))(path, n)
+		d.float(&v, 0.1, float64(week/time.Second))(path, n)
 		*to = time.Duration(v * float64(time.Second))
 	}
 }
 
-// duration reads a duration of at least low. unit is what a number without one probably meant.
+// duration reads a duration of at least low. The remedy for a number without a unit suggests unit.
 func (d *decoder) duration(to *time.Duration, low time.Duration, unit string) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
 		if !ok {
 			return
 		}
-		v, err := duration(text, unit)
+		v, err := parseDuration(text, unit)
 		if err != nil {
 			d.fail(n, "%s: %v", path, err)
 			return
@@ -143,15 +143,15 @@ const (
 	year = 366 * 24 * time.Hour
 )
 
-func between(low, high float64) string {
+func rangeText(low, high float64) string {
 	if high == math.MaxFloat64 {
 		return "a number"
 	}
 	return fmt.Sprintf("a number from %s to %s", strconv.FormatFloat(low, 'f', -1, 64), strconv.FormatFloat(high, 'f', -1, 64))
 }
 
-// number reads a finite number.
-func number(text string) (float64, error) {
+// parseNumber reads a finite number.
+func parseNumber(text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	if err == nil && !math.IsNaN(v) && !math.IsInf(v, 0) {
 		return v, nil
@@ -159,10 +159,10 @@ func number(text string) (float64, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		return 0, fmt.Errorf("%q is a duration, %g in seconds", text, d.Seconds())
 	}
-	return 0, fmt.Errorf("%q is no number", text)
+	return 0, fmt.Errorf("%q is not a number", text)
 }
 
-// units are what people write for Go's units of time.
+// units maps what people write to Go's units of time.
 var units = map[string]string{
 	"msec": "ms", "msecs": "ms", "millisecond": "ms", "milliseconds": "ms", "millis": "ms",
 	"sec": "s", "secs": "s", "second": "s", "seconds": "s",
@@ -172,14 +172,14 @@ var units = map[string]string{
 
 var amount = regexp.MustCompile(`^([0-9]*\.?[0-9]+)\s*([A-Za-zµ]*)$`)
 
-// duration reads a time with its unit.
-func duration(text, unit string) (time.Duration, error) {
+// parseDuration reads a duration. The error suggests unit when the text has none.
+func parseDuration(text, unit string) (time.Duration, error) {
 	if v, err := time.ParseDuration(text); err == nil {
 		return v, nil
 	}
 	parts := amount.FindStringSubmatch(strings.TrimSpace(text))
 	if parts == nil {
-		return 0, fmt.Errorf("%q is no duration; write a number with its unit, such as 30%s", text, unit)
+		return 0, fmt.Errorf("%q is not a duration; write a number with its unit, such as 30%s", text, unit)
 	}
 	written, name := parts[1], strings.ToLower(parts[2])
 	if days, err := strconv.ParseFloat(written, 64); err == nil && (name == "d" || name == "day" || name == "days") {
@@ -194,26 +194,26 @@ func duration(text, unit string) (time.Duration, error) {
 	case written+known == text:
 		return 0, fmt.Errorf("%q is too long; write a duration of at most a year", text)
 	}
-	return 0, fmt.Errorf("%q has its unit in another form; write %s%s", text, written, known)
+	return 0, fmt.Errorf("%q writes its unit in an unknown form; write %s%s", text, written, known)
 }
 
-// share reads a part of 1, as 0.01 or as 1%.
-func (d *decoder) share(to *float64) reader {
+// fraction reads a part of 1, as 0.01 or as 1%.
+func (d *decoder) fraction(to *float64) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
 		if !ok {
 			return
 		}
 		digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
-		v, err := number(strings.TrimSpace(digits))
+		v, err := parseNumber(strings.TrimSpace(digits))
 		switch {
 		case err != nil:
-			d.fail(n, "%s: %q is no share; write 1%% or 0.01", path, text)
+			d.fail(n, "%s: %q is not a percentage; write 1%% or 0.01", path, text)
 			return
 		case percent:
 			v /= 100
 		case v > 1 && v <= 100:
-			d.fail(n, "%s is %s, more than the whole; write %s%%", path, text, digits)
+			d.fail(n, "%s is %s, which is more than 100 %%; write %s%%", path, text, digits)
 			return
 		}
 		if v < 0 || v > 1 {
@@ -224,19 +224,19 @@ func (d *decoder) share(to *float64) reader {
 	}
 }
 
-// anything returns a value of any form, as encoding/json would decode it.
-func (d *decoder) anything(path string, n ast.Node) any {
+// jsonValue returns any value as encoding/json would decode it.
+func (d *decoder) jsonValue(path string, n ast.Node) any {
 	switch n := n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
 		m := map[string]any{}
 		for _, e := range d.entries(path, n) {
-			m[e.key] = d.anything(below(path, e.key), e.value)
+			m[e.key] = d.jsonValue(keyPath(path, e.key), e.value)
 		}
 		return m
 	case *ast.SequenceNode:
 		list := []any{}
 		for i, v := range d.list(path, n) {
-			list = append(list, d.anything(item(path, i), v))
+			list = append(list, d.jsonValue(itemPath(path, i), v))
 		}
 		return list
 	case *ast.NullNode:
@@ -247,7 +247,7 @@ func (d *decoder) anything(path string, n ast.Node) any {
 		return n.Value // an int64 or a uint64
 	case *ast.FloatNode:
 		if math.IsNaN(n.Value) || math.IsInf(n.Value, 0) {
-			d.fail(n, "%s is not finite; write a finite number", path)
+			d.fail(n, "%s is not a finite number; write one", path)
 			return nil
 		}
 		return n.Value
@@ -256,13 +256,13 @@ func (d *decoder) anything(path string, n ast.Node) any {
 	return text
 }
 
-// seed reads the seed of something drawn.
+// seed reads the seed of a random generator.
 func (d *decoder) seed(to *uint64) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
 		seed, err := strconv.ParseUint(text, 10, 64)
 		if ok && err != nil {
-			d.fail(n, "%s is %q; write a whole number from 0 on", path, text)
+			d.fail(n, "%s is %q; write a whole number, 0 or above", path, text)
 		}
 		*to = seed
 	}

@@ -9,11 +9,11 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// pinned is the word for the usual output of a workload, whose Spec leaves it empty.
+// pinned is the file's word for the default output, which workload.Spec writes as "".
 const pinned = "pinned"
 
 func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
-	whole := func(to *int) reader { return d.whole(to, 0, workload.MaxLength) }
+	whole := func(to *int) reader { return d.integer(to, 0, workload.MaxLength) }
 	d.mapping(path, n, map[string]reader{
 		"kind":          oneOf(d, &w.Kind, workload.Kinds...),
 		"path":          d.text(&w.Path),
@@ -25,11 +25,11 @@ func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
 		"suffix_tokens": whole(&w.SuffixTokens),
 		"prefixes":      whole(&w.Prefixes),
 		"groups":        whole(&w.Groups),
-		"hit_percent":   d.real(&w.HitPercent, 0.1, 99.9),
+		"hit_percent":   d.float(&w.HitPercent, 0.1, 99.9),
 		"range_ratio":   func(path string, n ast.Node) { d.rangeRatio(w, path, n) },
 		"requests":      whole(&w.Requests),
-		"vocab_size":    d.whole(&w.VocabSize, 0, mostTokens),
-		"skip_bad_rows": d.yes(&w.SkipBadRows),
+		"vocab_size":    d.integer(&w.VocabSize, 0, maxTokens),
+		"skip_bad_rows": d.boolean(&w.SkipBadRows),
 		"repeat":        oneOf(d, &w.Repeat, workload.Salt, workload.ErrorEnded),
 		"output":        func(path string, n ast.Node) { d.output(w, path, n) },
 		"live":          d.notLive,
@@ -37,9 +37,9 @@ func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
 	})
 }
 
-// rangeRatio reads one spread of lengths, or one for the prompts and one for the answers.
+// rangeRatio reads one spread for all lengths, or one for prompts and one for answers.
 func (d *decoder) rangeRatio(w *workload.Spec, path string, n ast.Node) {
-	ratio := func(to *float64) reader { return d.real(to, 0, 0.999) }
+	ratio := func(to *float64) reader { return d.float(to, 0, 0.999) }
 	switch n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
 		d.mapping(path, n, map[string]reader{"input": ratio(&w.InputRangeRatio), "output": ratio(&w.OutputRangeRatio)})
@@ -55,12 +55,12 @@ func (d *decoder) output(w *workload.Spec, path string, n ast.Node) {
 	}
 }
 
-// notLive refuses what is for tuner bench alone.
+// notLive refuses a key that only tuner bench can use.
 func (d *decoder) notLive(path string, n ast.Node) {
-	d.failAtKey(path, "%s: live conversations wait for their answers, and so slow down when the server does: no capacity can be read from them; remove it, and try them with `tuner bench --live`", path)
+	d.failAtKey(path, "%s: live conversations slow down with the server, so they show no capacity; remove the key, and use `tuner bench --live` to try them", path)
 }
 
-// checkWorkload holds the settings of the workload against its kind, as workload.Open would, but with their places.
+// checkWorkload finds keys that do not fit the workload's kind. workload.Open would too, but without line and column.
 func (d *decoder) checkWorkload(f *File) {
 	w := &f.Workload
 	if d.nodes["workload"] == nil {
@@ -71,27 +71,27 @@ func (d *decoder) checkWorkload(f *File) {
 		return
 	}
 	if !slices.Contains(workload.Kinds, w.Kind) {
-		return // has been reported
+		return // the unknown kind is reported already
 	}
 	for _, key := range sortedKeys(workload.Settings) {
 		kinds := workload.Settings[key]
 		if at := "workload." + key; d.nodes[at] != nil && !slices.Contains(kinds, w.Kind) {
-			d.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or take kind %s", at, w.Kind, workload.Or(kinds))
+			d.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or write kind: %s", at, w.Kind, workload.Or(kinds))
 		}
 	}
 	switch file := slices.Contains(workload.Settings["path"], w.Kind); {
 	case file && d.nodes["workload.path"] == nil:
 		d.failAt("workload.kind", "a workload of kind %s needs the path of its file; add path: data.json", w.Kind)
 	case w.Endpoint == workload.Chat && !slices.Contains(workload.ChatKinds, w.Kind):
-		d.failAt("workload.endpoint", "a workload of kind %s asks with token ids, which chat cannot take; write completions", w.Kind)
+		d.failAt("workload.endpoint", "a workload of kind %s sends token ids, which chat cannot take; write completions", w.Kind)
 	case w.Kind == "shared-prefix" && d.nodes["workload.hit_percent"] == nil:
-		d.failAt("workload.kind", "a workload of kind shared-prefix needs the part of a prompt that is shared; add hit_percent: 50")
+		d.failAt("workload.kind", "a workload of kind shared-prefix needs the shared part of each prompt; add hit_percent: 50")
 	case !file && w.Kind != "phase1" && slices.Contains(workload.Settings["repeat"], w.Kind) && w.Repeat != "" && w.Requests == 0:
 		d.failAtKey("workload.repeat", "a workload of kind %s is endless and never repeats; remove repeat, or add requests: 1000", w.Kind)
 	}
 }
 
-// describeWorkload names what a study's figures depend on; what is not set goes without saying.
+// describeWorkload returns the settings of a workload that decide a study's figures. It leaves out what is not set.
 func describeWorkload(w workload.Spec) string {
 	text := w.Kind + ", " + w.Endpoint
 	for _, part := range []struct {

@@ -46,20 +46,20 @@ func TestWorkloadsAreRead(t *testing.T) {
 	}
 }
 
-// Speculation accepts nothing of random tokens, whichever kind draws them.
+// No draft of random tokens is accepted, so a study refuses speculation on every kind that draws them.
 func TestSpeculationNeedsRealPrompts(t *testing.T) {
 	for _, kind := range workload.Kinds {
 		settings := map[string]string{"shared-prefix": ", hit_percent: 50", "sharegpt": ", path: x", "jsonl": ", path: x", "trace": ", path: x", "capture": ", path: x"}
 		text := strings.Replace(full, "{kind: sharegpt, path: data/real.json, endpoint: chat, output_tokens: 64, requests: 200}", "{kind: "+kind+settings[kind]+"}", 1)
 		_, err := Parse("study.yaml", []byte(text))
 		real := kind == "sharegpt" || kind == "jsonl" || kind == "capture"
-		if refused := err != nil && strings.Contains(err.Error(), "whose prompts are random tokens"); refused == real {
+		if refused := err != nil && strings.Contains(err.Error(), "has random tokens, of which no draft is accepted"); refused == real {
 			t.Errorf("%s: Parse says %v", kind, err)
 		}
 	}
 }
 
-// Every snippet of the document on workloads is one, and its data can be opened.
+// Every snippet of docs/workloads.md is a legal workload, and its data can be opened.
 func TestWorkloadsOfTheDocument(t *testing.T) {
 	const root = "../../"
 	text, err := os.ReadFile(root + "docs/workloads.md")
@@ -69,7 +69,7 @@ func TestWorkloadsOfTheDocument(t *testing.T) {
 	seen := make(map[string]bool)
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(workload: .*?)```").FindAllStringSubmatch(string(text), -1) {
 		study := "version: 1\nname: doc\nmodel: a/model\nserver: {command: [vllm, serve]}\nslo: {ttft_p99: 1s}\nparameters: {enable-chunked-prefill: bool}\n"
-		f, err := Parse(root+"study.yaml", []byte(study+block[1])) // paths are as seen from the root
+		f, err := Parse(root+"study.yaml", []byte(study+block[1])) // paths are relative to the root
 		if err != nil {
 			t.Error(err)
 			continue

@@ -17,29 +17,29 @@ import (
 )
 
 const (
-	// A study file has some hundred lines. The YAML library takes quadratic time for odd ones: a second at this length.
-	mostBytes = 64 << 10
-	// The format nests four deep. The library takes half a minute for 65,000 open brackets.
-	mostNesting = 64
+	// A study file has about a hundred lines. The YAML library takes quadratic time for some texts: a second at this length.
+	maxBytes = 64 << 10
+	// The format nests four deep. The YAML library takes half a minute for 65,000 open brackets.
+	maxNesting = 64
 )
 
-// A decoder walks over the nodes of a file and collects what is wrong.
+// A decoder walks over the nodes of a file and collects problems.
 type decoder struct {
 	problems
 	nodes map[string]ast.Node // values by path, such as "slo.ttft_p99"
-	keys  map[string]ast.Node // their keys
+	keys  map[string]ast.Node // keys of these values, by the same paths
 }
 
-// document returns the root of the only document in the text, or nil after adding what is wrong.
+// document returns the root of the only document in the text. If there is none, it adds a problem and returns nil.
 func (d *decoder) document(text []byte) (root ast.Node) {
 	if what := unreadable(text); what != "" {
 		d.add(1, 1, what)
 		return nil
 	}
-	// The library is not made for hostile bytes, and a study file's author should not see its stack.
+	// The library panics for some bytes, and the author of a study file should not see its stack.
 	defer func() {
 		if r := recover(); r != nil {
-			d.add(1, 1, fmt.Sprintf("this is no YAML that can be read (%v); compare it with what `tuner init` writes", r))
+			d.add(1, 1, fmt.Sprintf("this is not YAML (%v); compare it with the file that `tuner init` writes", r))
 			root = nil
 		}
 	}()
@@ -54,17 +54,17 @@ func (d *decoder) document(text []byte) (root ast.Node) {
 		d.add(1, 1, "the file is empty; `tuner init` writes one to start from")
 		return nil
 	case len(bodies) > 1:
-		d.fail(bodies[1].Body, "a study file is one document; remove what follows the second ---")
+		d.fail(bodies[1].Body, "a study file is one document; remove the second --- and all after it")
 		return nil
 	}
 	return bodies[0].Body
 }
 
-// unreadable says why a text should not be given to the library, or "".
+// unreadable says why a text must not reach the YAML library, or returns "".
 func unreadable(text []byte) string {
 	switch {
-	case len(text) > mostBytes:
-		return fmt.Sprintf("the file is longer than %d KiB; a study file has some hundred lines", mostBytes>>10)
+	case len(text) > maxBytes:
+		return fmt.Sprintf("the file is longer than %d KiB; a study file has about a hundred lines", maxBytes>>10)
 	case !utf8.Valid(text):
 		return "the file is not UTF-8; save it as UTF-8"
 	case bytes.IndexByte(text, 0) >= 0:
@@ -80,8 +80,8 @@ func unreadable(text []byte) string {
 		}
 		deepest = max(deepest, open)
 	}
-	if deepest > mostNesting {
-		return fmt.Sprintf("more than %d brackets are open at once; close them", mostNesting)
+	if deepest > maxNesting {
+		return fmt.Sprintf("more than %d brackets are open at once; close them", maxNesting)
 	}
 	return ""
 }
@@ -94,26 +94,26 @@ func (d *decoder) syntax(err error) {
 			at = t.Position
 		}
 	}
-	remedy := "mind the indentation, the space after a colon, and quotes around texts with a colon"
+	remedy := "check the indentation, the space after each colon, and the quotes around texts with a colon"
 	if strings.ContainsAny(message, "\t") {
-		message, remedy = "there is a tab where a word should begin", "indent with spaces"
+		message, remedy = "a tab stands where a word should begin", "indent with spaces"
 	}
-	d.add(at.Line, at.Column, "this is no YAML: "+message+"; "+remedy)
+	d.add(at.Line, at.Column, "this is not YAML: "+message+"; "+remedy)
 }
 
-// fail adds what is wrong at a node.
+// fail adds a problem at a node.
 func (d *decoder) fail(n ast.Node, format string, args ...any) {
-	line, column := place(n)
+	line, column := position(n)
 	d.add(line, column, fmt.Sprintf(format, args...))
 }
 
-// failHidden is fail of a line that must not be shown.
+// failHidden is fail without the source line, which holds a secret.
 func (d *decoder) failHidden(n ast.Node, format string, args ...any) {
-	line, column := place(n)
+	line, column := position(n)
 	d.found = append(d.found, Problem{Line: max(line, 1), Column: max(column, 1), What: printable(fmt.Sprintf(format, args...))})
 }
 
-// failAt adds what is wrong with the value at a path, or at the nearest above it that is there.
+// failAt adds a problem with the value at a path. If the file lacks that path, it takes the nearest one above.
 func (d *decoder) failAt(path, format string, args ...any) {
 	for {
 		if n := d.nodes[path]; n != nil {
@@ -128,7 +128,7 @@ func (d *decoder) failAt(path, format string, args ...any) {
 	}
 }
 
-// failAtKey adds what is wrong with the key at a path.
+// failAtKey adds a problem with the key at a path.
 func (d *decoder) failAtKey(path, format string, args ...any) {
 	if n := d.keys[path]; n != nil {
 		d.fail(n, format, args...)
@@ -137,8 +137,8 @@ func (d *decoder) failAtKey(path, format string, args ...any) {
 	d.failAt(path, format, args...)
 }
 
-// place returns the line and column at which a node begins.
-func place(n ast.Node) (line, column int) {
+// position returns the line and column at which a node begins.
+func position(n ast.Node) (line, column int) {
 	if m, ok := n.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
 		n = m.Values[0].Key
 	} else if m, ok := n.(*ast.MappingValueNode); ok {
@@ -161,7 +161,7 @@ type entry struct {
 	value ast.Node
 }
 
-// entries returns the keys of a mapping, each once, and remembers where they are.
+// entries returns the keys of a mapping, each once, and records their nodes by path.
 func (d *decoder) entries(path string, n ast.Node) []entry {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -170,7 +170,7 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}
 	default:
-		d.fail(n, "%s is %s; write keys with values below it", named(path), kindOf(n))
+		d.fail(n, "%s is %s; write keys with values below it", pathName(path), kindOf(n))
 		return nil
 	}
 	var all []entry
@@ -178,14 +178,14 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 		key, ok := scalarText(v.Key)
 		switch {
 		case !ok:
-			d.fail(v.Key, "%s has a key that is no plain word; write it as a word", named(path))
+			d.fail(v.Key, "%s has a key that is not a plain word; write a word", pathName(path))
 			continue
 		case slices.ContainsFunc(all, func(e entry) bool { return e.key == key }):
 			d.fail(v.Key, "%q is given twice; remove one", key)
 			continue
 		}
 		all = append(all, entry{key, v.Key, v.Value})
-		d.nodes[below(path, key)], d.keys[below(path, key)] = v.Value, v.Key
+		d.nodes[keyPath(path, key)], d.keys[keyPath(path, key)] = v.Value, v.Key
 	}
 	return all
 }
@@ -201,33 +201,33 @@ func (d *decoder) mapping(path string, n ast.Node, readers map[string]reader) {
 		if !ok {
 			remedy := space.DidYouMean(e.key, known)
 			if path == "" && space.Nearest(e.key, known) == "" {
-				remedy = "`tuner init` writes a file with all that are known"
+				remedy = "`tuner init` writes a file with every key"
 			}
 			d.fail(e.at, "unknown key %q%s; %s", e.key, under(path), remedy)
 			continue
 		}
-		read(below(path, e.key), e.value)
+		read(keyPath(path, e.key), e.value)
 	}
 }
 
-// list returns the values of a list and remembers where they are.
+// list returns the values of a list and records their nodes by path.
 func (d *decoder) list(path string, n ast.Node) []ast.Node {
 	s, ok := n.(*ast.SequenceNode)
 	if !ok {
-		d.fail(n, "%s is %s; write a list such as [a, b]", named(path), kindOf(n))
+		d.fail(n, "%s is %s; write a list such as [a, b]", pathName(path), kindOf(n))
 		return nil
 	}
 	for i, v := range s.Values {
-		d.nodes[item(path, i)] = v
+		d.nodes[itemPath(path, i)] = v
 	}
 	return s.Values
 }
 
-// scalar returns the text of a single value as it is written.
+// scalar returns the text of one value as written.
 func (d *decoder) scalar(path string, n ast.Node) (string, bool) {
 	text, ok := scalarText(n)
 	if !ok {
-		d.fail(n, "%s is %s; write one value", named(path), kindOf(n))
+		d.fail(n, "%s is %s; write one value", pathName(path), kindOf(n))
 	}
 	return text, ok
 }
@@ -244,7 +244,7 @@ func scalarText(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// kindOf names a node that is not what it should be.
+// kindOf names the form of a node, for a problem.
 func kindOf(n ast.Node) string {
 	switch n.(type) {
 	case nil, *ast.NullNode:
@@ -254,12 +254,12 @@ func kindOf(n ast.Node) string {
 	case *ast.SequenceNode:
 		return "a list"
 	case *ast.AnchorNode, *ast.AliasNode, *ast.MergeKeyNode, *ast.TagNode:
-		return "an anchor, alias or tag, which study files do not have"
+		return "an anchor, alias or tag, which a study file cannot have"
 	}
 	return "a single value"
 }
 
-func named(path string) string {
+func pathName(path string) string {
 	if path == "" {
 		return "the file"
 	}
@@ -273,11 +273,11 @@ func under(path string) string {
 	return " under " + path
 }
 
-func below(path, key string) string {
+func keyPath(path, key string) string {
 	if path == "" {
 		return key
 	}
 	return path + "." + key
 }
 
-func item(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+func itemPath(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

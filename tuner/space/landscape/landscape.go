@@ -1,5 +1,5 @@
-// Package landscape is a table of true capacities of a simulated H200, to hold the answers of samplers and studies against. It is
-// for tests and benchmarks: nothing that users run imports it.
+// Package landscape is a table of the true capacities of a simulated H200. Tests and benchmarks compare the answers of
+// samplers and studies with it. No program that users run imports it.
 package landscape
 
 import (
@@ -23,12 +23,12 @@ var (
 	defaults = [3]float64{0.9, 1024, 8192}
 )
 
-// meanColumn holds the mean capacity over five draws of requests and arrivals, in requests per second.
+// meanColumn is the column with the mean capacity over five draws of requests and arrivals, in requests per second.
 const meanColumn = 6
 
-// A Landscape is the capacity over utilization, sequences and batched tokens of Llama 70B in FP8 with the phase1 workload and a primed
-// cache; p99 TTFT at most 1000 ms, p99 TPOT at most 60 ms. Each entry was bisected to 0.025 req/s. Between the entries it is
-// linear in utilization and in the logarithms of the others.
+// A Landscape holds capacities of Llama 70B in FP8 by GPU memory utilization, sequences and batched tokens. The workload is
+// phase1 with a primed cache; the limits are 1000 ms on p99 TTFT and 60 ms on p99 TPOT. Bisection found each entry to
+// 0.025 req/s. Between the entries a Landscape is linear in utilization and in the logarithms of the other two.
 type Landscape struct {
 	Best float64 // highest capacity in the table
 
@@ -36,7 +36,7 @@ type Landscape struct {
 	rate map[[3]float64]float64
 }
 
-// H200 returns the table of utilizations 0.70 to 0.97, 16 to 1024 sequences and 1,024 to 32,768 batched tokens.
+// H200 returns the table for utilizations 0.70 to 0.97, 16 to 1024 sequences and 1,024 to 32,768 batched tokens.
 func H200() (*Landscape, error) {
 	rows, err := csv.NewReader(bytes.NewReader(table)).ReadAll()
 	if err != nil {
@@ -72,7 +72,7 @@ func coordinate(i int, text string) (float64, error) {
 	return math.Log2(x), nil
 }
 
-// At returns the capacity of a point in requests per second; what the point leaves open is the server's default.
+// At returns the capacity of a point in requests per second. A flag that the point lacks has the server's default.
 func (l *Landscape) At(p space.Point) (float64, error) {
 	var low [3]int
 	var part [3]float64
@@ -106,7 +106,7 @@ func (l *Landscape) At(p space.Point) (float64, error) {
 	return sum, nil
 }
 
-// Regret returns how far a point lies below the best of the table, 0 to 1.
+// Regret returns how far the capacity of a point lies below the best of the table, from 0 to 1.
 func (l *Landscape) Regret(p space.Point) (float64, error) {
 	at, err := l.At(p)
 	return 1 - at/l.Best, err

@@ -1,0 +1,105 @@
+package sim
+
+// A blockPool is the KV cache in blocks of 16 tokens: a free list in least-recently-used order, and the content of the
+// blocks by hash, so that a freed block can be found again until it is taken for something else
+// (vLLM 0.14.1, vllm/v1/core/block_pool.py).
+type blockPool struct {
+	next, prev []int32 // free list; the entry at index n is its anchor
+	refs       []int32 // how many sequences hold the block
+	hash       []uint64
+	byHash     map[uint64]int32
+	after      []int32 // the block that was found after it last: most often it is again
+	free       int
+}
+
+func newBlockPool(n int) *blockPool {
+	p := &blockPool{
+		next: make([]int32, n+1), prev: make([]int32, n+1),
+		refs: make([]int32, n), hash: make([]uint64, n), byHash: make(map[uint64]int32, n), after: make([]int32, n), free: n,
+	}
+	for i := range int32(n + 1) {
+		p.next[i], p.prev[i] = (i+1)%int32(n+1), (i+int32(n))%int32(n+1)
+	}
+	return p
+}
+
+// total returns the number of blocks.
+func (p *blockPool) total() int { return len(p.refs) }
+
+func (p *blockPool) unlink(b int32) {
+	p.next[p.prev[b]], p.prev[p.next[b]] = p.next[b], p.prev[b]
+	p.free--
+}
+
+// take returns the least recently used free block, whose old content is forgotten. There must be one.
+func (p *blockPool) take() int32 {
+	b := p.next[len(p.refs)]
+	p.unlink(b)
+	p.forget(b)
+	p.refs[b] = 1
+	return b
+}
+
+func (p *blockPool) forget(b int32) {
+	if h := p.hash[b]; h != 0 {
+		delete(p.byHash, h)
+		p.hash[b] = 0
+	}
+}
+
+// find returns the block with that content, if it is cached. last is the block before it in the sequence, or -1.
+func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
+	b, ok := int32(0), false
+	if last >= 0 {
+		b = p.after[last]
+		ok = p.hash[b] == hash
+	}
+	if !ok {
+		if b, ok = p.byHash[hash]; !ok {
+			return 0, false
+		}
+		if last >= 0 {
+			p.after[last] = b
+		}
+	}
+	return b, true
+}
+
+// hold takes a hold on blocks that were found.
+func (p *blockPool) hold(blocks []int32) {
+	for _, b := range blocks {
+		if p.refs[b] == 0 {
+			p.unlink(b)
+		}
+		p.refs[b]++
+	}
+}
+
+// register says what a block holds. The first block with a content is the one that is found.
+func (p *blockPool) register(b int32, hash uint64) {
+	if _, ok := p.byHash[hash]; ok || p.hash[b] != 0 {
+		return
+	}
+	p.hash[b] = hash
+	p.byHash[hash] = b
+}
+
+// release gives up the hold on blocks of one sequence, tail first, so that tails are taken before heads.
+func (p *blockPool) release(blocks []int32) {
+	anchor := int32(len(p.refs))
+	for i := len(blocks) - 1; i >= 0; i-- {
+		b := blocks[i]
+		if p.refs[b]--; p.refs[b] > 0 {
+			continue
+		}
+		last := p.prev[anchor]
+		p.next[last], p.prev[b], p.next[b], p.prev[anchor] = b, last, anchor, b
+		p.free++
+	}
+}
+
+// reset forgets all content. Every block must be free.
+func (p *blockPool) reset() {
+	clear(p.byHash)
+	clear(p.hash)
+}

@@ -1,0 +1,366 @@
+package sim
+
+import "slices"
+
+// A Request is one sequence as the engine sees it. Times are in seconds of the engine's clock.
+type Request struct {
+	Prompt int      // tokens
+	Output int      // tokens to generate
+	Hashes []uint64 // content of each full block of the prompt, chained as by HashBlocks
+	Salt   uint64   // makes the content of the output blocks its own
+	Tag    int      // for the caller
+
+	First     float64 // end of the step that gave the first token; 0 before
+	Last      float64 // end of the step that gave the last token so far
+	Tokens    int     // generated so far
+	Chunks    int     // steps that gave tokens: as many as tokens but for speculation
+	Cached    int     // prompt tokens found in the cache when first admitted; -1 before
+	Preempted int     // how often the engine took its blocks away
+
+	computed int // tokens whose KV is in blocks
+	drafted  int // tokens that a drafter proposed for the current step
+	blocks   []int32
+	chain    uint64 // hash of the last full block
+}
+
+// Finished reports whether the request has all its tokens.
+func (r *Request) Finished() bool { return r.Tokens >= r.Output }
+
+// decodes reports whether the request's next step is a decode: all of it but the last token is computed.
+func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
+
+// forget lets go of what was computed. Blocks that are held must have been given back.
+func (r *Request) forget() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
+
+// lacks returns how many blocks the request needs besides its own to compute n more tokens.
+func (r *Request) lacks(n int) int { return (r.computed+n+BlockSize-1)/BlockSize - len(r.blocks) }
+
+// length is how many tokens have to be computed before the next one can be generated.
+func (r *Request) length() int { return r.Prompt + r.Tokens }
+
+// Totals are the engine's counters since its start.
+type Totals struct {
+	PrefixQueries, PrefixHits      int // tokens
+	PromptTokens, GenerationTokens int
+	Preemptions, Finished          int
+	Steps                          int
+
+	Drafts, DraftTokens, AcceptedTokens int   // proposals of a drafter, their tokens, and those that the model took
+	AcceptedPerPos                      []int // accepted tokens by their place in the proposal; nil without speculation
+}
+
+// An Engine is vLLM V1's scheduler and KV cache in virtual time: first come first served, chunked prefill, prefix caching,
+// preemption by recomputing, speculative decoding. It is deterministic and not safe for concurrent use.
+type Engine struct {
+	Profile *Profile
+	Options Options
+	Seed    uint64 // of the noise in its steps, and of what is accepted of a draft
+	Totals  Totals
+	Served  int        // requests that got tokens in the last step
+	Emitted []*Request // those of them that got their first or their last token; with Each all. Valid until the next step
+
+	// NoAcceptance makes the model choose other tokens than a drafter proposes, all of them.
+	NoAcceptance bool
+
+	// Each names every request in Emitted and brings its figures up to date after every step, which costs time in
+	// proportion to the running requests.
+	Each bool
+
+	pool    *blockPool
+	waiting []*Request
+	running []*Request
+	span    span
+	steps   *stepTimer
+	hits    bool // prefix caching is on
+}
+
+// NewEngine returns an idle engine with an empty cache, or a *StartError when vLLM would refuse to start.
+func NewEngine(p *Profile, o Options) (*Engine, error) {
+	if err := p.knows(o); err != nil {
+		return nil, err
+	}
+	tokens, err := p.KVTokens(o)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / BlockSize), steps: newStepTimer(p, o), hits: !o.NoPrefixCaching}
+	if o.SpeculativeTokens > 0 {
+		e.Totals.AcceptedPerPos = make([]int, o.SpeculativeTokens)
+	}
+	return e, nil
+}
+
+// Submit queues a request.
+func (e *Engine) Submit(r *Request) {
+	r.Cached = -1
+	e.waiting = append(e.waiting, r)
+}
+
+// Running returns the number of running requests.
+func (e *Engine) Running() int { return len(e.running) }
+
+// Waiting returns the number of waiting requests.
+func (e *Engine) Waiting() int { return len(e.waiting) }
+
+// InFlight returns the running requests, their figures up to date.
+func (e *Engine) InFlight() []*Request {
+	e.settle()
+	return e.running
+}
+
+// Idle reports whether nothing runs or waits.
+func (e *Engine) Idle() bool { return len(e.running)+len(e.waiting) == 0 }
+
+// KVTokens returns the size of the KV cache in tokens.
+func (e *Engine) KVTokens() int { return e.pool.total() * BlockSize }
+
+// HeldBlocks returns the number of KV blocks that requests hold.
+func (e *Engine) HeldBlocks() int { return e.pool.total() - e.pool.free }
+
+// KVUsage returns the part of the blocks that is held, 0 to 1.
+func (e *Engine) KVUsage() float64 { return 1 - float64(e.pool.free)/float64(e.pool.total()) }
+
+// ResetCache empties the prefix cache and reports whether it could: no block may be held.
+func (e *Engine) ResetCache() bool {
+	if e.pool.free != e.pool.total() {
+		return false
+	}
+	e.pool.reset()
+	return true
+}
+
+// Abort drops a request, wherever it is.
+func (e *Engine) Abort(r *Request) {
+	e.settle()
+	if i := slices.Index(e.waiting, r); i >= 0 {
+		e.waiting = slices.Delete(e.waiting, i, i+1)
+	}
+	if i := slices.Index(e.running, r); i >= 0 {
+		e.running = slices.Delete(e.running, i, i+1)
+		e.release(r)
+	}
+}
+
+// AbortAll drops every request.
+func (e *Engine) AbortAll() {
+	e.settle()
+	for _, r := range e.running {
+		e.release(r)
+	}
+	clear(e.running)
+	clear(e.waiting)
+	e.running, e.waiting = e.running[:0], e.waiting[:0]
+}
+
+// Step schedules and computes one step that begins at now, and returns when it ends. Nothing to do returns now.
+func (e *Engine) Step(now float64) float64 {
+	e.Served, e.Emitted = 0, e.Emitted[:0]
+	if e.spans() && e.stepSpan(&now) {
+		return now
+	}
+	e.settle()
+	return e.step(now)
+}
+
+// step looks at every running request and at those that wait.
+func (e *Engine) step(now float64) float64 {
+	budget := e.Options.MaxNumBatchedTokens
+	var b batch
+	preempted := e.scheduleRunning(&b, &budget)
+	if !preempted {
+		e.admit(&b, &budget)
+	}
+	if b.decodes+b.prefillTokens == 0 {
+		return now
+	}
+	end := now + e.duration(b)
+	e.emit(end)
+	return end
+}
+
+// duration returns how long the next step takes, in seconds, and counts it.
+func (e *Engine) duration(b batch) float64 {
+	ms := e.steps.milliseconds(b)
+	e.Totals.Steps++
+	return e.Profile.Noise.disturb(ms, e.Seed, e.Totals.Steps) / 1000
+}
+
+// scheduleRunning gives every running request its tokens of this step: for a decode one and those of the draft, for a
+// prefill that is not through the rest of the budget. It reports whether one had to be preempted.
+func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
+	for i := 0; i < len(e.running) && *budget > 0; i++ {
+		r := e.running[i]
+		n := min(r.length()-r.computed, *budget)
+		if r.decodes() {
+			n = min(1+e.Options.SpeculativeTokens, *budget, e.Options.MaxModelLen-r.computed)
+		}
+		for !e.reserve(r, n) {
+			last := e.running[len(e.running)-1]
+			e.preempt(last)
+			preempted = true
+			if last == r {
+				return true
+			}
+		}
+		e.compute(r, n, b)
+		*budget -= n
+	}
+	return preempted
+}
+
+// admit takes waiting requests in while there is budget, a free place and room for their next chunk.
+func (e *Engine) admit(b *batch, budget *int) {
+	taken := 0
+	for _, r := range e.waiting {
+		if *budget == 0 || len(e.running) >= e.Options.MaxNumSeqs {
+			break
+		}
+		idle := e.findCached(r)
+		n := min(r.length()-r.computed, *budget)
+		if r.lacks(n)+idle > e.pool.free {
+			r.forget()
+			break
+		}
+		e.pool.hold(r.blocks)
+		e.reserve(r, n)
+		if r.Cached < 0 {
+			r.Cached = r.computed
+			e.Totals.PromptTokens += r.Prompt
+		}
+		e.compute(r, n, b)
+		*budget -= n
+		e.running = append(e.running, r)
+		taken++
+	}
+	e.waiting = slices.Delete(e.waiting, 0, taken)
+}
+
+// findCached notes the longest run of the request's full blocks that the cache has, one token less than all of them at most,
+// without holding them, and returns how many of them nobody holds. As vLLM does it counts the look itself, also one that comes
+// to nothing because there is no room, but none of a request that was preempted (get_computed_blocks in
+// vllm/v1/core/kv_cache_manager.py, 0.14.1).
+func (e *Engine) findCached(r *Request) (idle int) {
+	if !e.hits {
+		return 0
+	}
+	defer func() {
+		if r.Preempted == 0 {
+			e.Totals.PrefixQueries += r.length()
+			e.Totals.PrefixHits += r.computed
+		}
+	}()
+	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // all that it will need, at once
+	block := int32(-1)
+	for i := 0; (i+1)*BlockSize < r.length(); i++ {
+		hash, ok := e.blockHash(r, i), false
+		if block, ok = e.pool.find(hash, block); !ok {
+			return idle
+		}
+		if e.pool.refs[block] == 0 {
+			idle++
+		}
+		r.blocks = append(r.blocks, block)
+		r.computed += BlockSize
+		r.chain = hash
+	}
+	return idle
+}
+
+// blockHash returns the content of the request's i-th block, which must be full. r.chain must be that of block i-1.
+func (e *Engine) blockHash(r *Request, i int) uint64 {
+	if i < len(r.Hashes) {
+		return r.Hashes[i]
+	}
+	return mix(mix(r.chain, r.Salt), uint64(i))
+}
+
+// reserve makes sure that the request has blocks for n more tokens, or leaves everything as it is.
+func (e *Engine) reserve(r *Request, n int) bool {
+	need := r.lacks(n)
+	if need > e.pool.free {
+		return false
+	}
+	for range need {
+		r.blocks = append(r.blocks, e.pool.take())
+	}
+	return true
+}
+
+// compute puts n tokens of the request into the batch. Those of a draft are not in the cache before they are accepted.
+func (e *Engine) compute(r *Request, n int, b *batch) {
+	if r.decodes() {
+		b.decodes++
+		b.kvTokens += r.computed
+		b.draftTokens += n - 1
+		r.drafted = n - 1
+		n = 1
+	} else {
+		b.prefillTokens += n
+		b.attentionPairs += float64(n) * (float64(r.computed) + float64(n)/2)
+	}
+	e.advance(r, n)
+}
+
+// advance counts n tokens as computed and registers the blocks they fill.
+func (e *Engine) advance(r *Request, n int) {
+	first := r.computed / BlockSize
+	r.computed += n
+	if !e.hits {
+		return
+	}
+	for i := first; i < r.computed/BlockSize; i++ {
+		r.chain = e.blockHash(r, i)
+		e.pool.register(r.blocks[i], r.chain)
+	}
+}
+
+// preempt puts the last running request back to the front of the queue. What it has computed stays in the cache
+// for as long as nobody takes it.
+func (e *Engine) preempt(r *Request) {
+	e.running = e.running[:len(e.running)-1]
+	e.release(r)
+	r.Preempted++
+	e.waiting = slices.Insert(e.waiting, 0, r)
+	e.Totals.Preemptions++
+}
+
+func (e *Engine) release(r *Request) {
+	e.pool.release(r.blocks)
+	r.forget()
+}
+
+// emit gives its tokens to every running request that is computed up to its end, and lets the finished ones go.
+func (e *Engine) emit(end float64) {
+	kept := e.running[:0]
+	for _, r := range e.running {
+		if r.computed == r.length() {
+			e.give(r, end)
+		}
+		if r.Finished() {
+			e.Totals.Finished++
+			e.release(r)
+			continue
+		}
+		kept = append(kept, r)
+	}
+	clear(e.running[len(kept):])
+	e.running = kept
+}
+
+// give gives a request its tokens of a step: one, and what was accepted of the draft.
+func (e *Engine) give(r *Request, end float64) {
+	first := r.Tokens == 0
+	if first {
+		r.First = end
+	}
+	n := min(1+e.accept(r), r.Output-r.Tokens)
+	e.advance(r, n-1)
+	r.Tokens += n
+	r.Chunks++
+	r.Last = end
+	e.Totals.GenerationTokens += n
+	e.Served++
+	if first || r.Finished() || e.Each {
+		e.Emitted = append(e.Emitted, r)
+	}
+}

@@ -1,0 +1,351 @@
+package sim
+
+import (
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"vllmtuner/realtime"
+)
+
+// A cell is one figure that was measured on a real server, with what the simulator says and what the mean over all
+// configurations at that rate says, which is what one would guess without a simulator.
+type cell struct {
+	config, metric               string
+	rate                         float64 // requests/s, or streams of a closed loop
+	observed, simulated, trivial float64
+}
+
+func (c cell) err() float64 { return c.simulated/c.observed - 1 }
+
+func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
+
+// A fit holds everything that is known of how well the profiles tell what was measured.
+type fit struct {
+	kv     []cell // GiB of the KV caches
+	phase1 []cell
+	detail []cell // of phase1 at 2 requests/s
+	eagle  []cell
+	l4     []cell
+	noisy  []fit // phase1 again, with the profile's noise: one for each seed
+}
+
+// The promises of the measured sweeps, in ms.
+const (
+	ttftLimit = 1000.0
+	tpotLimit = 60.0
+)
+
+// sweepMetrics are the measured tables by the name of their file.
+var sweepMetrics = []string{"ttft_p99_ms", "tpot_p99_ms", "output_tok_s", "max_concurrent"}
+
+// readMeasured reads a table of rates by configurations.
+func readMeasured(t testing.TB, sweep, metric string) []cell {
+	t.Helper()
+	rows := readCSV(t, "testdata/seed/"+sweep+"_"+metric+".csv")
+	var cells []cell
+	for _, row := range rows[1:] {
+		for i, config := range rows[0][1:] {
+			if row[i+1] != "" {
+				cells = append(cells, cell{config: config, metric: metric, rate: number(t, row[0]), observed: number(t, row[i+1])})
+			}
+		}
+	}
+	return cells
+}
+
+// readConfigs returns the flags of the measured configurations, and the KV caches they gave.
+func readConfigs(t testing.TB, o Options) (names []string, options map[string]Options, kv []cell) {
+	t.Helper()
+	options = map[string]Options{}
+	for _, row := range readCSV(t, "testdata/seed/phase1_configs.csv")[1:] {
+		name := row[1]
+		o.GPUMemoryUtilization, o.MaxNumBatchedTokens, o.MaxNumSeqs = number(t, row[2]), int(number(t, row[3])), int(number(t, row[4]))
+		names = append(names, name)
+		options[name] = o
+		kv = append(kv, cell{config: name, metric: "kv_gib", observed: number(t, row[5])})
+	}
+	return names, options, kv
+}
+
+// fitAll replays all that was measured.
+func fitAll(t testing.TB) fit {
+	t.Helper()
+	h200, l4 := profile(t, "h200-llama70b-fp8").Quiet(), profile(t, "l4-qwen0.5b")
+	o := h200.Defaults
+	o.MaxModelLen = 16384
+	names, options, kv := readConfigs(t, o)
+	f := fit{kv: kv}
+	eagle := options["phase1-batch16k"]
+	eagle.MaxNumSeqs, eagle.SpeculativeTokens, eagle.SpeculativeMethod = 64, 3, "eagle3"
+	options["phase3-eagle3-chat"] = eagle
+	f.kv = append(f.kv, cell{config: "phase3-eagle3-chat", metric: "kv_gib", observed: 50.09})
+	for i := range f.kv {
+		f.kv[i].simulated = h200.KVGiB(options[f.kv[i].config])
+	}
+	trace := readTrace(t)
+	simulated := map[string]map[float64]map[string]float64{}
+	for _, name := range names {
+		simulated[name] = sweep(t, h200, options[name], trace, 0, true)
+	}
+	for _, metric := range sweepMetrics {
+		f.phase1 = append(f.phase1, compare(readMeasured(t, "phase1", metric), simulated)...)
+	}
+	f.noisy = fitNoisy(t, names, options, trace)
+	f.detail = readDetail(t, "phase1", simulated)
+	simulated["phase3-eagle3-chat"] = sweep(t, h200, eagle, longer(trace, 858), 0, true)
+	for _, metric := range sweepMetrics {
+		f.eagle = append(f.eagle, compare(only(readMeasured(t, "eagle3", metric), "phase3-eagle3-chat"), simulated)...)
+	}
+	f.eagle = append(f.eagle, only(readDetail(t, "eagle3", simulated), "phase3-eagle3-chat")...)
+	f.l4 = fitClosedLoop(t, l4)
+	return f
+}
+
+// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried over.
+// With gaps the times between tokens are told too.
+func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
+	t.Helper()
+	e, err := NewEngine(p, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Each, e.Seed = gaps, seed
+	replay(e, trace[:10], 0.5)
+	out := map[float64]map[string]float64{}
+	for _, rate := range []float64{0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5} {
+		out[rate] = figures(replay(e, trace, rate))
+	}
+	return out
+}
+
+// fitNoisy is the fit of the first sweep with the noise of the profile, for eight seeds.
+func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []traceRequest) []fit {
+	t.Helper()
+	p := profile(t, "h200-llama70b-fp8")
+	var fits []fit
+	for seed := uint64(1); seed <= 8; seed++ {
+		simulated := map[string]map[float64]map[string]float64{}
+		for _, name := range names {
+			simulated[name] = sweep(t, p, options[name], trace, seed, false)
+		}
+		var f fit
+		for _, metric := range sweepMetrics {
+			f.phase1 = append(f.phase1, compare(readMeasured(t, "phase1", metric), simulated)...)
+		}
+		fits = append(fits, f)
+	}
+	return fits
+}
+
+// longer stretches the answers of a trace to a mean: the EAGLE-3 run had other prompts, of which only that is known.
+func longer(trace []traceRequest, tokens float64) []traceRequest {
+	var outputs []float64
+	for _, q := range trace {
+		outputs = append(outputs, float64(q.output))
+	}
+	factor := tokens / mean(outputs)
+	trace = slices.Clone(trace)
+	for i := range trace {
+		trace[i].output = int(math.Round(float64(trace[i].output) * factor))
+	}
+	return trace
+}
+
+// compare fills in what the simulator says, and the mean of what was measured at that rate.
+func compare(cells []cell, simulated map[string]map[float64]map[string]float64) []cell {
+	at := map[float64][]float64{}
+	for _, c := range cells {
+		at[c.rate] = append(at[c.rate], c.observed)
+	}
+	for i, c := range cells {
+		cells[i].simulated, cells[i].trivial = simulated[c.config][c.rate][c.metric], mean(at[c.rate])
+	}
+	return cells
+}
+
+func only(cells []cell, config string) []cell {
+	return slices.DeleteFunc(cells, func(c cell) bool { return c.config != config })
+}
+
+// readDetail reads the table of the run at 2 requests/s, in which the metrics have the names of the report.
+func readDetail(t testing.TB, from string, simulated map[string]map[float64]map[string]float64) []cell {
+	t.Helper()
+	names := strings.NewReplacer(" p", "_p", " (ms)", "_ms", "Max Concurrent", "max_concurrent", "Output tok/s", "output_tok_s")
+	rows := readCSV(t, "testdata/seed/"+from+"_baseline_detail.csv")
+	var cells []cell
+	for _, row := range rows[1:] {
+		for i, config := range rows[0][1:] {
+			metric := strings.ToLower(names.Replace(row[0]))
+			if said, ok := simulated[config][2][metric]; ok {
+				cells = append(cells, cell{config: config, metric: metric, rate: 2, observed: number(t, row[i+1]), simulated: said})
+			}
+		}
+	}
+	return cells
+}
+
+// fitClosedLoop replays the sweep of concurrencies: 256 tokens in, 128 out, without a common prefix.
+func fitClosedLoop(t testing.TB, p *Profile) []cell {
+	t.Helper()
+	o := p.Defaults
+	o.GPUMemoryUtilization, o.MaxModelLen = 0.6, 8192
+	var cells []cell
+	rows := readCSV(t, "testdata/seed/l4_sweep.csv")
+	for _, row := range rows[1:] {
+		streams := number(t, row[0])
+		e, err := NewEngine(p, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := figures(replayClosed(e, int(streams), 256, 128, 200+20*int(streams)))
+		said["out_tok_s"] = said["output_tok_s"]
+		for i, metric := range rows[0][1:] {
+			cells = append(cells, cell{config: "l4", metric: metric, rate: streams, observed: number(t, row[i+1]), simulated: said[metric]})
+		}
+	}
+	return cells
+}
+
+// errorsOf returns the absolute errors of the cells of a metric.
+func errorsOf(cells []cell, metric string, of func(cell) float64) []float64 {
+	var errs []float64
+	for _, c := range cells {
+		if c.metric == metric {
+			errs = append(errs, math.Abs(of(c)))
+		}
+	}
+	return errs
+}
+
+// failing names the limits that two latencies break.
+func failing(ttft, tpot float64) string {
+	var broken []string
+	if ttft >= ttftLimit {
+		broken = append(broken, "TTFT")
+	}
+	if tpot >= tpotLimit {
+		broken = append(broken, "TPOT")
+	}
+	return strings.Join(broken, "+")
+}
+
+// A verdict is one place of the SLO matrix: the limits that are broken as measured, as simulated, and by the mean over configurations.
+type verdict struct {
+	config                       string
+	rate                         float64
+	observed, simulated, trivial string
+}
+
+// verdicts returns the SLO matrix.
+func (f fit) verdicts() []verdict {
+	var vs []verdict
+	for _, a := range f.phase1 {
+		for _, b := range f.phase1 {
+			if a.metric == "ttft_p99_ms" && b.metric == "tpot_p99_ms" && a.config == b.config && a.rate == b.rate {
+				vs = append(vs, verdict{a.config, a.rate, failing(a.observed, b.observed), failing(a.simulated, b.simulated), failing(a.trivial, b.trivial)})
+			}
+		}
+	}
+	return vs
+}
+
+// same returns in how many cells the same limits are broken as were measured.
+func (f fit) same() int {
+	n := 0
+	for _, v := range f.verdicts() {
+		if v.observed == v.simulated {
+			n++
+		}
+	}
+	return n
+}
+
+// winners returns the highest rate of each configuration up to which all passes.
+func winners(vs []verdict, of func(verdict) string) map[string]float64 {
+	best, ended := map[string]float64{}, map[string]bool{}
+	for _, v := range vs {
+		if of(v) != "" {
+			ended[v.config] = true
+		}
+		if !ended[v.config] {
+			best[v.config] = v.rate
+		}
+	}
+	return best
+}
+
+// baselines are the two runs with the baseline's flags.
+var baselines = []string{"phase0", "phase1-baseline-rerun"}
+
+// gain is how a metric of the changed configurations differs from the baseline's, in the mean over configurations and the
+// rates from 0.75 to 3, as a share. Against several runs of the baseline it is that to their mean.
+func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
+	base := map[float64][]float64{}
+	var gains []float64
+	for _, c := range f.phase1 {
+		if c.metric == metric && slices.Contains(against, c.config) {
+			base[c.rate] = append(base[c.rate], of(c))
+		}
+	}
+	for _, c := range f.phase1 {
+		if c.metric == metric && c.rate >= 0.75 && c.rate <= 3 && !slices.Contains(baselines, c.config) {
+			gains = append(gains, of(c)/mean(base[c.rate])-1)
+		}
+	}
+	return mean(gains)
+}
+
+func observed(c cell) float64  { return c.observed }
+func simulated(c cell) float64 { return c.simulated }
+
+// fitReport is the page that says how well the profiles fit.
+const fitReport = "../../docs/simulator-fit.md"
+
+// TestFit holds the profiles against what was measured on real servers, and the report in the documentation against the fit.
+// With SIM_FIT it writes the report.
+func TestFit(t *testing.T) {
+	realtime.Only(t, "simulates all sweeps that were measured")
+	f := fitAll(t)
+	report := f.report(t)
+	if os.Getenv("SIM_FIT") != "" {
+		if err := os.WriteFile(fitReport, []byte(report), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if text, err := os.ReadFile(fitReport); err != nil || runtime.GOARCH == "amd64" && string(text) != report { // others fuse multiplication and addition
+		t.Errorf("%s is not of this fit (%v); run make sim-fit", fitReport, err)
+	}
+	for _, c := range f.kv {
+		if math.Abs(c.simulated-c.observed) > 0.02 {
+			t.Errorf("%s: KV cache of %.2f GiB, measured %.2f", c.config, c.simulated, c.observed)
+		}
+	}
+	for _, bar := range []struct {
+		name   string
+		cells  []cell
+		metric string
+		median float64
+	}{
+		{"phase1", f.phase1, "output_tok_s", 0.01},
+		{"phase1", f.phase1, "ttft_p99_ms", 0.07},
+		{"phase1", f.phase1, "tpot_p99_ms", 0.07},
+		{"eagle3", f.eagle, "tpot_p99_ms", 0.02},
+		{"l4", f.l4, "itl_p50_ms", 0.01},
+	} {
+		if got := percentile(errorsOf(bar.cells, bar.metric, cell.err), 50); got > bar.median {
+			t.Errorf("%s %s: median error %.1f %%, want at most %g %%", bar.name, bar.metric, 100*got, 100*bar.median)
+		}
+	}
+	if same := f.same(); same < 66 {
+		t.Errorf("%d of %d cells fail for the same reasons, want 66", same, len(f.verdicts()))
+	}
+	for metric, bound := range map[string]float64{"ttft_p99_ms": 0.02, "tpot_p99_ms": 0.02} {
+		if want, got := f.gain(metric, observed, baselines...), f.gain(metric, simulated, baselines...); math.Abs(got-want) > bound {
+			t.Errorf("the changed configurations have %s %+.1f %% of the baseline's in the mean, measured %+.1f %%", metric, 100*got, 100*want)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+)
+
+const gib = 1 << 30
+
+// BlockSize is the number of tokens in a block of the KV cache: vLLM's default on CUDA.
+const BlockSize = 16
+
+// A StartError is a refusal to start, with the text that vLLM logs for it.
+type StartError struct {
+	Text string
+	OOM  bool // out of memory rather than a KV cache that is too small
+}
+
+// Error returns vLLM's text.
+func (e *StartError) Error() string { return e.Text }
+
+// KVGiB returns the size of the KV cache in GiB for the options; it may be negative:
+//
+//	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
+//
+// The peaks of prefill and of the sampler's dummy run do not add, because they are not held at the same time. The equation
+// gives the seven KV sizes of the H200 start-up logs to 0.01 GiB.
+func (p *Profile) KVGiB(o Options) float64 {
+	m := p.Memory
+	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
+	activation := m.ActivationGiB * math.Pow(batched/8192, m.ActivationExponent)
+	sampler := m.SamplerBytesPerSeq * seqs / gib
+	kv := o.GPUMemoryUtilization*m.GPUGiB - m.FixedGiB - m.BatchBytesPerToken*batched/gib - max(activation, sampler)
+	if o.drafts() {
+		kv -= p.Speculation.DrafterGiB
+	}
+	return kv
+}
+
+// KVTokens returns how many tokens the KV cache holds, in whole blocks, or a *StartError when the server would not start.
+func (p *Profile) KVTokens(o Options) (int, error) {
+	kv := p.KVGiB(o)
+	if kv <= 0 {
+		return 0, &StartError{Text: "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."}
+	}
+	tokens := int(kv*gib/p.Memory.KVBytesPerToken) / BlockSize * BlockSize
+	if tokens < o.MaxModelLen {
+		need := float64(o.MaxModelLen) * p.Memory.KVBytesPerToken / gib
+		return 0, &StartError{Text: fmt.Sprintf("ValueError: To serve at least one request with the models's max seq len (%d), "+
+			"(%.2f GiB KV cache is needed, which is larger than the available KV cache memory (%.2f GiB). "+
+			"Based on the available memory, the estimated maximum model length is %d. "+
+			"Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
+			o.MaxModelLen, need, kv, tokens)}
+	}
+	if (1-o.GPUMemoryUtilization)*p.Memory.GPUGiB < p.Memory.GraphReserveGiB {
+		return 0, &StartError{OOM: true, Text: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. " +
+			"GPU 0 has a total capacity of " + fmt.Sprintf("%.2f GiB", p.Memory.GPUGiB) + " of which 300.00 MiB is free."}
+	}
+	return tokens, nil
+}
+
+// mostKVTokens is how large a cache may be that is simulated block by block.
+const mostKVTokens = 200_000_000
+
+// knows refuses what the profile has no constants for, and what is too large to be simulated, with a *ConfigError.
+func (p *Profile) knows(o Options) error {
+	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
+		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants of speculative decoding", p.Name)}
+	}
+	if tokens := p.KVGiB(o) * gib / p.Memory.KVBytesPerToken; tokens > mostKVTokens {
+		return &ConfigError{Text: fmt.Sprintf("the KV cache would hold %.3g tokens; the simulator keeps %d at most", tokens, mostKVTokens)}
+	}
+	return nil
+}

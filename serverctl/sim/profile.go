@@ -1,0 +1,139 @@
+// Package sim computes how long vLLM's engine would take on a GPU that it describes by a profile: the scheduler, the KV cache
+// and the steps, in virtual time. It never waits and never uses the network; serverctl/sim/vllm serves it over HTTP.
+package sim
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/foreign"
+	"vllmtuner/tuner/space"
+)
+
+//go:embed profiles/*.yaml
+var profiles embed.FS
+
+// A Profile is one model on one GPU, as data: the constants of the memory and step-time equations.
+type Profile struct {
+	Name  string // a word; of a file of the user's its path
+	Model string
+	About string // what it is made of
+
+	Memory      Memory
+	Step        StepCost
+	Latency     Latency
+	Speculation Speculation
+	Noise       Noise
+	StartUp     StartUp
+	Stop        float64 // seconds from SIGTERM to the end
+	Vocabulary  float64 // tokens
+	Defaults    Options
+
+	Constants []Constant // where each constant comes from, in the order of the file's keys
+}
+
+// A Constant is one figure of a profile with its origin.
+type Constant struct {
+	Path       string    // such as step.weights
+	Unit       string    // "1" for a plain number
+	Values     []float64 // one but for acceptance
+	Source     string
+	Confidence string // one of Confidences
+}
+
+// Confidences are how sure a constant can be, best first.
+var Confidences = []string{"given", "solved", "measured", "fit", "assumed", "made up"}
+
+// Memory holds the constants of the KV-cache size; see Profile.KVGiB.
+type Memory struct {
+	GPUGiB             float64
+	FixedGiB           float64
+	KVBytesPerToken    float64
+	BatchBytesPerToken float64
+	SamplerBytesPerSeq float64
+	ActivationGiB      float64 // at 8192 batched tokens
+	ActivationExponent float64
+	GraphReserveGiB    float64 // taken outside of gpu-memory-utilization
+}
+
+// StepCost holds the constants of one engine step in milliseconds; see stepTimer.milliseconds.
+type StepCost struct {
+	Fixed            float64
+	Weights          float64
+	PerToken         float64
+	RooflineExponent float64
+	PerSequence      float64
+	PerKVToken       float64
+	PerAttentionPair float64
+	PrefillExtra     float64
+	EagerExtra       float64 // of a decode for which there is no CUDA graph
+	GraphPadding     float64 // part of the compute of a graph's empty places that costs time, 0 to 1
+}
+
+// Latency is what the API server adds around the engine, in milliseconds.
+type Latency struct {
+	BeforeScheduling float64
+	AfterStep        float64
+}
+
+// StartUp is how long the phases of a start take, in seconds.
+type StartUp struct {
+	Weights float64
+	Profile float64
+	Compile float64
+	Graphs  float64
+}
+
+// Total returns the whole start-up time.
+func (s StartUp) Total() time.Duration {
+	return time.Duration((s.Weights + s.Profile + s.Compile + s.Graphs) * float64(time.Second))
+}
+
+// StopTime returns how long the server takes to end.
+func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
+
+// Quiet returns the profile without noise.
+func (p *Profile) Quiet() *Profile {
+	quiet := *p
+	quiet.Noise = Noise{}
+	return &quiet
+}
+
+// ProfileNames returns the names of the built-in profiles in order.
+func ProfileNames() []string {
+	files, err := fs.Glob(profiles, "profiles/*.yaml")
+	if err != nil { // only for a malformed pattern
+		return nil
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(strings.TrimPrefix(f, "profiles/"), ".yaml")
+	}
+	slices.Sort(files)
+	return files
+}
+
+// IsProfileFile reports whether a profile's name is the path of a file of the user's.
+func IsProfileFile(name string) bool {
+	return strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")
+}
+
+// LoadProfile returns the built-in profile of that name, or the one in the file of that path.
+func LoadProfile(name string) (*Profile, error) {
+	if IsProfileFile(name) {
+		text, err := foreign.Read(name, 1<<20)
+		if err != nil {
+			return nil, fmt.Errorf("simulator profile: %w", err)
+		}
+		return ParseProfile(name, text)
+	}
+	text, err := profiles.ReadFile("profiles/" + name + ".yaml")
+	if err != nil {
+		return nil, fmt.Errorf("no simulator profile %q; %s, or write the path of a file", name, space.DidYouMean(name, ProfileNames()))
+	}
+	return ParseProfile("profiles/"+name+".yaml", text)
+}

@@ -1,0 +1,110 @@
+package sim
+
+// A span is a run of steps in which every running request decodes one token and nothing else happens: nobody is admitted,
+// preempted, or finished. A step of it costs a few operations however many requests run: only those are touched whose block
+// is full or filled by this step. What their fields would say is made up for when the span ends.
+type span struct {
+	left   int                // steps that may follow
+	steps  int                // computed so far
+	end    float64            // of the last one
+	tokens int                // in the KV cache, of all requests, before the next step
+	phase  [BlockSize][]int32 // places in running, in order, by computed tokens modulo the block size when the span began
+}
+
+// leastSpan is how many steps a span must promise to be worth its beginning.
+const leastSpan = 3
+
+// spans reports whether the next step belongs to a span, and begins one where that is possible.
+func (e *Engine) spans() bool {
+	if e.Each || e.Options.SpeculativeTokens > 0 || len(e.waiting) > 0 && len(e.running) < e.Options.MaxNumSeqs {
+		return false
+	}
+	if e.span.left > 0 {
+		return true
+	}
+	e.settle()
+	return e.beginSpan()
+}
+
+// beginSpan begins a span when every running request decodes. It ends before the first of them has its last token.
+func (e *Engine) beginSpan() bool {
+	s := &e.span
+	left := 0
+	for i, r := range e.running {
+		if !r.decodes() || r.Output-r.Tokens <= leastSpan {
+			return false
+		}
+		if i == 0 || r.Output-r.Tokens <= left {
+			left = r.Output - r.Tokens - 1
+		}
+	}
+	if left == 0 || len(e.running) > e.Options.MaxNumBatchedTokens {
+		return false
+	}
+	s.left = left
+	for i, r := range e.running {
+		s.tokens += r.computed
+		s.phase[r.computed%BlockSize] = append(s.phase[r.computed%BlockSize], int32(i))
+	}
+	return true
+}
+
+// stepSpan computes a step of a span, or nothing when there are not enough blocks.
+func (e *Engine) stepSpan(now *float64) bool {
+	s := &e.span
+	at := s.steps % BlockSize
+	full, filled := s.phase[(BlockSize-at)%BlockSize], s.phase[BlockSize-1-at]
+	if len(full) > e.pool.free {
+		return false
+	}
+	e.touch(full, filled)
+	n := len(e.running)
+	*now += e.duration(batch{decodes: n, kvTokens: s.tokens})
+	s.left--
+	s.steps++
+	s.end = *now
+	s.tokens += n
+	e.Served = n
+	e.Totals.GenerationTokens += n
+	return true
+}
+
+// touch gives a block to each request whose last one is full, and registers the blocks that this step fills, in the order
+// of the running requests, as the step that looks at all of them does.
+func (e *Engine) touch(full, filled []int32) {
+	for len(full)+len(filled) > 0 {
+		if len(filled) == 0 || len(full) > 0 && full[0] < filled[0] {
+			r := e.running[full[0]]
+			r.blocks = append(r.blocks, e.pool.take())
+			full = full[1:]
+			continue
+		}
+		r := e.running[filled[0]]
+		filled = filled[1:]
+		if e.hits {
+			i := (r.computed + e.span.steps) / BlockSize
+			r.chain = e.blockHash(r, i)
+			e.pool.register(r.blocks[i], r.chain)
+		}
+	}
+}
+
+// settle ends a span: it brings the fields of the running requests up to date.
+func (e *Engine) settle() {
+	s := &e.span
+	if s.left+s.steps == 0 {
+		return // there is none
+	}
+	if s.steps > 0 {
+		for _, r := range e.running {
+			r.Tokens += s.steps
+			r.Chunks += s.steps
+			r.computed += s.steps
+			r.Last = s.end
+		}
+	}
+	for i := range s.phase {
+		s.phase[i] = s.phase[i][:0]
+	}
+	s.left, s.steps, s.tokens = 0, 0, 0
+}

@@ -1,0 +1,134 @@
+package sim
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// A sight is what can be seen of a request when a load is over.
+type sight struct {
+	first, last            float64
+	tokens, chunks, cached int
+}
+
+// A view is what can be seen of an engine.
+type view struct {
+	sights  []sight
+	totals  Totals
+	content map[uint64]int32
+	free    []int32 // in the order in which they will be taken
+}
+
+func lookAt(e *Engine, reqs []*Request) view {
+	l := view{totals: e.Totals, content: maps.Clone(e.pool.byHash)}
+	for _, r := range reqs {
+		l.sights = append(l.sights, sight{r.First, r.Last, r.Tokens, r.Chunks, r.Cached})
+	}
+	anchor := int32(e.pool.total())
+	for b := e.pool.next[anchor]; b != anchor; b = e.pool.next[b] {
+		l.free = append(l.free, b)
+	}
+	return l
+}
+
+func (l view) equal(m view) bool {
+	a, b := l.totals, m.totals
+	same := slices.Equal(a.AcceptedPerPos, b.AcceptedPerPos)
+	a.AcceptedPerPos, b.AcceptedPerPos = nil, nil
+	return same && slices.Equal(l.sights, m.sights) && a.equal(b) && maps.Equal(l.content, m.content) && slices.Equal(l.free, m.free)
+}
+
+func (t Totals) equal(u Totals) bool {
+	return t.PrefixQueries == u.PrefixQueries && t.PrefixHits == u.PrefixHits && t.PromptTokens == u.PromptTokens &&
+		t.GenerationTokens == u.GenerationTokens && t.Preemptions == u.Preemptions && t.Finished == u.Finished && t.Steps == u.Steps &&
+		t.Drafts == u.Drafts && t.DraftTokens == u.DraftTokens && t.AcceptedTokens == u.AcceptedTokens
+}
+
+// noisyLoad is randomLoad with noise, with speculation now and then, and with pauses between the requests.
+func noisyLoad(t *testing.T, seed uint64) (*Engine, []*Request, []float64) {
+	e, reqs, due := randomLoad(t, seed)
+	rng := rand.New(rand.NewPCG(seed, 2))
+	e.Seed = seed
+	e.Profile.Noise = Noise{Relative: rng.Float64() * 0.05, Jitter: rng.Float64(), Stall: 20, StallGap: 1}
+	stretch := rng.Float64() * 30
+	for i := range due {
+		due[i] *= stretch
+	}
+	return e, reqs, due
+}
+
+// Whatever the configuration and the load: an engine that takes spans of steps at once and one that looks at every request
+// in every step agree exactly, in every time, count, and block.
+func TestSpansAgreeWithTheLoopOverAllRequests(t *testing.T) {
+	t.Parallel()
+	spans, preempted := 0, 0
+	for seed := range uint64(60) {
+		fast, reqs, due := noisyLoad(t, seed)
+		plain, reqs2, _ := noisyLoad(t, seed)
+		plain.Each = true
+		rng := rand.New(rand.NewPCG(seed, 3))
+		now, next := 0.0, 0
+		for next < len(reqs) || !fast.Idle() {
+			for next < len(reqs) && due[next] <= now {
+				fast.Submit(reqs[next])
+				plain.Submit(reqs2[next])
+				next++
+			}
+			if fast.Idle() {
+				now = due[next]
+				continue
+			}
+			then, want := fast.Step(now), plain.Step(now)
+			if then != want || fast.Served != plain.Served || fast.KVUsage() != plain.KVUsage() || fast.Running() != plain.Running() {
+				t.Fatalf("seed %d: a step at %g s ended at %g with %d requests served, want %g with %d", seed, now, then, fast.Served, want, plain.Served)
+			}
+			if fast.span.steps > 0 {
+				spans++
+			}
+			now = then
+			switch rng.IntN(500) {
+			case 0:
+				if i := rng.IntN(len(reqs)); i < next {
+					fast.Abort(reqs[i])
+					plain.Abort(reqs2[i])
+				}
+			case 1:
+				fast.InFlight()
+				if got, want := lookAt(fast, reqs), lookAt(plain, reqs2); !got.equal(want) {
+					t.Fatalf("seed %d: after %d steps the engines differ:\n%+v\n%+v", seed, fast.Totals.Steps, got.totals, want.totals)
+				}
+			}
+		}
+		if got, want := lookAt(fast, reqs), lookAt(plain, reqs2); !got.equal(want) {
+			t.Fatalf("seed %d: the engines differ:\n%+v\n%+v", seed, got.totals, want.totals)
+		}
+		check(t, fast)
+		preempted += fast.Totals.Preemptions
+	}
+	if spans < 1000 || preempted == 0 {
+		t.Errorf("%d steps were in spans and %d requests preempted: the property was not tested where it matters", spans, preempted)
+	}
+}
+
+// BenchmarkEngine replays the trace of the calibrated sweep at 2 requests/s.
+func BenchmarkEngine(b *testing.B) {
+	p, err := LoadProfile("h200-llama70b-fp8")
+	if err != nil {
+		b.Fatal(err)
+	}
+	o := p.Defaults
+	o.MaxModelLen = 16384
+	e, err := NewEngine(p, o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	trace := readTrace(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		replay(e, trace, 2)
+	}
+	b.ReportMetric(float64(b.N*len(trace))/b.Elapsed().Seconds(), "requests/s")
+	b.ReportMetric(float64(e.Totals.Steps)/b.Elapsed().Seconds(), "steps/s")
+}

@@ -1,0 +1,41 @@
+package sim
+
+import (
+	"errors"
+	"strings"
+)
+
+// RefusedValues returns what vLLM says of the flags on a command line whose value no simulated version accepts. It ignores
+// flags that no version knows.
+func RefusedValues(args []string) (refusals []string) {
+	for len(args) > 0 {
+		end := 1
+		for end < len(args) && (!strings.HasPrefix(args[end], "-") || negativeNumber.MatchString(args[end])) {
+			end++
+		}
+		if text := refusedValue(args[:end]); text != "" {
+			refusals = append(refusals, text)
+		}
+		args = args[end:]
+	}
+	return refusals
+}
+
+// refusedValue returns what the newest version says of one flag with its values; "" when a version accepts them.
+func refusedValue(words []string) (text string) {
+	name, _, _ := strings.Cut(words[0], "=")
+	name = strings.ReplaceAll(name, "_", "-")
+	for _, version := range Versions {
+		p := parserOf(version)
+		if p.named[name] == nil {
+			continue
+		}
+		_, _, err := p.parse(words)
+		refusal, refused := errors.AsType[*UsageError](err)
+		if !refused {
+			return ""
+		}
+		text = refusal.Text
+	}
+	return text
+}

@@ -1,0 +1,288 @@
+package vllm
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// An api is the HTTP face of one live engine.
+type api struct {
+	live    *live
+	log     *logger
+	release *release
+	keys    []string
+	routes  []route
+	next    atomic.Uint64 // number of the last answer
+	bodies  bodies
+}
+
+// A route is a path with one method, as FastAPI has it: one that has another method answers 405, and names this one.
+type route struct {
+	method, path string
+	serve        http.HandlerFunc
+}
+
+// newAPI returns the handler of all routes. Those of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
+func newAPI(l *live, log *logger) *api {
+	o := l.engine.Options
+	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: newBodies()}
+	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
+		a.keys = []string{key}
+	}
+	a.routes = []route{
+		{"GET", "/load", a.load},
+		{"GET", "/version", a.version},
+		{"GET", "/health", ok},
+		{"GET", "/metrics", a.metrics},
+		{"POST", "/tokenize", a.tokenize},
+		{"POST", "/detokenize", a.detokenize},
+		{"GET", "/v1/models", a.models},
+		{"GET", "/ping", ok},
+		{"POST", "/ping", ok},
+		{"POST", "/v1/chat/completions", a.chat},
+		{"POST", "/v1/completions", a.completions},
+	}
+	if devMode() {
+		a.routes = append(a.routes,
+			route{"POST", "/sleep", a.sleep},
+			route{"POST", "/wake_up", a.wakeUp},
+			route{"GET", "/is_sleeping", a.isSleeping},
+			route{"POST", "/reset_prefix_cache", a.resetPrefixCache},
+			route{"GET", "/server_info", a.serverInfo},
+		)
+	}
+	return a
+}
+
+// devMode reports whether vLLM's development endpoints are there.
+func devMode() bool { return os.Getenv("VLLM_SERVER_DEV_MODE") == "1" }
+
+// ServeHTTP finds the route.
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Server", "uvicorn")
+	if !a.admits(r) {
+		writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
+		return
+	}
+	i := slices.IndexFunc(a.routes, func(x route) bool { return x.path == r.URL.Path && x.method == r.Method })
+	if i >= 0 {
+		a.routes[i].serve(w, r)
+		return
+	}
+	at := func(path string) int { return slices.IndexFunc(a.routes, func(x route) bool { return x.path == path }) }
+	short := strings.TrimSuffix(r.URL.Path, "/")
+	switch i := at(r.URL.Path); {
+	case i >= 0:
+		w.Header().Set("Allow", a.routes[i].method)
+		writeJSON(w, http.StatusMethodNotAllowed, `{"detail":"Method Not Allowed"}`)
+	case at(short) >= 0:
+		to := *r.URL
+		to.Scheme, to.Host, to.Path = "http", r.Host, short
+		w.Header().Set("Location", to.String())
+		w.WriteHeader(http.StatusTemporaryRedirect)
+	default:
+		writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
+	}
+}
+
+// admits reports whether a request has a key where one is needed (AuthenticationMiddleware in
+// vllm/entrypoints/openai/api_server.py, 0.14.1, and vllm/entrypoints/serve/middleware/authenticate.py, 0.32.0).
+func (a *api) admits(r *http.Request) bool {
+	guarded := slices.ContainsFunc(a.release.guarded, func(begin string) bool { return strings.HasPrefix(r.URL.Path, begin) })
+	if len(a.keys) == 0 || !guarded || r.Method == http.MethodOptions {
+		return true
+	}
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return strings.EqualFold(scheme, "bearer") && slices.Contains(a.keys, key)
+}
+
+func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
+
+func (a *api) load(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, `{"server_load":0}`) // counted with --enable-server-load-tracking alone
+}
+
+func (a *api) version(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"version":%s}`, quoteJSON(a.release.version)))
+}
+
+func (a *api) models(w http.ResponseWriter, _ *http.Request) {
+	o, now := a.live.engine.Options, time.Now().Unix()
+	var cards []string
+	for i, name := range append([]string{o.Model}, o.Aliases...) {
+		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":null,"max_model_len":%d,`+
+			`"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,`+
+			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
+			quoteJSON(name), now, quoteJSON(o.Source()), o.MaxModelLen, i+1, now))
+	}
+	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
+}
+
+// tokenize counts a prompt or a chat.
+func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
+	text, refusal := a.toTokenize(w, r)
+	if refusal != nil {
+		refused(w, refusal)
+		return
+	}
+	tokens := sim.Tokenize(text)
+	ids := make([]string, len(tokens))
+	for i, t := range tokens {
+		ids[i] = strconv.Itoa(int(t))
+	}
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"count":%d,"max_model_len":%d,"tokens":[%s],"token_strs":null}`,
+		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ",")))
+}
+
+// toTokenize reads the text that shall be tokenized.
+func (a *api) toTokenize(w http.ResponseWriter, r *http.Request) (text string, refusal *refusal) {
+	body, refusal := a.smallBody(w, r, tokenizePlace)
+	if refusal != nil {
+		return "", refusal
+	}
+	prompt, asText := body.get("prompt")
+	messages, asChat := body.get("messages")
+	list, isList := messages.([]any)
+	text, isText := prompt.(string)
+	var err error
+	switch {
+	case asChat && isList:
+		text, err = chatText(list)
+	case !asText || !isText:
+		missing := func(name string) finding {
+			return finding{kind: "missing", loc: []any{"function-wrap[__log_extra_fields__()]", name}, text: "Field required", input: body}
+		}
+		return "", a.release.invalid(tokenizePlace, missing("prompt"), missing("messages"))
+	}
+	if err != nil {
+		return "", bad("", "%v", err)
+	}
+	return text, a.checkModel(body)
+}
+
+// smallBody reads the body of a request that is no completion.
+func (a *api) smallBody(w http.ResponseWriter, r *http.Request, at place) (object, *refusal) {
+	text, release, refusal := a.readBody(w, r)
+	defer release()
+	if refusal != nil {
+		return nil, refusal
+	}
+	return a.release.body(at, r.Header.Get("Content-Type"), text)
+}
+
+// detokenize is not the way back from tokenize, which cannot be undone: each token is a word with its number.
+func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
+	body, refusal := a.smallBody(w, r, detokenizePlace)
+	if refusal != nil {
+		refused(w, refusal)
+		return
+	}
+	v, _ := body.get("tokens")
+	list, ok := v.([]any)
+	ids, areIDs := tokenIDs(list, 0)
+	if !ok || !areIDs {
+		refused(w, a.release.invalid(detokenizePlace, finding{kind: "missing", loc: []any{"tokens"}, text: "Field required", input: body}))
+		return
+	}
+	if refusal := a.checkModel(body); refusal != nil {
+		refused(w, refusal)
+		return
+	}
+	var text []byte
+	for _, id := range ids {
+		text = appendWords(text, int(id), 1)
+	}
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
+}
+
+// resetPrefixCache answers 200 with an empty body whether it could or not in 0.14.1, where the log says which; later versions
+// say so themselves.
+func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
+	a.log.say(a.release.log.resetting)
+	done := a.reset()
+	if a.release.modern {
+		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// reset empties the prefix cache if it can.
+func (a *api) reset() (done bool) {
+	a.live.with(func(e *sim.Engine) {
+		if done = e.ResetCache(); done {
+			a.log.say(a.release.log.reset)
+			return
+		}
+		a.log.say(a.release.log.notReset, e.HeldBlocks())
+	})
+	return done
+}
+
+// sleep stops the engine and gives up its cache. Requests wait until it wakes up: aborting them, as later versions do unless
+// told otherwise, is not simulated.
+func (a *api) sleep(w http.ResponseWriter, r *http.Request) {
+	level := 1
+	if text := r.URL.Query().Get("level"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 || n > 2 {
+			refused(w, bad("", "invalid level of sleep: %s", text))
+			return
+		}
+		level = n
+	}
+	a.reset()
+	a.live.with(func(*sim.Engine) { a.live.asleep = level })
+	if a.release.modern {
+		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"status":"sleeping","level":%d}`, level))
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *api) wakeUp(w http.ResponseWriter, _ *http.Request) {
+	a.log.say(a.release.log.wakingUp, "None")
+	a.live.with(func(*sim.Engine) {
+		if a.live.asleep > 0 {
+			a.live.now = max(a.live.now, a.live.clock()) // it does not catch up
+		}
+		a.live.asleep = 0
+	})
+	if a.release.modern {
+		writeJSON(w, http.StatusOK, `{"status":"awake","tags":null}`)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *api) isSleeping(w http.ResponseWriter, _ *http.Request) {
+	if r := a.release.log.askedAsleep; r.format != "" {
+		a.log.say(r)
+	}
+	asleep := false
+	a.live.with(func(*sim.Engine) { asleep = a.live.asleep > 0 })
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"is_sleeping":%v}`, asleep))
+}
+
+// serverInfo has vLLM's keys; what stands behind them is only what the simulation knows.
+func (a *api) serverInfo(w http.ResponseWriter, r *http.Request) {
+	if f := r.URL.Query().Get("config_format"); f != "" && f != "text" && f != "json" {
+		refused(w, a.release.invalidQuery("config_format", f, "'text' or 'json'"))
+		return
+	}
+	o := a.live.engine.Options
+	config := fmt.Sprintf("model=%s, max_seq_len=%d, simulated profile %s", pythonQuote(o.Source()), o.MaxModelLen, a.live.engine.Profile.Name)
+	body := fmt.Sprintf(`{"vllm_config":%s,"vllm_env":{}`, quoteJSON(config))
+	if a.release.modern {
+		body += `,"system_env":{}`
+	}
+	writeJSON(w, http.StatusOK, body+"}")
+}

@@ -1,0 +1,80 @@
+package vllm
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// nonDefault returns the dict of vLLM's log line "non-default args", in the order of its parser. serverctl reads it.
+func nonDefault(o sim.Options) string {
+	r := releaseOf(o)
+	var pairs []string
+	add := func(name string, v any) {
+		if slices.Contains(secretArgs, name) && r.modern {
+			v = "***"
+		}
+		pairs = append(pairs, pythonValue(name)+": "+pythonValue(v))
+	}
+	if o.Leader != "" {
+		add("model_tag", o.Leader)
+	}
+	seen := map[string]bool{}
+	for _, f := range sim.Flags(r.version) {
+		v, given := o.Given[f.Dest]
+		switch {
+		case seen[f.Dest]:
+		case f.Dest == "model" && o.Leader != "":
+			add("model", o.Leader)
+		case given && (f.Default == nil || pythonValue(v) != *f.Default):
+			add(f.Dest, v)
+		}
+		seen[f.Dest] = true
+	}
+	return "{" + strings.Join(pairs, ", ") + "}"
+}
+
+// secretArgs are hidden in the log since 0.32.0 (redact_sensitive_args in vllm/entrypoints/serve/utils/api_utils.py).
+var secretArgs = []string{"api_key", "hf_token", "watermark_config"}
+
+// pythonValue writes a value of a flag as Python's repr does.
+func pythonValue(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "None"
+	case bool:
+		return pythonBool(v)
+	case float64:
+		return pythonRepr(v)
+	case json.RawMessage:
+		return pythonJSON(string(v))
+	case []string:
+		texts := make([]string, len(v))
+		for i, s := range v {
+			texts[i] = pythonValue(s)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
+	case string:
+		return pythonQuote(v)
+	}
+	return fmt.Sprint(v)
+}
+
+func pythonBool(b bool) string {
+	text := strconv.FormatBool(b)
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// pythonQuote writes a text as Python's repr does: in single quotes, unless it has some and no double ones.
+func pythonQuote(s string) string {
+	quote := `'`
+	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {
+		quote = `"`
+	}
+	escaped := strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`, quote, `\`+quote).Replace(s)
+	return quote + escaped + quote
+}

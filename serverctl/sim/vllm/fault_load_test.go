@@ -1,0 +1,444 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// errorChunk is what a stream gets whose engine has died: JSON as Python writes it, under HTTP 200, and [DONE] after it.
+const errorChunk = `data: {"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", ` +
+	`"type": "InternalServerError", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n"
+
+// begun starts a stream that lasts for half a minute, and returns it when its first tokens are there.
+func begun(t *testing.T, s *simProcess) *streamed {
+	t.Helper()
+	a := s.ask(t.Context(), true, 5000)
+	await(t, "the stream begins", func() bool { return strings.Contains(a.text(), "w2") })
+	return a
+}
+
+// An engine that dies under load, as vLLM 0.14.1 says and shows it: the second request is what it dies of.
+func TestAnEngineThatDiesUnderLoad(t *testing.T) {
+	t.Parallel()
+	fatal := func(exception string) []string {
+		return []string{
+			"[dump_input.py:72] Dumping input data for V1 LLM engine (v0.14.1)", "[core.py:938] EngineCore encountered a fatal error.\n",
+			"[core.py:938] " + exception, "[async_llm.py:546] AsyncLLM output_handler failed.\n",
+			"vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "INFO:     Shutting down\n",
+		}
+	}
+	silent := []string{"[core_client.py:610] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n",
+		"[async_llm.py:546] AsyncLLM output_handler failed.\n", "INFO:     Shutting down\n"}
+	for _, row := range []struct {
+		kind string
+		want []string
+	}{
+		{"oom-load", fatal("torch.OutOfMemoryError: CUDA out of memory.")},
+		{"illegal-memory", fatal("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")},
+		{"disk-full", fatal("OSError: [Errno 28] No space left on device")},
+		{"too-many-files", fatal("OSError: [Errno 24] Too many open files")},
+		{"nccl", fatal("torch.distributed.DistBackendError: NCCL error in: ")},
+		{"engine-death", silent},
+	} {
+		processes := []string{""}
+		if row.kind == "oom-load" || row.kind == "engine-death" { // with words and without: the others differ in their words
+			processes = append(processes, "--sim-engine-process")
+		}
+		for _, process := range processes {
+			t.Run(row.kind+" "+process, func(t *testing.T) {
+				t.Parallel()
+				s := readySim(t, strings.Fields("--sim-fault "+row.kind+":request=3,for=1s "+process)...)
+				stream := begun(t, s)
+				body := s.ask(t.Context(), false, 5000)
+				await(t, "both requests run", func() bool { return s.metric("vllm:num_requests_running") == 2 })
+				last := s.ask(t.Context(), true, 100)
+				if status, text, err := stream.whole(t); status != 200 || err != nil || !strings.HasSuffix(text, errorChunk) {
+					t.Errorf("the stream ends with %.300q, status %d, %v", text[max(0, len(text)-300):], status, err)
+				}
+				if status, text, err := last.whole(t); status != 200 || err != nil || !strings.HasSuffix(text, errorChunk) {
+					t.Errorf("the request that it died of ends with %q, status %d, %v", text, status, err)
+				}
+				if status, text, err := body.whole(t); status != 500 || err != nil || !strings.Contains(text, `"type":"InternalServerError"`) {
+					t.Errorf("the request that was no stream ends with %q, status %d, %v", text, status, err)
+				}
+				if status := s.health(); status != 503 && !s.gone() {
+					t.Errorf("/health says %d", status)
+				}
+				if status, text := postTo(s, "/v1/chat/completions", `{"messages":[{"role":"user","content":"hi"}]}`); status != 500 && !s.gone() || !strings.Contains(text, deadEngine) && !s.gone() {
+					t.Errorf("a later chat is answered with %d %q", status, text)
+				}
+				if code := s.end().ExitCode(); code != 0 {
+					t.Errorf("exit code %d, want 0 as vLLM's", code)
+				}
+				if missing := inOrder(s.log(), row.want); missing != "" {
+					t.Errorf("the log lacks %q in its place", missing)
+				}
+			})
+		}
+	}
+}
+
+// postTo is a request of which only the answer counts.
+func postTo(s *simProcess, path, body string) (int, string) {
+	resp, err := s.http.Post(s.url+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	text := make([]byte, 1000)
+	n, _ := resp.Body.Read(text)
+	return resp.StatusCode, string(text[:n])
+}
+
+// SIGKILL of the engine's process, from outside and without any fault: /health turns within a fifth of a second, and the API
+// server ends with 0 after five. That takes its time.
+func TestAnEngineThatIsKilled(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-engine-process")
+	stream, engine := begun(t, s), s.engine()
+	if group := statField(engine, statGroup); group != fmt.Sprint(s.cmd.Process.Pid) {
+		t.Errorf("the engine is in group %s, its server in %d", group, s.cmd.Process.Pid)
+	}
+	begin := time.Now()
+	if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "/health says 503", func() bool { return s.health() == 503 })
+	t.Logf("/health said 503 after %v", time.Since(begin))
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("/health said 503 only after %v", took)
+	}
+	if _, text, err := stream.whole(t); err != nil || !strings.HasSuffix(text, errorChunk) {
+		t.Errorf("the stream ends with %q, %v", text[max(0, len(text)-300):], err)
+	}
+	if code := s.end().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if took := time.Since(begin); took < 3*time.Second || took > 8*time.Second {
+		t.Errorf("the API server ended after %v, want about 5 s", took)
+	}
+	if missing := inOrder(s.log(), []string{"died unexpectedly", "output_handler failed", "Error in completion stream generator."}); missing != "" {
+		t.Errorf("the log lacks %q", missing)
+	}
+}
+
+// SIGKILL of the API server leaves its engine alive, with the GPU's memory: seen of vLLM 0.32.0 twice in two runs.
+func TestAnEngineOutlivesAnAPIServerThatIsKilled(t *testing.T) {
+	t.Parallel()
+	gpu := t.TempDir()
+	s := readySim(t, "--sim-engine-process", "--sim-gpu", gpu)
+	engine, stream := s.engine(), begun(t, s)
+	s.signal(syscall.SIGKILL)
+	s.end()
+	if _, text, err := stream.whole(t); err == nil || strings.Contains(text, "[DONE]") {
+		t.Errorf("the stream ends in good order: %v", err)
+	}
+	if !alive(engine) || statField(engine, statGroup) != fmt.Sprint(s.cmd.Process.Pid) || statField(engine, statParent) == fmt.Sprint(s.cmd.Process.Pid) {
+		t.Errorf("the engine has not become an orphan: state %s, group %s, parent %s", statField(engine, statState), statField(engine, statGroup), statField(engine, statParent))
+	}
+	if used, holders := usedMiB(t, gpu); used < 14000 || len(holders) != 1 || holders[0].PID != engine {
+		t.Errorf("%.0f MiB are held by %v, want those of the engine", used, holders)
+	}
+	if err := syscall.Kill(engine, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the engine ends at SIGTERM", func() bool { return !alive(engine) })
+	if used, _ := usedMiB(t, gpu); used != 0 {
+		t.Errorf("%.0f MiB are still held", used)
+	}
+}
+
+func TestSIGTERMEndsBothProcesses(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-engine-process")
+	engine := s.engine()
+	s.signal(syscall.SIGTERM)
+	if code := s.end().ExitCode(); code != 0 || alive(engine) {
+		t.Errorf("exit code %d, engine alive: %v", code, alive(engine))
+	}
+}
+
+func TestServersThatEndUnderLoad(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, flags string
+		code        int
+		signal      syscall.Signal
+		want        string // in the log
+	}{
+		{"an exit as if all were well", "--sim-fault exit-0:request=2", 0, -1, ""},
+		{"an exit with an engine of its own", "--sim-fault exit-0:request=2 --sim-engine-process", 0, -1, ""},
+		{"an exit at a time", "--sim-fault exit-0:at=500ms", 0, -1, ""},
+		{"a crash", "--sim-fault crash:request=2", -1, syscall.SIGSEGV, "!!!!!!! Segfault encountered !!!!!!!\n"},
+		{"a crash at so many requests", "--sim-fault crash:running=1", -1, syscall.SIGSEGV, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			s := startSim(t, strings.Fields(row.flags)...)
+			await(t, "the server is ready or has gone", func() bool { return s.health() == 200 || s.gone() })
+			stream := s.ask(t.Context(), true, 5000)
+			await(t, "the stream has begun or ended", func() bool { return strings.Contains(stream.text(), "w2") || s.gone() })
+			s.ask(t.Context(), true, 5000)
+			state := s.end()
+			if status := state.Sys().(syscall.WaitStatus); state.ExitCode() != row.code || status.Signaled() && status.Signal() != row.signal {
+				t.Errorf("it ends with %v, want code %d or signal %v", state, row.code, row.signal)
+			}
+			if _, text, err := stream.whole(t); err == nil || strings.Contains(text, "[DONE]") || strings.Contains(text, "error") {
+				t.Errorf("the stream ends in good order: %q, %v", text, err)
+			}
+			if !strings.Contains(s.log(), row.want) {
+				t.Errorf("the log lacks %q", row.want)
+			}
+			if strings.Contains(row.flags, "--sim-engine-process") {
+				await(t, "the engine has gone", func() bool { return !alive(s.engine()) })
+			}
+		})
+	}
+}
+
+// A hang: no token for a while though requests run, and the API server answers. Afterwards all goes on.
+func TestAnEngineThatHangs(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "hang:request=2,for=1500ms")
+	stream := s.ask(t.Context(), true, 100)
+	await(t, "the stream begins", func() bool { return strings.Contains(stream.text(), "w2") })
+	begin := time.Now()
+	second := s.ask(t.Context(), true, 3)
+	await(t, "no token in 300 ms though requests are there", func() bool {
+		before := s.metric("vllm:generation_tokens_total")
+		time.Sleep(300 * time.Millisecond)
+		return s.metric("vllm:generation_tokens_total") == before && s.metric("vllm:num_requests_running") > 0
+	})
+	if status := s.health(); status != 200 {
+		t.Errorf("/health says %d", status)
+	}
+	for _, a := range []*streamed{stream, second} {
+		if _, text, err := a.whole(t); err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+			t.Errorf("after the hang a stream ends with %q, %v", text[max(0, len(text)-200):], err)
+		}
+	}
+	if took := time.Since(begin); took < 1500*time.Millisecond {
+		t.Errorf("the hang was over after %v", took)
+	}
+}
+
+func TestAnAPIServerThatIsDeaf(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "deaf:request=2,for=1s")
+	stream := begun(t, s)
+	begin := time.Now()
+	second := s.ask(t.Context(), true, 3)
+	await(t, "connections are accepted and not answered", func() bool {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		if err != nil {
+			return false
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+		conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		_, err = conn.Read(make([]byte, 1))
+		return errors.Is(err, os.ErrDeadlineExceeded)
+	})
+	if _, text, err := second.whole(t); err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") || time.Since(begin) < time.Second {
+		t.Errorf("the second request ends with %q, %v, after %v", text, err, time.Since(begin))
+	}
+	before := len(stream.text())
+	await(t, "the first goes on", func() bool { return len(stream.text()) > before })
+	if status := s.health(); status != 200 {
+		t.Errorf("/health says %d", status)
+	}
+}
+
+// One that is deaf for good still ends at SIGTERM; ignore-term is for those that do not.
+func TestADeafServerEndsAtSIGTERM(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "deaf:request=1")
+	a := s.ask(t.Context(), true, 3)
+	await(t, "the server is deaf", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, _, err := s.ask(ctx, false, 1).whole(t)
+		return err != nil
+	})
+	s.signal(syscall.SIGTERM)
+	if code := s.end().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if _, text, _ := a.whole(t); text != "" {
+		t.Errorf("it answered %q", text)
+	}
+}
+
+func TestAServerThatStopsItself(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "stop:request=1")
+	a := s.ask(t.Context(), true, 3)
+	await(t, "it is stopped", func() bool { return statField(s.cmd.Process.Pid, statState) == "T" })
+	s.signal(syscall.SIGCONT)
+	if _, text, err := a.whole(t); err != nil || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+		t.Errorf("after SIGCONT the stream ends with %q, %v", text, err)
+	}
+}
+
+func TestAFloodOfLines(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "flood:request=1,bytes=8MiB")
+	before := len(s.log())
+	s.ask(t.Context(), true, 3)
+	await(t, "8 MiB are written", func() bool {
+		info, err := os.Stat(s.path)
+		return err == nil && info.Size() >= int64(before)+8<<20
+	})
+	if status := s.health(); status != 200 {
+		t.Errorf("/health says %d", status)
+	}
+	for line := range strings.Lines(s.log()[before:]) {
+		if !strings.HasPrefix(line, "(EngineCore_DP0 pid=") || !strings.HasSuffix(line, "to be quiet\n") {
+			t.Fatalf("a line is %q", line)
+		}
+	}
+}
+
+func TestChildrenThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "zombies:n=3")
+	await(t, "three zombies are there", func() bool { return zombiesOf(t, s.cmd.Process.Pid) == 3 })
+}
+
+func zombiesOf(t *testing.T, parent int) (n int) {
+	t.Helper()
+	entries, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(filepath.Base(entry))
+		if err == nil && statField(pid, statParent) == fmt.Sprint(parent) && statField(pid, statState) == "Z" {
+			n++
+		}
+	}
+	return n
+}
+
+// Faults of one request: that request has it, those before and after do not.
+func TestFaultsOfOneRequest(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		kind  string
+		check func(t *testing.T, a *streamed)
+	}{
+		{"status-500", func(t *testing.T, a *streamed) {
+			if status, text, err := a.whole(t); status != 500 || err != nil || !strings.Contains(text, `"message":"Internal server error"`) {
+				t.Errorf("%d %q, %v", status, text, err)
+			}
+		}},
+		{"wrong-type", func(t *testing.T, a *streamed) {
+			if status, text, err := a.whole(t); status != 200 || err != nil || a.kind != "text/html; charset=utf-8" || !strings.Contains(text, "<html>") {
+				t.Errorf("%d %q of type %s, %v", status, text, a.kind, err)
+			}
+		}},
+		{"stop-writing", func(t *testing.T, a *streamed) {
+			await(t, "three tokens come", func() bool { return strings.Contains(a.text(), "w2") })
+			select {
+			case <-a.ended:
+				t.Error("the answer ends")
+			case <-time.After(500 * time.Millisecond): // a token comes every 6 ms
+			}
+			if text := a.text(); strings.Contains(text, "w3") {
+				t.Errorf("it goes on: %q", text)
+			}
+			a.drop()
+		}},
+		{"slow-loris", func(t *testing.T, a *streamed) {
+			begin := time.Now()
+			await(t, "two bytes come", func() bool { return len(a.text()) >= 2 })
+			if took := time.Since(begin); took < 900*time.Millisecond || !strings.HasPrefix(`data: `, a.text()) {
+				t.Errorf("%q came in %v, want a byte a second", a.text(), took)
+			}
+			a.drop()
+		}},
+		{"mid-stream-error", func(t *testing.T, a *streamed) {
+			status, text, err := a.whole(t)
+			if status != 200 || err != nil || !strings.Contains(text, "w2") || strings.Contains(text, "w3") ||
+				!strings.HasSuffix(text, `data: {"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}`+"\n\ndata: [DONE]\n\n") {
+				t.Errorf("%d %q, %v", status, text, err)
+			}
+		}},
+		{"truncated", func(t *testing.T, a *streamed) {
+			status, text, err := a.whole(t)
+			if status != 200 || err == nil || !strings.Contains(text, "w2") || strings.Contains(text, "w3") || strings.Contains(text, "[DONE]") {
+				t.Errorf("%d %q, %v; want it cut off", status, text, err)
+			}
+		}},
+	} {
+		t.Run(row.kind, func(t *testing.T) {
+			t.Parallel()
+			s := readySim(t, "--sim-fault", row.kind+":request=2")
+			well := func() {
+				t.Helper()
+				if status, text, err := s.ask(t.Context(), true, 5).whole(t); status != 200 || err != nil || !strings.Contains(text, "w4") || !strings.HasSuffix(text, "data: [DONE]\n\n") {
+					t.Errorf("another request: %d %q, %v", status, text, err)
+				}
+			}
+			well()
+			row.check(t, s.ask(t.Context(), true, 100))
+			well()
+			await(t, "nothing of it is left in the engine", func() bool { return s.metric("vllm:num_requests_running") == 0 })
+		})
+	}
+}
+
+// A condition: requests that come in its time have the fault.
+func TestAFaultOfRequestsInATime(t *testing.T) {
+	t.Parallel()
+	s := readySim(t, "--sim-fault", "status-500:at=0s,for=1s", "--sim-fault", "wrong-type:running=1")
+	begin := time.Now()
+	for status := 500; status == 500 && time.Since(begin) < limit; {
+		status, _, _ = s.ask(t.Context(), true, 3).whole(t)
+	}
+	if status, text, _ := s.ask(t.Context(), true, 3).whole(t); status != 200 || !strings.Contains(text, "[DONE]") {
+		t.Errorf("after its time a request is answered with %d %q", status, text)
+	}
+	begun(t, s)
+	if _, text, _ := s.ask(t.Context(), true, 3).whole(t); !strings.Contains(text, "<html>") {
+		t.Errorf("while another runs a request is answered with %q", text)
+	}
+}
+
+// Nothing that a drafter proposes is accepted, from a request on and for a while.
+func TestADrafterOfWhichNothingIsAccepted(t *testing.T) {
+	t.Parallel()
+	const flag = `{"method":"eagle3","num_speculative_tokens":3}`
+	s := readySim(t, "--speculative-config", flag, "--sim-fault", "no-acceptance:request=2,for=2s")
+	accepted := func() float64 { return s.metric("vllm:spec_decode_num_accepted_tokens_total") }
+	ask := func() {
+		t.Helper()
+		if status, text, err := s.ask(t.Context(), true, 200).whole(t); status != 200 || err != nil {
+			t.Fatalf("a request is answered with %d %.200q, %v", status, text, err)
+		}
+	}
+	ask()
+	if accepted() < 50 {
+		t.Fatalf("%g draft tokens are accepted of 200, want most", accepted())
+	}
+	before, drafted := accepted(), s.metric("vllm:spec_decode_num_draft_tokens_total")
+	ask()
+	if now := accepted(); now > before+20 || s.metric("vllm:spec_decode_num_draft_tokens_total") < drafted+500 { // some before the fault had struck
+		t.Errorf("%g draft tokens are accepted after the fault, %g before", now, before)
+	}
+	time.Sleep(2 * time.Second)
+	before = accepted()
+	ask()
+	if accepted() < before+50 {
+		t.Errorf("%g draft tokens are accepted when the fault is over, %g before", accepted(), before)
+	}
+}

@@ -1,0 +1,170 @@
+package vllm
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+func TestParseFaults(t *testing.T) {
+	for _, row := range []struct {
+		name, text string
+		want       Fault  // its trigger and values
+		wrong      string // in the error; empty when it parses
+	}{
+		{"a kind alone has its usual trigger", "oom-load", Fault{Trigger: "request", Request: 10}, ""},
+		{"a kind of the start has none", "oom-start", Fault{}, ""},
+		{"another trigger takes the place of the usual one", "oom-load:running=4,for=1s", Fault{Trigger: "running", Request: 10, Running: 4, For: time.Second}, ""},
+		{"a time after the start", "hang:at=1m30s", Fault{Trigger: "at", Request: 10, At: 90 * time.Second}, ""},
+		{"a chance with its seed", "status-500:p=0.25,seed=7", Fault{Trigger: "p", Request: 10, P: 0.25, Seed: 7}, ""},
+		{"bytes with a unit", "flood:bytes=64MiB", Fault{Trigger: "request", Request: 10, Bytes: 64 << 20}, ""},
+		{"bytes without", "leak-shm:bytes=4096", Fault{Bytes: 4096}, ""},
+		{"how many", "zombies:n=3,at=0s", Fault{Trigger: "at", Count: 3}, ""},
+		{"disk-full strikes at the start", "disk-full", Fault{}, ""},
+		{"disk-full strikes under load when told so", "disk-full:request=5", Fault{Trigger: "request", Request: 5}, ""},
+		{"requests that come in a time", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
+
+		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"? known are model-not-found, `},
+		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; known are model-not-found, gated-model, `},
+		{"nothing", "", Fault{}, `there is no fault ""`},
+		{"a key that nothing has", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
+		{"a key of another kind", "hang:bytes=3", Fault{}, `it has no key "bytes"`},
+		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, and not "request"`},
+		{"a key without value", "hang:for", Fault{}, "for=: it must be a time with its unit"},
+		{"a time without unit", "hang:for=3", Fault{}, "for=3: it must be a time with its unit"},
+		{"no time at all", "slow-start:for=0s", Fault{}, "for=0s: it must be a time"},
+		{"a time before the start", "hang:at=-1s", Fault{}, "at=-1s: it must be a time"},
+		{"requests are counted from 1", "hang:request=0", Fault{}, "request=0: it must be a number from 1"},
+		{"a chance above 1", "hang:p=1.5", Fault{}, "p=1.5: it must be a chance above 0 and at most 1"},
+		{"no chance", "hang:p=NaN", Fault{}, "p=NaN: it must be a chance"},
+		{"more bytes than there are", "flood:bytes=9999999999GiB", Fault{}, "it must be a number of bytes"},
+		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when it begins; give one"},
+		{"a key twice", "hang:at=1s,at=2s", Fault{}, "at= is given twice"},
+		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= is of p=, which is not given"},
+		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= is of requests that come at a time; give at= as well"},
+		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "say when that dies"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			faults, err := ParseFaults(row.text)
+			if row.wrong != "" {
+				if _, ours := errors.AsType[*FaultError](err); !ours || !strings.Contains(err.Error(), row.wrong) {
+					t.Errorf("ParseFaults(%q) = %v, want %q", row.text, err, row.wrong)
+				}
+				return
+			}
+			if err != nil || len(faults) != 1 {
+				t.Fatalf("ParseFaults(%q) = %v, %v", row.text, faults, err)
+			}
+			got := faults[0]
+			if got.String() != row.text || got.Kind != got.kind.name {
+				t.Errorf("ParseFaults(%q) is %q of kind %s", row.text, got, got.Kind)
+			}
+			got.Kind, got.kind, got.text = "", nil, ""
+			if got != row.want {
+				t.Errorf("ParseFaults(%q) = %+v, want %+v", row.text, got, row.want)
+			}
+		})
+	}
+}
+
+func TestFromArgsTakesItsOwnFlagsOut(t *testing.T) {
+	env := map[string]string{"TUNER_SIM_PROFILE": "h200-llama70b-fp8", "TUNER_SIM_FAULTS": "oom-start; hang:at=5s ;", "TUNER_SIM_GPU_DIR": "/gpu"}
+	getenv := func(name string) string { return env[name] }
+	args := strings.Fields("my/model --sim-profile small-fast --max-num-seqs 8 --sim-fault=daemon --sim-fault flood:bytes=1KiB --sim-engine-process --sim-gpu=/other --port 1")
+	s, rest, err := FromArgs(args, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Fields("my/model --max-num-seqs 8 --port 1"); !slices.Equal(rest, want) {
+		t.Errorf("left are %q, want %q", rest, want)
+	}
+	if want := strings.Fields("--sim-profile=small-fast --sim-gpu=/other --sim-fault=oom-start --sim-fault=hang:at=5s --sim-fault=daemon --sim-fault=flood:bytes=1KiB"); !slices.Equal(s.ownArgs(), want) || !s.EngineProcess {
+		t.Errorf("the server is %q, want %q, and has a process for its engine: %v", s.ownArgs(), want, s.EngineProcess)
+	}
+	if s, rest, err = FromArgs([]string{"--port", "1", "--sim-gpu"}, func(string) string { return "" }); err != nil || s.Profile.Name != defaultProfile || s.GPU != "" || len(rest) != 3 {
+		t.Errorf("a flag without its value: %+v, %q, %v; it is left for vLLM to refuse", s, rest, err)
+	}
+	if _, _, err = FromArgs(nil, getenv); err != nil {
+		t.Error(err)
+	}
+	env["TUNER_SIM_FAULTS"] = "hnag"
+	if _, _, err = FromArgs(nil, getenv); err == nil || !strings.Contains(err.Error(), `did you mean "hang"`) {
+		t.Errorf("FromArgs = %v, want the nearest kind", err)
+	}
+}
+
+func TestFaultsThatNeedMoreSaySo(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		server Server
+		want   string
+	}{
+		{"a leak without a GPU", Server{Faults: parsed(t, "leak-gpu"), Reexec: []string{"x"}}, "give --sim-gpu"},
+		{"a daemon of a program that cannot start itself", Server{Faults: parsed(t, "daemon")}, "needs Server.Reexec"},
+		{"zombies likewise", Server{Faults: parsed(t, "zombies")}, "needs Server.Reexec"},
+		{"an engine's process likewise", Server{EngineProcess: true}, "needs Server.Reexec"},
+	} {
+		err := row.server.Serve(t.Context(), nil)
+		if _, ours := errors.AsType[*FaultError](err); !ours || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: Serve = %v, want %q", row.name, err, row.want)
+		}
+	}
+}
+
+func parsed(t *testing.T, texts ...string) Faults {
+	t.Helper()
+	faults, err := ParseFaults(texts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return faults
+}
+
+// The chance of a fault is that of its seed: the same requests are hit in every run.
+func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
+	small := profile(t, "small-fast")
+	engine, err := sim.NewEngine(small, small.Defaults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hits := func(text string) (numbers []int) {
+		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
+		for range 1000 {
+			number, fault, _ := g.enter(func() {})
+			if fault != nil {
+				numbers = append(numbers, number)
+			}
+		}
+		return numbers
+	}
+	first := hits("status-500:p=0.3,seed=7")
+	if n := len(first); n < 250 || n > 350 {
+		t.Errorf("%d of 1,000 requests are hit at p=0.3", n)
+	}
+	if !slices.Equal(first, hits("status-500:p=0.3,seed=7")) {
+		t.Error("the same seed hits other requests")
+	}
+	if slices.Equal(first, hits("status-500:p=0.3,seed=8")) {
+		t.Error("another seed hits the same requests")
+	}
+	if n := len(hits("status-500:p=1")); n != 1000 {
+		t.Errorf("%d of 1,000 requests are hit at p=1", n)
+	}
+}
+
+func TestTheDocumentHasEveryFault(t *testing.T) {
+	text, err := os.ReadFile("../../docs/simulator.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range FaultKinds() {
+		if !strings.Contains(string(text), "\n| `"+kind+"` |") {
+			t.Errorf("docs/simulator.md has no row for %s", kind)
+		}
+	}
+}

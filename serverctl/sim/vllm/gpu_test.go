@@ -1,0 +1,283 @@
+package vllm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// usedMiB is what is held of the GPU in a directory, and by whom.
+func usedMiB(t *testing.T, dir string) (float64, []holding) {
+	t.Helper()
+	used, holders, err := (&fakeGPU{dir: dir}).used(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return used, holders
+}
+
+func writeHolding(t *testing.T, dir, name string, h holding) {
+	t.Helper()
+	text, err := json.Marshal(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatCountsAsHeld(t *testing.T) {
+	own := os.Getpid()
+	start, alive, err := processStart(own)
+	if err != nil || !alive {
+		t.Fatalf("processStart = %v, %v", alive, err)
+	}
+	later, earlier := time.Now().Add(time.Hour), time.Now().Add(-time.Second)
+	for _, row := range []struct {
+		name, file string
+		h          holding
+		want       float64
+	}{
+		{"a living process", fmt.Sprint(own), holding{PID: own, Start: start, MiB: 100}, 100},
+		{"one that got the number of a dead one", fmt.Sprint(own), holding{PID: own, Start: start - 1, MiB: 100}, 0},
+		{"a number that nobody has", "999999999", holding{PID: 999999999, Start: 1, MiB: 100}, 0},
+		{"a leak for ever", "leak-by-hand", holding{MiB: 100}, 100},
+		{"a leak until later", "leak-by-hand", holding{MiB: 100, Until: later}, 100},
+		{"a leak that is over", "leak-by-hand", holding{MiB: 100, Until: earlier}, 0},
+		{"a leak of a process that lives", "leak-1", holding{PID: own, Start: start, MiB: 100, Until: later}, 0},
+		{"a leak of a process that has gone", "leak-1", holding{PID: own, Start: start - 1, MiB: 100, Until: later}, 100},
+		{"a file that is half written", ".new-123", holding{MiB: 100}, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := t.TempDir()
+			writeHolding(t, dir, row.file, row.h)
+			if used, _ := usedMiB(t, dir); used != row.want {
+				t.Errorf("used = %v MiB, want %v", used, row.want)
+			}
+		})
+	}
+	if used, _ := usedMiB(t, filepath.Join(t.TempDir(), "nothing")); used != 0 {
+		t.Errorf("a GPU that nobody has used has %v MiB in use", used)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "leak-x"), []byte("100"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := (&fakeGPU{dir: dir}).used(time.Now()); err == nil || !strings.Contains(err.Error(), "leak-x") {
+		t.Errorf("used = %v, want the name of the file that is none", err)
+	}
+}
+
+func TestAServerHoldsTheGPUUntilItEndsHoweverThatIs(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		flags []string
+		end   os.Signal
+	}{
+		{"in good order", nil, syscall.SIGTERM},
+		{"killed", nil, syscall.SIGKILL},
+		{"in good order, with an engine of its own", []string{"--sim-engine-process"}, syscall.SIGTERM},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			s := readySim(t, append(row.flags, "--sim-gpu", dir)...)
+			used, holders := usedMiB(t, dir)
+			if want := 0.9 * 16 * 1024; used != want || len(holders) != 1 || holders[0].PID != s.engine() {
+				t.Errorf("%v MiB are held by %v, want %v by the engine", used, holders, want)
+			}
+			s.signal(row.end)
+			s.end()
+			if used, _ := usedMiB(t, dir); used != 0 {
+				t.Errorf("%v MiB are held after its end", used)
+			}
+		})
+	}
+}
+
+func TestAServerRefusesAGPUThatIsNotFree(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHolding(t, dir, "leak-other", holding{MiB: 15000})
+	s := startSim(t, "--sim-gpu", dir)
+	want := "ValueError: Free memory on device cuda:0 (1.35/16.0 GiB) on startup is less than desired GPU memory utilization (0.9, 14.4 GiB). " +
+		"Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
+	if code := s.end().ExitCode(); code != 1 || inOrder(s.log(), []string{"EngineCore failed to start.", want, "Engine core initialization failed."}) != "" {
+		t.Errorf("exit code %d", code)
+	}
+	if used, _ := usedMiB(t, dir); used != 15000 {
+		t.Errorf("%v MiB are held", used)
+	}
+}
+
+// Memory that another process gives back while the engine profiles is what vLLM's assertion is about.
+func TestMemoryThatComesBackDuringTheProfileRun(t *testing.T) {
+	dir := t.TempDir()
+	writeHolding(t, dir, "leak-other", holding{MiB: 4096})
+	s := &Server{Profile: profile(t, "small-fast"), GPU: dir}
+	m, err := s.claim(sim.Options{GPUMemoryUtilization: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.release()
+	if err := m.hold(2048); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.disturbed(); err != nil {
+		t.Errorf("undisturbed: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "leak-other")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.disturbed(); err == nil || !strings.Contains(err.Error(), "Initial free memory 12.0 GiB, current free memory 14.0 GiB.") {
+		t.Errorf("disturbed = %v", err)
+	}
+}
+
+func TestMemoryThatLeaks(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		flags string
+		end   os.Signal
+		back  bool
+	}{
+		{"for a second, of a server that was killed", "--sim-fault leak-gpu:for=1s", syscall.SIGKILL, true},
+		{"for a second, of one that ended in good order", "--sim-fault leak-gpu:for=1s --sim-engine-process", syscall.SIGTERM, true},
+		{"for ever", "--sim-fault leak-gpu", syscall.SIGKILL, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			s := readySim(t, append(strings.Fields(row.flags), "--sim-gpu", dir)...)
+			held, _ := usedMiB(t, dir)
+			s.signal(row.end)
+			s.end()
+			ended := time.Now()
+			used, holders := usedMiB(t, dir)
+			if took := time.Since(ended); took < 500*time.Millisecond && (used != held || len(holders) != 0) {
+				t.Errorf("%v of %v MiB are in use %v after its end, by %v", used, held, took, holders)
+			}
+			if !row.back {
+				used, _, err := (&fakeGPU{dir: dir}).used(ended.Add(1000 * time.Hour))
+				if err != nil || used != held {
+					t.Errorf("%v MiB after a thousand hours, %v", used, err)
+				}
+				return
+			}
+			await(t, "the memory is back", func() bool { used, _ := usedMiB(t, dir); return used == 0 })
+			if took := time.Since(ended); took < 500*time.Millisecond {
+				t.Errorf("the memory was back after %v", took)
+			}
+		})
+	}
+}
+
+func TestNvidiaSMI(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := openGPU(dir, 16384); err != nil {
+		t.Fatal(err)
+	}
+	own := os.Getpid()
+	start, _, err := processStart(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeHolding(t, dir, fmt.Sprint(own), holding{PID: own, Start: start, MiB: 14745.6})
+	writeHolding(t, dir, "leak-x", holding{MiB: 100})
+	for _, row := range []struct {
+		name, args string
+		code       int
+		want       string // all of it, or its beginning with …
+	}{
+		{"what the tuner asks", "--query-gpu=index,uuid,driver_version,memory.total,memory.used,memory.free,mig.mode.current,name --format=csv,noheader,nounits", 0,
+			"0, GPU-simulated-0000-0000-0000-000000000000, simulated, 16384, 14846, 1538, Disabled, Simulated GPU\n"},
+		{"with header and units", "--query-gpu=memory.used,utilization.gpu,temperature.gpu --format=csv", 0, "memory.used [MiB], utilization.gpu [%], temperature.gpu\n14846 MiB, 100 %, 60\n"},
+		{"an old name of a field", "--format=csv,noheader --query-gpu=clocks_throttle_reasons.active", 0, "0x0000000000000000\n"},
+		{"who holds memory", "--query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader,nounits", 0,
+			fmt.Sprintf("%d, 14746, GPU-simulated-0000-0000-0000-000000000000\n", own)},
+		{"one GPU of one", "-i 0 --query-gpu=index --format=csv,noheader", 0, "0\n"},
+		{"a list", "-L", 0, "GPU 0: Simulated GPU (UUID: GPU-simulated-0000-0000-0000-000000000000)\n"},
+		{"nothing asked", "", 0, "GPU 0: Simulated GPU, 14846 of 16384 MiB in use\n"},
+		{"the fields of GPUs", "--help-query-gpu", 0, "List of valid properties to query for the switch \"--query-gpu=\":\n\n\"index\"\nZero based…"},
+		{"the fields of processes", "--help-query-compute-apps", 0, "List of valid properties to query for the switch \"--query-compute-apps=\":\n\n\"pid\"\n…"},
+		{"an unknown field", "--query-gpu=index,memory.usd --format=csv", 2, "Field \"memory.usd\" is not a valid field to query.\n…"},
+		{"no format", "--query-gpu=index", 2, "\"--format=\" switch is missing.…"},
+		{"an unknown option", "--reset", 2, "Invalid combination of input arguments.…"},
+		{"a loop without its time", "--query-gpu=index --format=csv -lms", 2, "Option \"-lms\" requires a value.…"},
+		{"a loop of no time", "--query-gpu=index --format=csv --loop-ms=0", 2, "Option \"--loop-ms\" has the invalid value \"0\".…"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var out bytes.Buffer
+			code := NvidiaSMI(t.Context(), strings.Fields(row.args), dir, 1, &out)
+			beginning, cut := strings.CutSuffix(row.want, "…")
+			if code != row.code || cut && !strings.HasPrefix(out.String(), beginning) || !cut && out.String() != row.want {
+				t.Errorf("code %d, %q, want %d, %q", code, out.String(), row.code, row.want)
+			}
+		})
+	}
+	var out bytes.Buffer
+	if code := NvidiaSMI(t.Context(), []string{"-L"}, "", 1, &out); code != 2 || !strings.Contains(out.String(), "TUNER_SIM_GPU_DIR") {
+		t.Errorf("without a directory: code %d, %q", code, out.String())
+	}
+	out.Reset()
+	if code := NvidiaSMI(t.Context(), nil, filepath.Join(dir, "unused"), 1, &out); code != 0 || out.String() != "GPU 0: Simulated GPU, 0 of 1024 MiB in use\n" {
+		t.Errorf("a GPU that nobody has used: code %d, %q", code, out.String())
+	}
+}
+
+// A loop as a process of its own shows how a server comes and goes, and ends at SIGTERM.
+func TestNvidiaSMIInALoop(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cmd := selfCommand("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-lms", "20")
+	cmd.Env = append(cmd.Env, "TUNER_SIM_GPU_DIR="+dir, "TUNER_SIM_PROFILE=small-fast")
+	var out logBuffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	await(t, "the loop runs", func() bool { return strings.HasPrefix(out.String(), "0\n0\n") })
+	s := readySim(t, "--sim-gpu", dir)
+	await(t, "the loop shows the server", func() bool { return strings.HasSuffix(out.String(), "\n14746\n") })
+	s.signal(syscall.SIGKILL)
+	s.end()
+	await(t, "the loop shows that it has gone", func() bool { return strings.HasSuffix(out.String(), "\n0\n") })
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the loop ends with %v", err)
+	}
+}
+
+// A loop ends with its reader.
+func TestNvidiaSMIEndsWithItsReader(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	if code := NvidiaSMI(ctx, []string{"--query-gpu=index", "--format=csv", "-lms", "1"}, t.TempDir(), 1, &deafWriter{left: 3}); code != 0 || ctx.Err() != nil {
+		t.Errorf("code %d, %v", code, ctx.Err())
+	}
+}
+
+// A deafWriter takes some writes and then none.
+type deafWriter struct{ left int }
+
+func (w *deafWriter) Write(p []byte) (int, error) {
+	if w.left--; w.left < 0 {
+		return 0, syscall.EPIPE
+	}
+	return len(p), nil
+}

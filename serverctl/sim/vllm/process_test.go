@@ -1,0 +1,362 @@
+package vllm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// The tests of faults run real servers as processes, because signals, exit codes and orphans are what they are about. In all
+// they take some ten seconds, most of it in waiting, and five for the one watchdog that is not shortened.
+
+// This binary is the simulated server too: `vllmsim.test sim serve …` as `tuner sim serve …`. The word tells, not the
+// environment, because one of the server's processes has none.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "sim" {
+		os.Exit(playSim(os.Args[2:]))
+	}
+	os.Exit(m.Run())
+}
+
+// playSim is what the command does, with a profile that takes no time to start.
+func playSim(words []string) int {
+	if words[0] == "child" {
+		return told(RunChild(words[1:]))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	s, args, err := FromArgs(words[1:], os.Getenv)
+	if err != nil {
+		return told(err)
+	}
+	s.Profile.StartUp = sim.StartUp{}
+	if ms, err := strconv.ParseFloat(os.Getenv(steadyVariable), 64); err == nil {
+		steady(s.Profile, ms)
+	}
+	s.Reexec, s.Out, s.Err = []string{os.Args[0], "sim"}, os.Stdout, os.Stderr
+	switch words[0] {
+	case "nvidia-smi":
+		return NvidiaSMI(ctx, args, s.GPU, s.Profile.Memory.GPUGiB, os.Stdout)
+	case "engine":
+		err = s.RunEngine(ctx, args)
+	default:
+		err = s.Serve(ctx, args)
+	}
+	if _, ours := errors.AsType[*FaultError](err); ours {
+		return told(err)
+	}
+	if ctx.Err() != nil {
+		return 0
+	}
+	return ExitCode(err)
+}
+
+func told(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 2
+}
+
+// limit is how long a test waits for what takes a fraction of a second: these tests share two busy cores.
+const limit = 30 * time.Second
+
+// await waits for a condition.
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %v in vain: %s", limit, what)
+		}
+	}
+}
+
+// A simProcess is a simulated server that is a process.
+type simProcess struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	url    string
+	path   string // of its log
+	http   *http.Client
+	exited chan struct{}
+}
+
+// selfCommand runs this binary as tuner sim.
+func selfCommand(words ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], append([]string{"sim"}, words...)...)
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // else each child waits for a second at its end
+	return cmd
+}
+
+// startSim starts a server of 16 GiB that is ready at once, unless its flags say otherwise. It is gone after the test, with
+// its group.
+func startSim(t *testing.T, flags ...string) *simProcess {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := free.Addr().(*net.TCPAddr).Port
+	free.Close()
+	s := &simProcess{
+		t: t, url: fmt.Sprintf("http://127.0.0.1:%d", port), path: filepath.Join(t.TempDir(), "log"), exited: make(chan struct{}),
+		http: &http.Client{Timeout: limit, Transport: &http.Transport{}},
+	}
+	log, err := os.OpenFile(s.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	s.cmd = selfCommand(append([]string{"serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "8192", "--port", strconv.Itoa(port)}, flags...)...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = s.cmd.Wait()
+		close(s.exited)
+	}()
+	t.Cleanup(func() {
+		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // nobody may be left of it
+		<-s.exited
+		s.http.CloseIdleConnections()
+		if t.Failed() {
+			t.Logf("the server's log:\n%.6000s", s.log())
+		}
+	})
+	return s
+}
+
+// readySim starts a server and waits until it is ready.
+func readySim(t *testing.T, flags ...string) *simProcess {
+	t.Helper()
+	s := startSim(t, flags...)
+	await(t, "the server is ready", func() bool { return s.health() == 200 })
+	return s
+}
+
+func (s *simProcess) log() string {
+	text, err := os.ReadFile(s.path)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// health is the status of /health; 0 means that nothing answers.
+func (s *simProcess) health() int {
+	resp, err := s.http.Get(s.url + "/health")
+	if err != nil {
+		return 0
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+func (s *simProcess) signal(sig os.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// end waits for the process's end and returns how it ended.
+func (s *simProcess) end() *os.ProcessState {
+	s.t.Helper()
+	select {
+	case <-s.exited:
+	case <-time.After(limit):
+		s.t.Fatalf("the server still runs after %v", limit)
+	}
+	return s.cmd.ProcessState
+}
+
+func (s *simProcess) gone() bool {
+	select {
+	case <-s.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// metric reads one of the server's figures; -1 when there is none.
+func (s *simProcess) metric(name string) float64 {
+	resp, err := s.http.Get(s.url + "/metrics")
+	if err != nil {
+		return -1
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), name+"{") {
+			v, err := strconv.ParseFloat(lines.Text()[strings.LastIndexByte(lines.Text(), ' ')+1:], 64)
+			if err == nil {
+				return v
+			}
+		}
+	}
+	return -1
+}
+
+// engine returns the number of the engine's process, as the log tells it.
+func (s *simProcess) engine() int {
+	s.t.Helper()
+	m := regexp.MustCompile(`\(EngineCore_DP0 pid=(\d+)\)`).FindStringSubmatch(s.log())
+	if m == nil {
+		s.t.Fatal("the log names no engine")
+	}
+	pid, err := strconv.Atoi(m[1])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return pid
+}
+
+// A streamed answer is read as it comes.
+type streamed struct {
+	ended chan struct{}
+	drop  context.CancelFunc // makes the client go away
+
+	mu     sync.Mutex
+	status int
+	kind   string // content type
+	body   strings.Builder
+	err    error // why it ended; nil in good order
+}
+
+// ask sends a completion request of so many tokens. The test's end, and that of ctx, ends it.
+func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed {
+	ctx, cancel := context.WithCancel(ctx)
+	a := &streamed{ended: make(chan struct{}), drop: cancel}
+	options := ""
+	if stream {
+		options = `,"stream_options":{"include_usage":true}`
+	}
+	body := fmt.Sprintf(`{"prompt":"one two three","max_tokens":%d,"stream":%v%s}`, tokens, stream, options)
+	go func() {
+		defer close(a.ended)
+		a.read(ctx, s, body)
+	}()
+	s.t.Cleanup(func() {
+		cancel()
+		<-a.ended
+	})
+	return a
+}
+
+func (a *streamed) read(ctx context.Context, s *simProcess, body string) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/completions", strings.NewReader(body))
+	if err == nil {
+		req.Header.Set("Content-Type", "application/json")
+		var resp *http.Response
+		if resp, err = s.http.Do(req); err == nil {
+			defer resp.Body.Close()
+			a.set(func() { a.status, a.kind = resp.StatusCode, resp.Header.Get("Content-Type") })
+			for buf := make([]byte, 4096); err == nil; {
+				var n int
+				n, err = resp.Body.Read(buf)
+				a.set(func() { a.body.Write(buf[:n]) })
+			}
+		}
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	a.set(func() { a.err = err })
+}
+
+func (a *streamed) set(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+}
+
+func (a *streamed) text() (text string) {
+	a.set(func() { text = a.body.String() })
+	return text
+}
+
+// whole waits for the answer's end.
+func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
+	t.Helper()
+	select {
+	case <-a.ended:
+	case <-time.After(limit):
+		t.Fatalf("the answer has not ended after %v: %q", limit, a.text())
+	}
+	a.set(func() { status, text, err = a.status, a.body.String(), a.err })
+	return status, text, err
+}
+
+// inOrder reports the first part that does not come in a text after those before it.
+func inOrder(text string, parts []string) (missing string) {
+	for _, part := range parts {
+		i := strings.Index(text, part)
+		if i < 0 {
+			return part
+		}
+		text = text[i+len(part):]
+	}
+	return ""
+}
+
+// statField is a field of /proc/PID/stat by its number in proc_pid_stat(5), from 3; empty when the process has gone.
+func statField(pid, number int) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	return strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))[number-3]
+}
+
+const (
+	statState   = 3
+	statParent  = 4
+	statGroup   = 5
+	statSession = 6
+)
+
+// alive reports whether a process is there and has not ended.
+func alive(pid int) bool {
+	state := statField(pid, statState)
+	return state != "" && state != "Z" && state != "X"
+}
+
+// ignoresSIGTERM reads the mask of ignored signals, proc_pid_status(5).
+func ignoresSIGTERM(t *testing.T, pid int) bool {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if mask, ok := strings.CutPrefix(line, "SigIgn:"); ok {
+			bits, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return bits&(1<<(syscall.SIGTERM-1)) != 0
+		}
+	}
+	t.Fatalf("process %d has no SigIgn", pid)
+	return false
+}

@@ -1,0 +1,491 @@
+package vllm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// The tests of this file hold the simulated server against recordings of real ones (testdata/recordings/README.md).
+
+// recordedArgs are those of the recorded servers.
+var recordedArgs = []string{"/models/tiny", "--served-model-name", "tiny", "--max-model-len", "128", "--max-num-seqs", "8",
+	"--max-num-batched-tokens", "2048", "--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--api-key", "key", "--host", "127.0.0.1"}
+
+// A recordedAnswer is what a real server answered to a request of requests.json.
+type recordedAnswer struct {
+	Name     string  `json:"name"`
+	Status   int     `json:"status"`
+	Type     *string `json:"type"`
+	Allow    *string `json:"allow"`
+	Location *string `json:"location"`
+	Body     string  `json:"body"`
+}
+
+// A recordedRequest is one of requests.json.
+type recordedRequest struct {
+	Name    string             `json:"name"`
+	Method  string             `json:"method"`
+	Path    string             `json:"path"`
+	Body    json.RawMessage    `json:"body"`
+	Headers map[string]*string `json:"headers"`
+}
+
+func readJSON[T any](t *testing.T, name string) (v T) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "recordings", name))
+	if err == nil {
+		err = json.Unmarshal(text, &v)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return v
+}
+
+// otherwise are answers that differ from the recorded ones on purpose, with the reason.
+var otherwise = map[string]string{
+	"completion, a token id out of the vocabulary": "the vocabulary is the profile's, and not checked: any client's ids are served",
+	"chat, a message without a role":               "pydantic tries eleven classes of messages and names each; the simulation says what is wrong once",
+	"server_info":                                  "0.32.0 failed on the recording machine for want of pip; the simulation answers with the keys of the others",
+	"tokenize with strings":                        "vLLM marks spaces in its pieces of text",
+}
+
+// An answer is the recorded one but for what the model says and how its tokens are cut: ids, times, texts, token counts of texts,
+// and at which token a real model ends by itself. A stream may come in other chunks, because a real server that is busy joins some.
+func TestAnswersAreThoseOfVLLM(t *testing.T) {
+	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
+	requests := readJSON[[]recordedRequest](t, "requests.json")
+	for _, version := range sim.Versions {
+		t.Run(version, func(t *testing.T) {
+			url, _ := serveAs(t, version, recordedArgs...)
+			recorded := readJSON[[]recordedAnswer](t, version+"/answers.json")
+			same := 0
+			for _, want := range recorded {
+				i := slices.IndexFunc(requests, func(r recordedRequest) bool { return r.Name == want.Name })
+				if i < 0 {
+					t.Errorf("%s: there is no such request any more; record anew", want.Name)
+					continue
+				}
+				got := ask1(t, url, requests[i])
+				if _, known := otherwise[want.Name]; known {
+					continue
+				}
+				a, b := masked(got), masked(want)
+				if !strings.Contains(b, onlyBegun) { // both tokens were joined
+					a = regexp.MustCompile(`(?m)^data: .*`+onlyBegun+`.*\n`).ReplaceAllString(a, "")
+				}
+				if a != b {
+					t.Errorf("%s:\n got %s\nwant %s", want.Name, a, b)
+					continue
+				}
+				same++
+			}
+			t.Logf("%d of %d answers are those of vLLM %s; %d differ on purpose", same, len(recorded), version, len(otherwise))
+		})
+	}
+}
+
+// ask1 sends one request as record.py does.
+func ask1(t *testing.T, url string, r recordedRequest) (got recordedAnswer) {
+	t.Helper()
+	var body io.Reader
+	headers := http.Header{"Authorization": {"Bearer key"}}
+	if r.Body != nil {
+		text := []byte(r.Body)
+		var plain string
+		if json.Unmarshal(text, &plain) == nil {
+			text = []byte(plain)
+		}
+		body = bytes.NewReader(text)
+		headers.Set("Content-Type", "application/json")
+	}
+	for name, value := range r.Headers {
+		headers.Del(name)
+		if value != nil {
+			headers.Set(name, *value)
+		}
+	}
+	req, err := http.NewRequestWithContext(t.Context(), r.Method, url+r.Path, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = headers
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := func(name string) *string {
+		if v := resp.Header.Get(name); v != "" {
+			return &v
+		}
+		return nil
+	}
+	return recordedAnswer{Name: r.Name, Status: resp.StatusCode, Type: header("Content-Type"), Allow: header("Allow"), Location: header("Location"), Body: string(text)}
+}
+
+var masks = []struct {
+	of *regexp.Regexp
+	by string
+}{
+	{regexp.MustCompile(`"id":"(cmpl|chatcmpl|modelperm)-[0-9a-f]{16}"`), `"id":"$1"`},
+	{regexp.MustCompile(`"created":\d+`), `"created":0`},
+	{regexp.MustCompile(`"(text|content)":"(?:[^"\\]|\\.)+"`), `"$1":"words"`},
+	{regexp.MustCompile(`"prompt":"(?:[^"\\]|\\.)*"`), `"prompt":"words"`},
+	{regexp.MustCompile(`"system_fingerprint":"vllm-([\d.]+)-[0-9a-f]{8}"`), `"system_fingerprint":"$1"`},
+	{regexp.MustCompile(`"finish_reason":"stop"`), `"finish_reason":"length"`}, // a real model may end by itself
+	{regexp.MustCompile(`127\.0\.0\.1:\d+`), `host`},
+	{regexp.MustCompile(`"tokens":\[[\d,]*\]`), `"tokens":[]`},
+	{regexp.MustCompile(`"(vllm_config|system_env)": ?(?:"(?:[^"\\]|\\.)*"|\{\})`), `"$1":0`},
+	{regexp.MustCompile(`"vllm_env": ?(?:""|\{\})`), `"vllm_env":0`},
+	{regexp.MustCompile(`, "`), `,"`},
+}
+
+// counts are the token counts that depend on how a text is cut.
+var counts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
+
+// ofTexts are requests whose prompt is a text, or whose answer a real model ended early.
+var ofTexts = regexp.MustCompile(`^chat|^tokenize|no key, tokenize|of a text|two texts|too many tokens together`)
+
+// longTexts are refusals that name the length of a text.
+var longTexts = regexp.MustCompile(`(your request has |value=|least |requested |\(\d+ > \d+ - )\d+`)
+
+// masked is an answer without what may differ.
+func masked(a recordedAnswer) string {
+	body := a.Body
+	for _, m := range masks {
+		body = m.of.ReplaceAllString(body, m.by)
+	}
+	if ofTexts.MatchString(a.Name) {
+		body = counts.ReplaceAllString(body, "${1}0")
+	}
+	if strings.HasSuffix(a.Name, "too long a text") || strings.HasPrefix(a.Name, "chat, too") {
+		body = longTexts.ReplaceAllString(body, "${1}0")
+	}
+	if strings.Contains(a.Name, "stream") {
+		body = chunksOnce(body)
+	}
+	show := func(s *string) string {
+		if s == nil {
+			return "-"
+		}
+		return regexp.MustCompile(`127\.0\.0\.1:\d+`).ReplaceAllString(*s, "host")
+	}
+	return fmt.Sprintf("%d %s %s %s %s", a.Status, show(a.Type), show(a.Allow), show(a.Location), body)
+}
+
+// onlyBegun is in a chunk of a completion that goes on.
+const onlyBegun = `"text":"words","logprobs":null,"finish_reason":null`
+
+// chunksOnce keeps each different chunk of a stream once, in the order of their first appearance, without the counts of usage
+// all along: where a busy server joined two chunks there is one less.
+func chunksOnce(body string) string {
+	var kept []string
+	for chunk := range strings.SplitSeq(body, "\n\n") {
+		if strings.Contains(chunk, `"finish_reason"`) {
+			chunk = counts.ReplaceAllString(chunk, "${1}0")
+		}
+		if !slices.Contains(kept, chunk) {
+			kept = append(kept, chunk)
+		}
+	}
+	slices.SortStableFunc(kept, func(a, b string) int { // answers of one request overtake each other
+		return strings.Compare(index.FindString(a), index.FindString(b))
+	})
+	return strings.Join(kept, "\n")
+}
+
+var index = regexp.MustCompile(`"index":\d+`)
+
+// serveAs starts a small-fast server of a version that is ready at once.
+func serveAs(t *testing.T, version string, args ...string) (string, *logBuffer) {
+	t.Helper()
+	p := profile(t, "small-fast")
+	p.StartUp = sim.StartUp{}
+	return serveWith(t, &Server{Profile: p, Version: version}, args...)
+}
+
+// A sample of /metrics is in the recording, with the same labels, if the simulation has it; what it leaves out stands here.
+func TestMetricsAreThoseOfVLLM(t *testing.T) {
+	left := regexp.MustCompile(`^(python_|process_|http_)`) // of the Python process and of its HTTP library, not of vLLM
+	for _, version := range sim.Versions {
+		t.Run(version, func(t *testing.T) {
+			url, _ := serveAs(t, version, recordedArgs...)
+			for _, r := range readJSON[[]recordedRequest](t, "requests.json") {
+				if strings.HasPrefix(r.Name, "completion") {
+					ask1(t, url, r)
+				}
+			}
+			got := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"})
+			want, err := os.ReadFile(filepath.Join("testdata", "recordings", version, "metrics.txt"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var gone []string
+			a, b := metricLines(got.Body), metricLines(string(want))
+			for _, line := range b {
+				name := strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE ")
+				if left.MatchString(name) {
+					gone = append(gone, strings.FieldsFunc(name, func(r rune) bool { return r == ' ' || r == '{' })[0])
+				}
+			}
+			b = slices.DeleteFunc(b, func(line string) bool {
+				return left.MatchString(strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE "))
+			})
+			for i := range max(len(a), len(b)) {
+				x, y := "(nothing)", "(nothing)"
+				if i < len(a) {
+					x = a[i]
+				}
+				if i < len(b) {
+					y = b[i]
+				}
+				if x != y {
+					t.Fatalf("line %d of the metrics:\n got %s\nwant %s", i+1, x, y)
+				}
+			}
+			slices.Sort(gone)
+			t.Logf("left out, of the Python process and its HTTP library: %s", strings.Join(slices.Compact(gone), " "))
+		})
+	}
+}
+
+// metricLines are the lines of /metrics without values, and without the values of cache_config_info's labels.
+func metricLines(text string) (lines []string) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if line != "" && line[0] != '#' {
+			line = line[:strings.LastIndexByte(line, ' ')]
+		}
+		if strings.HasPrefix(line, "vllm:cache_config_info") {
+			line = regexp.MustCompile(`="[^"]*"`).ReplaceAllString(line, "")
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// Help for one group, or for the flags with one word in their names, is that of vLLM.
+func TestHelpIsThatOfVLLM(t *testing.T) {
+	for _, version := range sim.Versions {
+		text, err := os.ReadFile(filepath.Join("..", "testdata", "recordings", version, "commands.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var commands []struct {
+			Args   []string
+			Stdout string
+		}
+		if err := json.Unmarshal(text, &commands); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range commands {
+			help, ok := (&Server{Version: version}).Help(want.Args)
+			if !ok || want.Args[0] == "-h" || strings.HasPrefix(want.Stdout, "see ") {
+				continue // no help, or the recorded text itself
+			}
+			if help != want.Stdout {
+				t.Errorf("%s: %v prints\n%.600s\nwant\n%.600s", version, want.Args, help, want.Stdout)
+			}
+		}
+	}
+}
+
+// Every flag that a version's help shows is taken, and none that it does not have.
+func TestFlagsAreThoseOfTheHelp(t *testing.T) {
+	shown := regexp.MustCompile(`(?m)^  (-.*)$`)
+	name := regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
+	for _, version := range sim.Versions {
+		help, ok := (&Server{Version: version}).Help([]string{"--help=all"})
+		if !ok {
+			t.Fatal("no help")
+		}
+		inHelp := map[string]bool{}
+		for _, option := range shown.FindAllStringSubmatch(help, -1) {
+			names, _, _ := strings.Cut(option[1], "  ")
+			for _, n := range name.FindAllStringSubmatch(names, -1) {
+				inHelp[n[1]] = true
+			}
+		}
+		inData := map[string]bool{}
+		for _, f := range sim.Flags(version) {
+			for _, n := range f.Names {
+				inData[n] = true
+			}
+		}
+		if !maps.Equal(inHelp, inData) {
+			for n := range inHelp {
+				if !inData[n] {
+					t.Errorf("%s: --help=all shows %s, which is not taken", version, n)
+				}
+			}
+			for n := range inData {
+				if !inHelp[n] {
+					t.Errorf("%s: %s is taken, and --help=all does not show it", version, n)
+				}
+			}
+		}
+		t.Logf("%s: %d names of %d flags", version, len(inHelp), len(sim.Flags(version)))
+	}
+	for _, row := range []struct {
+		version, flag string
+		taken         bool
+	}{
+		{"0.14.1", "--swap-space=4", true}, {"0.32.0", "--swap-space=4", false}, {"0.33.0", "--swap-space=4", false},
+		{"0.14.1", "--shutdown-timeout=4", false}, {"0.33.0", "--shutdown-timeout=4", true},
+		{"0.32.0", "--disable-prefix-caching", false}, {"0.33.0", "--disable-prefix-caching", true},
+	} {
+		_, err := profile(t, "small-fast").ParseArgsOf(row.version, []string{"m", row.flag})
+		if (err == nil) != row.taken {
+			t.Errorf("%s %s: %v", row.version, row.flag, err)
+		}
+	}
+}
+
+// A server says of its start and its end what a real one says, in its order, each line from the same place. The test logs how
+// many lines of the recording are not there: those of a CPU, of a model's configuration, and of FastAPI's other routes.
+func TestTheLogIsThatOfVLLM(t *testing.T) {
+	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
+	t.Setenv("VLLM_DISABLE_LOG_LOGO", "0")
+	// What a GPU's server says where a CPU's says nothing or something else, by what the line begins with.
+	ofGPU := []string{"Chunked prefill is enabled", "Loading weights took", "Model loading took", "Using cache directory", "torch.compile t",
+		"Available KV cache memory", "Graph capturing finished", "Starting to load model", "Loading model from scratch", "GPU KV cache size",
+		"init engine", "CPU KV cache size", "Asynchronous scheduling is enabled"}
+	for _, version := range sim.Versions {
+		t.Run(version, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join("testdata", "recordings", version, "server.log"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			recorded := logForms(string(text))
+			said := logForms(lifeOf(t, version))
+			var common, missing []string
+			for _, line := range said {
+				of := func(begin string) bool { return strings.Contains(line, "] "+begin) }
+				switch {
+				case slices.ContainsFunc(ofGPU, of):
+				case version == "0.14.1" && of("Route: "): // the recording machine's FastAPI is newer than that vLLM and hides routes from it
+				case !slices.Contains(recorded, line):
+					t.Errorf("the recording has no line %q", line)
+				default:
+					common = append(common, line)
+				}
+			}
+			order := slices.DeleteFunc(slices.Clone(recorded), func(line string) bool { return !slices.Contains(common, line) })
+			route := func(line string) bool { return strings.Contains(line, "Route: ") }
+			if a, b := slices.DeleteFunc(slices.Clone(common), route), slices.DeleteFunc(order, route); !slices.Equal(a, b) {
+				t.Errorf("the lines come in this order:\n%s\nthe recording has:\n%s", strings.Join(a, "\n"), strings.Join(b, "\n"))
+			}
+			missing = slices.DeleteFunc(recorded, func(line string) bool { return slices.Contains(said, line) })
+			t.Logf("%d lines are the recording's, %d of it are not said", len(common), len(missing))
+		})
+	}
+}
+
+// lifeOf is the log of a server that starts and is ended at once.
+func lifeOf(t *testing.T, version string) string {
+	p := profile(t, "small-fast")
+	p.StartUp = sim.StartUp{}
+	log := new(logBuffer)
+	s := &Server{Profile: p, Version: version, Out: log}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, slices.Concat(recordedArgs, []string{"--port", freePort(t)})) }()
+	await(t, "the server is ready", func() bool { return strings.Contains(log.String(), "Application startup complete") })
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	return log.String()
+}
+
+// logForms are the lines of a log without times, numbers, and what is the model's: process, level, place and text.
+func logForms(text string) (forms []string) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, " \n")
+		place := regexp.MustCompile(`\[[\w.]+:\d+\]`).FindString(line) // kept as it is
+		line = strings.Replace(line, place, "[@]", 1)
+		line = regexp.MustCompile(`pid=\d+|\d\d-\d\d \d\d:\d\d:\d\d|\d+(?:[.,:]\d+)*`).ReplaceAllString(line, "#")
+		line = strings.Replace(line, "[@]", place, 1)
+		line = regexp.MustCompile(`Resolved architecture: \S+`).ReplaceAllString(line, "Resolved architecture: X")
+		line = regexp.MustCompile(`with config: .*`).ReplaceAllString(line, "with config")
+		if strings.HasPrefix(line, "(") || strings.HasPrefix(line, "INFO:") {
+			forms = append(forms, line)
+		}
+	}
+	return forms
+}
+
+// What vLLM logs of a command line shows how it was read. A dot in the middle of a line is a space within a word.
+func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
+	for _, row := range []struct{ name, version, args, want string }{
+		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},
+		{"flags before the model", "0.14.1", "--max-num-seqs 8 m", `{'model_tag': 'm', 'model': 'm', 'max_num_seqs': 8}`},
+		{"an abbreviation", "0.14.1", "m --gpu-mem 0.5", `{'model_tag': 'm', 'model': 'm', 'gpu_memory_utilization': 0.5}`},
+		{"switches", "0.14.1", "m --no-enable-prefix-caching --enforce-eager", `{'model_tag': 'm', 'model': 'm', 'enforce_eager': True, 'enable_prefix_caching': False}`},
+		{"a switch with its inverse", "0.33.0", "m --disable-prefix-caching", `{'model_tag': 'm', 'model': 'm', 'enable_prefix_caching': False}`},
+		{"defaults are not told", "0.14.1", "m --port 8000 --gpu-memory-utilization 0.9", `{'model_tag': 'm', 'model': 'm'}`},
+		{"several values", "0.14.1", "m --served-model-name a b --max-num-seqs 8", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a', 'b'], 'max_num_seqs': 8}`},
+		{"a flag that may come again", "0.14.1", "m --middleware a --middleware b", `{'model_tag': 'm', 'middleware': ['a', 'b'], 'model': 'm'}`},
+		{"keys of a JSON flag", "0.14.1", "m --compilation-config.mode 3", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'mode': 3}}`},
+		{"several keys of one flag", "0.14.1", "m --speculative-config.method=eagle3 --port 1 --speculative_config.num_speculative_tokens 3", `{'model_tag': 'm', 'port': 1, 'model': 'm', 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}}`},
+		{"JSON with a space", "0.14.1", `m --speculative-config={"method":·"eagle3",·"num_speculative_tokens":·3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}}`},
+		{"JSON with a space behind an abbreviation", "0.14.1", `--speculative-c={"method":·"ngram","num_speculative_tokens":·3} m`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
+		{"a name with a space", "0.14.1", "m --served-model-name=a·b", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a b']}`},
+		{"an unknown flag with a space is none", "0.14.1", "--no-such=a·b", `{'model_tag': '--no-such=a b', 'model': '--no-such=a b'}`},
+		{"a separator", "0.14.1", "--port 1 -- m", `{'model_tag': 'm', 'port': 1, 'model': 'm'}`},
+		{"not a number", "0.14.1", "m --swap-space nan", `{'model_tag': 'm', 'model': 'm', 'swap_space': nan}`},
+		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram","num_speculative_tokens":3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
+		{"an optimization level", "0.14.1", "m -O1", `{'model_tag': 'm', 'model': 'm', 'optimization_level': '1'}`},
+		{"keys are shown", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
+		{"and later are not", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},
+	} {
+		args := strings.Fields(row.args)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "·", " ")
+		}
+		o, err := profile(t, "small-fast").ParseArgsOf(row.version, args)
+		if got := nonDefault(o); err != nil || got != row.want {
+			t.Errorf("%s: %s is read as %s, %v, want %s", row.name, row.args, got, err, row.want)
+		}
+	}
+}
+
+// What the metrics say can be read by Prometheus's own parser, in every version.
+func TestMetricsAreReadByPrometheus(t *testing.T) {
+	for _, version := range sim.Versions {
+		t.Run(version, func(t *testing.T) {
+			url, _ := serveAs(t, version, "--speculative-config", `{"method":"ngram","num_speculative_tokens":2}`)
+			text := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+			problems, err := promlint.New(strings.NewReader(text)).Lint() // reads before it lints
+			if err != nil {
+				t.Errorf("the parser fails: %v", err)
+			}
+			t.Logf("%d remarks on vLLM's choice of names", len(problems))
+			if !strings.Contains(text, "\nvllm:spec_decode_num_drafts_total{") {
+				t.Error("no counter of drafts although speculation is on")
+			}
+		})
+	}
+}

@@ -1,0 +1,332 @@
+// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of three
+// versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
+package vllm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/net/netutil"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// stopGrace is how long a stopping server waits for its handlers.
+const stopGrace = 5 * time.Second
+
+// A Server is `vllm serve` on a simulated GPU. The zero value but for Profile and Out is a healthy one in one process.
+type Server struct {
+	Profile *sim.Profile
+	Version string // of vLLM; empty means the first of sim.Versions
+	Faults  Faults // what goes wrong, and when
+
+	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
+	EngineProcess bool
+	// GPU is a directory that stands for the GPU's memory; empty means that nobody counts it. See NvidiaSMI.
+	GPU string
+	// Reexec is the command line of this program up to its part, such as [tuner sim]: what follows is the part, engine or
+	// child, with its args. The program is this one itself (/proc/self/exe), whatever the first word.
+	Reexec []string
+
+	Out io.Writer // vLLM's log
+	Err io.Writer // what Python writes to its standard error; nil means Out
+}
+
+// Serve reads vLLM's args, writes its start-up lines, takes the profile's time to start, and answers HTTP until ctx ends, a
+// fault ends it, or its engine dies. It returns nil where vLLM exits with 0, which is also after the death of its engine;
+// ExitCode gives the code for an error. What vLLM would say of the error has been said. A *FaultError is of ours.
+func (s *Server) Serve(ctx context.Context, args []string) error {
+	began := time.Now()
+	if err := s.check(); err != nil {
+		return err
+	}
+	log := s.logger()
+	err := s.serve(ctx, args, began, log)
+	if ctx.Err() == nil {
+		log.refusal(err)
+	}
+	return err
+}
+
+func (s *Server) logger() *logger {
+	if s.Err == nil {
+		s.Err = s.Out
+	}
+	return newLogger(s.Out, s.Err, releaseOf(sim.Options{Version: s.Version}))
+}
+
+func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
+
+// check refuses what needs a setting that is not there.
+func (s *Server) check() error {
+	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
+		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
+	}
+	if s.Reexec != nil {
+		return nil
+	}
+	for _, kind := range []string{"daemon", "zombies"} {
+		if _, ok := s.Faults.find(kind); ok {
+			return &FaultError{fmt.Sprintf("fault %s needs Server.Reexec, to start a process", kind)}
+		}
+	}
+	if s.EngineProcess {
+		return &FaultError{"the engine's own process needs Server.Reexec, to be started"}
+	}
+	return nil
+}
+
+// serve goes through the server's life.
+func (s *Server) serve(ctx context.Context, args []string, began time.Time, log *logger) error {
+	options, err := s.Profile.ParseArgsOf(s.version(), args)
+	if err != nil {
+		return err
+	}
+	says := log.release.log
+	log.introduce(options)
+	log.say(says.arguments, nonDefault(options))
+	if err := s.strike(ctx, atBegin, options, log); err != nil {
+		return err
+	}
+	_, late := s.Faults.find("bind-late")
+	var port *socket
+	if !late {
+		if port, err = bind(options.Host, options.Port); err != nil {
+			return err
+		}
+		defer port.close()
+	}
+	log.say(says.architecture, "LlamaForCausalLM") // of no model in particular: the profile names one and describes its cost
+	log.say(says.maxModelLen, options.MaxModelLen)
+	log.say(says.chunkedPrefill, options.MaxNumBatchedTokens)
+	log.say(says.asyncScheduling)
+	core, err := s.startEngine(ctx, args, options, log)
+	if err != nil {
+		return err
+	}
+	defer core.stop()
+	inOrder := []logRecord{says.devMode, says.tasks}
+	if log.release.modern {
+		slices.Reverse(inOrder)
+	}
+	for _, r := range inOrder {
+		if r != says.devMode || devMode() {
+			log.say(r)
+		}
+	}
+	log.say(says.starting, net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
+	if err := s.strike(ctx, beforeListening, options, log); err != nil {
+		return err
+	}
+	if late {
+		if port, err = bind(options.Host, options.Port); err != nil {
+			return err
+		}
+		defer port.close()
+	}
+	listener, err := port.listen()
+	if err != nil {
+		return err
+	}
+	engine, err := sim.NewEngine(s.Profile, options)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return s.serveHTTP(ctx, newGate(s, core, newLive(engine), log, began), listener)
+}
+
+// startUp is the start of an engine. It returns the GPU's memory that it holds.
+func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
+	log.say(log.release.log.initializing, log.release.version, o.Source(), s.Profile.Name)
+	m, err := s.claim(o)
+	if err != nil {
+		return nil, err
+	}
+	err = s.loadWeights(ctx, o, m, log)
+	if err == nil {
+		err = s.sizeCache(ctx, o, m, log)
+	}
+	if err != nil {
+		m.release()
+		return nil, err
+	}
+	return m, nil
+}
+
+// loadWeights takes the time of the phases up to the profile run and writes their lines.
+func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
+	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
+	log.sayOf(says.loading, o.Source())
+	if err := s.strike(ctx, whileLoading, o, log); err != nil {
+		return err
+	}
+	if err := errors.Join(m.hold(p.Memory.FixedGiB*1024), wait(ctx, t.Weights)); err != nil {
+		return err
+	}
+	log.say(says.weights, t.Weights)
+	log.say(says.loaded, rounded(p.Memory.FixedGiB), t.Weights)
+	log.say(says.cacheDirectory, "/tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone")
+	if err := wait(ctx, t.Compile+t.Profile); err != nil {
+		return err
+	}
+	log.say(says.compiled, t.Compile)
+	return errors.Join(s.strike(ctx, whileProfiling, o, log), m.disturbed())
+}
+
+// sizeCache is the rest of a start: the KV cache and the graphs. Like vLLM it comes after the weights, so a cache that is too
+// small is found late.
+func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
+	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
+	log.say(says.kvMemory, rounded(p.KVGiB(o)))
+	tokens, err := p.KVTokens(o)
+	if err != nil {
+		return err
+	}
+	concurrency := float64(tokens) / float64(o.MaxModelLen)
+	if log.release.modern {
+		log.say(says.kvSize, thousands(tokens), thousands(o.MaxModelLen), concurrency)
+	} else {
+		log.say(says.kvSize, thousands(tokens))
+		log.say(says.concurrency, thousands(o.MaxModelLen), concurrency)
+	}
+	if err := errors.Join(m.hold(o.GPUMemoryUtilization*p.Memory.GPUGiB*1024), wait(ctx, t.Graphs)); err != nil {
+		return err
+	}
+	log.say(says.graphs, t.Graphs, p.Memory.GraphReserveGiB)
+	log.sayOf(says.initialized, t.Profile+t.Compile+t.Graphs, t.Compile)
+	return nil
+}
+
+// serveHTTP answers until the server's end.
+func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) error {
+	engineCtx, stopEngine := context.WithCancel(context.WithoutCancel(ctx))
+	engineGone := make(chan struct{})
+	go func() {
+		defer close(engineGone)
+		g.live.run(engineCtx)
+	}()
+	defer func() {
+		stopEngine()
+		<-engineGone
+	}()
+	handlersCtx, dropHandlers := context.WithCancel(context.WithoutCancel(ctx))
+	defer dropHandlers()
+	server := &http.Server{
+		Handler:           g,
+		ReadHeaderTimeout: headTime,
+		IdleTimeout:       idleTime,
+		MaxHeaderBytes:    maxHead,
+		BaseContext:       func(net.Listener) context.Context { return handlersCtx },
+	}
+	g.log.started(g.api.routes)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends when the server is closed below
+	g.open()
+	defer g.close()
+	select {
+	case err := <-served:
+		return err
+	case <-g.ended: // nothing is left to be said, or its engine is dead and the streams have been told
+	case <-ctx.Done():
+		g.log.sayAll(g.release().log.stopping)
+		s.lingerAtStop()
+		stopEngine()
+		g.close() // first: an engine that is stopped is none that has died
+		g.core.stop()
+		g.log.sayAll(g.release().log.stopped)
+	}
+	g.log.uvicorn("Shutting down")
+	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, g)
+	<-served
+	g.log.uvicorn("Waiting for application shutdown.")
+	g.log.uvicorn("Application shutdown complete.")
+	return nil
+}
+
+// lingerAtStop is the fault slow-stop.
+func (s *Server) lingerAtStop() {
+	if slow, ok := s.Faults.find("slow-stop"); ok {
+		time.Sleep(slow.For)
+	}
+}
+
+// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients instead, as
+// uvicorn does, for which vLLM 0.14.1 sets no limit (vllm/entrypoints/launcher.py): the engine has gone, so no stream ends.
+// With eight streams in flight two of three real servers were seen to wait so for more than 85 s.
+func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), g *gate) {
+	if g.abrupt { // handlers that return by themselves would end their answers in good order
+		_ = server.Close() // a listener that fails to close is closed all the same
+		return
+	}
+	if _, ok := s.Faults.find("hang-on-connections"); ok {
+		g.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
+		_ = server.Shutdown(ctx) // without a limit there is none to be exceeded
+		return
+	}
+	dropHandlers()
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	if server.Shutdown(ctx) != nil {
+		_ = server.Close() // as above
+	}
+}
+
+// ExitCode returns the code with which vLLM exits for an error of Serve: 2 for its command line, else 1.
+func ExitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	if _, ok := errors.AsType[*sim.UsageError](err); ok {
+		return 2
+	}
+	return 1
+}
+
+// refusal writes what vLLM says of the error with which it ends: argparse, pydantic, or Python itself.
+func (l *logger) refusal(err error) { l.refusalTo(l.errors, err) }
+
+func (l *logger) refusalTo(to io.Writer, err error) {
+	usage, isUsage := errors.AsType[*sim.UsageError](err)
+	config, isConfig := errors.AsType[*sim.ConfigError](err)
+	core, isCore := errors.AsType[*coreError](err)
+	start, isStart := errors.AsType[*sim.StartError](err)
+	switch {
+	case err == nil:
+	case isUsage:
+		l.write(to, "", "usage: vllm serve [model_tag] [options]\n"+usage.Error())
+	case isConfig:
+		l.apiFailed(invalid(config.Text))
+	case isCore:
+		l.apiFailed(l.release.initFailed(core.exit))
+	case isStart:
+		l.apiFailed(l.release.fitted(start.Text))
+	default:
+		l.write(l.errors, "", "the simulated server: "+err.Error())
+	}
+}
+
+func wait(ctx context.Context, s float64) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(seconds(s)):
+		return nil
+	}
+}
+
+// thousands writes a number as Python's {:,} does.
+func thousands(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

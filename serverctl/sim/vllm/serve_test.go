@@ -1,0 +1,220 @@
+package vllm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A logBuffer is written by the server and read by the test.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// serve starts a small-fast server and returns its URL and log.
+func serve(t *testing.T, args ...string) (string, *logBuffer) {
+	t.Helper()
+	return serveWith(t, &Server{Profile: profile(t, "small-fast")}, args...)
+}
+
+// serveWith starts a server.
+func serveWith(t *testing.T, s *Server, args ...string) (string, *logBuffer) {
+	t.Helper()
+	port := freePort(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	log, done := new(logBuffer), make(chan error, 1)
+	s.Out = log
+	go func() { done <- s.Serve(ctx, append(slices.Clone(args), "--port", port)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && err != context.Canceled {
+			t.Errorf("Serve ends with %v", err)
+		}
+	})
+	url := "http://127.0.0.1:" + port
+	for range 100 {
+		if resp, err := http.Get(url + "/health"); err == nil {
+			resp.Body.Close()
+			return url, log
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatalf("the server is not ready after 5 s; its log:\n%s", log)
+	return "", nil
+}
+
+// freePort returns a port that is free at this moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	return fmt.Sprint(free.Addr().(*net.TCPAddr).Port)
+}
+
+func post(t *testing.T, url, body string) (int, string) {
+	t.Helper()
+	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+func TestServeSpeaksVLLM(t *testing.T) {
+	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
+	url, log := serve(t, "some/model", "--served-model-name", "m", "--max-num-seqs", "8", "--max-model-len", "4096")
+	for _, line := range []string{
+		"vLLM API server version 0.14.1", "Model loading took 8.0 GiB memory", "Available KV cache memory: ", "GPU KV cache size: ",
+		"Maximum concurrency for 4,096 tokens per request: ", "Graph capturing finished in", "Application startup complete.",
+	} {
+		if !strings.Contains(log.String(), line) {
+			t.Errorf("the start-up log lacks %q", line)
+		}
+	}
+
+	status, text := post(t, url+"/v1/completions", `{"model":"m","prompt":[1,2,3,4],"max_tokens":3,"stream":true,"stream_options":{"include_usage":true}}`)
+	chunks := strings.Split(strings.TrimSpace(text), "\n\n")
+	if status != 200 || len(chunks) != 5 || chunks[4] != "data: [DONE]" ||
+		!strings.Contains(chunks[2], `"finish_reason":"length"`) ||
+		!strings.Contains(chunks[3], `"choices":[],"usage":{"prompt_tokens":4,"total_tokens":7,"completion_tokens":3}`) {
+		t.Errorf("completions stream: status %d, chunks %q; want three tokens, usage and [DONE]", status, chunks)
+	}
+	status, text = post(t, url+"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hello there"}],"max_completion_tokens":2,"stream":true}`)
+	chunks = strings.Split(strings.TrimSpace(text), "\n\n")
+	if status != 200 || len(chunks) != 4 || !strings.Contains(chunks[0], `"delta":{"role":"assistant","content":"","reasoning_content":null}`) {
+		t.Errorf("chat stream: status %d, chunks %q; want the role chunk, two tokens and [DONE]", status, chunks)
+	}
+	for _, chunk := range chunks[:3] {
+		if !json.Valid([]byte(strings.TrimPrefix(chunk, "data: "))) {
+			t.Errorf("chunk %q is no JSON", chunk)
+		}
+	}
+	for _, row := range []struct {
+		name, path, body string
+		status           int
+		want             string
+	}{
+		{"a whole answer", "/v1/completions", `{"prompt":"hello","max_tokens":2}`, 200, `"completion_tokens":2`},
+		{"an unknown model", "/v1/completions", `{"model":"x","prompt":"hi"}`, 404, "The model `x` does not exist."},
+		{"too long a request", "/v1/chat/completions", `{"messages":[{"role":"user","content":"a"}],"max_tokens":5000}`, 400, "maximum context length is 4096 tokens"},
+		{"an empty prompt", "/v1/completions", `{"prompt":[],"max_tokens":5}`, 400, "please provide at least one prompt"},
+		{"no JSON", "/v1/completions", `{`, 400, "JSON decode error"},
+		{"another path", "/v1/other", `{}`, 404, "Not Found"},
+		{"token counts", "/tokenize", `{"prompt":"abcdefgh ij"}`, 200, `"count":3`},
+		{"reset", "/reset_prefix_cache", ``, 200, ""},
+	} {
+		if status, text := post(t, url+row.path, row.body); status != row.status || !strings.Contains(text, row.want) {
+			t.Errorf("%s: %d %q, want %d with %q", row.name, status, text, row.status, row.want)
+		}
+	}
+	if !strings.Contains(log.String(), "Successfully reset prefix cache") {
+		t.Error("the log does not say that the cache was reset")
+	}
+	resp, err := http.Get(url + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text2, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{`vllm:num_requests_running{engine="0",model_name="m"} 0.0`, `vllm:generation_tokens_total{engine="0",model_name="m"} 7.0`, `vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3.0`} {
+		if !strings.Contains(string(text2), line) {
+			t.Errorf("metrics lack %q", line)
+		}
+	}
+}
+
+// A client that goes away takes its request out of the engine.
+func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
+	url, _ := serve(t, "--max-model-len", "8192")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"hi","max_tokens":8000,"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err == nil {
+		t.Fatal("8,000 tokens came in 300 ms")
+	}
+	for range 50 {
+		resp, err := http.Get(url + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "vllm:num_requests_running{engine=\"0\",model_name=\"example/small-fast\"} 0.0\n") {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Error("the request still runs a second after its client went away")
+}
+
+func TestServeRefusesAsVLLMDoes(t *testing.T) {
+	p := profile(t, "small-fast")
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, row := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"an unknown flag", []string{"m", "--no-such-flag"}, 2, "unrecognized arguments: --no-such-flag"},
+		{"a KV cache that is too small", []string{"m", "--gpu-memory-utilization", "0.6", "--max-model-len", "100000", "--port", "0"}, 1, "To serve at least one request"},
+		{"a context beyond all memory", []string{"m", "--max-model-len", "9000000000000000000", "--port", "0"}, 1, "To serve at least one request"},
+		{"a port beyond 16 bits", []string{"m", "--port", "99999"}, 1, "OverflowError: bind(): port must be 0-65535."},
+		{"a negative port", []string{"m", "--port", "-1"}, 1, "OverflowError: bind(): port must be 0-65535."},
+		{"a taken port", []string{"m", "--port", fmt.Sprint(taken.Addr().(*net.TCPAddr).Port)}, 1, "Address already in use"},
+	} {
+		err := (&Server{Profile: p, Out: io.Discard}).Serve(t.Context(), row.args)
+		if err == nil || ExitCode(err) != row.code || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: Serve = %v (code %d), want code %d with %q", row.name, err, ExitCode(err), row.code, row.want)
+		}
+	}
+}

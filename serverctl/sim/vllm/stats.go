@@ -1,0 +1,128 @@
+package vllm
+
+import (
+	"sort"
+	"time"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// stats are what an API server of vLLM counts of the requests that it answers (vllm/v1/metrics/stats.py and loggers.py, 0.14.1
+// to 0.33.0). They are counted when a client is to see the tokens. Intervals are in seconds.
+type stats struct {
+	since time.Time // when they began to count
+
+	promptTokens, cachedTokens, generationTokens int
+	finished                                     int
+
+	requestPromptTokens, requestGenerationTokens, longestGeneration, maxTokens, prefillComputed *histogram // tokens
+	iterationTokens                                                                             *histogram // tokens a step
+	answers                                                                                     *histogram // n
+	firstToken, interToken, perOutputToken                                                      *histogram
+	endToEnd, queue, inference, prefill, decode                                                 *histogram
+	preemptions                                                                                 *histogram // of a request
+}
+
+// Bounds of the histograms (vllm/v1/metrics/loggers.py, 0.14.1; vllm/v1/metrics/buckets.py, 0.32.0 and 0.33.0).
+var (
+	iterationBounds  = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+	answersBounds    = []float64{1, 2, 5, 10, 20}
+	firstTokenBounds = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
+	interTokenBounds = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+	latencyBounds    = []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
+	preemptionBounds = []float64{1, 2, 3, 4, 5, 10, 20} // since 0.32.0
+)
+
+// tokenBounds are 1, 2, 5, 10 … up to the longest request.
+func tokenBounds(most int) (bounds []float64) {
+	for decade := 1; ; decade *= 10 {
+		for _, digit := range []int{1, 2, 5} {
+			if digit*decade > most {
+				return bounds
+			}
+			bounds = append(bounds, float64(digit*decade))
+		}
+	}
+}
+
+func newStats(maxModelLen int) *stats {
+	tokens := tokenBounds(maxModelLen)
+	return &stats{
+		since:               time.Now(),
+		requestPromptTokens: newHistogram(tokens), requestGenerationTokens: newHistogram(tokens), longestGeneration: newHistogram(tokens),
+		maxTokens: newHistogram(tokens), prefillComputed: newHistogram(tokens),
+		iterationTokens: newHistogram(iterationBounds), answers: newHistogram(answersBounds),
+		firstToken: newHistogram(firstTokenBounds), interToken: newHistogram(interTokenBounds), perOutputToken: newHistogram(interTokenBounds),
+		endToEnd: newHistogram(latencyBounds), queue: newHistogram(latencyBounds), inference: newHistogram(latencyBounds),
+		prefill: newHistogram(latencyBounds), decode: newHistogram(latencyBounds),
+		preemptions: newHistogram(preemptionBounds),
+	}
+}
+
+// step counts the news of one step for those that are still asked for, seen at a time of the engine's clock.
+func (s *stats) step(d delivery, open map[*sim.Request]*ask, seen float64) {
+	tokens := 0
+	for _, to := range d.to {
+		a := to.ask
+		if open[a.request] != a { // its client has gone
+			continue
+		}
+		tokens += to.news.tokens
+		s.generationTokens += to.news.tokens
+		if a.first == 0 {
+			tokens += a.request.Prompt
+			s.promptTokens += a.request.Prompt
+			s.cachedTokens += a.request.Cached
+			s.firstToken.observe(seen - a.arrived)
+			a.first = d.end
+		} else {
+			s.interToken.observe(d.end - a.last)
+		}
+		a.last = d.end
+		if to.news.last {
+			s.finish(a, seen)
+		}
+	}
+	if tokens > 0 {
+		s.iterationTokens.observe(float64(tokens))
+	}
+}
+
+// finish counts a request that has all its tokens.
+func (s *stats) finish(a *ask, seen float64) {
+	r := a.request
+	s.finished++
+	s.requestPromptTokens.observe(float64(r.Prompt))
+	s.requestGenerationTokens.observe(float64(r.Output))
+	s.maxTokens.observe(float64(r.Output))
+	s.prefillComputed.observe(float64(r.Prompt - r.Cached))
+	s.endToEnd.observe(seen - a.arrived)
+	s.queue.observe(a.scheduled - a.queued)
+	s.inference.observe(a.last - a.scheduled)
+	s.prefill.observe(a.first - a.scheduled)
+	s.decode.observe(a.last - a.first)
+	s.perOutputToken.observe((a.last - a.first) / float64(max(1, r.Output-1)))
+	s.preemptions.observe(float64(r.Preempted))
+	a.kin.left--
+	a.kin.longest = max(a.kin.longest, r.Output)
+	if a.kin.left == 0 {
+		s.answers.observe(float64(a.kin.n))
+		s.longestGeneration.observe(float64(a.kin.longest))
+	}
+}
+
+// A histogram counts values by upper bounds, which belong to their buckets.
+type histogram struct {
+	bounds []float64
+	counts []uint64 // one more than bounds: the last is of those above all
+	sum    float64
+}
+
+func newHistogram(bounds []float64) *histogram {
+	return &histogram{bounds: bounds, counts: make([]uint64, len(bounds)+1)}
+}
+
+func (h *histogram) observe(v float64) {
+	h.counts[sort.SearchFloat64s(h.bounds, v)]++
+	h.sum += v
+}

@@ -1,0 +1,189 @@
+package vllm
+
+import (
+	"context"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"vllmtuner/serverctl/sim"
+)
+
+// scraped reads all samples of /metrics whose value is a number, by name and labels.
+func scraped(t *testing.T, url string) map[string]float64 {
+	t.Helper()
+	found := map[string]float64{}
+	text := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+	for line := range strings.Lines(text) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
+		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && name[0] != '#' {
+			found[strings.NewReplacer(`engine="0",`, "", `engine="0"`, "", `model_name="m"`, "", ",}", "}").Replace(name)+"}"] = v
+		}
+	}
+	return found
+}
+
+// The metrics tell what the server did: three answers to two requests of known lengths.
+func TestMetricsAreTrue(t *testing.T) {
+	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m")
+	for _, body := range []string{`{"prompt":[1,2,3,4,5],"max_tokens":4,"n":2}`, `{"prompt":[9,8,7],"max_tokens":1}`} {
+		if status, text := post(t, url+"/v1/completions", body); status != 200 {
+			t.Fatalf("%d %s", status, text)
+		}
+	}
+	m := scraped(t, url)
+	for name, want := range map[string]float64{
+		"vllm:prompt_tokens_total{}": 13, "vllm:generation_tokens_total{}": 9, `vllm:request_success_total{finished_reason="length",}`: 3,
+		"vllm:request_prompt_tokens_sum{}": 13, "vllm:request_generation_tokens_sum{}": 9, "vllm:request_generation_tokens_count{}": 3,
+		"vllm:request_params_max_tokens_sum{}": 9, "vllm:request_params_n_sum{}": 3, "vllm:request_params_n_count{}": 2,
+		"vllm:request_max_num_generation_tokens_sum{}": 5, "vllm:request_prefill_kv_computed_tokens_sum{}": 13,
+		"vllm:iteration_tokens_total_sum{}": 22, "vllm:time_to_first_token_seconds_count{}": 3, "vllm:inter_token_latency_seconds_count{}": 6,
+		"vllm:request_time_per_output_token_seconds_count{}": 3, "vllm:request_num_preemptions_sum{}": 0,
+		`vllm:request_generation_tokens_bucket{le="1.0",}`: 1, `vllm:request_generation_tokens_bucket{le="5.0",}`: 3,
+	} {
+		got, ok := m[name]
+		if !ok {
+			got, ok = m[strings.Replace(name, ",}", "}", 1)]
+		}
+		if !ok || got != want {
+			t.Errorf("%s is %v (there: %v), want %v", name, got, ok, want)
+		}
+	}
+	sum := func(name string) float64 { return m["vllm:"+name+"_sum{}"] }
+	if a, b := sum("request_prefill_time_seconds")+sum("request_decode_time_seconds"), sum("request_inference_time_seconds"); math.Abs(a-b) > 1e-9 || b <= 0 {
+		t.Errorf("prefill and decode take %v, both together %v", a, b)
+	}
+	if a, b := sum("inter_token_latency_seconds"), sum("request_decode_time_seconds"); math.Abs(a-b) > 1e-9 {
+		t.Errorf("the times between tokens sum to %v, decoding to %v", a, b)
+	}
+	if ttft, e2e := sum("time_to_first_token_seconds"), sum("e2e_request_latency_seconds"); ttft < 0.02 || ttft >= e2e || e2e > 5 {
+		t.Errorf("three first tokens took %v s, three answers %v s", ttft, e2e)
+	}
+	url, _ = serveAs(t, "0.14.1", "--served-model-name", "m", "--disable-log-stats")
+	if m := scraped(t, url); len(m) != 0 {
+		t.Errorf("without log stats there is %v", m)
+	}
+}
+
+// A preempted request is counted as one, and its answer comes whole. Time is the bubble's.
+func TestPreemptionsAreCountedByRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := profile(t, "small-fast")
+		o := p.Defaults
+		o.MaxModelLen = 2000
+		o.GPUMemoryUtilization = 0.58
+		o.MaxNumBatchedTokens, o.MaxNumSeqs = 512, 16
+		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for two such requests at most
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.GPUMemoryUtilization -= 0.001
+		}
+		engine, err := sim.NewEngine(p, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := newLive(engine)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { l.run(ctx); close(done) }()
+		var asks []*ask
+		for i := range 3 {
+			asks = append(asks, &ask{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}, kin: &kin{n: 3, left: 3}})
+		}
+		came := make([]int, len(asks))
+		replies := l.submit(asks)
+		for left := len(asks); left > 0; {
+			<-replies.some
+			for _, r := range replies.take(nil) {
+				came[r.index] += r.tokens
+				if r.last {
+					left--
+				}
+			}
+		}
+		cancel()
+		<-done
+		if !slices.Equal(came, []int{400, 400, 400}) {
+			t.Errorf("the answers have %v tokens", came)
+		}
+		if n := engine.Totals.Preemptions; n == 0 || l.stats.preemptions.sum != float64(n) {
+			t.Errorf("%d preemptions, %v by request", n, l.stats.preemptions.sum)
+		}
+		if l.stats.queue.sum <= 0 || l.stats.generationTokens != 1200 {
+			t.Errorf("queued for %v s, %d tokens", l.stats.queue.sum, l.stats.generationTokens)
+		}
+	})
+}
+
+// Tokens that one step brings to one request are one chunk of a stream, as with speculative decoding.
+func TestTokensOfOneStepAreOneChunk(t *testing.T) {
+	w := &recorder{}
+	s := &answer{w: w, release: releases["0.14.1"], model: "m", asks: []*ask{{request: &sim.Request{Prompt: 2, Output: 5}}}, told: make([]int, 1), usage: true, prompt: 2}
+	if err := s.begin(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []news{{tokens: 3}, {tokens: 2, last: true}} {
+		if err := s.tokens(0, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.end(); err != nil {
+		t.Fatal(err)
+	}
+	chunks := strings.Split(strings.TrimSpace(w.String()), "\n\n")
+	if len(chunks) != 4 || !strings.Contains(chunks[0], `"text":" w0 w1 w2"`) || !strings.Contains(chunks[1], `"text":" w3 w4"`) ||
+		!strings.Contains(chunks[2], `"completion_tokens":5`) {
+		t.Errorf("the chunks are %q", chunks)
+	}
+}
+
+func TestPythonSyntaxIsPythons(t *testing.T) {
+	for _, row := range []struct {
+		text, said string
+		at         int
+	}{ // of json.loads, Python 3.12
+		{`{`, "Expecting property name enclosed in double quotes", 1},
+		{`{"a": }`, "Expecting value", 6},
+		{`{"a" 1}`, "Expecting ':' delimiter", 5},
+		{`{"a": 1 "b"}`, "Expecting ',' delimiter", 8},
+		{`[1, 2`, "Expecting ',' delimiter", 5},
+		{`{"a": "x`, "Unterminated string starting at", 6},
+		{`{} x`, "Extra data", 3},
+		{`{"é": tru}`, "Expecting value", 6},
+		{`["a\q"]`, `Invalid \escape`, 3},
+		{``, "Expecting value", 0},
+	} {
+		if said, at := pythonSyntax([]byte(row.text)); said != row.said || at != row.at {
+			t.Errorf("%s: %s at %d, want %s at %d", row.text, said, at, row.said, row.at)
+		}
+	}
+}
+
+func FuzzPythonSyntax(f *testing.F) {
+	f.Add([]byte(`{"a": [1, null, "x"]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if _, at := pythonSyntax(text); at < 0 || at > len(text) {
+			t.Errorf("a mistake at %d of %d bytes", at, len(text))
+		}
+	})
+}
+
+func TestPythonFloats(t *testing.T) {
+	for x, want := range map[float64]string{0: "0.0", 1: "1.0", 0.005: "0.005", 2560: "2560.0", 1e-5: "1e-05", 1234567: "1.234567e+06", 1795204102.5: "1.7952041025e+09", math.Inf(1): "+Inf"} {
+		if got := pythonFloat(x); got != want {
+			t.Errorf("pythonFloat(%g) = %s, want %s", x, got, want)
+		}
+	}
+}
+
+// recorder keeps what is written.
+type recorder struct{ strings.Builder }
+
+func (r *recorder) Header() http.Header { return http.Header{} }
+func (r *recorder) WriteHeader(int)     {}
+func (r *recorder) Flush()              {}

@@ -1,0 +1,146 @@
+// Package silent gives up on disks that no longer answer. It never looks at what is on them.
+//
+// A network disk that is mounted hard, as it must be, never answers while its server is gone. A call to it then waits in the
+// kernel, and only the end of the process ends it.
+package silent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/studies/fence"
+)
+
+const (
+	// Patience is how long a disk may take to answer. With the default timeo=600 its client has then asked twice.
+	Patience    = 90 * time.Second
+	noticeAfter = 5 * time.Second // until the user is told which disk he waits for
+	askInterval = 2 * time.Second
+	finishTime  = 5 * time.Second // for the current step when the user stops at once
+)
+
+// A DiskError says that the disk of a path does not answer.
+type DiskError string
+
+func (path DiskError) Error() string {
+	return fmt.Sprintf("%s does not answer within %s; check that its server runs and can be reached (nfsstat -m and dmesg say more)", string(path), Patience)
+}
+
+// Is matches fence.ErrSilent: nothing is lost, and the next try may succeed.
+func (DiskError) Is(target error) bool { return target == fence.ErrSilent }
+
+// Await returns what do returns, or the cause of ctx if that ends first. In that case do goes on until the process ends.
+func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		value, err := do()
+		answers <- answer{value, err}
+	}()
+	select {
+	case got := <-answers:
+		return got.value, got.err
+	case <-ctx.Done():
+		var none T
+		return none, context.Cause(ctx)
+	}
+}
+
+// Within runs do, which must take less than Patience. If it takes longer, the error is that the disk of path does not answer.
+func Within[T any](ctx context.Context, path string, do func() (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience, DiskError(path))
+	defer cancel()
+	return Await(ctx, do)
+}
+
+// Watch runs do for as long as the disks of the paths answer, and gives up when one of them is silent for Patience. When ctx
+// ends, do gets another five seconds. Notes to the user about a slow disk go to notes.
+func Watch[T any](ctx context.Context, notes io.Writer, paths []string, do func() (T, error)) (T, error) {
+	return watch(ctx, watcher{notes: notes, paths: paths, ask: askDisk}, do)
+}
+
+// A watcher asks disks again and again whether they answer.
+type watcher struct {
+	notes io.Writer
+	paths []string
+	ask   func(path string) // returns when the disk has answered
+}
+
+func watch[T any](ctx context.Context, w watcher, do func() (T, error)) (T, error) {
+	watching, stop := context.WithCancel(ctx)
+	waiting, giveUp := context.WithCancelCause(context.WithoutCancel(ctx))
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		err := w.run(watching)
+		if err == nil && sleep(waiting, finishTime) { // do is not done, so ctx must have ended
+			err = context.Cause(ctx)
+		}
+		giveUp(err)
+	}()
+	defer func() {
+		giveUp(nil)
+		stop()
+		<-gone
+	}()
+	return Await(waiting, do)
+}
+
+// run returns an error when a disk is silent, and nil when the context ends.
+func (w watcher) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		for _, path := range w.paths {
+			if err := w.await(ctx, path); err != nil {
+				return err
+			}
+		}
+		sleep(ctx, askInterval)
+	}
+	return nil
+}
+
+// await returns when the disk of one path has answered, or when the context ends.
+func (w watcher) await(ctx context.Context, path string) error {
+	ctx, answered := context.WithCancel(ctx)
+	defer answered()
+	go func() { // if the disk never answers, this ends with the process
+		defer answered()
+		w.ask(path)
+	}()
+	if sleep(ctx, noticeAfter) {
+		fmt.Fprintf(w.notes, "waiting for %s, whose disk does not answer; for at most %s\n", path, Patience)
+		if sleep(ctx, Patience-noticeAfter) {
+			return DiskError(path)
+		}
+	}
+	return nil
+}
+
+// sleep reports whether d has passed before the context ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// askDisk asks the disk of a path, or of the nearest directory above it that exists, for its size: no cache on this host knows
+// that. It ignores errors.
+func askDisk(path string) {
+	var s unix.Statfs_t
+	for errors.Is(unix.Statfs(path, &s), fs.ErrNotExist) && path != filepath.Dir(path) {
+		path = filepath.Dir(path)
+	}
+}

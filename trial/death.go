@@ -1,0 +1,80 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"vllmtuner/serverctl"
+)
+
+// A serverError is a question that the server did not answer. It is usually the first sign of the server's death.
+type serverError struct{ error }
+
+func (e serverError) Unwrap() error { return e.error }
+
+func readCounters(ctx context.Context, server Server) (serverctl.Counters, error) {
+	c, err := server.Counters(ctx)
+	if err != nil {
+		return c, serverError{fmt.Errorf("read the server's counters: %w", err)}
+	}
+	return c, nil
+}
+
+// drain waits until the server is idle.
+func drain(ctx context.Context, server Server) (time.Duration, error) {
+	took, err := server.Drain(ctx)
+	if err != nil {
+		return took, serverError{err}
+	}
+	return took, nil
+}
+
+// turnedAway matches the statuses with which a server, or a gateway before it, refuses any request. No engine flag causes them.
+var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
+
+// useless is the error of a server that is up and fails every request.
+func useless(ctx context.Context, server Server, evidence string) error {
+	class := serverctl.CrashLoad
+	if turnedAway.MatchString(evidence) {
+		class = serverctl.Infrastructure
+	}
+	return AwaitDeath(ctx, server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})
+}
+
+// explain returns the server's death in place of an error that follows from it.
+func explain(ctx context.Context, server Server, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, e := range []error{err, context.Cause(ctx)} {
+		if exit, ok := errors.AsType[*serverctl.ExitError](e); ok {
+			return exit
+		}
+	}
+	if _, ok := errors.AsType[serverError](err); ok && ctx.Err() == nil {
+		return AwaitDeath(ctx, server, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: err.Error(), Code: -1})
+	}
+	return err
+}
+
+// deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence.
+const deathNotice = 10 * time.Second
+
+// AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. A server that lives on
+// gets the error otherwise; nil means none.
+func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitError) error {
+	select {
+	case <-server.Exited():
+		return server.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(deathNotice):
+	}
+	if otherwise == nil {
+		return nil
+	}
+	return otherwise
+}

@@ -1,0 +1,128 @@
+// Package live is the Server and the Load of a trial on this machine: a real server with its log, and requests over HTTP. It
+// never judges what it measured. Package simload is the same in virtual time.
+package live
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/proc"
+	"vllmtuner/studies/logs"
+	"vllmtuner/trial"
+	"vllmtuner/trial/vllmserve"
+)
+
+// A Rig starts the servers of one study.
+type Rig struct {
+	Dir     string           // of the study: for logs and the process record
+	Server  serverctl.Config // without Args, Log, Progress and OnRecord
+	Source  workload.Source
+	Request Request
+	Bench   []string // the command vllm bench serve, which then sends the load; empty means the tuner's own client
+
+	checked bool // a server has counted the tokens of all texts
+}
+
+// Request says how the client asks.
+type Request struct {
+	Endpoint   string
+	ITL        bool    // record the times between tokens
+	Natural    bool    // answers end where the model ends them
+	Burstiness float64 // of the arrivals of vllm bench serve; 0 means Poisson
+}
+
+// maxIdle is how long a request may go without a byte. Priming may overload a small server on purpose, and a queue of minutes
+// is then no failure. A probe whose requests wait that long has failed and ended before.
+const maxIdle = 10 * time.Minute
+
+// Start starts a server with its log and its process record, and returns it with its load. The error wraps a
+// *bench.PreflightError when a text of the workload is too long for the model.
+func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
+	log, err := logs.Create(r.Dir, launch.Number)
+	if err != nil {
+		return nil, nil, err
+	}
+	config := r.Server
+	config.Args, config.Log, config.Progress = launch.Args, log, launch.Progress
+	config.OnRecord = func(record proc.Record) error { return writeRecord(r.Dir, record) }
+	server, err := serverctl.Start(ctx, config)
+	if err != nil {
+		_, left := Reclaim(r.Dir) // usually nothing: a start that fails leaves no process
+		if lost := log.Close(); lost != nil {
+			launch.Progress(lost.Error())
+		}
+		return nil, nil, errors.Join(err, left)
+	}
+	client := &bench.Client{
+		URL: server.URL(), Model: server.ModelID(), Endpoint: r.Request.Endpoint, ITL: r.Request.ITL,
+		IdleTimeout: maxIdle, APIKey: bench.Secret(config.APIKey), Natural: r.Request.Natural,
+	}
+	logged := &loggedServer{Server: server, log: log, dir: r.Dir}
+	if err := r.checkLengths(ctx, client, server); err != nil {
+		_, stopErr := logged.Stop(context.WithoutCancel(ctx))
+		return nil, nil, errors.Join(err, stopErr)
+	}
+	if len(r.Bench) == 0 {
+		return logged, client, nil
+	}
+	load := &vllmserve.Load{Command: r.Bench, Client: client, Tokenizer: config.Model, Dir: r.Dir, Log: log, Burstiness: r.Request.Burstiness}
+	for name, value := range config.Env {
+		load.Env = append(load.Env, name+"="+value)
+	}
+	return logged, load, nil
+}
+
+// checkLengths finds texts that are too long for the model. Only a server can count their tokens; the first one does it for
+// all. A failure that is not the workload's counts as the server's.
+func (r *Rig) checkLengths(ctx context.Context, client *bench.Client, server *serverctl.Server) error {
+	maxModelLen := server.Facts().MaxModelLen
+	if r.checked || maxModelLen == 0 || r.Source.Len() == 0 {
+		return nil
+	}
+	_, err := client.CheckLengths(ctx, func(yield func(*workload.Request) bool) {
+		for i := range r.Source.Len() {
+			if !yield(r.Source.Request(workload.WindowStream, i)) {
+				return
+			}
+		}
+	}, maxModelLen)
+	if err == nil {
+		r.checked = true
+		return nil
+	}
+	if _, tooLong := errors.AsType[*bench.PreflightError](err); tooLong || ctx.Err() != nil {
+		return err
+	}
+	return trial.AwaitDeath(ctx, server, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: err.Error(), Code: -1})
+}
+
+// A loggedServer closes its log and removes its process record when the server is gone.
+type loggedServer struct {
+	*serverctl.Server
+	log  *logs.Writer
+	dir  string
+	once sync.Once
+
+	logErr error // the log is incomplete
+	err    error // the record remains
+}
+
+// Stop ends the server, its log and its record. An incomplete log is reported, but it does not end the study.
+func (s *loggedServer) Stop(ctx context.Context) (serverctl.Ended, error) {
+	ended, err := s.Server.Stop(ctx)
+	s.once.Do(func() {
+		s.logErr = s.log.Close()
+		if err == nil { // else the next run needs the record to end what is left
+			s.err = removeRecord(s.dir)
+		}
+	})
+	if s.logErr != nil {
+		ended.LogError = s.logErr.Error()
+	}
+	return ended, errors.Join(err, s.err)
+}

@@ -1,0 +1,192 @@
+package trial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial/slo"
+)
+
+// An offer is the load of one probe, and what is counted of it.
+type offer struct {
+	Level
+	schedule workload.Schedule
+	planned  int           // counted requests
+	leadIn   time.Duration // where the window begins; unused in a closed loop
+	window   time.Duration // unused in a closed loop
+	stop     bench.Stop    // nil means never
+}
+
+// A prober measures single loads in a session.
+type prober struct{ *session }
+
+// probe puts the prefix cache into its state, sends one load, and judges it.
+func (s prober) probe(ctx context.Context, seq int, o offer) (Probe, error) {
+	s.task.progress("probe %d at %s", seq+1, o.Level)
+	if err := s.cache.prepare(ctx, s.server); err != nil {
+		return Probe{}, err
+	}
+	before, err := readCounters(ctx, s.server)
+	if err != nil {
+		return Probe{}, err
+	}
+	if err := workload.Enough(s.runner.Source, o.planned); err != nil {
+		return Probe{}, fmt.Errorf("probe at %s: %w", o.Level, err)
+	}
+	endSeries := s.server.Observe(time.Now())
+	run, err := s.sendOffer(ctx, o)
+	series := endSeries()
+	if err != nil {
+		return Probe{}, fmt.Errorf("probe at %s: %w", o.Level, err)
+	}
+	drained, err := drain(ctx, s.server)
+	if err != nil {
+		return Probe{}, err
+	}
+	after, err := readCounters(ctx, s.server)
+	if err != nil {
+		return Probe{}, err
+	}
+	p, err := s.judged(seq, o, run)
+	if err != nil {
+		return Probe{}, err
+	}
+	p.HitRate, p.Preemptions = hitRate(before, after), after.Preemptions-before.Preemptions
+	p.GPUTime, p.Server, p.Speculation = run.Elapsed+drained, series, speculation(before, after)
+	if unknown := s.cache.judge(p, before, after); unknown != "" {
+		s.note("the state of the prefix cache was not verified: %s", unknown)
+	}
+	return p, s.alive(ctx, run)
+}
+
+// sendOffer sends a load in an open or a closed loop.
+func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
+	if o.Streams == 0 {
+		return s.send(ctx, o.schedule, o.stop)
+	}
+	closed, ok := s.load.(ClosedLoad)
+	if !ok {
+		return bench.Run{}, errors.New("this load generator has no closed loop; give rates")
+	}
+	return closed.RunClosed(ctx, s.cache.watch(o.schedule), o.Streams, o.stop)
+}
+
+// judged is the probe as its requests alone show it.
+func (s prober) judged(seq int, o offer, run bench.Run) (Probe, error) {
+	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
+	if o.Streams > 0 {
+		scope = scope.ByNumber(run)
+	}
+	measurement := bench.Measure(run, scope)
+	if measurement.Void != "" {
+		return Probe{}, fmt.Errorf("probe at %s is void: %s", o.Level, measurement.Void)
+	}
+	verdict := s.runner.SLO.Judge(run.Samples, o.planned, run.Elapsed)
+	if run.Stalled > 0 && !verdict.Pass && verdict.ClientLimited == "" {
+		verdict.ClientLimited = fmt.Sprintf("the tuner itself stood still for %.1f s", run.Stalled.Seconds())
+	}
+	return Probe{
+		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped, Attempt: s.task.Attempt,
+		Measurement: measurement, Verdict: verdict, Note: noteOf(measurement, verdict, run),
+	}, nil
+}
+
+// noteOf is what a reader must know before he believes a probe.
+func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
+	for _, s := range run.Samples {
+		if s.Failure != "" {
+			return fmt.Sprintf("%d requests failed, the first with %s: %s", m.Failed, s.Failure, s.Detail)
+		}
+	}
+	if run.Broken > 0 {
+		return fmt.Sprintf("%d of %d uncounted requests failed, the first: %s", run.Broken, run.Others, run.BrokenDetail)
+	}
+	if v.ClientLimited != "" {
+		return "client-limited: " + v.ClientLimited
+	}
+	return ""
+}
+
+// verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is wrong too,
+// later probes are not repeated: that would double the cost of a trial and change nothing.
+func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error) {
+	p, err := measure(false)
+	wrong := s.cache.wrong
+	if err != nil || wrong == "" {
+		return p, err
+	}
+	if s.cache.alwaysWrong {
+		p.Note = join(wrong, p.Note)
+		return p, nil
+	}
+	p, err = s.repeat(p, wrong, func() (Probe, error) { return measure(true) })
+	if err != nil {
+		return p, err
+	}
+	note := "measured again, because " + wrong
+	if s.cache.wrong != "" {
+		s.cache.alwaysWrong = true
+		note = "measured again, and again " + s.cache.wrong
+	}
+	p.Note = join(note, p.Note)
+	return p, nil
+}
+
+// repeat replaces a probe with another measurement, which costs what both took.
+func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
+	s.task.progress("again: %s", why)
+	p, err := measure()
+	if err != nil {
+		s.result.GPUTime += first.GPUTime
+		return p, err
+	}
+	p.GPUTime += first.GPUTime
+	p.Replaced += first.GPUTime
+	return p, nil
+}
+
+// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A generator
+// that falls behind through a whole window offers less than was planned, so a pass says nothing about the planned rate.
+const maxBehind = 0.01
+
+// Passed reports whether the SLO was kept at the planned rate. Single requests may have been late, but the rate as a whole must
+// have been offered.
+func Passed(v slo.Verdict, m bench.Measurement) bool {
+	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000)
+}
+
+// speculation is what was drafted and accepted between two readings of the counters; nil when nothing was.
+func speculation(before, after serverctl.Counters) *Speculation {
+	if after.Drafts <= before.Drafts {
+		return nil
+	}
+	s := &Speculation{
+		Drafts: after.Drafts - before.Drafts, Tokens: after.DraftTokens - before.DraftTokens,
+		Accepted: after.AcceptedTokens - before.AcceptedTokens, At: slices.Clone(after.AcceptedAt),
+	}
+	for i := range min(len(s.At), len(before.AcceptedAt)) {
+		s.At[i] -= before.AcceptedAt[i]
+	}
+	return s
+}
+
+// hitRate is the share of prompt tokens that were found in the prefix cache, 0 to 1; -1 when nothing was looked up.
+func hitRate(before, after serverctl.Counters) float64 {
+	queries := after.PrefixQueries - before.PrefixQueries
+	if queries <= 0 {
+		return -1
+	}
+	return (after.PrefixHits - before.PrefixHits) / queries
+}
+
+// join lists the texts that are not empty.
+func join(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), "; ")
+}

@@ -1,0 +1,151 @@
+package trial
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial/capacity"
+)
+
+// A searchRun is the search for one point's capacity on its server.
+type searchRun struct {
+	prober
+	drafts drafts
+	worst  worstCase
+	probes int           // measured and taken over so far
+	runOut time.Duration // the longest so far
+	whole  bool          // no probe ends early: each must show where the boundary is, and not only on which side it lies
+}
+
+func newSearchRun(s *session) *searchRun {
+	return &searchRun{prober: prober{s}, drafts: newDrafts(s.runner, s.result.Facts), worst: worstCase{session: s}}
+}
+
+// run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
+func (t *searchRun) run(ctx context.Context) (capacity.Capacity, error) {
+	if err := t.task.unlessFinished(ctx, t.warmUp); err != nil {
+		return capacity.Capacity{}, err
+	}
+	known, err := t.takeOver(t.task.Done)
+	if err != nil {
+		return capacity.Capacity{}, err
+	}
+	found, err := t.search(known).Find(ctx, t.measureRate)
+	if err != nil || !found.Met() {
+		return found, err
+	}
+	return found, t.task.unlessFinished(ctx, t.worst.survive)
+}
+
+func (t *searchRun) warmUp(ctx context.Context) error {
+	return newWarmUp(t.session, &t.drafts).run(ctx)
+}
+
+// takeOver takes the probes that were measured before an interruption, and returns the steps that still count.
+func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) {
+	for _, p := range probes {
+		t.probes++
+		if p.Verdict.ClientLimited == "" || p.Attempt == t.task.Attempt {
+			steps = append(steps, capacity.Step{Rate: p.Rate, Outcome: t.outcome(p)})
+		}
+		err = errors.Join(err, t.add(p))
+	}
+	return steps, err
+}
+
+// search is the Runner's search, begun where this trial begins it.
+func (t *searchRun) search(known []capacity.Step) capacity.Search {
+	search := t.runner.Search
+	search.Known, search.Population, search.Cost = known, t.runner.longRun().population, t.cost
+	search.Plan = func(f capacity.Forecast) {
+		t.whole = f.Probes > 0
+		if told := t.runner.Search.Plan; told != nil {
+			told(f)
+		}
+	}
+	if t.task.Hint != nil {
+		search.Hint = cmp.Or(t.task.Hint(), search.Hint)
+	}
+	search.Hint = cmp.Or(search.Hint, t.firstRate)
+	return search
+}
+
+// measureRate measures and records the probe of a rate.
+func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Outcome, error) {
+	if err := t.task.finished(); err != nil {
+		return capacity.Outcome{}, err
+	}
+	seq := t.probes
+	t.probes++
+	began := time.Now()
+	p, err := t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, seq, rate, again) })
+	if err != nil {
+		t.result.GPUTime += time.Since(began) // a probe that fails costs time too
+		return capacity.Outcome{}, err
+	}
+	if err := t.task.Record(p); err != nil {
+		return capacity.Outcome{}, fmt.Errorf("record probe %d at %g req/s: %w", seq, rate, err)
+	}
+	return t.outcome(p), t.add(p)
+}
+
+// probeOf measures a rate; again when it replaces another probe.
+func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bool) (Probe, error) {
+	plan := t.plan(t.cache.draw(seq, again), rate)
+	n, window := plan.Counted()
+	o := offer{Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window}
+	if t.runner.Cache == Reset {
+		o.schedule = workload.WithColdLeadIn(o.schedule, t.runner.Source)
+	}
+	if !t.whole {
+		o.stop = t.runner.SLO.Stop(n)
+	}
+	return t.probe(ctx, seq, o)
+}
+
+// add takes a probe into the account. Its error ends a trial of which enough is known.
+func (t *searchRun) add(p Probe) error {
+	t.result.GPUTime += p.GPUTime
+	if !p.Stopped {
+		t.runOut = max(t.runOut, p.GPUTime-p.Replaced-t.runner.Lengths.LeadIn-p.Measurement.Window)
+	}
+	t.worst.saw(p)
+	return t.drafts.judge(p.Speculation)
+}
+
+// outcome is a probe as the search sees it.
+func (t *searchRun) outcome(p Probe) capacity.Outcome {
+	o := outcome(p)
+	plan := t.plan(t.cache.draw(p.Seq, p.Replaced > 0), p.Rate)
+	o.Evidence = EvidenceOf(plan.Schedule(), t.runner.longRun().weigher, p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
+	return o
+}
+
+// outcome is a probe as a sweep sees it.
+func outcome(p Probe) capacity.Outcome {
+	v := p.Verdict
+	return capacity.Outcome{
+		Pass: Passed(v, p.Measurement), Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
+	}
+}
+
+// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one has more
+// bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every trial has the same
+// draws, so that two trials differ by their servers alone.
+func (t *searchRun) plan(draw int, rate float64) workload.Plan {
+	r := t.runner
+	return workload.Plan{
+		Source: r.Source, Seed: r.Seed, Rate: rate, Draw: t.task.Draw + draw,
+		LeadIn: r.Lengths.LeadIn, Window: r.Lengths.Window, MinRequests: r.Lengths.MinRequests, Arrivals: r.Arrivals,
+	}
+}
+
+// cost is the time that a probe takes, with the longest run-out so far.
+func (t *searchRun) cost(rate float64) time.Duration {
+	_, window := t.plan(0, rate).Counted()
+	return t.runner.Lengths.LeadIn + window + t.runOut
+}

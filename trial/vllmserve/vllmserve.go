@@ -1,0 +1,353 @@
+// Package vllmserve is a load that vllm bench serve sends, as the Load of a trial. It never judges what it measured.
+package vllmserve
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/foreign"
+	"vllmtuner/serverctl/proc"
+)
+
+// A Load sends the requests of a trial by vllm bench serve (0.14.1 to 0.33). It differs from the tuner's own load in four ways:
+// latencies count from the POST and not from the due time, the lead-in is a separate run, nothing is sent after the window,
+// and a probe cannot be ended early.
+type Load struct {
+	Command    []string // such as vllm bench serve; Load appends its options
+	Env        []string // added to the tuner's own environment
+	Client     *bench.Client
+	Tokenizer  string        // the model, as a Hugging Face id or a path
+	Dir        string        // for data sets and results, which Load removes again
+	Log        io.Writer     // gets what the command prints; may be nil
+	Limit      time.Duration // for one call; 0 means startTime + the planned time + drainTime
+	Burstiness float64       // of the arrivals; 0 means Poisson
+}
+
+const (
+	// startTime is for vllm bench serve to begin sending. Its imports take 8 s on a quiet machine, and it first tokenises
+	// long prompts.
+	startTime = 5 * time.Minute
+	// drainTime is for the last answers. vllm bench serve itself waits six hours for one.
+	drainTime = 10 * time.Minute
+	stopGrace = 2 * time.Second // from SIGTERM to SIGKILL
+)
+
+// Run sends the schedule up to its run-out. It never asks stop, because vllm bench serve reports nothing before its end.
+func (l *Load) Run(ctx context.Context, schedule workload.Schedule, _ bench.Stop) (bench.Run, error) {
+	start := time.Now()
+	var run bench.Run
+	lead, window := split(schedule)
+	if len(lead) > 0 {
+		samples, err := l.send(ctx, lead)
+		if err != nil {
+			return run, err
+		}
+		run.Others = len(lead)
+		for _, s := range samples {
+			if s.Failure != "" {
+				run.Broken++
+				run.BrokenDetail = cmp.Or(run.BrokenDetail, string(s.Failure)+": "+s.Detail)
+			}
+		}
+	}
+	if len(window) > 0 {
+		samples, err := l.send(ctx, window)
+		if err != nil {
+			return run, err
+		}
+		run.Samples = samples
+	}
+	run.Elapsed = time.Since(start)
+	return run, nil
+}
+
+// split returns the arrivals of the lead-in and of the window. It leaves out the run-out, which comes last.
+func split(schedule workload.Schedule) (lead, window []workload.Arrival) {
+	for a := range schedule {
+		switch a.Phase {
+		case workload.LeadIn:
+			lead = append(lead, a)
+		case workload.Window:
+			window = append(window, a)
+		default:
+			return lead, window
+		}
+	}
+	return lead, window
+}
+
+// send has vllm bench serve send the requests at the mean rate of the arrivals. It returns one sample for each arrival, in
+// their order.
+func (l *Load) send(ctx context.Context, arrivals []workload.Arrival) ([]bench.Sample, error) {
+	dir, err := os.MkdirTemp(l.Dir, "load-*")
+	if err != nil {
+		return nil, fmt.Errorf("vllm bench serve: %w", err)
+	}
+	samples, err := l.sendIn(ctx, dir, arrivals)
+	return samples, errors.Join(err, os.RemoveAll(dir))
+}
+
+func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arrival) ([]bench.Sample, error) {
+	path, err := l.Call(ctx, dir, arrivals)
+	if errors.Is(err, ErrTooLong) {
+		return neverFinished(arrivals, l.wait(arrivals)), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := foreign.Read(path, maxResult)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s ended well and wrote no result", l)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the result of %s: %w", l, err)
+	}
+	result, err := bench.ReadVLLMResult(text, nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the result of %s: %w", l, err)
+	}
+	if len(result.Samples) != len(arrivals) {
+		return nil, fmt.Errorf("%s wrote a result of %d requests, want %d", l, len(result.Samples), len(arrivals))
+	}
+	complete(result.Samples, arrivals)
+	return result.Samples, nil
+}
+
+// maxResult limits a result file: 100,000 requests in detail take 300 MB.
+const maxResult = 1 << 30
+
+// ErrTooLong says that a call of vllm bench serve was ended at its limit.
+var ErrTooLong = errors.New("vllm bench serve did not end in time")
+
+// Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. Options come after those of
+// the Load, and so replace them. The error wraps ErrTooLong when the limit was reached; ctx ends the call with its cause.
+func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival, options ...string) (path string, err error) {
+	const result = "result.json"
+	data := filepath.Join(dir, "requests.jsonl")
+	if err := l.writeRequests(ctx, data, arrivals); err != nil {
+		return "", err
+	}
+	args := append(l.args(data, dir, result, arrivals), options...)
+	return filepath.Join(dir, result), l.execute(ctx, dir, args, arrivals)
+}
+
+// String is the command, for errors.
+func (l *Load) String() string { return strings.Join(l.Command, " ") }
+
+// complete gives the samples what vLLM does not report: the pinned lengths, which it does not check, and the timeline of the
+// plan. 0.14.1 does not report when it sent a request. Then the planned time stands in: it spreads the requests over the
+// window and leaves the latencies as they are.
+func complete(samples []bench.Sample, arrivals []workload.Arrival) {
+	reported := false // the times of sending
+	for i := range samples {
+		reported = reported || samples[i].Sent > 0
+	}
+	begin := arrivals[0].Due - samples[0].Due
+	for i := range samples {
+		s, a := &samples[i], arrivals[i]
+		offset := begin
+		if !reported {
+			offset = a.Due
+		}
+		for _, t := range []*time.Duration{&s.Due, &s.Sent, &s.Connected, &s.End} {
+			*t += offset
+		}
+		s.Phase, s.Index, s.WantTokens = a.Phase, a.Index, a.Request.OutputTokens
+		if s.Failure != "" {
+			continue
+		}
+		s.First += offset
+		s.Last += offset
+		if s.OutputTokens != s.WantTokens {
+			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("%d tokens were generated, %d were asked for", s.OutputTokens, s.WantTokens)
+		}
+	}
+}
+
+// neverFinished returns failed samples for a call that was ended at its limit.
+func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sample {
+	samples := make([]bench.Sample, len(arrivals))
+	for i, a := range arrivals {
+		samples[i] = bench.Sample{
+			Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, End: a.Due + after, WantTokens: a.Request.OutputTokens, Conversation: -1,
+			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", after.Round(time.Second)),
+		}
+	}
+	return samples
+}
+
+// args is the command line of one call. The result has all lists, because its sums leave out failed requests.
+func (l *Load) args(data, dir, result string, arrivals []workload.Arrival) []string {
+	backend, endpoint := "openai", "/v1/completions"
+	if l.Client.Endpoint == workload.Chat {
+		backend, endpoint = "openai-chat", "/v1/chat/completions"
+	}
+	rate := "inf"
+	if r := meanRate(arrivals); r > 0 {
+		rate = strconv.FormatFloat(r, 'f', -1, 64)
+	}
+	args := append(l.Command[:len(l.Command):len(l.Command)],
+		"--backend", backend, "--base-url", l.Client.URL, "--endpoint", endpoint,
+		"--model", l.Tokenizer, "--served-model-name", l.Client.Model,
+		"--dataset-name", "custom", "--dataset-path", data, "--custom-output-len", "-1",
+		"--skip-chat-template", "--disable-shuffle", "--no-oversample",
+		"--num-prompts", strconv.Itoa(len(arrivals)), "--request-rate", rate,
+		"--temperature", "0", "--disable-tqdm",
+		"--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,95,99,99.9",
+		"--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", result)
+	if l.Burstiness > 0 {
+		args = append(args, "--burstiness", strconv.FormatFloat(l.Burstiness, 'f', -1, 64))
+	}
+	if !l.Client.Natural {
+		args = append(args, "--ignore-eos")
+	}
+	return args
+}
+
+// meanRate is in requests per second. It is 0 for one arrival, and for arrivals at one time.
+func meanRate(arrivals []workload.Arrival) float64 {
+	took := (arrivals[len(arrivals)-1].Due - arrivals[0].Due).Seconds()
+	if took <= 0 {
+		return 0
+	}
+	return float64(len(arrivals)-1) / took
+}
+
+// wait is how long one call may take.
+func (l *Load) wait(arrivals []workload.Arrival) time.Duration {
+	return cmp.Or(l.Limit, startTime+arrivals[len(arrivals)-1].Due-arrivals[0].Due+drainTime)
+}
+
+// execute runs the command. It returns ErrTooLong at the limit, and the cause of ctx when that ends first.
+func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals []workload.Arrival) error {
+	env := append(os.Environ(), l.Env...)
+	if l.Client.APIKey != "" {
+		env = append(env, "OPENAI_API_KEY="+string(l.Client.APIKey))
+	}
+	last := &lastOutput{to: l.Log}
+	p, err := proc.Start(proc.Spec{Argv: argv, Env: env, Dir: dir, Output: last})
+	if err != nil {
+		return fmt.Errorf("load.command: %w", err)
+	}
+	limit := time.NewTimer(l.wait(arrivals))
+	defer limit.Stop()
+	ended := false
+	select {
+	case <-p.Exited():
+		ended = true
+	case <-limit.C:
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), p.Stop(ctx, stopGrace))
+	}
+	code, ending := p.ExitCode(), p.Ending()
+	if err := p.Stop(context.WithoutCancel(ctx), stopGrace); err != nil {
+		return fmt.Errorf("end %s: %w", l, err)
+	}
+	switch {
+	case !ended:
+		return ErrTooLong
+	case code != 0:
+		return fmt.Errorf("%s: %s%s; it printed last:\n%s", l, ending, last.remedy(), last)
+	}
+	return nil
+}
+
+// writeRequests writes the requests as the custom data set of vllm bench serve.
+func (l *Load) writeRequests(ctx context.Context, path string, arrivals []workload.Arrival) error {
+	texts := make([]string, len(arrivals))
+	work, ctx := errgroup.WithContext(ctx)
+	const maxParallel = 8
+	work.SetLimit(maxParallel)
+	for i, a := range arrivals {
+		work.Go(func() (err error) {
+			if texts[i], err = l.text(ctx, a.Request); err != nil {
+				return fmt.Errorf("request %d of the %s: %w", a.Index+1, a.Phase, err)
+			}
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return fmt.Errorf("load.driver vllm-bench: %w", err)
+	}
+	var rows bytes.Buffer
+	lines := json.NewEncoder(&rows)
+	for i, a := range arrivals {
+		row := struct {
+			Prompt       string `json:"prompt"`
+			OutputTokens int    `json:"output_tokens"`
+		}{texts[i], a.Request.OutputTokens}
+		if err := lines.Encode(row); err != nil {
+			return fmt.Errorf("write the requests for %s: %w", l, err)
+		}
+	}
+	return os.WriteFile(path, rows.Bytes(), 0o600)
+}
+
+// text returns the prompt as one text, the form that vllm bench serve takes.
+func (l *Load) text(ctx context.Context, r *workload.Request) (string, error) {
+	switch {
+	case r.Tokens != nil:
+		return l.Client.Detokenize(ctx, r.Tokens)
+	case len(r.Messages) == 0:
+		return r.Text, nil
+	case len(r.Messages) == 1 && r.Messages[0].Role == "user":
+		return r.Messages[0].Content, nil
+	}
+	return "", errors.New("is a chat of several messages, but the custom data set of vllm bench serve holds one prompt per row; use load: {driver: tuner}")
+}
+
+// A lastOutput passes on what a child prints, and keeps the last maxKept bytes.
+type lastOutput struct {
+	to   io.Writer // may be nil
+	kept []byte
+}
+
+const maxKept = 4 << 10
+
+// Write is called by one goroutine. The other methods are called after that goroutine has ended.
+func (o *lastOutput) Write(b []byte) (int, error) {
+	o.kept = append(o.kept, b...)
+	if extra := len(o.kept) - maxKept; extra > 0 {
+		o.kept = o.kept[extra:]
+	}
+	if o.to == nil {
+		return len(b), nil
+	}
+	return o.to.Write(b)
+}
+
+// remedy helps with the commonest failure: a plain vLLM lacks the packages that its own bench needs.
+func (o *lastOutput) remedy() string {
+	if bytes.Contains(o.kept, []byte("No module named 'pandas'")) || bytes.Contains(o.kept, []byte("vllm[bench]")) {
+		return " for lack of a package; install them with pip install 'vllm[bench]'"
+	}
+	return ""
+}
+
+// String returns the last lines, indented.
+func (o *lastOutput) String() string {
+	const maxLines = 12
+	var lines []string
+	for in := bufio.NewScanner(bytes.NewReader(o.kept)); in.Scan(); {
+		if line := strings.TrimSpace(in.Text()); line != "" {
+			lines = append(lines, "  "+line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")
+}

@@ -1,0 +1,165 @@
+package trial
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/render"
+	"vllmtuner/serverctl"
+)
+
+const (
+	// worstLimit is how long the worst case may last. The server has admitted all its requests long before, or never will.
+	worstLimit = time.Minute
+	// worstFill is the part of the KV cache that the worst case asks for, so that requests are preempted or wait.
+	worstFill = 1.25
+	// worstScan is the number of requests among which the longest prompts are looked for.
+	worstScan = 1000
+	// worstMinAnswer is the least length of an answer in tokens, where the workload's is not shorter.
+	worstMinAnswer = 16
+	// For servers that do not tell: vLLM's largest default of max-num-seqs, and its smallest of max-num-batched-tokens
+	// (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
+	defaultSeqs, defaultBatch = 1024, 2048
+	// charsPerToken is the ratio of English text. It is used where only the server can count tokens.
+	charsPerToken = 4
+)
+
+// A worstCase is the largest load that a server admits. A point counts only if its server survives that.
+type worstCase struct {
+	*session
+	shown bool // a probe has shown the server under such a load
+}
+
+// saw looks for the worst case in a probe.
+func (w *worstCase) saw(p Probe) {
+	running := 0.0
+	if p.Server != nil && len(p.Server.Running) > 0 {
+		running = slices.Max(p.Server.Running)
+	}
+	// A server preempts requests only when its KV cache is full.
+	w.shown = w.shown || p.Preemptions > 0 || running >= float64(w.setting("max-num-seqs", defaultSeqs))
+}
+
+// setting is the value of a server's flag: as the server tells it, or as its args do, or else the default.
+func (w *worstCase) setting(flag string, otherwise int) int {
+	texts := []string{w.result.Facts.Args[flag]}
+	for i, arg := range w.task.Args {
+		name, value, joined := strings.Cut(arg, "=")
+		if strings.ReplaceAll(name, "_", "-") != "--"+flag {
+			continue
+		}
+		if !joined && i+1 < len(w.task.Args) {
+			value = w.task.Args[i+1]
+		}
+		texts = append(texts, value)
+	}
+	for _, text := range texts {
+		if n, err := strconv.Atoi(text); err == nil && n > 0 {
+			return n
+		}
+	}
+	return otherwise
+}
+
+// survive sends the worst case, unless a probe has shown it: as many requests at once as the server was started for, with the longest
+// prompts of the workload. Nothing of it is stored, so a resumed trial does it again.
+func (w *worstCase) survive(ctx context.Context) error {
+	if !w.runner.WorstCase || w.shown {
+		return nil
+	}
+	requests := w.requests()
+	longest, shortest := promptTokens(&requests[0]), promptTokens(&requests[len(requests)-1])
+	what := fmt.Sprintf("%s at once with prompts of %d to %d tokens", render.Count(len(requests), "request"), shortest, longest)
+	w.task.progress("worst case: %s", what)
+	endSeries := w.server.Observe(time.Now())
+	before := w.result.GPUTime
+	atLimit := func(now time.Duration, _ []bench.Sample) bool { return now >= worstLimit }
+	run, err := w.uncounted(ctx, atOnce(requests), atLimit, "of the worst case")
+	series := endSeries()
+	if err = explain(ctx, w.server, err); err != nil {
+		if exit, ok := errors.AsType[*serverctl.ExitError](err); ok {
+			died := *exit
+			died.Evidence = join(died.Evidence, "it had lived through its search, and died under "+what)
+			return &died
+		}
+		return err
+	}
+	text := fmt.Sprintf("the server survived %s after the search", what)
+	if series != nil && len(series.Running) > 0 {
+		text += fmt.Sprintf(", %.0f of which were seen to run at a time", slices.Max(series.Running))
+	}
+	if run.Stopped {
+		text += fmt.Sprintf(", not all answered within %s", worstLimit)
+	}
+	w.note("%s (%.0f s)", text, (w.result.GPUTime - before).Seconds())
+	return nil
+}
+
+// requests are those of the worst case, the longest prompts first: as many as may run at a time, or as overfill the KV cache. Their
+// answers are short, but long enough that the first request still runs when the last is admitted.
+func (w *worstCase) requests() []workload.Request {
+	candidates := longestPrompts(w.runner.Source)
+	room := math.Inf(1)
+	if tokens := w.result.Facts.KVCacheTokens; tokens > 0 {
+		room = worstFill * float64(tokens)
+	}
+	var chosen []workload.Request
+	asked := 0
+	for i := 0; len(chosen) < w.setting("max-num-seqs", defaultSeqs) && (i == 0 || float64(asked) < room); i++ {
+		q := candidates[i%len(candidates)]
+		chosen = append(chosen, q)
+		asked += promptTokens(&q)
+	}
+	steps := worstMinAnswer + asked/w.setting("max-num-batched-tokens", defaultBatch)
+	for i := range chosen {
+		chosen[i].OutputTokens = min(chosen[i].OutputTokens, steps)
+	}
+	longestFirst(chosen)
+	return chosen
+}
+
+// longestPrompts are some of the workload's requests, none of which a probe asks.
+func longestPrompts(source workload.Source) []workload.Request {
+	n := worstScan
+	if all := source.Len(); all > 0 {
+		n = min(n, all)
+	}
+	requests := make([]workload.Request, n)
+	for i := range requests {
+		requests[i] = *source.Request(workload.WarmUpStream.Draw(1), i)
+	}
+	longestFirst(requests)
+	return requests
+}
+
+func longestFirst(requests []workload.Request) {
+	slices.SortStableFunc(requests, func(a, b workload.Request) int { return cmp.Compare(promptTokens(&b), promptTokens(&a)) })
+}
+
+// promptTokens is the length of a prompt, estimated where only the server can count.
+func promptTokens(q *workload.Request) int {
+	if q.PromptTokens > 0 {
+		return q.PromptTokens
+	}
+	return 1 + q.TextBytes()/charsPerToken
+}
+
+// atOnce is a load whose requests are all due when it begins.
+func atOnce(requests []workload.Request) workload.Schedule {
+	return func(yield func(workload.Arrival) bool) {
+		for i := range requests {
+			if !yield(workload.Arrival{Phase: workload.Window, Index: i, Request: &requests[i]}) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"vllmtuner/render"
+	"vllmtuner/serverctl"
+	"vllmtuner/serverctl/doctor"
+	"vllmtuner/serverctl/gpu"
+	"vllmtuner/serverctl/host"
+	"vllmtuner/tuner/studyfile"
+)
+
+// GPUSource is the program or exporter that reports the GPUs of a study's server; nil when nobody is to be asked.
+func GPUSource(s studyfile.Server) gpu.Source {
+	switch {
+	case s.Simulate != "" || s.GPU == studyfile.NoGPU:
+		return nil
+	case strings.HasPrefix(s.GPU, "http://") || strings.HasPrefix(s.GPU, "https://"):
+		return &gpu.DCGM{URL: s.GPU}
+	}
+	return &gpu.NvidiaSMI{Path: s.GPU}
+}
+
+// CheckMachine compares this machine with what the study's server and its load need. It is an error if every figure measured
+// here would be wrong.
+func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
+	if p.File.Server.Simulate != "" {
+		return nil
+	}
+	if err := p.checkGPUs(ctx, say); err != nil {
+		return err
+	}
+	machine := host.Reader{}.Read()
+	var errs []error
+	for _, f := range host.Check(machine, p.need()) {
+		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
+		switch f.Severity {
+		case host.Error:
+			errs = append(errs, errors.New(text))
+		case host.Warning:
+			say(Warning, "%s", text)
+		}
+	}
+	if len(errs) > 0 {
+		return InputError{errors.Join(errs...)}
+	}
+	say("machine", "%.3g cores, %s of memory free", machine.Cores.Usable, render.Bytes(machine.Memory.Free))
+	return nil
+}
+
+// need is what the study needs of a machine. The file of a sweep says how many requests are in flight.
+func (p *Plan) need() host.Need {
+	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
+	if sweep := p.File.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
+		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
+	}
+	return need
+}
+
+// MoreCores says which machine a study needs whose load generator was late.
+func (p *Plan) MoreCores() string {
+	have := host.Reader{}.Read().Cores.Usable
+	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1}.Filled().Cores
+	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g and no other work on them: "+
+		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
+}
+
+// checkGPUs finds the GPUs that the server will use. A machine without one runs vLLM on its CPU.
+func (p *Plan) checkGPUs(ctx context.Context, say Say) error {
+	source := GPUSource(p.File.Server)
+	if source == nil {
+		return nil
+	}
+	reading, err := source.Query(ctx)
+	if errors.Is(err, gpu.ErrNone) && p.File.Server.GPU == "" {
+		say("gpu", "none: %v", err)
+		return nil
+	}
+	if err != nil {
+		return inputf("%s: server.gpu: %w", p.File.Path, err)
+	}
+	p.GPUs = serverctl.OwnGPUs(reading, p.Env, p.File.Server.Args)
+	for _, g := range p.GPUs {
+		used := ""
+		if g.UsedMiB != nil && g.TotalMiB != nil {
+			used = fmt.Sprintf(", %.1f of %.1f GiB in use", *g.UsedMiB/1024, *g.TotalMiB/1024)
+		}
+		say("gpu", "%d: %s, driver %s%s", g.Index, g.Name, g.Driver, used)
+		if doctor.InUse(g) {
+			say(Warning, "GPU %d is not free%s: the server may run out of memory, or get a smaller cache; `tuner doctor` shows which processes use it", g.Index, used)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,172 @@
+// Package plan opens what a study file names, and checks it before GPU time is spent. It never starts a server, but for its
+// --help.
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl/gpu"
+	"vllmtuner/studies/rights"
+	"vllmtuner/trial"
+	"vllmtuner/tuner/sampler"
+	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
+)
+
+// An InputError is a mistake in what the user wrote or named: the same command fails again until he corrects it.
+type InputError struct{ error }
+
+// Unwrap returns the error as it was found.
+func (e InputError) Unwrap() error { return e.error }
+
+func inputf(format string, args ...any) error { return InputError{fmt.Errorf(format, args...)} }
+
+// input makes an error one of the user's.
+func input(err error) error {
+	if err == nil {
+		return nil
+	}
+	return InputError{err}
+}
+
+// A Plan is a study file with all that it names.
+type Plan struct {
+	File    *studyfile.File
+	Source  workload.Source
+	Space   *space.Space      // nil for a sweep
+	Sampler sampler.Sampler   // nil for a sweep
+	Current space.Point       // nil when the file has none
+	Env     map[string]string // of the server, with references resolved; may hold secrets
+	Model   string            // given to the server: the file's, or the path of a copy
+	Seed    uint64            // of requests and arrivals
+	ITL     bool              // record the times between tokens even if the SLO has no need of them
+
+	GPUs []gpu.GPU // that the server will use; CheckMachine finds them
+}
+
+// Open opens a study that is to be run.
+func Open(file *studyfile.File) (*Plan, error) {
+	if file.Sweep != nil && len(file.Parameters) == 0 {
+		return nil, inputf("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
+	}
+	p := &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
+	err := p.openServer()
+	if err == nil {
+		err = p.openSearch()
+	}
+	return p, input(err)
+}
+
+// OpenSweep opens a sweep: a server and its load, and nothing to search.
+func OpenSweep(file *studyfile.File) (*Plan, error) {
+	p := &Plan{File: file, Model: file.Model, Seed: file.Sweep.Seed, ITL: true}
+	return p, input(p.openServer())
+}
+
+// OpenSearch opens the workload and the search. The server may be on another machine.
+func OpenSearch(file *studyfile.File) (*Plan, error) {
+	if len(file.Parameters) == 0 {
+		return nil, inputf("%s: there are no parameters to search; add some", file.Path)
+	}
+	p, err := OpenWorkload(file)
+	if err != nil {
+		return nil, err
+	}
+	return p, input(p.openSearch())
+}
+
+// OpenWorkload opens the workload alone.
+func OpenWorkload(file *studyfile.File) (*Plan, error) {
+	p := &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
+	return p, input(p.openWorkload())
+}
+
+func (p *Plan) openSearch() (err error) {
+	file := p.File
+	if p.Space, err = file.Space(); err != nil {
+		return err
+	}
+	if p.Current, _, err = file.CurrentPoint(); err != nil {
+		return err
+	}
+	if p.Sampler, err = sampler.New(file.Sampler.Name, p.Space, file.Sampler.Seed, file.Budget.Trials); err != nil {
+		return fmt.Errorf("%s: sampler: %w", file.Path, err)
+	}
+	return errors.Join(p.checkLegal(), p.checkLongest())
+}
+
+func (p *Plan) openServer() (err error) {
+	file := p.File
+	if err := p.openWorkload(); err != nil {
+		return err
+	}
+	if p.Env, err = file.Environment(os.LookupEnv); err != nil {
+		return err
+	}
+	for key, dir := range map[string]string{"cache_dir": file.Server.CacheDir, "model_copy": file.Server.ModelCopy} {
+		if err := CheckWritable(dir); err != nil {
+			return fmt.Errorf("%s: server.%s: %w; give a directory that can be written", file.Path, key, err)
+		}
+	}
+	if dir := file.Server.CacheDir; dir != "" {
+		// vLLM keeps everything that it compiles and downloads below this directory (vllm/envs.py). The user's value stands.
+		if _, given := p.Env[cacheVariable]; !given {
+			p.Env[cacheVariable] = dir
+		}
+	}
+	return errors.Join(p.checkServer(), p.checkLoad(), p.checkBudget())
+}
+
+// cacheVariable is vLLM's own; compiled graphs lie in its torch_compile_cache.
+const cacheVariable = "VLLM_CACHE_ROOT"
+
+// openWorkload opens the requests, and takes a lead-in from them when the file has none.
+func (p *Plan) openWorkload() (err error) {
+	f := p.File
+	if p.Source, err = workload.Open(f.WorkloadSpec(), p.Seed); err != nil {
+		return fmt.Errorf("%s: workload: %w", f.Path, err)
+	}
+	if f.Probe.LeadIn < 0 {
+		f.Probe.LeadIn = trial.DefaultLeadIn(f.SLO(), p.Source, p.Protocol())
+	}
+	return nil
+}
+
+// Protocol is what happens to the prefix cache between probes.
+func (p *Plan) Protocol() trial.Protocol { return p.File.Protocol(p.Source.Len() == 0) }
+
+// CheckWritable makes a directory, and returns why it cannot be made or written; "" stands for none, which is well.
+func CheckWritable(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, rights.Dir(filepath.Dir(dir))); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(dir, ".tuner-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+// Names returns the searched flags.
+func (p *Plan) Names() []string {
+	var names []string
+	for _, parameter := range p.File.Parameters {
+		names = append(names, parameter.Name)
+	}
+	return names
+}
+
+// Lookup finds a variable in the environment that the server gets.
+func (p *Plan) Lookup(name string) (string, bool) {
+	if value, ok := p.Env[name]; ok {
+		return value, true
+	}
+	return os.LookupEnv(name)
+}

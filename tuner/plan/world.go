@@ -1,0 +1,85 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"vllmtuner/foreign"
+	"vllmtuner/studies"
+	"vllmtuner/tuner/studyfile"
+)
+
+// imageVariable names the image of a pod's containers. A container cannot find that out by itself.
+const imageVariable = "TUNER_IMAGE"
+
+// Dataset is the key of the dataset's hash in a World.
+const Dataset = "dataset sha256"
+
+// Begin is what a study begins with, or must match to continue, on this machine. It knows the GPUs only after CheckMachine.
+func (p *Plan) Begin(version string) (studies.New, error) {
+	world, err := p.World()
+	if err != nil {
+		return studies.New{}, err
+	}
+	study := studies.New{
+		Name: p.File.Name, Seed: p.File.Sampler.Seed, File: p.File.Text, World: world, Final: []string{studyfile.SLOKey},
+		Found: map[string]string{}, Noted: map[string]string{"tuner": version},
+	}
+	if host, err := os.Hostname(); err == nil {
+		study.Noted["host"] = host
+	}
+	if image := os.Getenv(imageVariable); image != "" {
+		study.Found["image"] = image
+	}
+	if len(p.GPUs) > 0 {
+		study.Found["gpu"] = p.gpuNames()
+		study.Noted["driver"] = p.GPUs[0].Driver
+	}
+	return study, nil
+}
+
+// gpuNames names the GPUs that the server will use, such as "2 × NVIDIA H200". Which ones of a kind they are does not matter.
+func (p *Plan) gpuNames() string {
+	counts := map[string]int{}
+	var names []string
+	for _, g := range p.GPUs {
+		name := g.Name
+		if g.MIG != "" {
+			profile, _, _ := strings.Cut(g.MIG, " #")
+			name += ", MIG " + profile
+		}
+		if counts[name]++; counts[name] == 1 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%d × %s", counts[name], name)
+	}
+	return strings.Join(names, "; ")
+}
+
+// World is what must not change while the study goes on: the file's settings and the contents of the dataset.
+func (p *Plan) World() (map[string]string, error) {
+	world := p.File.World()
+	path := p.File.WorkloadSpec().Path
+	if path == "" {
+		return world, nil
+	}
+	f, err := foreign.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, f); err != nil {
+		return nil, fmt.Errorf("read the dataset: %w", err)
+	}
+	world[Dataset] = hex.EncodeToString(hash.Sum(nil))
+	return world, nil
+}
