@@ -11,9 +11,6 @@ import (
 	"vllmtuner/render"
 )
 
-// width is that of a terminal nobody has widened.
-const width = 80
-
 // percent writes a part in whole per cent, small ones with a digit more.
 func percent(part float64) string {
 	if part < 0.0005 {
@@ -27,59 +24,39 @@ func percent(part float64) string {
 
 func joined(names []string) string { return strings.Join(names, ", ") }
 
-// wrapped writes a text in lines of at most width columns: the first after a name of so many columns, the others below it.
-func wrapped(b *strings.Builder, name string, indent int, text string) {
-	line := fmt.Sprintf("%-*s", indent, name)
-	empty := true
-	for word := range strings.FieldsSeq(text) {
-		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
-			b.WriteString(strings.TrimRight(line, " ") + "\n")
-			line, empty = strings.Repeat(" ", indent), true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
-	}
-	b.WriteString(strings.TrimRight(line, " ") + "\n")
-}
-
 // WriteText writes the result for a person.
 func (r *Result) WriteText(w io.Writer) error {
-	var b strings.Builder
+	var b render.Text
 	r.writeUse(&b)
 	r.writeErrors(&b)
 	r.writeConstants(&b)
 	for _, note := range r.Notes {
-		wrapped(&b, "note", 10, note)
+		b.Item("note", "%s", note)
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	return nil
+	return b.Flush(w)
 }
 
 // writeUse says what was used.
-func (r *Result) writeUse(b *strings.Builder) {
+func (r *Result) writeUse(b *render.Text) {
 	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
 	if r.Simulated {
 		text += ". The study was simulated: the profile is one of a simulation, and no GPU is behind it"
 	}
-	wrapped(b, "study", 10, text)
+	b.Item("study", "%s", text)
 	text = fmt.Sprintf("%d fitted, %d held out, of %d", r.Fitted, r.HeldOut, r.Probes)
 	for _, left := range r.LeftOut {
 		text += fmt.Sprintf("; left out: %d %s", left.N, left.Why)
 	}
-	wrapped(b, "probes", 10, text)
+	b.Item("probes", "%s", text)
 	for _, left := range r.LeftOutTrials {
-		wrapped(b, "", 10, render.Count(left.N, "trial")+" left out: "+left.Why)
+		b.Item("", "%s", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
 		text = fmt.Sprintf("of %d starts, %d of them refused, within %.3f GiB (before: %.3g; root of the mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
-		wrapped(b, "KV cache", 10, text)
+		b.Item("KV cache", "%s", text)
 	}
 	if r.HitRate >= 0 {
-		wrapped(b, "hit rate", 10, fmt.Sprintf("of the prefix cache within %.1f points in the median; it was not fitted", 100*r.HitRate))
+		b.Item("hit rate", "of the prefix cache within %.1f points in the median; it was not fitted", 100*r.HitRate)
 	}
 	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
 	switch {
@@ -88,11 +65,11 @@ func (r *Result) writeUse(b *strings.Builder) {
 	case !r.Converged:
 		text += "; it had not settled: calibrate once more with --from this profile"
 	}
-	wrapped(b, "fit", 10, text)
+	b.Item("fit", "%s", text)
 }
 
 // writeErrors writes how far the predictions are off.
-func (r *Result) writeErrors(b *strings.Builder) {
+func (r *Result) writeErrors(b *render.Text) {
 	fmt.Fprintf(b, "\nerror, %%         %-21s%-21s%s\n", "before", "after, fitted", "after, held out")
 	fmt.Fprintf(b, "%-14s%s\n", "", strings.Repeat(fmt.Sprintf("%7s%7s%7s", "median", "p90", "max"), 3))
 	for _, m := range r.Metrics {
@@ -138,7 +115,7 @@ func figure(v float64) string {
 
 // writeConstants writes what became of the constants: those that are told, those that are not with what stands in for them, and
 // those that do not show.
-func (r *Result) writeConstants(b *strings.Builder) {
+func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string
 	for _, c := range r.Changes {
@@ -164,15 +141,15 @@ func (r *Result) writeConstants(b *strings.Builder) {
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {
-			wrapped(b, "held", 10, fmt.Sprintf("%s stays %s: not separable from %s", c.Path, strings.TrimSpace(number(c.After)+" "+c.Unit), orOthers(c.With)))
+			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(number(c.After)+" "+c.Unit), orOthers(c.With))
 		}
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			wrapped(b, "together", 10, fmt.Sprintf("%s holds only with %s as in %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error)))
+			b.Item("together", "%s holds only with %s as in %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error))
 		}
 	}
 	if len(unseen) > 0 {
-		wrapped(b, "unseen", 10, fmt.Sprintf("as in %s, for they do not show in this study: %s", r.From, joined(unseen)))
+		b.Item("unseen", "as in %s, for they do not show in this study: %s", r.From, joined(unseen))
 	}
 }
