@@ -5,21 +5,22 @@ import (
 	"strings"
 )
 
-// A Grid is a table of loads by configs that fits a terminal: columns that do not fit follow below, with the loads again.
+// A Grid is a table that fits a terminal. Columns that do not fit follow below, with the names of the rows again.
 type Grid struct {
 	Title   string
-	Corner  string   // above the loads
-	Rows    []string // the loads, or other names of rows
+	Corner  string   // above the names of the rows, which then stand on the right
+	Rows    []string // names
 	Columns []GridColumn
 }
 
-// A GridColumn is one config's.
+// A GridColumn is a column of a Grid.
 type GridColumn struct {
 	Head  string
 	Cells []string // by row
 }
 
-func (g Grid) WriteTo(t *Text) {
+// Grid adds a grid below an empty line.
+func (t *Text) Grid(g Grid) {
 	t.WriteString("\n" + g.Title + "\n")
 	first := len(g.Corner)
 	for _, row := range g.Rows {
@@ -50,36 +51,36 @@ func (g Grid) writeBlock(t *Text, first int, columns []GridColumn) {
 		if line == tallest-1 {
 			corner = g.Corner
 		}
-		words := make([]string, len(columns))
+		cells := make([]string, len(columns))
 		for i := range columns {
 			if from := tallest - len(heads[i]); line >= from {
-				words[i] = heads[i][line-from]
+				cells[i] = heads[i][line-from]
 			}
 		}
-		g.writeLine(t, first, corner, columns, words)
+		g.writeLine(t, first, corner, columns, cells)
 	}
 	for r, row := range g.Rows {
-		words := make([]string, len(columns))
+		cells := make([]string, len(columns))
 		for i, c := range columns {
-			words[i] = c.Cells[r]
+			cells[i] = c.Cells[r]
 		}
-		g.writeLine(t, first, row, columns, words)
+		g.writeLine(t, first, row, columns, cells)
 	}
 }
 
-// writeLine writes one line. Numbers stand on the right, and the names of rows that have no corner on the left.
-func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, words []string) {
+// writeLine writes one line.
+func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, cells []string) {
 	line := fmt.Sprintf("%*s", first, row)
 	if g.Corner == "" {
 		line = fmt.Sprintf("%-*s", first, row)
 	}
 	for i, c := range columns {
-		line += fmt.Sprintf(" %*s", c.width(), words[i])
+		line += fmt.Sprintf(" %*s", c.width(), cells[i])
 	}
 	t.WriteString(strings.TrimRight(line, " ") + "\n")
 }
 
-// width is that of the widest cell, or of the longest piece of the head that is not broken.
+// width is the width of the widest cell, or of the longest piece of the head.
 func (c GridColumn) width() int {
 	width := 0
 	for _, cell := range c.Cells {
@@ -91,7 +92,7 @@ func (c GridColumn) width() int {
 	return width
 }
 
-// headLines breaks a head so that it fits its column.
+// headLines breaks the head so that it fits the column.
 func (c GridColumn) headLines() []string {
 	width, lines := c.width(), []string{""}
 	for _, piece := range headPieces(c.Head) {
@@ -105,7 +106,7 @@ func (c GridColumn) headLines() []string {
 	return lines
 }
 
-// headPieces are the parts of a name that stay whole: phase1-, baseline-, rerun.
+// headPieces are the parts of a name that are not broken, such as phase1-, baseline- and rerun.
 func headPieces(name string) []string {
 	return strings.FieldsFunc(strings.NewReplacer(" ", "\x00 ", "-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
 }

@@ -52,7 +52,7 @@ func FuzzClip(f *testing.F) {
 // A table uses the width that there is: it clips what may be clipped, then leaves columns out.
 func TestTableFits(t *testing.T) {
 	table := Table{
-		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Least: 6, Rank: 3}},
+		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Min: 6, Rank: 3}},
 		Rows:    [][]string{{"a", "1", "3 s", "a text that is long"}, {"模型", "20", "14 min", "short"}},
 	}
 	for _, c := range []struct {
@@ -116,7 +116,7 @@ func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
 		g.Columns = append(g.Columns, GridColumn{Head: name, Cells: []string{"1", "FAIL (x)"}})
 	}
 	var text Text
-	g.WriteTo(&text)
+	text.Grid(g)
 	want := `
 T
         phase1-

@@ -8,7 +8,7 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// Width is how many columns of a terminal a text takes. A wide character takes two, a combining one none.
+// Width is the number of columns that a text takes on a terminal. A wide character takes two, a combining one none.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
 // Clip shortens a text to its first line, of at most n columns.
@@ -28,7 +28,7 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// Pad fills a text up to n columns, on its left where it is to stand on the right.
+// Pad fills a text up to n columns with spaces: before it if right is set, and else behind it.
 func Pad(text string, n int, right bool) string {
 	fill := blank(max(0, n-Width(text)))
 	if right {

@@ -24,7 +24,7 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// Done writes how far a count has come: "12 of 30 trials done". all is 0 where nobody knows.
+// Done writes how many of all things are done: "12 of 30 trials done". all is 0 where it is not known.
 func Done(n, all int, thing string) string {
 	if all <= 0 {
 		return Count(n, thing) + " done"
@@ -33,12 +33,15 @@ func Done(n, all int, thing string) string {
 	return fmt.Sprintf("%d of %d%s done", n, all, things)
 }
 
-// Percent writes a ratio - 1 with its sign, such as "+4 %". What rounds to nothing has no sign.
-func Percent(f float64) string {
-	if text := fmt.Sprintf("%+.0f", 100*f); text != "+0" && text != "-0" {
-		return text + " %"
+// Percent writes a relative difference with its sign, such as "+4 %" for 0.04.
+func Percent(f float64) string { return Signed(100*f) + " %" }
+
+// Signed writes a whole number with its sign. Zero has none.
+func Signed(f float64) string {
+	if text := fmt.Sprintf("%+.0f", f); text != "+0" && text != "-0" {
+		return text
 	}
-	return "0 %"
+	return "0"
 }
 
 // Span writes a duration: "34 s", "2 min 10 s", "46 min", "2 h 03 min".
@@ -59,7 +62,7 @@ func Span(d time.Duration) string {
 	}
 }
 
-// Left writes how long something will take still, such as "about 6 min left"; "" where that is less than a second, or not known.
+// Left writes the remaining time, such as "about 6 min left"; "" where it is below a second or not known.
 func Left(d time.Duration) string {
 	if d < time.Second {
 		return ""

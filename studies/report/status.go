@@ -119,7 +119,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 	short := render.ShortNames(searched(shown))
 	t := render.Table{Columns: []render.Column{
 		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
-		{Head: "result", Least: 10, Rank: 1}, {Head: "point", Least: 24, Rank: 4},
+		{Head: "result", Min: 10, Rank: 1}, {Head: "point", Min: 24, Rank: 4},
 	}}
 	for _, trial := range shown {
 		result := resultText(trial)

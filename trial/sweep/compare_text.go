@@ -26,7 +26,7 @@ func (s *Sweep) writeStandings(t *render.Text) {
 		case st.highest.Bound == "":
 			rate = "-"
 		}
-		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus, strings.ToUpper(st.mark), s.next(&s.Configs[i], st.highest))
+		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(&s.Configs[i], st.highest))
 		if len(st.below) > 0 {
 			var below []string
 			for _, load := range st.below {
@@ -82,6 +82,7 @@ func (s *Sweep) detailLevel() (level trial.Level, why string) {
 	return s.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
 }
 
+// writeDetail adds a table of all figures at one level.
 func (s *Sweep) writeDetail(t *render.Text) {
 	level, why := s.detailLevel()
 	g := render.Grid{Title: fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why)}
@@ -101,5 +102,5 @@ func (s *Sweep) writeDetail(t *render.Text) {
 		}
 		g.Columns = append(g.Columns, column)
 	}
-	g.WriteTo(t)
+	t.Grid(g)
 }

@@ -189,9 +189,9 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 				wrong("another may reach the winner")
 			case st.mark == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
 				wrong("one of the tied may be higher")
-			case st.versus != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
+			case st.versus() != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
 				wrong("a difference from what is not known")
-			case strings.Contains(st.versus, "-0"):
+			case strings.Contains(st.versus(), "-0"):
 				wrong("minus nothing")
 			}
 		}

@@ -176,9 +176,9 @@ func (s *Sweep) winnerRecords() [][]string {
 		if st.highest.Met() {
 			rate = s.loadWord(st.highest.Rate)
 		}
-		percent, known := strings.CutSuffix(st.versus, " %")
-		if !known {
-			percent = ""
+		percent := ""
+		if st.known {
+			percent = render.Signed(100 * st.gain)
 		}
 		records = append(records, []string{s.Configs[i].Name, marks[st.mark], rate, percent})
 	}

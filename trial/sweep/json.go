@@ -56,7 +56,7 @@ func (s *Sweep) WriteJSON(w io.Writer) error {
 		d := configDocument{
 			Name: c.Name, Description: c.Description, Args: c.Args, Complete: len(c.Probes) == len(s.Plan.Levels),
 			Trouble: c.trouble(), Class: c.Result.Class, Evidence: c.Result.Evidence, Highest: st.highest, Below: append([]float64{}, st.below...),
-			VsBaseline: st.versus, Mark: st.mark, Facts: c.Result.Facts, GPUSeconds: c.Result.GPUTime.Seconds(), Probes: []trial.Probe{}, Notes: c.Result.Notes,
+			VsBaseline: st.versus(), Mark: st.mark, Facts: c.Result.Facts, GPUSeconds: c.Result.GPUTime.Seconds(), Probes: []trial.Probe{}, Notes: c.Result.Notes,
 		}
 		for _, p := range c.Probes {
 			p.Server, p.Measurement.Series = nil, nil

@@ -16,8 +16,17 @@ import (
 type standing struct {
 	highest capacity.Capacity
 	below   []float64 // loads under the highest that failed
-	versus  string    // the difference from the baseline, such as +25 %; "-" when one of the two has no known highest load
+	gain    float64   // its highest load against the baseline's: 0.25 is 25 % more
+	known   bool      // gain is known
 	mark    string    // winner or tie; "" for the others
+}
+
+// versus is the gain for people, such as +25 %.
+func (s standing) versus() string {
+	if !s.known {
+		return "-"
+	}
+	return render.Percent(s.gain)
 }
 
 // standings compares the configs. A winner is better than all others, the baseline included. A config whose highest load the
@@ -26,9 +35,9 @@ func (s *Sweep) standings() []standing {
 	all, found := make([]standing, len(s.Configs)), make([]capacity.Capacity, len(s.Configs))
 	for i := range s.Configs {
 		found[i] = s.Configs[i].highest()
-		all[i] = standing{highest: found[i], below: s.Configs[i].below(), versus: "-"}
+		all[i] = standing{highest: found[i], below: s.Configs[i].below()}
 		if i > 0 && found[i].Met() && found[0].Met() && found[i].Limited == "" && found[0].Limited == "" {
-			all[i].versus = render.Percent(found[i].Rate/found[0].Rate - 1)
+			all[i].gain, all[i].known = found[i].Rate/found[0].Rate-1, true
 		}
 	}
 	best := capacity.Best(found)
@@ -79,12 +88,12 @@ func (s *Sweep) conclusion() string {
 	switch {
 	case winner > 0 && all[0].highest.Limited != "":
 		return fmt.Sprintf("%s alone reaches %s.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
-	case winner > 0 && all[winner].versus == "-" && all[0].highest.Met():
+	case winner > 0 && !all[winner].known && all[0].highest.Met():
 		return fmt.Sprintf("%s is above the baseline on this grid, and how far is not known: the load generator was late.", s.Configs[winner].Name)
 	case winner > 0 && !all[0].highest.Met():
 		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
 	case winner > 0:
-		return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", s.Configs[winner].Name, strings.TrimPrefix(all[winner].versus, "+"))
+		return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", s.Configs[winner].Name, strings.TrimPrefix(all[winner].versus(), "+"))
 	case tied > 0 && all[0].mark == "tie":
 		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", tied, len(all), best)
 	case tied > 0:

@@ -77,7 +77,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 			if st.mark == "" {
 				st.mark = "-"
 			}
-			marks, versus = append(marks, st.mark), append(versus, st.versus)
+			marks, versus = append(marks, st.mark), append(versus, st.versus())
 		}
 		if got := strings.Join(marks, " "); got != row.marks || strings.Join(versus, " ") != row.versus {
 			t.Errorf("%s: %s and %s, want %s and %s", row.name, got, strings.Join(versus, " "), row.marks, row.versus)

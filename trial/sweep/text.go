@@ -25,10 +25,10 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		s.writeLoops(&t)
 	} else {
 		for _, f := range gridFigures {
-			s.grid(f.title, f.cell).WriteTo(&t)
+			t.Grid(s.grid(f.title, f.cell))
 		}
 		verdict := func(_ *Config, p trial.Probe) string { return verdictCell(p) }
-		s.grid("SLO: "+s.SLO.String(), verdict).WriteTo(&t)
+		t.Grid(s.grid("SLO: "+s.SLO.String(), verdict))
 	}
 	s.writeStandings(&t)
 	if !s.closed() {
@@ -157,7 +157,7 @@ func (s *Sweep) writeLoops(t *render.Text) {
 			g.Columns = append(g.Columns, s.column(c, f.title, f.cell))
 		}
 		g.Columns = append(g.Columns, s.column(c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) }))
-		g.WriteTo(t)
+		t.Grid(g)
 	}
 }
 
