@@ -22,7 +22,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// Columns are those of a terminal: a wide character takes two, a combining one none.
+// A wide character takes two columns of a terminal, a combining one none.
 func TestClipCountsColumns(t *testing.T) {
 	for _, c := range []struct {
 		text string
@@ -49,7 +49,7 @@ func FuzzClip(f *testing.F) {
 	})
 }
 
-// A table uses the width that there is: it clips what may be clipped, then leaves columns out.
+// A table that is too wide clips what may be clipped, and then drops columns.
 func TestTableFits(t *testing.T) {
 	table := Table{
 		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Min: 6, Rank: 3}},

@@ -32,7 +32,7 @@ func benchCommand(finish <-chan struct{}) *cli.Command {
 	}
 }
 
-// benchServerFlags say how the server is reached. What each flag does is said in benchHelp.
+// benchServerFlags say how to reach the server. benchHelp explains each flag.
 func benchServerFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "url"},
@@ -48,7 +48,7 @@ func benchServerFlags() []cli.Flag {
 	}
 }
 
-// benchWorkloadFlags say what is asked.
+// benchWorkloadFlags say which requests are sent.
 func benchWorkloadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "workload", Value: "random"},
@@ -70,7 +70,7 @@ func benchWorkloadFlags() []cli.Flag {
 	}
 }
 
-// benchLoadFlags say when it is asked, and for how long.
+// benchLoadFlags say when requests are sent, and for how long.
 func benchLoadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "rate"},
@@ -94,7 +94,7 @@ func benchLoadFlags() []cli.Flag {
 	}
 }
 
-// benchReportFlags say what is made of the answers.
+// benchReportFlags say how the answers are judged and reported.
 func benchReportFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "slo"},

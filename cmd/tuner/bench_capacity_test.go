@@ -20,8 +20,8 @@ import (
 	"vllmtuner/trial/simload"
 )
 
-// seekOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
-func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
+// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
+func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
 	if loadErr != nil {
@@ -64,7 +64,7 @@ func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	return out.String(), words.String(), err
 }
 
-// answerOf is the last object of what a program reads.
+// answerOf returns the last JSON object of the output, which is the answer, and the number of objects before it.
 func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 	t.Helper()
 	for d := json.NewDecoder(strings.NewReader(stdout)); ; runs++ {
@@ -87,7 +87,7 @@ func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
 func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
-	stdout, stderr, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
+	stdout, stderr, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	// The search keeps to the time that it foretold within a quarter, and says it where that has not done.
+	// The search ends within the time that it announced. If that was too short for the precision, it says so.
 	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
 		t.Errorf("known to ±%.1f %%, %q; want ±8 %%, or nearly in the time that was planned", 100*half, c.Why)
 	}
@@ -112,7 +112,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 }
 
 func TestFindCapacityInWords(t *testing.T) {
-	stdout, _, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
+	stdout, _, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestFindCapacityInWords(t *testing.T) {
 	}
 }
 
-// What cannot be found is said with what was measured, within the time that was allowed.
+// A search without an answer says so within its budget, and what it measured.
 func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -140,7 +140,7 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 			[]string{"capacity  at least 2.5 req/s", "passed at the highest rate, 2.5 req/s", "advice    2.25 req/s = 0.9 × 2.5, the highest rate that passed; "}},
 	} {
 		began := time.Now()
-		stdout, _, err := seekOn(t, append(row.flags, "--rate", "2")...)
+		stdout, _, err := benchOn(t, append(row.flags, "--rate", "2")...)
 		if errors.Is(err, loadtest.ErrNoRunKept) == row.met || row.met && err != nil {
 			t.Errorf("%s: %v, want met %t", row.name, err, row.met)
 		}
@@ -156,10 +156,10 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	}
 }
 
-// Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
+// A search sends the workload once before its first run, which would otherwise find the cache colder than the later runs do.
 func TestFindCapacityFillsTheCache(t *testing.T) {
 	first := func(flags ...string) (value float64) {
-		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
+		stdout, _, err := benchOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
 		if err != nil && !errors.Is(err, loadtest.ErrNoRunKept) {
 			t.Fatal(err)
 		}

@@ -17,10 +17,10 @@ import (
 	"vllmtuner/foreign"
 )
 
-// attack would set a terminal's title, turn text round, hide some, and ring the bell.
+// attack would set the title of a terminal, reverse text, hide some of it, and ring the bell.
 const attack = "A\x1b]0;owned\x07\x1b[31mB\u009b1mC\u202eD\u2066E\u200bF\rG\x7f\u0085\ufeff\U000e0041\u2028H\xffI"
 
-// withoutNUL is a name that a file may have.
+// attackName is the attack as a file name.
 var attackName = strings.ReplaceAll(attack, "/", "")
 
 // wild answers like a server that nobody should trust. fail is the path whose requests are refused.
@@ -42,7 +42,7 @@ func wild(fail string) http.HandlerFunc {
 	}
 }
 
-// checkHarmless wants nothing but text, and of a document all that was in it.
+// checkHarmless checks that the output is text without control characters, and that a document can be parsed.
 func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	t.Helper()
 	for name, got := range map[string]string{"standard output": stdout, "standard error": stderr} {
@@ -66,7 +66,7 @@ func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	}
 }
 
-// Whatever a server says, in every form of output, no terminal obeys it.
+// No output format lets a terminal obey what a server sends.
 func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
 	for _, fail := range []string{"/v1/models", "/v1/completions", "nothing"} {
 		server := httptest.NewServer(wild(fail))
@@ -85,7 +85,7 @@ func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// Nor does it what files, their names, arguments and the environment say.
+// Neither do files, their names, arguments or the environment reach the terminal as control characters.
 func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), attackName)
 	write := func(name, text string) string {
@@ -140,7 +140,7 @@ func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// What is printed goes by app, or by run's last words: no other file of the command knows the standard streams.
+// Only main.go uses the standard streams. All other files write to the writers of cli.App, which filter control characters.
 func TestOnlyMainKnowsTheStandardStreams(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 20 {

@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// manualTables are those of the sweeps that were run by hand.
+// manualTables holds the tables of the sweeps that were run by hand.
 const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
@@ -33,7 +33,7 @@ func readTable(t *testing.T, path string) [][]string {
 	return records
 }
 
-// sweepExample sweeps a shipped example and returns the folder with its tables, and what it printed.
+// sweepExample sweeps a shipped example. It returns the folder with the tables, and the output.
 func sweepExample(t *testing.T, name string, flags ...string) (dir, printed string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -41,7 +41,7 @@ func sweepExample(t *testing.T, name string, flags ...string) (dir, printed stri
 	return dir, command(t, args...)
 }
 
-// sameLayout holds a table against one that was kept by hand: the same head, and the same first column.
+// sameLayout checks that a table has the head and the first column of a manual one.
 func sameLayout(t *testing.T, name string, got, want [][]string) {
 	t.Helper()
 	if strings.Join(got[0], ",") != strings.Join(want[0], ",") || len(got) < len(want) {
@@ -75,7 +75,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 	return sum / float64(n)
 }
 
-// The shipped sweep gives the tables of the manual one, in their layout and near their figures.
+// The shipped sweep has the layout of the manual one, and nearly its figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	dir, printed := sweepExample(t, "phase1")
@@ -139,7 +139,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
+// With EAGLE-3 no draft is accepted here: drafting costs memory and time, so the config breaks the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
 	dir, printed := sweepExample(t, "eagle3")
@@ -162,8 +162,8 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	fits(t, printed)
 }
 
-// The closed loop on the L4 has the columns and nearly the figures of the measured one. What one slow first request did to a
-// p95 is not simulated.
+// The closed loop on the L4 has the columns of the measured one, and nearly its figures. One slow first request, which raised a
+// measured p95, is not simulated.
 func TestL4IsNearTheManualSweep(t *testing.T) {
 	dir, printed := sweepExample(t, "l4")
 	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
@@ -182,7 +182,7 @@ func TestL4IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// fits holds every line against the width of a terminal.
+// fits checks that every line fits a terminal.
 func fits(t *testing.T, printed string) {
 	t.Helper()
 	for line := range strings.Lines(printed) {
@@ -193,7 +193,7 @@ func fits(t *testing.T, printed string) {
 	}
 }
 
-// Ctrl-C lets the rate at hand end, ends the server, and prints what there is.
+// After Ctrl-C a sweep finishes the current rate, ends the server, and prints what it measured.
 func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "slow.yaml")

@@ -34,7 +34,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 	}
 }
 
-// What only a late load generator passed is a lower bound, no proof, and no success.
+// A rate that passed only with a late load generator is a lower bound. It is neither proof nor success.
 func TestALateSearchDoesNotSucceed(t *testing.T) {
 	const why = "the load generator was 17.5 ms late at p99"
 	for _, row := range []struct {

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A run that is void says nothing of the load generator, and one whose requests all failed nothing of a latency.
+// A void run is not blamed on the load generator, and a run whose requests all failed is not blamed on a latency.
 func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
 	failed := limits.Judge([]bench.Sample{{Failure: bench.Status, End: 1}}, 1, time.Second)
@@ -33,7 +33,7 @@ func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
 	}
 }
 
-// Where failed requests decide, a request alone would fail as well: no limit on a latency is to be raised.
+// If failed requests decide, the answer counts them and does not advise to raise a limit on a latency.
 func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
 	samples := make([]bench.Sample, 40)
@@ -49,7 +49,7 @@ func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
 	}
 }
 
-// The details of many failures are not kept, so the first that has one is told.
+// Only some failures keep their detail. The notes show the first one that does.
 func TestTheFirstFailureIsToldWithItsDetail(t *testing.T) {
 	b := &Bench{Client: &bench.Client{}}
 	samples := []bench.Sample{{Failure: bench.TimedOut, End: 9}, {Failure: bench.TimedOut, Detail: "no byte came for 8s", End: 8}}
@@ -90,7 +90,7 @@ func TestRatesInTables(t *testing.T) {
 	}
 }
 
-// A row that the load generator decided says so wherever it has a verdict, and one that was ended early shows what its verdict read.
+// A row says if the load generator decided its verdict. In a run that ended early it shows the p99 that the verdict used.
 func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
 	r := Result{Run: Run{rate: 20}, Verdict: &v, stopped: true}

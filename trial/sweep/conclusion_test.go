@@ -16,10 +16,10 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// The letters of a table of rows: p passed, f failed, L passed with a late load generator, l failed for it.
+// rowLetters stand for verdicts: p passed, f failed, L passed with a late load generator, l failed because of one.
 const rowLetters = "pfLl"
 
-// A table is what the rows of a config say, read without any of the code that concludes from them.
+// A table holds the rows of a config. Its methods draw conclusions without using the code under test.
 type table struct {
 	loads   []float64
 	letters []byte
@@ -35,10 +35,10 @@ func (t table) with(letters string) (loads []float64) {
 	return loads
 }
 
-// highest is the highest load that passed in time, 0 for none.
+// highest is the highest load that passed with the load generator in time; 0 means none.
 func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
 
-// reach is the highest load that may be within the SLO, for all that the rows say; 0 for none.
+// reach is the highest load that might be within the SLO, given the rows; 0 means none.
 func (t table) reach() float64 {
 	reach := t.highest()
 	for _, load := range t.with("Ll") {
@@ -77,7 +77,7 @@ func (t table) steps() (steps []capacity.Step) {
 	return steps
 }
 
-// figures are the numbers that follow a word of a text.
+// figures returns the numbers of a text that a rule matches.
 func figures(t *testing.T, text, rule string) (all []float64) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
@@ -90,7 +90,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 	return all
 }
 
-// What bench concludes from its rows, and its exit code, follow from the rows, in any order of the loads.
+// The conclusion and the error of tuner bench follow from its rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 2))
@@ -154,7 +154,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	}
 }
 
-// What a sweep concludes holds for all that its rows leave open.
+// The conclusion of a sweep holds for every result that its rows leave possible.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	said := map[string]int{}
 	whole := swept("ppp", "ppp", "ppp", "ppp")

@@ -29,41 +29,40 @@ func (s *Sweep) limits() []string {
 	}
 	texts = append(texts, s.drawLimit())
 	if s.Cache == trial.Carried {
-		texts = append(texts, "The cache: each load finds the prompts of those before it in the prefix cache. Another order, or another first load, gives other figures.")
+		texts = append(texts, "The cache: each load finds the prompts of earlier loads in the prefix cache, so another order or another first load gives other figures.")
 	} else {
 		texts = append(texts, "The cache: each load begins with an empty prefix cache, as no server in production does.")
 	}
 	if s.closed() {
-		texts = append(texts, "The closed loop: the next request waits until one ends, so that no server is ever asked for more than it can do. It ranks configs cheaply, and is no capacity: where more streams bring no more requests per second, and where TPOT binds, its order misleads.")
+		texts = append(texts, "The closed loop: each request waits until an earlier one ends, so no server is asked for more than it can do. That ranks configs cheaply, but measures no capacity. The order misleads where more streams bring no more requests per second, and where TPOT breaks first.")
 	} else {
-		texts = append(texts, "The end: nothing is sent after the last request, so that the last ones see an emptying server and the figures are too good where answers are long.")
+		texts = append(texts, "The end: no load follows the last requests. They see an emptying server, so the figures are too good where answers are long.")
 	}
-	return append(texts, "`tuner run` searches the flags and the rate between the grid's, in windows that last long enough for a p99, with load before and after them.")
+	return append(texts, "`tuner run` searches the flags, and rates between those of the grid. Its windows last long enough for a p99, with load before and after them.")
 }
 
 // drawLimit says how few requests decide the highest percentile of the SLO.
 func (s *Sweep) drawLimit() string {
 	highest := slices.MaxFunc(s.SLO.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
 	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.Plan.Requests))))
-	slowest := fmt.Sprintf("the %d slowest", slow)
+	slowest := fmt.Sprintf("the %d slowest of %s decide", slow, render.Count(s.Plan.Requests, "request"))
 	if slow == 1 {
-		slowest = "a single one"
+		slowest = fmt.Sprintf("the slowest of %s decides", render.Count(s.Plan.Requests, "request"))
 	}
-	return fmt.Sprintf("One draw: the p%g of %s hangs on %s. Another seed asks other requests at other times, and near a limit its verdicts are others.",
-		highest.Percentile, render.Count(s.Plan.Requests, "request"), slowest)
+	return fmt.Sprintf("One draw: %s the p%g. Another seed sends other requests at other times, and near a limit its verdicts may differ.", slowest, highest.Percentile)
 }
 
-// gridLimit says between which two loads the highest one of the best config lies.
+// gridLimit says between which two loads the true highest load of the best config lies; "" where no config has one.
 func (s *Sweep) gridLimit(all []standing) string {
-	var of capacity.Capacity
+	var best capacity.Capacity
 	for _, st := range all {
-		if h := st.highest; h.Bound == capacity.Exact && h.Rate > of.Rate {
-			of = h
+		if h := st.highest; h.Bound == capacity.Exact && h.Rate > best.Rate {
+			best = h
 		}
 	}
-	if of.Rate == 0 {
+	if best.Rate == 0 {
 		return ""
 	}
-	return fmt.Sprintf("The grid: between %s and %s nothing was measured. A highest load of %s may be anything up to %.0f %% more, and so may the difference of two configs.",
-		s.loadWord(of.Low), s.loadWord(of.High), s.loadWord(of.Low), 100*(of.High/of.Low-1))
+	return fmt.Sprintf("The grid: nothing was measured between %s and %s. A highest load of %s may really be up to %.0f %% higher, and the difference between two configs may be off by as much.",
+		s.loadWord(best.Low), s.loadWord(best.High), s.loadWord(best.Low), 100*(best.High/best.Low-1))
 }

@@ -67,7 +67,7 @@ func (s *Sweep) rival(found []capacity.Capacity, best []int) int {
 	})
 }
 
-// conclusion says in a sentence who won.
+// conclusion says in a sentence which config won.
 func (s *Sweep) conclusion() string {
 	all := s.standings()
 	winner := slices.IndexFunc(all, func(st standing) bool { return st.mark == "winner" })
@@ -83,13 +83,13 @@ func (s *Sweep) conclusion() string {
 		found[i] = st.highest
 	}
 	if i := s.rival(found, capacity.Best(found)); i >= 0 {
-		return fmt.Sprintf("No winner can be named: the load generator was late for %s, and how far it reaches is not known; %s.", s.Configs[i].Name, loadtest.MoreCores)
+		return fmt.Sprintf("No winner can be named: the load generator was late for %s, so its highest load is not known; %s.", s.Configs[i].Name, loadtest.MoreCores)
 	}
 	switch {
 	case winner > 0 && all[0].highest.Limited != "":
 		return fmt.Sprintf("%s alone reaches %s.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
 	case winner > 0 && !all[winner].known && all[0].highest.Met():
-		return fmt.Sprintf("%s is above the baseline on this grid, and how far is not known: the load generator was late.", s.Configs[winner].Name)
+		return fmt.Sprintf("%s is above the baseline on this grid, but by how much is not known: the load generator was late.", s.Configs[winner].Name)
 	case winner > 0 && !all[0].highest.Met():
 		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
 	case winner > 0:
@@ -139,8 +139,8 @@ func (s *Sweep) ranking() string {
 	texts := make([]string, len(entries))
 	for i, p := range entries {
 		texts[i] = fmt.Sprintf("%s %.3g", p.name, p.Measurement.RequestThroughput)
-		if less := 100 * (1 - p.Measurement.RequestThroughput/first); i > 0 && first > 0 {
-			texts[i] += " (" + strings.Replace(fmt.Sprintf("%+.0f %%", -less), "-0 ", "0 ", 1) + ")"
+		if i > 0 && first > 0 {
+			texts[i] += " (" + render.Percent(p.Measurement.RequestThroughput/first-1) + ")"
 		}
 		if !p.Verdict.Pass || p.Verdict.ClientLimited != "" {
 			texts[i] += " " + verdictCell(p.Probe)

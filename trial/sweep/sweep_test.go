@@ -57,18 +57,18 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		conclusion string
 		limits     string // something that is said of what the tables cannot tell
 	}{
-		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
-		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the p99 of 300 requests hangs on the 3 slowest."},
+		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "nothing was measured between 2.00 and 4.00. A highest load of 2.00 may really be up to 100 % higher"},
+		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the 3 slowest of 300 requests decide the p99."},
 		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- 0 % 0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
 		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
 		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO nowhere.", ""},
 		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},
 		{"the others were not measured", []string{"ppf", "..."}, "- -", "- -", "", ""},
 		{"alone", []string{"ppf"}, "-", "-", "", ""},
-		{"a late client for the baseline", []string{"pLL", "ppf"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + loadtest.MoreCores + ".", ""},
+		{"a late client for the baseline", []string{"pLL", "ppf"}, "- -", "- -", "No winner can be named: the load generator was late for a, so its highest load is not known; " + loadtest.MoreCores + ".", ""},
 		{"a late client where it does not matter", []string{"lff", "ppf"}, "- winner", "- -", "b alone reaches 2.00 req/s.", ""},
-		{"a late client for the winner", []string{"pff", "ppl"}, "- winner", "- -", "b is above the baseline on this grid, and how far is not known: the load generator was late.", ""},
-		{"a late client everywhere", []string{"lll", "fff"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + loadtest.MoreCores + ".", ""},
+		{"a late client for the winner", []string{"pff", "ppl"}, "- winner", "- -", "b is above the baseline on this grid, but by how much is not known: the load generator was late.", ""},
+		{"a late client everywhere", []string{"lll", "fff"}, "- -", "- -", "No winner can be named: the load generator was late for a, so its highest load is not known; " + loadtest.MoreCores + ".", ""},
 		{"a pass above a fail counts, and is said", []string{"pff", "pfp"}, "- winner", "- +300 %", "b is 300 % above the baseline on this grid; one draw does not prove it better.", ""},
 	} {
 		s := swept(row.letters...)
@@ -91,7 +91,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	}
 	single := swept("ppf")
 	single.Plan.Requests = 1
-	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the p99 of 1 request hangs on a single one.") {
+	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the slowest of 1 request decides the p99.") {
 		t.Errorf("of one request it says %q", got)
 	}
 	var t2 render.Text

@@ -51,7 +51,7 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 	all := each * time.Duration(len(s.Configs))
 	switch {
 	case s.closed():
-		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s:\nhow long these take, the server decides\n",
+		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s;\nthe server decides how long these take\n",
 			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency"))
 	default:
 		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.Configs), "config"), render.Span(each), render.Span(all))
