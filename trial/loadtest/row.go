@@ -41,9 +41,13 @@ func (o *Report) writeRow(r Result) error {
 	return t.Flush(o.Out)
 }
 
-// P50, P95 and P99 are percentiles of a latency in milliseconds.
+// P50 is the median of a latency in milliseconds.
 func P50(s bench.Stats) float64 { return s.P50 }
+
+// P95 is the 95th percentile of a latency in milliseconds.
 func P95(s bench.Stats) float64 { return s.P95 }
+
+// P99 is the 99th percentile of a latency in milliseconds.
 func P99(s bench.Stats) float64 { return s.P99 }
 
 // cell is a figure of a latency, and "-" where none was measured.
