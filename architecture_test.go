@@ -56,6 +56,7 @@ var rooms = map[string]int{
 	"trial/sweep":              6,
 	"tuner/sampler":            6,
 	"tuner/studyfile":          6,
+	"studies/logview":          6,
 	"studies/report":           6,
 	"studies/export":           6,
 	"studies/optuna":           6,
@@ -64,7 +65,8 @@ var rooms = map[string]int{
 	"studies/prior":            7,
 	"deploy":                   7,
 	"tuner/plan":               7,
-	"cmd/tuner":                8,
+	"tuner/metrics":            8,
+	"cmd/tuner":                9,
 }
 
 // checkImport says what is wrong with one package importing another; both are named without the module's path.

@@ -1,11 +1,11 @@
-// Package deploy holds the manifests that run a study on Kubernetes, and nothing that talks to a cluster.
-// It never decides what is measured: that is the study file's.
+// Package deploy holds the manifests that run a study on Kubernetes. It never talks to a cluster, and it decides nothing
+// about the measurement: the study file does.
 package deploy
 
 import "embed"
 
-// Manifests are the objects of one study as plain YAML, ready for `kubectl apply -k`: the Job, the ConfigMap with
-// its study file, the volumes, and the kustomization that joins them. docs/kubernetes.md says what to change first.
+// Manifests holds the YAML files for `kubectl apply -k`: the Job, the ConfigMap with its study file, the volumes, and the
+// kustomization. Change them first as docs/kubernetes.md says.
 //
 //go:embed *.yaml
 var Manifests embed.FS

@@ -20,8 +20,8 @@ import (
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// decode reads the documents of a manifest as the API server with fieldValidation=Strict does: a field that is
-// unknown, written twice or in the wrong case is an error.
+// decode reads the documents of a manifest like the API server with fieldValidation=Strict: an unknown field, a field
+// that is given twice, or one in the wrong case is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
@@ -46,7 +46,7 @@ func decode(text []byte) ([]runtime.Object, error) {
 	}
 }
 
-// read decodes one of the Manifests.
+// read decodes one file of Manifests.
 func read(t *testing.T, name string) []runtime.Object {
 	t.Helper()
 	text, err := Manifests.ReadFile(name)
@@ -60,7 +60,7 @@ func read(t *testing.T, name string) []runtime.Object {
 	return objects
 }
 
-// theJob is the one Job of the manifests.
+// theJob returns the only Job of the manifests.
 func theJob(t *testing.T) *batchv1.Job {
 	t.Helper()
 	job, ok := read(t, "job.yaml")[0].(*batchv1.Job)
@@ -70,7 +70,7 @@ func theJob(t *testing.T) *batchv1.Job {
 	return job
 }
 
-// named are the objects of type T in a manifest, by their name.
+// named returns the objects of type T in a manifest by name.
 func named[T runtime.Object](t *testing.T, file string) map[string]T {
 	t.Helper()
 	found := make(map[string]T)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// mounts are the container's mounts by the name of their volume.
+// mounts returns the container's mounts by the name of their volume.
 func mounts(container corev1.Container) map[string]corev1.VolumeMount {
 	byVolume := make(map[string]corev1.VolumeMount)
 	for _, mount := range container.VolumeMounts {
@@ -23,7 +23,7 @@ func mounts(container corev1.Container) map[string]corev1.VolumeMount {
 	return byVolume
 }
 
-// volumes are the pod's volumes by their name.
+// volumes returns the pod's volumes by name.
 func volumes(pod corev1.PodSpec) map[string]corev1.Volume {
 	byName := make(map[string]corev1.Volume)
 	for _, volume := range pod.Volumes {
@@ -70,7 +70,7 @@ func TestPodOwnsOneGPUWithCoresForItsLoad(t *testing.T) {
 	if gpus := resources.Limits["nvidia.com/gpu"]; gpus.Value() != 1 {
 		t.Errorf("the pod has %s GPUs, want 1", gpus.String())
 	}
-	// vLLM's 2 + 1 for each GPU, and 2 for the load generator.
+	// vLLM needs 2, and 1 for each GPU; the load generator needs 2.
 	if cpus := resources.Requests.Cpu(); cpus.Value() < 5 {
 		t.Errorf("the pod requests %s CPUs, want 5 at least", cpus)
 	}
@@ -156,7 +156,7 @@ func TestPodEndsAndIsSeenAlive(t *testing.T) {
 	}
 }
 
-// TestTheBinaryComesFromTheImage follows the binary from the Dockerfile through the init container to the command.
+// TestTheBinaryComesFromTheImage follows the binary from the Dockerfile through the init container to the pod's command.
 func TestTheBinaryComesFromTheImage(t *testing.T) {
 	dockerfile, err := os.ReadFile("../Dockerfile")
 	if err != nil {

@@ -12,24 +12,24 @@ import (
 	"time"
 )
 
-// A static binary that opens NVIDIA's library dies of SIGSEGV on machines with a GPU, so this one asks nvidia-smi. It must
-// say what it finds, or that it finds nothing, whatever stands in PATH under that name.
+// A static binary that loads NVIDIA's library dies of SIGSEGV on machines with a GPU, so ours runs nvidia-smi. It must report
+// the GPUs or that there are none, whatever PATH has under that name.
 func TestStaticBinarySurvivesEveryNvidiaSMI(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "tuner")
 	buildStatic(t, binary, "v0.0.0-static-test")
 	for _, row := range []struct {
 		name   string
-		script string // of sh; empty means that there is no nvidia-smi
-		gpus   string // of --gpus; with 0 a small machine running this test has no error
+		script string // for sh; "" means that there is no nvidia-smi
+		gpus   string // value of --gpus; with 0 a small machine passes too
 		code   int
-		want   string // in the report
+		want   string // part of the report
 	}{
 		{"a GPU is shown", `case "$1" in
 --query-gpu=*) echo "0, GPU-1, 580.173.02, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200" ;;
 esac`, "0", 0, "139.8 GiB of 140.4 GiB free"},
 		{"no nvidia-smi is no GPU", "", "0", 0, "GPUs        none: there is no nvidia-smi in PATH"},
 		{"no device is no GPU", "echo No devices were found; exit 9", "0", 0, "No devices were found"},
-		// It takes the ten seconds that an answer may take.
+		// nvidia-smi has ten seconds to answer.
 		{"one that hangs and ignores SIGTERM is ended", `trap "" TERM INT HUP; while :; do sleep 1; done`, "1", 1, "no answer within 10s"},
 		{"garbage is named", `printf '\377\000\033[2J,,,\n'`, "1", 1, "its answer makes no"},
 		{"a crash is named", "kill -SEGV $$", "1", 1, "signal: segmentation fault"},
@@ -65,7 +65,7 @@ esac`, "0", 0, "139.8 GiB of 140.4 GiB free"},
 			if took := time.Since(begin); took > 30*time.Second {
 				t.Errorf("it took %v", took)
 			}
-			report := strings.Join(strings.Fields(stdout.String()), " ") // however it is wrapped
+			report := strings.Join(strings.Fields(stdout.String()), " ") // the width of the terminal does not matter
 			if code != row.code || !strings.Contains(report, strings.Join(strings.Fields(row.want), " ")) {
 				t.Errorf("tuner doctor exits with %d, want %d and %q\n%s%s", code, row.code, row.want, &stdout, &stderr)
 			}

@@ -15,13 +15,13 @@ import (
 	"time"
 )
 
-// buildStatic builds the static binary by the Makefile's own recipe, which the Dockerfile uses too.
+// buildStatic builds the static binary with the Makefile's recipe, which the Dockerfile uses too.
 func buildStatic(t *testing.T, binary, version string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skipf("a static binary is built on Linux, this is %s", runtime.GOOS)
 	}
-	// What make reads, go test does not see: it has to look itself, or a cached result outlives a change.
+	// go test does not see which files make reads. The test reads them too, so that a change drops the cached result.
 	for _, watched := range []string{"../Makefile", "../go.mod", "../cmd/tuner"} {
 		file, err := os.Open(watched)
 		if err != nil {
@@ -29,20 +29,20 @@ func buildStatic(t *testing.T, binary, version string) {
 		}
 		file.Close()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // SQLite is compiled when the cache is empty
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // an empty cache means compiling SQLite
 	defer cancel()
 	build := exec.CommandContext(ctx, "make", "-C", "..", "static", "VERSION="+version, "STATIC="+binary)
-	// A make above this test would hand its own flags down.
+	// A make that runs this test would pass its own flags on.
 	build.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "MAKE") || strings.HasPrefix(variable, "MFLAGS")
 	})
 	var output bytes.Buffer
 	build.Stdout, build.Stderr = &output, &output
-	build.WaitDelay = 10 * time.Second // a compiler that outlives make would hold the pipe
+	build.WaitDelay = 10 * time.Second // a compiler that outlives make keeps the pipe open
 	if err := build.Run(); err != nil {
 		t.Fatalf("make static: %v\n%s", err, &output)
 	}
-	// The linker warns when a function will need glibc's shared libraries after all.
+	// The linker warns if a function still needs glibc's shared libraries.
 	if strings.Contains(output.String(), "warning:") {
 		t.Errorf("make static warns:\n%s", &output)
 	}

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestTheStudyFitsItsPod reads the study file out of the ConfigMap as the tuner will, and holds it against the Job.
+// TestTheStudyFitsItsPod parses the study file in the ConfigMap and compares it with the Job.
 func TestTheStudyFitsItsPod(t *testing.T) {
 	job := theJob(t)
 	pod := job.Spec.Template.Spec

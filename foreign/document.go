@@ -19,7 +19,7 @@ func NewJSON(to io.Writer) io.Writer { return &jsonWriter{to: to} }
 
 type jsonWriter struct {
 	to   io.Writer
-	rest []byte // the beginning of a character whose end is still to come
+	rest []byte // first bytes of a character whose last bytes have not come yet
 }
 
 func (w *jsonWriter) Write(b []byte) (int, error) {
@@ -28,7 +28,7 @@ func (w *jsonWriter) Write(b []byte) (int, error) {
 	for len(w.rest) > 0 && utf8.FullRune(w.rest) {
 		r, size := utf8.DecodeRune(w.rest)
 		w.rest = w.rest[size:]
-		if hidden(r) { // in a string: elsewhere JSON has none
+		if hidden(r) { // JSON has such characters only inside strings
 			out = append(out, escaped(r)...)
 		} else {
 			out = utf8.AppendRune(out, r)

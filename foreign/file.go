@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoFile says that what has a file's name is something else, such as a directory or a pipe.
+// ErrNoFile means that a path names something else than a file, such as a directory or a pipe.
 var ErrNoFile = errors.New("it is not a file")
 
-// OpenRegular opens a regular file with flags by way of open, and nothing else: a pipe would hold up whoever opens it for good, and a device
-// may have no end. O_NONBLOCK, by which it does not, is nothing to a file.
+// OpenRegular opens a regular file by calling open with flag, and refuses anything else. A pipe could block its reader for ever, and
+// a device may have no end. O_NONBLOCK keeps the call itself from blocking; it has no effect on a file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
-	if errors.Is(err, unix.EWOULDBLOCK) { // a file, of which another host has a lease that is first taken back: this is its server
+	if errors.Is(err, unix.EWOULDBLOCK) { // this host serves a file on which another host has a lease; a blocking open waits until the lease is returned
 		file, err = open(flag)
 	}
 	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or a socket
@@ -37,7 +37,7 @@ func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, err
 	return file, nil
 }
 
-// A FileError says in words why a file that the user names cannot be read, and what to do.
+// A FileError says why a file that the user named cannot be read, and what to do.
 type FileError struct {
 	text string
 	err  error
@@ -46,9 +46,9 @@ type FileError struct {
 func (e *FileError) Error() string { return e.text }
 func (e *FileError) Unwrap() error { return e.err }
 
-// Open opens a file that the user names, to read it. It must be a regular one. The error is a *FileError.
+// Open opens a file that the user named for reading. It must be a regular file. The error is a *FileError.
 func Open(path string) (*os.File, error) {
-	// A device may act when it is opened, so that it is looked at first. Who changes it meanwhile gets no further than OpenRegular.
+	// Opening a device may make it act, so Stat comes first. If the path changes in between, OpenRegular still refuses.
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, &FileError{irregular(path, info.Mode()), ErrNoFile}
@@ -63,24 +63,24 @@ func Open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// Read reads a file that the user names, of so many bytes at most. The error is a *FileError.
-func Read(path string, most int64) ([]byte, error) {
+// Read reads a file that the user named, of at most maxBytes bytes. The error is a *FileError.
+func Read(path string, maxBytes int64) ([]byte, error) {
 	file, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()                                    // only read
-	text, err := io.ReadAll(io.LimitReader(file, most+1)) // one byte more shows that it is too long
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxBytes+1)) // one byte more shows that it is too long
 	switch {
 	case err != nil:
 		return nil, Unreadable(path, err)
-	case int64(len(text)) > most:
-		return nil, &FileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, most), ErrNoFile}
+	case int64(len(text)) > maxBytes:
+		return nil, &FileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, maxBytes), ErrNoFile}
 	}
 	return bytes.TrimPrefix(text, []byte(byteOrderMark)), nil
 }
 
-// byteOrderMark is what editors of Windows put before a text.
+// byteOrderMark is what editors on Windows put before a text.
 const byteOrderMark = "\ufeff"
 
 func irregular(path string, mode fs.FileMode) string {
@@ -95,7 +95,7 @@ func irregular(path string, mode fs.FileMode) string {
 	return path + " is no regular file but a device; name a file"
 }
 
-// unreadable says why a file cannot be read.
+// unreadable returns the text of a FileError.
 func unreadable(path string, err error) string {
 	switch {
 	case path == "":
@@ -112,10 +112,10 @@ func unreadable(path string, err error) string {
 	return path + ": " + Cause(err) + "; check the path and its disk"
 }
 
-// Unreadable says in words why what the user names cannot be read.
+// Unreadable returns a *FileError for a file that the user named.
 func Unreadable(path string, err error) error { return &FileError{unreadable(path, err), err} }
 
-// Cause is what the operating system says of an error, without the calls that it went through.
+// Cause returns the operating system's words for an error, without the names of the calls.
 func Cause(err error) string {
 	if number, ok := errors.AsType[unix.Errno](err); ok {
 		return number.Error()

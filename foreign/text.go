@@ -1,5 +1,5 @@
-// Package foreign takes in what comes from outside: text for a terminal, and files that a user names. It never judges
-// what they say.
+// Package foreign makes text from outside safe for a terminal, and opens files that a user names. It never judges their
+// content.
 package foreign
 
 import (
@@ -11,26 +11,26 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer passes on text and nothing that a terminal would obey: no control characters but the line break and the tab,
-// no escape sequences, nothing that turns the direction of text or that has no width. What is no UTF-8 becomes U+FFFD.
-// Several goroutines may use it.
+// A Writer passes on text without anything that a terminal would obey. It leaves out control characters except the line
+// break and the tab, escape sequences, marks that change the direction of text, and characters without width. Bytes that
+// are not UTF-8 become U+FFFD. Several goroutines may use it.
 type Writer struct {
 	to io.Writer
 
 	mu      sync.Mutex
 	state   escape
 	return_ bool   // the last character was a carriage return
-	rest    []byte // the beginning of a character whose end is still to come
+	rest    []byte // first bytes of a character whose last bytes have not come yet
 	out     []byte
 }
 
-// NewWriter returns a Writer to another one.
+// NewWriter returns a Writer that passes text on to another writer.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
-// Unwrap returns the writer behind this one, for escape sequences of our own.
+// Unwrap returns the underlying writer, for our own escape sequences.
 func (w *Writer) Unwrap() io.Writer { return w.to }
 
-// Text is what a Writer would pass on of a text.
+// Text returns what a Writer passes on of a text.
 func Text(text string) string {
 	var w Writer
 	w.add([]byte(text))
@@ -40,10 +40,11 @@ func Text(text string) string {
 	return string(w.out)
 }
 
-// Clean returns what a Writer would pass on of a text, for what is written past it together with escape sequences of our own.
+// Clean returns what the Writer would pass on of a text. Callers write it to the underlying writer, together with escape sequences
+// of our own.
 func (w *Writer) Clean(text string) string { return Text(text) }
 
-// Write takes pieces of any size.
+// Write takes pieces of any size, also parts of a character or of an escape sequence.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,10 +66,10 @@ func (w *Writer) add(b []byte) {
 		w.keep(r)
 		w.rest = w.rest[size:]
 	}
-	w.rest = slices.Clone(w.rest) // at most three bytes: the rest of the array is given back
+	w.rest = slices.Clone(w.rest) // at most three bytes; the clone releases the array
 }
 
-// An escape says where in an escape sequence (ECMA-48) a text is.
+// An escape is a position in an escape sequence (ECMA-48).
 type escape int
 
 const (
@@ -78,15 +79,15 @@ const (
 	escapeOSC        // after ESC ] or its C1 form, up to BEL or ESC \
 )
 
-// keep adds a character if it is text. A line break ends any sequence, so that a broken one costs no more than its line.
+// keep adds a character if it is text. A line break ends any escape sequence, so a broken sequence loses only its line.
 func (w *Writer) keep(r rune) {
 	after := w.return_
 	w.return_ = r == '\r'
 	switch {
-	case r == '\r', r == '\n' && !after: // a lone return would let a line be overwritten
+	case r == '\r', r == '\n' && !after: // a return alone could overwrite a line
 		w.state = noEscape
 		w.out = append(w.out, '\n')
-	case r == '\n': // which the return has ended already
+	case r == '\n': // the return before it ended the line
 	case r == 0x1b:
 		w.state = escapeAny
 	case r == 0x9b, w.state == escapeAny && r == '[':
@@ -102,13 +103,13 @@ func (w *Writer) keep(r rune) {
 	}
 }
 
-// hidden reports whether a character does something to a text, or is in it, without being seen.
+// hidden reports whether a character is invisible, or changes how the text around it is shown.
 func hidden(r rune) bool {
 	switch {
 	case r == '\n', r == '\t':
 		return false
 	case unicode.In(r, unicode.Cf):
-		return !unicode.Is(unicode.Prepended_Concatenation_Mark, r) // such as the Arabic number sign, which is seen
+		return !unicode.Is(unicode.Prepended_Concatenation_Mark, r) // these are visible, such as the Arabic number sign
 	}
 	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point)
 }

@@ -49,7 +49,7 @@ func TestATerminalGetsTextAlone(t *testing.T) {
 	}
 }
 
-// hostile has a character of each kind that is left out, and what would be an escape already.
+// hostile has a character of each kind that a Writer leaves out, and texts that look like escapes.
 const hostile = "x\u202ey\u009b31m\x1b[31m\u0085\x7f \U000e0041 \u200b\\\u200b \\x9F\u2066 \u2028\ufeff"
 
 func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
@@ -64,7 +64,7 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 	}
 	var asJSON strings.Builder
 	w := NewJSON(&asJSON)
-	for i := range text { // in pieces, within characters too
+	for i := range text { // in pieces that cut characters
 		if _, err := w.Write(text[i : i+1]); err != nil {
 			t.Fatal(err)
 		}

@@ -11,15 +11,15 @@ import (
 
 const (
 	drainEvery = 100 * time.Millisecond
-	// resetAttempts is more than one, because blocks are freed a moment after the last answer was sent, and a reset fails
-	// until all are (vllm/v1/core/block_pool.py).
+	// resetAttempts is more than one because a reset fails until all blocks are free (vllm/v1/core/block_pool.py), and
+	// they are freed a moment after the last answer was sent.
 	resetAttempts = 10
-	// resetLogWait is how long 0.14.1's only report of a reset, a log line, may take to come through the pipe.
+	// resetLogWait is how long to wait for the log line that is 0.14.1's only report of a reset.
 	resetLogWait = time.Second
 )
 
-// Drain waits until no request runs or waits, for two minutes at most, and returns how long that took. A server that does
-// not get there hangs: an *ExitError.
+// Drain waits, at most two minutes, until no request runs or waits, and returns how long that took. After two minutes
+// the server counts as hanging: Drain returns an *ExitError.
 func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 	begin := time.Now()
 	for {
@@ -41,7 +41,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// pause waits, unless the server dies or ctx ends.
+// pause waits for d, unless the server dies or ctx ends.
 func (s *Server) pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-s.exited:
@@ -53,11 +53,11 @@ func (s *Server) pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// ErrNoReset says that a server has no way to empty its prefix cache.
+// ErrNoReset is returned for a server that cannot empty its prefix cache.
 var ErrNoReset = errors.New("reset the prefix cache: the server has no /reset_prefix_cache; it must run with VLLM_SERVER_DEV_MODE=1, " +
 	"which the tuner sets (look for it in server.env), or the study must use another cache protocol: steady or primed")
 
-// errNotFreed is a reset that failed because blocks of the cache were in use.
+// errNotFreed says that a reset failed because blocks of the cache were in use.
 var errNotFreed = errors.New("blocks of the prefix cache are still in use")
 
 // ResetCache empties the prefix cache and checks that it is empty. It drains the server first.
@@ -82,7 +82,7 @@ func (s *Server) ResetCache(ctx context.Context) error {
 	return err
 }
 
-// resetOnce asks for a reset and finds out whether it happened.
+// resetOnce requests a reset and finds out whether it happened.
 func (s *Server) resetOnce(ctx context.Context) error {
 	doneBefore, lostBefore := s.log.resets()
 	a, err := s.call(ctx, http.MethodPost, "/reset_prefix_cache", nil, callTimeout)
@@ -119,8 +119,8 @@ func (s *Server) resetOnce(ctx context.Context) error {
 	return s.resetUnseen(ctx)
 }
 
-// resetUnseen judges a reset of which the log says nothing, as with VLLM_LOGGING_LEVEL=WARNING: a reset fails only while
-// blocks are in use.
+// resetUnseen judges a reset that the log does not mention, for example with VLLM_LOGGING_LEVEL=WARNING. A reset
+// fails only while blocks are in use.
 func (s *Server) resetUnseen(ctx context.Context) error {
 	counters, err := s.Counters(ctx)
 	if err != nil {

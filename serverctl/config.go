@@ -21,42 +21,42 @@ import (
 
 // A Config says how to start one server.
 type Config struct {
-	Command []string          // what comes before the model, such as vllm serve
+	Command []string          // the words before the model, such as vllm serve
 	Model   string            // folder or name; the first argument after the command
 	Args    []string          // the flags, without --host and --port
-	Env     map[string]string // on top of the tuner's own environment
+	Env     map[string]string // added to the tuner's own environment
 	Dir     string            // working directory; empty means the tuner's
 
-	Port         int           // the port wanted; 0 means any free one. Another is taken when it is not free
+	Port         int           // 0 means any free port; if the port is taken, another is used
 	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
 	StopTimeout  time.Duration // from SIGTERM to SIGKILL; 0 means 30 seconds
-	HangTimeout  time.Duration // without a token although requests run, until the server hangs; 0 means 60 seconds
+	HangTimeout  time.Duration // how long requests may run without a token; 0 means 60 seconds
 
-	GPU              gpu.Source    // asked for the GPUs' memory and activity; nil means that there is nothing to ask
-	GPUMemoryTimeout time.Duration // from the end of the last process until the memory is back; 0 means 60 seconds
+	GPU              gpu.Source    // tells the GPUs' memory and activity; nil means no GPU to query
+	GPUMemoryTimeout time.Duration // from the end of the last process until the memory is free again; 0 means 60 seconds
 
-	Secrets  []string                // values that must not be seen in the log, beside those whose names tell
-	APIKey   string                  // sent with every request, given to the server as VLLM_API_KEY; never logged
-	Log      io.Writer               // the full log without secrets; nil means it is dropped
-	OnRecord func(proc.Record) error // called when the process has started, before it is used; nil means it is not kept
-	Progress func(phase string)      // told what begins now; nil means silent
+	Secrets  []string                // values to hide in the log, in addition to those with telling names
+	APIKey   string                  // sent with every request, and given to the server as VLLM_API_KEY; never logged
+	Log      io.Writer               // gets the full log without secrets; nil discards it
+	OnRecord func(proc.Record) error // called when the process has started, before it is used; may be nil
+	Progress func(phase string)      // called with each new phase; nil means silent
 
-	limits  limits      // zero means the ordinary ones; tests are less patient
-	machine host.Reader // tells of processes that were ended for lack of memory
+	limits  limits      // zero means defaultLimits; tests use shorter ones
+	machine host.Reader // counts processes that the kernel killed for lack of memory
 }
 
-// limits bound the waits that no user needs to set.
+// limits bound waits that users need not set.
 type limits struct {
-	readyEvery     time.Duration // between two looks at a starting server
-	healthEvery    time.Duration // between two looks at a ready one
-	sampleEvery    time.Duration // between two looks at its counters
-	healthTimeout  time.Duration // of one look; a busy API server answers late
-	healthFailures int           // in a row until the server hangs
-	drain          time.Duration // until an unloaded server must be idle
+	readyEvery     time.Duration // between two checks of a starting server
+	healthEvery    time.Duration // between two checks of a ready server
+	sampleEvery    time.Duration // between two readings of its counters
+	healthTimeout  time.Duration // of one check; a busy API server answers late
+	healthFailures int           // in a row until the server counts as hanging
+	drain          time.Duration // until a server without load must be idle
 	resetPause     time.Duration // between two attempts to reset the prefix cache
 }
 
-var ordinaryLimits = limits{
+var defaultLimits = limits{
 	readyEvery:     200 * time.Millisecond,
 	healthEvery:    500 * time.Millisecond,
 	sampleEvery:    time.Second,
@@ -69,7 +69,7 @@ var ordinaryLimits = limits{
 // withDefaults returns the config with its zero values filled in, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Command) == 0 || c.Command[0] == "" {
-		return c, errors.New("server.command is empty; give what starts the server, such as [vllm, serve]")
+		return c, errors.New("server.command is empty; give the command that starts the server, such as [vllm, serve]")
 	}
 	if c.Model == "" {
 		return c, errors.New("the server's model is empty; give a folder or a name")
@@ -83,7 +83,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.StopTimeout = orDefault(c.StopTimeout, 30*time.Second)
 	c.HangTimeout = orDefault(c.HangTimeout, time.Minute)
 	c.GPUMemoryTimeout = orDefault(c.GPUMemoryTimeout, time.Minute)
-	c.limits = orDefault(c.limits, ordinaryLimits)
+	c.limits = orDefault(c.limits, defaultLimits)
 	return c, nil
 }
 
@@ -107,21 +107,21 @@ func (c Config) argv(program string, port int) []string {
 		[]string{"--host", "127.0.0.1", "--port", strconv.Itoa(port)})
 }
 
-// environ is the server's environment: what helps us where the tuner's own environment says nothing, then that
-// environment, then what we need, then the user's word.
+// environ returns the server's environment. Later sources override earlier ones: useful defaults, the tuner's own
+// environment, what we need, the user's settings.
 func (c Config) environ() []string {
 	env := map[string]string{
 		"NO_COLOR":                    "1",
-		"PYTHONUNBUFFERED":            "1",                                              // else the last words of a dying process are lost
-		"PYTHONFAULTHANDLER":          "1",                                              // else an engine that crashes leaves no word: 0.14.1 tells a SIGSEGV as it tells a SIGKILL
-		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // 0.33 logs its version as a line then
-		"VLLM_ENGINE_READY_TIMEOUT_S": strconv.Itoa(int(c.StartTimeout.Seconds()) + 60), // ours is the one that ends a start
+		"PYTHONUNBUFFERED":            "1",                                              // otherwise the last words of a dying process are lost
+		"PYTHONFAULTHANDLER":          "1",                                              // otherwise 0.14.1 reports a SIGSEGV of the engine like a SIGKILL
+		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // then 0.33 logs its version as a line
+		"VLLM_ENGINE_READY_TIMEOUT_S": strconv.Itoa(int(c.StartTimeout.Seconds()) + 60), // our own timeout must end a start first
 	}
 	for _, variable := range os.Environ() {
 		name, value, _ := strings.Cut(variable, "=")
 		env[name] = value
 	}
-	env["VLLM_SERVER_DEV_MODE"] = "1" // for /reset_prefix_cache; the server listens on the loopback interface alone
+	env["VLLM_SERVER_DEV_MODE"] = "1" // for /reset_prefix_cache; the server listens on the loopback interface only
 	if c.APIKey != "" {
 		env["VLLM_API_KEY"] = c.APIKey
 	}
@@ -137,22 +137,22 @@ func (c Config) environ() []string {
 var (
 	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
 
-	// oftenSecret are names of which some hold no secret: SSH_AUTH_SOCK, or AUTH=off.
+	// oftenSecret matches names that often hold a secret, but not always: SSH_AUTH_SOCK, or AUTH=off.
 	oftenSecret = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
 
-	// harmless values are switches and numbers, which are no secret whatever they are called.
+	// harmless matches switches and numbers, which are not secret whatever their name.
 	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
 )
 
-// SecretName reports whether the value of an environment variable or flag of that name must not be seen.
+// SecretName reports whether the value of an environment variable or flag with this name must be hidden.
 func SecretName(name string) bool { return secretName.MatchString(name) }
 
-// LikelySecret reports whether the value of an environment variable is mostly a secret by the variable's name, and may be one.
+// LikelySecret reports whether an environment variable probably holds a secret, by its name and value.
 func LikelySecret(name, value string) bool {
 	return !harmless.MatchString(value) && (SecretName(name) || oftenSecret.MatchString(name))
 }
 
-// secrets are texts that nobody should read. The zero value hides nothing.
+// secrets hides texts that nobody may read. The zero value hides nothing.
 type secrets struct {
 	replacer *strings.Replacer
 	longest  int // bytes
@@ -165,10 +165,10 @@ func (s secrets) hide(text string) string {
 	return s.replacer.Replace(text)
 }
 
-// newSecrets hides the longest first: one secret may begin like another.
+// newSecrets replaces the longest secret first: one secret may begin like another.
 func newSecrets(values []string) secrets {
-	const shortest = 6 // a shorter value is no secret, and is found in too many innocent words
-	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(v) < shortest })
+	const minLength = 6 // a shorter value is no secret, and occurs in too many harmless words
+	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(v) < minLength })
 	if len(values) == 0 {
 		return secrets{}
 	}
@@ -177,10 +177,10 @@ func newSecrets(values []string) secrets {
 	for _, value := range values {
 		pairs = append(pairs, value, "[secret]")
 	}
-	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), longestLine)}
+	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), maxLine)}
 }
 
-// secrets are what the server could print but nobody should read: vLLM logs its arguments, keys included.
+// secrets collects what the server could print but nobody may read: vLLM logs its arguments, including keys.
 func (c Config) secrets(environ []string) secrets {
 	values := append([]string{c.APIKey}, c.Secrets...)
 	for _, variable := range environ {
@@ -195,7 +195,7 @@ func (c Config) secrets(environ []string) secrets {
 		case inline:
 			values = append(values, value)
 		default:
-			for _, value := range c.Args[i+1:] { // --api-key takes several
+			for _, value := range c.Args[i+1:] { // --api-key takes several values
 				if strings.HasPrefix(value, "-") {
 					break
 				}
@@ -206,8 +206,8 @@ func (c Config) secrets(environ []string) secrets {
 	return newSecrets(values)
 }
 
-// Check says why no server could be started with the config, as far as that can be known without starting one: a missing
-// program, an address among the args.
+// Check reports why no server could be started with the config, as far as that is known without a start: a missing
+// program, or an address among the args.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -217,7 +217,7 @@ func (c Config) Check() error {
 	return err
 }
 
-// program finds the command's program as the server's own environment would, and explains why it cannot be run.
+// program finds the command's program in the server's own environment, or explains why it cannot be run.
 func (c Config) program(environ []string) (string, error) {
 	name := c.Command[0]
 	if strings.ContainsRune(name, '/') {

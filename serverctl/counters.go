@@ -26,9 +26,9 @@ func (s *Server) Counters(ctx context.Context) (Counters, error) {
 	return c, nil
 }
 
-// parseCounters reads the text format of Prometheus, as vllm/v1/metrics/loggers.py fills it (0.14.1 to 0.33.0). Every
-// engine of a server has its own samples: counters are summed, the KV usage is their mean. Names are matched whole, which
-// leaves out _created and the many that only begin alike.
+// parseCounters parses the text format of Prometheus, as vllm/v1/metrics/loggers.py fills it (0.14.1 to 0.33.0). Each
+// engine of a server has its own samples: counters are summed, and KVUsage is their mean. Names must match
+// completely, which excludes _created and other names that begin alike.
 func parseCounters(text string) (Counters, error) {
 	var c Counters
 	fields := map[string]*float64{
@@ -46,7 +46,7 @@ func parseCounters(text string) (Counters, error) {
 	}
 	seen := map[string]int{}
 	for line := range strings.Lines(text) {
-		name, value, ok := sample(line)
+		name, value, ok := parseSample(line)
 		if !ok {
 			continue
 		}
@@ -59,7 +59,7 @@ func parseCounters(text string) (Counters, error) {
 		if field := fields[name]; field != nil {
 			v, err := strconv.ParseFloat(value, 64)
 			if err != nil {
-				return Counters{}, fmt.Errorf("%s: %q is no number", name, value)
+				return Counters{}, fmt.Errorf("%s: %q is not a number", name, value)
 			}
 			*field += v
 			seen[name]++
@@ -82,9 +82,9 @@ func (c *Counters) acceptAt(line, value string) error {
 	label := positionLabel.FindStringSubmatch(line)
 	v, err := strconv.ParseFloat(value, 64)
 	if label == nil || err != nil {
-		return fmt.Errorf("%s: no position and number in %q", acceptedAt, shorten(line))
+		return fmt.Errorf("%s: %q has no position, or no number", acceptedAt, shorten(line))
 	}
-	position := int(number(label[1]))
+	position := int(parseFigure(label[1]))
 	for len(c.AcceptedAt) <= position {
 		c.AcceptedAt = append(c.AcceptedAt, 0)
 	}
@@ -92,9 +92,9 @@ func (c *Counters) acceptAt(line, value string) error {
 	return nil
 }
 
-// sample splits one line, such as name{label="value"} 1.0 [timestamp]. A label's value may hold anything but a line break,
-// so the last brace ends the labels.
-func sample(line string) (name, value string, ok bool) {
+// parseSample splits a line such as name{label="value"} 1.0 [timestamp]. The value of a label may hold anything but a line
+// break, so the last brace ends the labels.
+func parseSample(line string) (name, value string, ok bool) {
 	line = strings.TrimSpace(line)
 	if line == "" || line[0] == '#' {
 		return "", "", false

@@ -5,15 +5,16 @@ import (
 	"strings"
 )
 
-// dynamoModule is what a worker of NVIDIA Dynamo runs: `python3 -m dynamo.vllm`, vLLM's engine under Dynamo's own runtime
-// instead of vLLM's HTTP server.
+// dynamoModule is the module of a worker of NVIDIA Dynamo: `python3 -m dynamo.vllm` runs vLLM's engine in Dynamo's
+// own runtime, without vLLM's HTTP server.
 const dynamoModule = "dynamo.vllm"
 
 // vllmModule is the entry point of vLLM's command line in the same interpreter (vllm/entrypoints/cli/main.py).
 const vllmModule = "vllm.entrypoints.cli.main"
 
-// dynamoFlags are Dynamo's own flags and whether a value follows: components/src/dynamo/vllm/{args,backend_args}.py and
-// components/src/dynamo/common/configuration/groups/runtime_args.py, of 0.9 and later. All else is vLLM's.
+// dynamoFlags lists Dynamo's own flags, and whether a value follows:
+// components/src/dynamo/vllm/{args,backend_args}.py and
+// components/src/dynamo/common/configuration/groups/runtime_args.py, of 0.9 and later. All other flags are vLLM's.
 var dynamoFlags = map[string]bool{
 	"--namespace": true, "--endpoint": true, "--kv-state-endpoint": true, "--discovery-backend": true, "--store-kv": true,
 	"--request-plane": true, "--response-plane": true, "--event-plane": true, "--connector": true, "--migration-limit": true,
@@ -30,15 +31,15 @@ var dynamoFlags = map[string]bool{
 	"--durable-kv-events": false, "--exclude-tools-when-tool-choice-none": false,
 }
 
-// A Worker is the command of a Dynamo worker, taken apart.
+// A Worker is the parsed command of a Dynamo worker.
 type Worker struct {
-	Command []string // that serves the same model by the same image over HTTP
-	Model   string   // of --model; empty when it is not given
-	Args    []string // vLLM's
-	Dynamo  []string // Dynamo's own, as they were given, to be put back when the winner is applied
+	Command []string // serves the same model with the same image over HTTP
+	Model   string   // from --model; empty when it is not given
+	Args    []string // the flags of vLLM
+	Dynamo  []string // the flags of Dynamo as given; put back when the winner is applied
 }
 
-// DynamoWorker recognises the command of a Dynamo worker and returns it taken apart.
+// DynamoWorker parses a command, and reports whether it is a Dynamo worker's.
 func DynamoWorker(command []string) (w Worker, ok bool) {
 	i := slices.Index(command, dynamoModule)
 	if i < 2 || command[i-1] != "-m" {
@@ -50,7 +51,7 @@ func DynamoWorker(command []string) (w Worker, ok bool) {
 	return w, true
 }
 
-// SplitDynamo takes Dynamo's own flags, with their values, out of a worker's args.
+// SplitDynamo separates Dynamo's own flags and their values from vLLM's.
 func SplitDynamo(args []string) (vllm, dynamo []string) {
 	for i := 0; i < len(args); i++ {
 		n := 1
@@ -76,7 +77,7 @@ func SplitDynamo(args []string) (vllm, dynamo []string) {
 	return vllm, dynamo
 }
 
-// takeFlag takes a flag and its value out of args.
+// takeFlag removes a flag and its value from args.
 func takeFlag(args []string, name string) (rest []string, value string) {
 	for i := 0; i < len(args); i++ {
 		switch {

@@ -17,17 +17,18 @@ import (
 )
 
 const (
-	// helpLimit is how long a server may take to print its help: vLLM imports torch first, 10 s of CPU on a warm disk.
+	// helpLimit is how long a server may take to print its help: vLLM first imports torch, which takes 10 s of CPU on a
+	// warm disk.
 	helpLimit = 2 * time.Minute
-	// helpSize bounds what is kept of it; vLLM 0.14.1 prints 82 kB.
-	helpSize = 4 << 20
+	// maxHelp is how many bytes of the help are kept; vLLM 0.14.1 prints 82 kB.
+	maxHelp = 4 << 20
 )
 
-// Flags are the flags that a server accepts, each as it is written (--max-num-seqs, --no-enable-prefix-caching, -tp), with
-// the values among which it must be one; nil where any value is taken, or none.
+// Flags maps each flag that a server accepts, as written (--max-num-seqs, --no-enable-prefix-caching, -tp), to its
+// allowed values. nil means that it takes any value, or none.
 type Flags map[string][]string
 
-// Help asks the server for its help and returns the flags that it accepts. It needs no GPU. env is added to our own
+// Help runs the server's --help=all and returns the flags that it accepts. It needs no GPU. env is added to our own
 // environment.
 func Help(ctx context.Context, command []string, env map[string]string) (flags Flags, err error) {
 	config, err := Config{Command: command, Model: "none", Env: env}.withDefaults()
@@ -39,9 +40,9 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("no end after %v", helpLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("it did not end within %v", helpLimit))
 	defer cancel()
-	text := &capped{limit: helpSize}
+	text := &capped{limit: maxHelp}
 	argv := slices.Concat([]string{program}, command[1:], []string{"--help=all"})
 	asked := strings.Join(slices.Concat(command, []string{"--help=all"}), " ")
 	p, err := proc.Start(proc.Spec{Argv: argv, Env: environ, Output: text})
@@ -57,13 +58,13 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 		return nil, err
 	}
 	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.ExitCode() != 0 {
-		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and named %d flags; %s",
+		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and listed %d flags; %s",
 			asked, p.Ending(), len(flags), lastSaid(text.buf.String()))
 	}
 	return flags, nil
 }
 
-// capped keeps the beginning of what is written.
+// capped keeps the first bytes that are written.
 type capped struct {
 	buf   bytes.Buffer
 	limit int
@@ -74,12 +75,12 @@ func (c *capped) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// lastSaid is how a help that was none ended.
+// lastSaid returns the last lines of a failed help.
 func lastSaid(text string) string {
 	if strings.TrimSpace(text) == "" {
 		return "it printed nothing"
 	}
-	return "it ended so: " + lastLines(text, 3)
+	return "its last lines: " + lastLines(text, 3)
 }
 
 func lastLines(text string, n int) string {
@@ -88,18 +89,18 @@ func lastLines(text string, n int) string {
 }
 
 var (
-	// argparse indents options by two spaces, their descriptions by far more, and vLLM its examples by three.
+	// argparse indents options by two spaces and their descriptions by many more. vLLM indents its examples by three.
 	optionLine = regexp.MustCompile(`^  (--?[A-Za-z].*)$`)
 	// A description begins two spaces after a short option, or on the next line.
 	description = regexp.MustCompile(` {2,}.*`)
-	// Each name of an option, alone or followed by its value: up to Python 3.12 "--seed SEED, -s SEED", from 3.13 on
-	// "-s, --seed SEED". Choices such as {a,-b} have no space in front of the dash.
+	// Each name of an option, with or without a value: "--seed SEED, -s SEED" up to Python 3.12, "-s, --seed SEED" from
+	// 3.13 on. Choices such as {a,-b} have no space before the dash.
 	optionName = regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
 	// The values of an option with choices: --kv-cache-dtype {auto,fp8,fp8_e4m3}.
 	choices = regexp.MustCompile(`\{([^{}]*)\}`)
 )
 
-// parseHelp reads the flags from an argparse help.
+// parseHelp parses the flags of an argparse help.
 func parseHelp(text string) Flags {
 	flags := Flags{}
 	for line := range strings.Lines(colours.ReplaceAllString(text, "")) {
@@ -119,14 +120,14 @@ func parseHelp(text string) Flags {
 	return flags
 }
 
-// has reports whether the server accepts the flag as it is written.
+// has reports whether the server accepts the flag as written.
 func (f Flags) has(name string) bool {
 	_, ok := f[name]
 	return ok || strings.HasPrefix(name, "-O") && name != "-O" && f.has("--optimization-level")
 }
 
-// full returns the flag that a name stands for: itself, or the only one that begins so, as argparse has it. The error says
-// what is wrong with the name.
+// full returns the flag that a name means: the flag itself, or the only one with this prefix, as argparse does. The
+// error says what is wrong with the name.
 func (f Flags) full(name string) (string, error) {
 	if f.has(name) {
 		return name, nil
@@ -144,18 +145,18 @@ func (f Flags) full(name string) (string, error) {
 	case len(begin) > 1:
 		return "", fmt.Errorf("flag %s could be %s; write it in full", name, strings.Join(begin, " or "))
 	case removed[name] != "":
-		return "", fmt.Errorf("this server has no flag %s any more: %s", name, removed[name])
+		return "", fmt.Errorf("this server no longer has the flag %s: %s", name, removed[name])
 	case near != "":
 		return "", fmt.Errorf("this server has no flag %s; did you mean %s?", name, near)
 	}
-	return "", fmt.Errorf("this server has no flag %s; its --help=all shows those it has", name)
+	return "", fmt.Errorf("this server has no flag %s; its --help=all lists its flags", name)
 }
 
-// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest one that it
-// does, and every value that is not among a flag's choices.
+// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest flag
+// that it accepts, and every value that a flag does not allow.
 func CheckFlags(accepted Flags, args []string) error {
 	var errs []error
-	wrong := map[string]bool{} // said already: a flag that is searched stands in args once for each of its values
+	wrong := map[string]bool{} // already reported: a searched flag stands in args once for each of its values
 	say := func(err error) {
 		if !wrong[err.Error()] {
 			wrong[err.Error()] = true
@@ -184,12 +185,12 @@ func CheckFlags(accepted Flags, args []string) error {
 		if near := space.Nearest(value, allowed); near != "" {
 			did = fmt.Sprintf("; did you mean %s?", near)
 		}
-		say(fmt.Errorf("flag %s does not take %q, but one of %s%s", name, value, strings.Join(allowed, ", "), did))
+		say(fmt.Errorf("flag %s does not accept %q; it accepts %s%s", name, value, strings.Join(allowed, ", "), did))
 	}
 	return errors.Join(errs...)
 }
 
-// removed are flags of vLLM 0.14.1 that 0.33.0 refuses, with what takes their place (vllm/engine/arg_utils.py of both).
+// removed lists flags of vLLM 0.14.1 that 0.33.0 refuses, with what replaces them (vllm/engine/arg_utils.py of both).
 var removed = map[string]string{
 	"--swap-space":                "V1 never swapped; remove it",
 	"--disable-log-requests":      "requests are not logged unless --enable-log-requests is given; remove it",
@@ -200,8 +201,8 @@ var removed = map[string]string{
 	"--max-long-partial-prefills": "it never took another value than 1; remove it",
 }
 
-// flagName returns the flag that an arg names, in dashes, without a value and without a JSON key; or "" for a value.
-// vLLM's FlexibleArgumentParser takes --a_b for --a-b and --config.key for a key of a JSON flag.
+// flagName returns the flag that an arg names, with dashes, without its value and without a JSON key. It returns ""
+// for a value. vLLM's FlexibleArgumentParser accepts --a_b for --a-b, and --config.key for a key of a JSON flag.
 func flagName(arg string) string {
 	if len(arg) < 2 || arg[0] != '-' {
 		return ""

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	callTimeout   = 30 * time.Second // of requests other than /health; a first token may need a compilation
-	longestAnswer = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
+	callTimeout = 30 * time.Second // of all requests but /health; a first token may need a compilation
+	maxAnswer   = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
 )
 
 // An answer is an HTTP response read to its end.
@@ -22,7 +22,7 @@ type answer struct {
 	body   []byte
 }
 
-// call sends one request and reads the answer, within limit. body is sent as JSON unless it is nil.
+// call sends one request and reads the answer within limit. A body that is not nil is sent as JSON.
 func (s *Server) call(ctx context.Context, method, path string, body any, limit time.Duration) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -47,15 +47,15 @@ func (s *Server) call(ctx context.Context, method, path string, body any, limit 
 		return answer{}, err
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, longestAnswer))
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return answer{}, fmt.Errorf("%s %s: read the answer: %w", method, path, err)
 	}
 	return answer{resp.StatusCode, b}, nil
 }
 
-// ask sends a request to a server that starts, and reads the JSON answer into v. It returns what is still to be waited
-// for, empty when v was read, or an error that waiting does not cure.
+// ask sends a request to a starting server, and decodes the JSON answer into v. It returns what to wait for, empty
+// when v was decoded, or an error that waiting does not cure.
 func (s *Server) ask(ctx context.Context, method, path string, body, v any) (waiting string, err error) {
 	a, err := s.call(ctx, method, path, body, callTimeout)
 	switch {
@@ -71,12 +71,12 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) (wai
 	}
 	if err := json.Unmarshal(a.body, v); err != nil {
 		return "", &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
-			Evidence: fmt.Sprintf("%s %s: no JSON in the answer (%v): %s", method, path, err, shorten(string(a.body)))}
+			Evidence: fmt.Sprintf("%s %s: the answer is not JSON (%v): %s", method, path, err, shorten(string(a.body)))}
 	}
 	return "", nil
 }
 
-// failed turns an answer that should have been 200 into an error.
+// failed returns an error for an answer other than 200.
 func (a answer) failed(what string) error {
 	if a.status == http.StatusOK {
 		return nil

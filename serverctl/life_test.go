@@ -16,8 +16,8 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300ms though 3 requests run",               // for ever, and /health is well
-		"frozen": "an idle server made no token of a request within 300ms", // its counters say that it is idle
+		"busy":   "no token for 300ms though 3 requests run",                       // for ever, and /health is well
+		"frozen": "an idle server generated no token for our request within 300ms", // its counters say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -183,7 +183,7 @@ func TestMemoryThatDoesNotComeBackIsNobodysFault(t *testing.T) {
 	s := start(t, c)
 	_, err := s.Stop(t.Context())
 	memory, ok := errors.AsType[*MemoryError](err)
-	if !ok || len(memory.GPUs) != 1 || !strings.Contains(err.Error(), "GPU 0 has 70000 MiB in use, before the start 1000 MiB") {
+	if !ok || len(memory.GPUs) != 1 || !strings.Contains(err.Error(), "GPU 0 has 70000 MiB in use, but had 1000 MiB before the start") {
 		t.Errorf("Stop() = %v", err)
 	}
 	if _, ok := errors.AsType[*ExitError](err); ok {
@@ -262,7 +262,7 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	}{
 		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
 		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
-		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 does not tell its memory any more"},
+		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 no longer tells its memory"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

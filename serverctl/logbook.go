@@ -14,58 +14,59 @@ import (
 )
 
 const (
-	tailLines    = 50
-	longestLine  = 64 << 10 // a longer one is cut: some libraries print whole configurations
-	longestInErr = 1000     // bytes of a line that an error or a tail keeps
+	tailLines  = 50
+	maxLine    = 64 << 10 // a longer line is cut: some libraries print whole configurations
+	maxErrLine = 1000     // bytes of a line that an error or the tail keeps
 )
 
-// staleSign is how long after a sign under load its death may come. What a server survives for longer was not deadly.
+// staleSign is how long after a sign under load the server may die of it. What the server survives for longer was not
+// fatal.
 const staleSign = 30 * time.Second
 
-// A logbook reads a server's log line by line: it keeps the facts, the first sign of every kind of death and the last
-// lines, and passes everything on without secrets. It is an io.Writer that never fails.
+// A logbook reads a server's log line by line. It keeps the facts, the first sign of each kind of death and the last
+// lines, and passes all lines on without secrets. It is an io.Writer that never fails.
 type logbook struct {
-	to      io.Writer // the full log; may be nil
-	secrets secrets   // none unless given
+	to      io.Writer // gets the full log; may be nil
+	secrets secrets   // to hide; may be empty
 
 	mu         sync.Mutex
-	writeErr   error // the first of to's
+	writeErr   error // the first error of to
 	partial    []byte
 	tail       []string
 	facts      Facts
-	phase      string    // what the server is at; empty until its log tells
-	began      time.Time // of the phase; zero before begin
-	shards     int       // percent of the weights' files that are loaded, while they are
+	phase      string    // empty until the log names one
+	began      time.Time // beginning of the phase; zero before begin
+	shards     int       // percent of the weights' files loaded so far
 	args       map[string]string
-	parts      []Part // the phases that are over
-	loaded     bool   // the server was ready: what dies now dies of the load
+	parts      []Part // the completed phases
+	loaded     bool   // the server was ready: from now on it dies under load
 	resetsDone int
 	resetsLost int
 	signs      signs
 }
 
-// signs are the first lines of the present stage (start or load) that tell of a death.
+// signs are the first lines of the current stage (start or load) that indicate a death.
 type signs struct {
-	known     *ExitError // matched a death
-	at        time.Time  // when known came
-	outside   *ExitError // somebody ended it, before anything failed
-	asked     string     // its engine was asked to end, by its API server or from outside
-	exception string     // an exception that is not known
-	ofEngine  bool       // the exception is the engine's, or a worker's
+	known     *ExitError // a line that matched a death
+	at        time.Time  // when known was set
+	outside   *ExitError // somebody ended the server before anything failed
+	asked     string     // the line by which the API server, or somebody outside, asked the engine to end
+	exception string     // an unknown exception
+	ofEngine  bool       // the exception comes from the engine or a worker
 	code      string     // the last line of code in a traceback
-	wrapper   string     // says that something failed, not what
-	usage     string     // a line of argparse's
-	last      string     // the last line that says something of its own
+	wrapper   string     // a line that says something failed, but not what
+	usage     string     // an error of argparse
+	last      string     // the last line with content of its own
 }
 
-// Write takes output in pieces of any size.
+// Write accepts output in pieces of any size.
 func (l *logbook) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(b)
 	for {
 		line, rest, whole := bytes.Cut(b, []byte{'\n'})
-		if room := longestLine - len(l.partial); room > 0 {
+		if room := maxLine - len(l.partial); room > 0 {
 			l.partial = append(l.partial, line[:min(room, len(line))]...)
 		}
 		if !whole {
@@ -74,7 +75,7 @@ func (l *logbook) Write(b []byte) (int, error) {
 		l.endLine()
 		b = rest
 	}
-	// A progress bar draws itself again and again after a carriage return; only the last drawing is of interest.
+	// A progress bar redraws itself after each carriage return; only the last state matters.
 	if i := bytes.LastIndexByte(l.partial, '\r'); i > 0 && i < len(l.partial)-1 {
 		l.partial = append(l.partial[:0], l.partial[i:]...)
 	}
@@ -84,14 +85,14 @@ func (l *logbook) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// seeShards keeps how much of the weights is loaded.
+// seeShards records how much of the weights is loaded.
 func (l *logbook) seeShards(line []byte) {
 	if g := shardsLoaded.FindSubmatch(line); g != nil {
-		l.shards = int(number(string(g[1])))
+		l.shards = int(parseFigure(string(g[1])))
 	}
 }
 
-// close takes what is left without a line break, and returns the first error of the full log.
+// close handles a last line without a line break, and returns the first error of the full log.
 func (l *logbook) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,11 +105,11 @@ func (l *logbook) close() error {
 	return nil
 }
 
-// endLine takes the line in partial.
+// endLine handles the line in partial.
 func (l *logbook) endLine() {
 	line := strings.TrimRight(string(l.partial), "\r")
 	l.partial = l.partial[:0]
-	if len(line) == longestLine { // it may have been cut in the middle of a secret
+	if len(line) == maxLine { // it may have been cut inside a secret
 		line = line[:len(line)-l.secrets.longest]
 	}
 	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
@@ -126,7 +127,7 @@ func (l *logbook) endLine() {
 	l.learn(line)
 }
 
-// learn takes from a line what it tells.
+// learn extracts everything that a line tells.
 func (l *logbook) learn(line string) {
 	if !l.loaded {
 		l.seeShards([]byte(line))
@@ -168,14 +169,14 @@ func (l *logbook) learn(line string) {
 	}
 }
 
-// begin says when the server was started, from which on its phases count.
+// begin sets the time of the server's start, from which its phases count.
 func (l *logbook) begin(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.began = now
 }
 
-// enter ends the phase at hand.
+// enter ends the current phase and begins another.
 func (l *logbook) enter(phase string, now time.Time) {
 	if phase == l.phase {
 		return
@@ -184,7 +185,8 @@ func (l *logbook) enter(phase string, now time.Time) {
 	l.phase, l.began = phase, now
 }
 
-// addPart adds to the part of that name: phases come more than once, such as profiling before and after a compilation.
+// addPart adds to the part with the same name: a phase can come twice, such as profiling before and after a
+// compilation.
 func addPart(parts []Part, name string, took time.Duration) []Part {
 	if i := slices.IndexFunc(parts, func(p Part) bool { return p.Name == name }); i >= 0 {
 		parts[i].Took += took
@@ -193,19 +195,20 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 	return append(parts, Part{Name: name, Took: took})
 }
 
-// learn keeps the first line of each kind. Of exceptions the engine's goes before the API server's, which only echoes it.
+// learn keeps the first line of each kind. An exception of the engine replaces one of the API server, which only
+// repeats it.
 func (s *signs) learn(text string, ofEngine, loaded bool) {
 	if survived.MatchString(text) {
 		return
 	}
-	if frame.MatchString(text) { // what a line of code says is no news
+	if frame.MatchString(text) { // a line of code says nothing about the failure
 		if !marks.MatchString(text) {
 			s.code = shorten(text)
 		}
 		return
 	}
 	if e := recognise(text, loaded); e != nil && (s.known == nil || s.yields(e, loaded)) {
-		if pydanticField.MatchString(e.Evidence) { // the line before names it
+		if pydanticField.MatchString(e.Evidence) { // the line before names the field
 			e.Evidence = s.last + ": " + e.Evidence
 		}
 		s.known, s.at = e, time.Now()
@@ -221,7 +224,7 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 		if s.wrapper == "" {
 			s.wrapper = shorten(text)
 			if loaded && !s.ofEngine {
-				s.exception = "" // one of a request that failed, while the server went on
+				s.exception = "" // it came from a failed request, which the server survived
 			}
 		}
 	case exception.MatchString(text) && !pointer.MatchString(text):
@@ -234,21 +237,22 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 	}
 }
 
-// yields reports whether the known death gives way to a later one: an old sign, and what the machine lacked, do not hide what the
-// server died of; NCCL's error follows from a lack of memory; a rank that does not answer may wait for one that NCCL lost.
+// yields reports whether a later death replaces the known one. An old sign, or a fault of the machine, must not hide
+// the real cause. NCCL's error may follow from a lack of memory. A rank that does not answer may wait for one that
+// NCCL lost.
 func (s *signs) yields(to *ExitError, loaded bool) bool {
 	switch {
 	case s.known.Cause == NCCL:
 		return to.Cause != NCCL
 	case s.known.Class == Hang:
 		return to.Cause == NCCL
-	case !loaded && s.known.Fatal(): // who comes to count memory has found the model and its files
+	case !loaded && s.known.Fatal(): // a server that counts memory has found the model and its files
 		return to.Class == OOMStart || to.Class == KVTooSmall
 	}
 	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }
 
-// recognise returns the death that a line tells of, or nil.
+// recognise returns the death that a line shows, or nil.
 func recognise(text string, loaded bool) *ExitError {
 	for _, d := range deaths {
 		g := d.text.FindStringSubmatch(text)
@@ -273,13 +277,13 @@ func recognise(text string, loaded bool) *ExitError {
 
 func shorten(line string) string {
 	line = strings.TrimSpace(line)
-	if len(line) > longestInErr {
-		line = strings.ToValidUTF8(line[:longestInErr], "") + " …"
+	if len(line) > maxErrLine {
+		line = strings.ToValidUTF8(line[:maxErrLine], "") + " …"
 	}
 	return line
 }
 
-// ready ends the start, and returns what it went into. From now on a death is the load's.
+// ready ends the start and returns its parts. A later death counts as one under load.
 func (l *logbook) ready(now time.Time) []Part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,7 +292,7 @@ func (l *logbook) ready(now time.Time) []Part {
 	return l.parts
 }
 
-// learnt returns what the log has told so far.
+// learnt returns the facts and the phase so far.
 func (l *logbook) learnt() (f Facts, phase string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -298,14 +302,14 @@ func (l *logbook) learnt() (f Facts, phase string) {
 	return l.facts, l.phase
 }
 
-// loading reports whether the weights are being read, and how much of them is there, in percent; 0 is unknown.
+// loading reports whether the weights are being loaded, and how much of them is loaded, in percent; 0 is unknown.
 func (l *logbook) loading() (is bool, percent int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.phase == loadingPhase, l.shards
 }
 
-// nonDefault returns what the server said its command line gave. The map is the caller's.
+// nonDefault returns the flags that the server found on its command line. The caller owns the map.
 func (l *logbook) nonDefault() map[string]string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -316,7 +320,7 @@ func (l *logbook) nonDefault() map[string]string {
 	return args
 }
 
-// resets returns how many resets of the prefix cache the log reports, done and failed.
+// resets returns how many resets of the prefix cache the log reports, successful and failed.
 func (l *logbook) resets() (done, lost int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,16 +334,16 @@ func (l *logbook) last() []string {
 	return slices.Clone(l.tail)
 }
 
-// told reports whether the log has told of a known death.
+// told reports whether the log has shown a known death.
 func (l *logbook) told() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.signs.known != nil
 }
 
-// death explains the end of a server by its log: the known death that came first; else an end from outside; else the first
-// exception, the engine's before others; else what says that something failed; else how the process ended. code is the exit
-// code, -1 when there is none, and ending says in words how the process ended.
+// death explains the end of a server by its log. It takes the first of these that exists: the first known death; an
+// end from outside; the first exception, preferably the engine's; a line that says something failed; how the process
+// ended. code is the exit code, -1 when there is none. ending describes how the process ended.
 func (l *logbook) death(code int, ending string) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -347,7 +351,7 @@ func (l *logbook) death(code int, ending string) *ExitError {
 	e := &ExitError{Class: StartCrash, Evidence: ending}
 	if l.loaded {
 		e.Class = CrashLoad
-		if code == 0 && !s.ofEngine { // no flag ends a server in good order
+		if code == 0 && !s.ofEngine { // no flag ends a server with exit code 0
 			e.Class, e.Cause = Infrastructure, ExitZero
 		}
 	}
@@ -367,7 +371,7 @@ func (l *logbook) death(code int, ending string) *ExitError {
 		e.Evidence = s.exception
 	case s.wrapper != "":
 		e.Evidence = cmp.Or(s.telling(s.wrapper), ending)
-	case (code == 126 || code == 127) && !l.loaded: // the shell's, of a program that it cannot run
+	case (code == 126 || code == 127) && !l.loaded: // a shell's codes for a program that it cannot run
 		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), ending)
 	case code == 2 && !l.loaded && s.usage != "":
 		e.Class, e.Evidence = FlagsRejected, s.usage
@@ -378,7 +382,7 @@ func (l *logbook) death(code int, ending string) *ExitError {
 	return e
 }
 
-// endingCode is the exit code with the signal in it that ended the process: 137 and -9 are SIGKILL.
+// endingCode returns the exit code, or minus the signal that ended the process: 137 and -9 are SIGKILL.
 func endingCode(code int, ending string) int {
 	_, name, bySignal := strings.Cut(ending, "signal: ")
 	for n := syscall.Signal(1); bySignal && n < 32; n++ {
@@ -389,7 +393,7 @@ func endingCode(code int, ending string) int {
 	return max(code, 0)
 }
 
-// telling returns a line, unless it only points at others: then the last line that says something of its own.
+// telling returns the line, or the last line with content if this one only refers to others.
 func (s *signs) telling(line string) string {
 	if pointer.MatchString(line) {
 		return s.last
@@ -397,7 +401,7 @@ func (s *signs) telling(line string) string {
 	return line
 }
 
-// lastLine is the last line of the log; empty when there is none.
+// lastLine returns the last line of the log; empty when there is none.
 func (l *logbook) lastLine() string {
 	if len(l.tail) == 0 {
 		return ""
@@ -405,7 +409,7 @@ func (l *logbook) lastLine() string {
 	return l.tail[len(l.tail)-1]
 }
 
-// askedToEnd reports whether somebody asked the server to end, and so whether it hangs of that.
+// askedToEnd reports whether somebody asked the server to end, which explains why it hangs.
 func (l *logbook) askedToEnd() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

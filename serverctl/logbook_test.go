@@ -269,7 +269,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 func TestNoPartOfASecretIsSeen(t *testing.T) {
 	for _, row := range []struct{ name, line string }{
 		{"one secret begins like another", "token abcdefTOPSECRET"},
-		{"a line that is cut in the middle of one", strings.Repeat("x", longestLine-10) + "abcdefTOPSECRET"},
+		{"a line that is cut in the middle of one", strings.Repeat("x", maxLine-10) + "abcdefTOPSECRET"},
 	} {
 		var out strings.Builder
 		l := &logbook{to: &out, secrets: newSecrets([]string{"abcdef", "abcdefTOPSECRET"})}

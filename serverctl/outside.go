@@ -7,30 +7,33 @@ import (
 	"syscall"
 )
 
-// How a server shows that somebody ended it, or one of its processes, from outside. That is no point's fault.
+// These patterns show that somebody ended the server, or one of its processes, from outside. That is no point's
+// fault.
 
 var (
-	// The API server's own words when it is asked to end: vllm/entrypoints/launcher.py (0.14.1), launchers/launcher.py
-	// (0.32), vllm/v1/utils.py, and Python's last line of a start that setup_server's handler interrupts. An engine that
-	// dies makes the API server end too, but not with these words.
+	// askedToEnd matches what the API server says when it is asked to end: vllm/entrypoints/launcher.py (0.14.1),
+	// launchers/launcher.py (0.32), vllm/v1/utils.py, and Python's last line of a start that the handler of setup_server
+	// interrupts. An API server that ends because its engine died says something else.
 	askedToEnd = regexp.MustCompile(`Shutting down FastAPI HTTP server\.|\[shutdown\] API server: shutdown triggered|` +
 		`Received KeyboardInterrupt, shutting down|^KeyboardInterrupt(?:: terminated)?$`)
-	// The engine's words of 0.32 (vllm/v1/engine/core.py). An API server that fails ends its engine so, and says why later.
+	// engineAsked matches the engine's words of 0.32 (vllm/v1/engine/core.py). A failing API server also ends its engine
+	// so, and gives its reason later.
 	engineAsked = regexp.MustCompile(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
-	// vllm/v1/engine/core_client.py, vllm/v1/executor/multiproc_executor.py and ray_executor_v2.py, vllm/v1/utils.py. Group 1
-	// is the exit code, minus the signal where one ended the process; 0.14.1 names none.
+	// processDied matches a process that died: vllm/v1/engine/core_client.py, vllm/v1/executor/multiproc_executor.py and
+	// ray_executor_v2.py, vllm/v1/utils.py. Group 1 is the exit code, or minus the signal. 0.14.1 gives none.
 	processDied = regexp.MustCompile(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
 		`engine core exited unexpectedly`)
-	// vllm/v1/engine/utils.py, the last word of a start whose engine died; 0.14.1 was seen to name none that was killed.
+	// failedProcs matches the last line of a start whose engine died (vllm/v1/engine/utils.py). 0.14.1 was seen to omit
+	// killed processes.
 	failedProcs = regexp.MustCompile(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
-	// A shell's word of a child: serve.sh: line 3: 4711 Killed    vllm serve …
+	// shellsWord matches a shell's report of a child: serve.sh: line 3: 4711 Killed    vllm serve …
 	shellsWord = regexp.MustCompile(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
 )
 
-// endedBy returns the death of a process by its exit code, minus the signal where one ended it; nil where a process ended by
-// itself with an exit code of its own.
+// endedBy returns the death of a process that a signal ended, by its exit code or minus the signal. It returns nil
+// for a process that exited by itself.
 func endedBy(code int, loaded bool, evidence string) *ExitError {
-	if code > 128 { // as a shell tells of signals
+	if code > 128 { // a shell's code for a signal
 		code = 128 - code
 	}
 	if code >= 0 {
@@ -55,8 +58,8 @@ func endedBy(code int, loaded bool, evidence string) *ExitError {
 	return e
 }
 
-// learnOutside keeps the first line that tells of an end from outside, unless something had failed before it. Lines of any
-// level tell of it.
+// learnOutside keeps the first line that shows an end from outside, unless something had failed before it. Lines of
+// every level count.
 func (s *signs) learnOutside(text string, loaded bool) {
 	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
 		return
@@ -76,7 +79,7 @@ func (s *signs) learnOutside(text string, loaded bool) {
 	}
 }
 
-// processEnd returns what a line tells of a process that ended, or nil.
+// processEnd returns the death of a process that a line reports, or nil.
 func processEnd(text string, loaded bool) *ExitError {
 	if g := shellsWord.FindStringSubmatch(text); g != nil {
 		return endedBy(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
@@ -108,7 +111,7 @@ func processEnd(text string, loaded bool) *ExitError {
 	return endedBy(code, loaded, evidence)
 }
 
-// signalName names how a process ended, such as "signal 9 (killed)".
+// signalName says how a process ended, such as "signal 9 (killed)".
 func signalName(code int) string {
 	if code < 0 {
 		return "signal " + strconv.Itoa(-code) + " (" + syscall.Signal(-code).String() + ")"

@@ -46,7 +46,7 @@ func TestAServerThatIsEndedFromOutside(t *testing.T) {
 		evidence string
 	}{
 		{"killed", "serve", syscall.SIGKILL, "", Infrastructure, Killed, "signal: killed"},
-		{"killed for lack of memory", "serve", syscall.SIGKILL, "oom_kill 3\n", Infrastructure, HostOOM, "ended 1 of the processes here for lack of memory (/sys/fs/cgroup/pod/memory.events)"},
+		{"killed for lack of memory", "serve", syscall.SIGKILL, "oom_kill 3\n", Infrastructure, HostOOM, "killed 1 of the processes here for lack of memory (/sys/fs/cgroup/pod/memory.events)"},
 		{"hung up", "serve", syscall.SIGHUP, "oom_kill 3\n", Infrastructure, Terminated, "signal: hangup"},
 		{"asked to end, and waits for its clients", "asked", request, "", Infrastructure, Terminated, "Shutting down FastAPI HTTP server."},
 	} {

@@ -6,27 +6,28 @@ import (
 	"strings"
 )
 
-// Everything that is recognised in a server's log stands in this file, with the vLLM version and the file of vLLM in
-// which the text was seen; "0.33" stands for 0.33.0, and a text without a version was the same in 0.14.1 and 0.33.0.
-// The patterns see a line without colours, without the process's prefix and without level, date and place.
+// This file has every pattern for a server's log, with the vLLM version and vLLM's file in which the text was seen.
+// "0.33" means 0.33.0. A text without a version was the same in 0.14.1 and 0.33.0. A pattern sees the line without
+// colours, without the process's prefix, and without level, date and source location.
 
 var (
 	// vllm/logger.py and vllm/utils/system_utils.py: (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text.
-	// 0.14.1 colours the prefix even where no terminal is.
+	// 0.14.1 colours the prefix even without a terminal.
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
 	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
-	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*|[\w./-]+:\d+)\] ?|: +)`) // 0.6 and 0.7 open no bracket
-	// Dynamo's runtime logs vLLM's records in its own layout, which also an image of Dynamo may set for plain vLLM:
+	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*|[\w./-]+:\d+)\] ?|: +)`) // 0.6 and 0.7 have no bracket
+	// Dynamo's runtime logs vLLM's records in its own format, which an image of Dynamo may also set for plain vLLM:
 	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
 	dynamoPrefix = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z? +(TRACE|DEBUG|INFO|WARN|WARNING|ERROR) +[\w.:<>-]+: ?`)
-	// The engine's processes, by their prefix or by the place in vLLM's code from which they log.
+	// ofEngine matches lines of the engine's processes, by their prefix or by their source location in vLLM.
 	ofEngine = regexp.MustCompile(`^(?:\([^()]*pid=\d+[^()]*\) ?)*\((?:EngineCore|DPEngine|Worker|VllmWorker|RayWorker)|` +
 		`\[(?:\S*/)?(?:core|multiproc_executor|gpu_worker|worker_base|gpu_model_runner)\.py:\d+\]`)
-	// uvicorn's access log. An answered request is no news, and the checks of a server's health would fill any tail.
+	// accessLine matches answered requests in uvicorn's access log. They say nothing, and health checks would fill the
+	// tail.
 	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
 )
 
-// A fact is a line that tells something of a server that starts.
+// A fact is a line of the log that tells something about a starting server.
 type fact struct {
 	text *regexp.Regexp
 	read func(f *Facts, groups []string)
@@ -36,7 +37,7 @@ var facts = []fact{
 	// 0.14.1 vllm/entrypoints/openai/api_server.py; 0.33 with VLLM_DISABLE_LOG_LOGO=1.
 	{regexp.MustCompile(`vLLM (?:API )?server version (\S+?),?(?: |$)`), func(f *Facts, g []string) { f.Version = g[1] }},
 	// vllm/v1/engine/core.py (seen in 0.14.1 and 0.32.0), for command lines that start the engine in another way. The
-	// project's simulator adds its profile, which is how a simulated server is told from a real one.
+	// project's simulator adds its profile to the line, which shows that the server is simulated.
 	{regexp.MustCompile(`Initializing a V1 LLM engine \(v(\S+)\)(.* simulated profile )?`), func(f *Facts, g []string) {
 		if f.Version == "" {
 			f.Version = g[1]
@@ -44,21 +45,22 @@ var facts = []fact{
 		f.Simulated = f.Simulated || g[2] != ""
 	}},
 	// vllm/v1/core/kv_cache_utils.py. The first word is the device. 0.33 has tokens and concurrency on one line.
-	{regexp.MustCompile(`KV cache size: ([\d,]+) tokens`), func(f *Facts, g []string) { least(&f.KVCacheTokens, int(number(g[1]))) }},
+	{regexp.MustCompile(`KV cache size: ([\d,]+) tokens`), func(f *Facts, g []string) { keepMin(&f.KVCacheTokens, int(parseFigure(g[1]))) }},
 	{regexp.MustCompile(`Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x`),
-		func(f *Facts, g []string) { least(&f.MaxConcurrency, number(g[1])) }},
+		func(f *Facts, g []string) { keepMin(&f.MaxConcurrency, parseFigure(g[1])) }},
 	// vllm/v1/worker/gpu_worker.py, once per rank.
-	{regexp.MustCompile(`Available KV cache memory: (-?[\d.]+) GiB`), func(f *Facts, g []string) { least(&f.KVCacheGiB, number(g[1])) }},
+	{regexp.MustCompile(`Available KV cache memory: (-?[\d.]+) GiB`), func(f *Facts, g []string) { keepMin(&f.KVCacheGiB, parseFigure(g[1])) }},
 	// vllm/v1/worker/gpu_model_runner.py; "memory" only in 0.14.1.
-	{regexp.MustCompile(`Model loading took ([\d.]+) GiB`), func(f *Facts, g []string) { f.ModelGiB = number(g[1]) }},
-	{regexp.MustCompile(`Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB`), func(f *Facts, g []string) { f.GraphGiB = number(g[1]) }},
-	// vllm/compilation/backends.py: of a graph from the compile cache it says "Directly load" instead. 0.33 says "took".
+	{regexp.MustCompile(`Model loading took ([\d.]+) GiB`), func(f *Facts, g []string) { f.ModelGiB = parseFigure(g[1]) }},
+	{regexp.MustCompile(`Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB`), func(f *Facts, g []string) { f.GraphGiB = parseFigure(g[1]) }},
+	// vllm/compilation/backends.py: for a graph from the compile cache it says "Directly load" instead. 0.33 says
+	// "took".
 	{regexp.MustCompile(`Compiling a graph for (?:compile range|dynamic shape|shape) .*(?:takes|took) [\d.]+ s`), func(f *Facts, _ []string) { f.Compiled = true }},
 }
 
-// number reads a figure of the log, with thousands separated by commas; the patterns let nothing else through but
-// malformed figures such as 1.2.3, which are unknown.
-func number(s string) float64 {
+// parseFigure parses a number of the log, with commas between thousands. The patterns also admit malformed numbers
+// such as 1.2.3, which count as unknown.
+func parseFigure(s string) float64 {
 	v, err := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	if err != nil {
 		return 0
@@ -66,18 +68,18 @@ func number(s string) float64 {
 	return v
 }
 
-// least keeps the smallest of what several ranks say; 0 is unknown.
-func least[N int | float64](to *N, v N) {
+// keepMin keeps the smallest value that the ranks report; 0 is unknown.
+func keepMin[N int | float64](to *N, v N) {
 	if *to == 0 || v < *to {
 		*to = v
 	}
 }
 
-// kvAvailable is the size of the KV cache in the text with which a server refuses to start; see deaths.
+// kvAvailable matches the size of the KV cache when a server refuses to start; see deaths.
 var kvAvailable = regexp.MustCompile(`available KV cache memory \((-?[\d.]+) GiB\)`)
 
-// AvailableKVGiB returns the size of the KV cache that the evidence of a start with the class KVTooSmall tells, in GiB, and
-// whether it tells one.
+// AvailableKVGiB returns the available KV cache in GiB, if the evidence of a start with the class KVTooSmall tells
+// it.
 func AvailableKVGiB(evidence string) (gib float64, ok bool) {
 	m := kvAvailable.FindStringSubmatch(evidence)
 	if m == nil {
@@ -87,14 +89,14 @@ func AvailableKVGiB(evidence string) (gib float64, ok bool) {
 	return gib, err == nil
 }
 
-// A phase is what a starting server is at, to be shown to those who wait for minutes.
+// A phase is a step of a start, shown to users who wait for minutes.
 type phase struct {
 	text *regexp.Regexp
 	name string
 }
 
 const (
-	// firstPhase is what a server is at until its log tells of another.
+	// firstPhase is the phase before the log names one.
 	firstPhase   = "importing and configuring"
 	loadingPhase = "loading the weights"
 )
@@ -104,7 +106,7 @@ var shardsLoaded = regexp.MustCompile(`Loading \S+ checkpoint shards: +(\d{1,3})
 
 var phases = []phase{
 	{regexp.MustCompile(`Starting to load model`), loadingPhase},                      // vllm/v1/worker/gpu_model_runner.py
-	{regexp.MustCompile(`Loading model from scratch`), loadingPhase},                  // vllm/v1/worker/gpu/model_runner.py, which 0.32 and 0.33 use on a GPU
+	{regexp.MustCompile(`Loading model from scratch`), loadingPhase},                  // vllm/v1/worker/gpu/model_runner.py, used by 0.32 and 0.33 on a GPU
 	{regexp.MustCompile(`Model loading took `), "profiling memory"},                   // the same file
 	{regexp.MustCompile(`Using cache directory: .* torch\.compile`), "compiling"},     // vllm/compilation/backends.py
 	{regexp.MustCompile(`torch\.compile (?:takes|took) `), "profiling memory"},        // vllm/compilation/monitor.py
@@ -112,34 +114,35 @@ var phases = []phase{
 	{regexp.MustCompile(`Starting vLLM (?:API )?server`), "starting the HTTP server"}, // vllm/entrypoints
 }
 
-// A death is a line that tells why a server failed. Of one line the first death that matches counts; of a log the first
-// line does, because what follows an exception are those that wrap it. Group 1, where there is one, is the evidence.
+// A death is a line that tells why a server failed. For one line, the first matching death counts. For a log, the
+// first matching line counts, because exceptions are followed by those that wrap them. Group 1, if there is one, is
+// the evidence.
 type death struct {
 	text   *regexp.Regexp
-	start  Class // before the server is ready; empty when the line says nothing then
-	load   Class // afterwards; empty when the line says nothing then
-	cause  Cause // empty when the class says it all
+	start  Class // the class before the server is ready; empty when the line means nothing then
+	load   Class // the class afterwards; empty when the line means nothing then
+	cause  Cause // empty when the class says everything
 	refine func(e *ExitError, groups []string)
 }
 
-// argparse begins the errors of a command line that cannot be read, whatever its values mean together.
+// argparse matches the beginning of an error about a command line that cannot be parsed, whatever its values.
 const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
 
 var argparseError = regexp.MustCompile(`^` + argparse)
 
-// IsArgparse reports whether the evidence of FlagsRejected is argparse's: then no other flag cures it.
+// IsArgparse reports whether the evidence of FlagsRejected comes from argparse: then no other flag cures it.
 func IsArgparse(evidence string) bool { return argparseError.MatchString(evidence) }
 
 var deaths = []death{
 	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
 
-	// huggingface_hub/errors.py and transformers/utils/hub.py (texts of both, read in huggingface_hub 0.36 and transformers
-	// 4.57): the model exists, and these credentials may not read it.
+	// huggingface_hub/errors.py and transformers/utils/hub.py (read in huggingface_hub 0.36 and transformers 4.57): the
+	// model exists, but these credentials may not read it.
 	{text: regexp.MustCompile(`.*(?:GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo).*`),
 		start: ModelNotFound, cause: GatedModel},
 
-	// Python's own texts for errno 28, 24, 11, 13, 30, 5 and 116, whatever was being written, opened or started.
+	// Python's own texts for errno 28, 24, 11, 13, 30, 5 and 116, for anything written, opened or started.
 	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded|unable to write to file </torch_|out of shared memory).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskFull},
 	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
@@ -149,11 +152,11 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:\[Errno 5\] Input/output error|\[Errno 116\] Stale file handle|Stale NFS file handle).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskError},
 
-	// Memory of the host: torch's CPU allocator, C++, Python's errno 12. Flags of the GPU do not cure it.
+	// Memory of the host: torch's CPU allocator, C++, Python's errno 12. The GPU's flags do not cure it.
 	{text: regexp.MustCompile(`.*(?:DefaultCPUAllocator: .*memory|std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b).*`),
 		start: Infrastructure, load: Infrastructure, cause: HostOOM},
 
-	// A program that is not there: Python's own words, and the dynamic linker's.
+	// A missing program: Python's own words, and the dynamic linker's.
 	{text: regexp.MustCompile(`.*(?:can't open file '.*': \[Errno 2\]|: No module named vllm\b|^ModuleNotFoundError: No module named 'vllm(?:\.entrypoints\b.*)?'|` +
 		`error while loading shared libraries: .*|: bad interpreter: .*)`), start: Infrastructure, cause: Command},
 
@@ -164,9 +167,9 @@ var deaths = []death{
 		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
 		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
 
-	// libtpu's own words. What mends a GPU's driver does not mend this.
+	// libtpu's own words. The remedy for a GPU's driver does not apply.
 	{text: regexp.MustCompile(`.*The TPU is already in use.*`), start: Infrastructure},
-	// Weights that are cut off or damaged: safetensors, torch.load.
+	// Truncated or damaged weights: safetensors, torch.load.
 	{text: regexp.MustCompile(`.*(?:SafetensorError|Error while deserializing header|PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes).*`),
 		start: ModelNotFound, cause: Damaged},
 	// transformers/dynamic_module_utils.py, vllm/transformers_utils/config.py.
@@ -174,9 +177,9 @@ var deaths = []death{
 	// transformers/models/auto/configuration_auto.py, vllm/model_executor/models/registry.py.
 	{text: regexp.MustCompile(`.*(?:Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported|failed to be inspected)|` +
 		`has no vLLM implementation).*`), start: ModelNotFound, cause: Unsupported},
-	// requests and urllib3, of a proxy that lets nothing through; its 403 is not the Hub's.
+	// requests and urllib3, about a proxy that blocks everything; its 403 is not the hub's.
 	{text: regexp.MustCompile(`.*(?:ProxyError\b|Unable to connect to proxy|Tunnel connection failed).*`), start: ModelNotFound, cause: Hub},
-	// The Hub's refusal of credentials, and of those who have none; and what requests and httpx say of a network that is not there.
+	// The hub refuses missing or wrong credentials; requests and httpx report a missing network.
 	{text: regexp.MustCompile(`.*(?:401 Client Error|403 Forbidden|Invalid username or password|Invalid user token).*`), start: ModelNotFound, cause: GatedModel},
 	{text: regexp.MustCompile(`.*(?:couldn't connect to 'https://huggingface\.co|Failed to resolve 'huggingface|host='huggingface\.co'|OfflineModeIsEnabled|` +
 		`LocalEntryNotFoundError|Cannot find an appropriate cached snapshot folder).*`), start: ModelNotFound, cause: Hub},
@@ -199,14 +202,14 @@ var deaths = []death{
 	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?\(([\d.]+) GiB KV cache is needed, ` +
 		`which is larger than the available KV cache memory \((-?[\d.]+) GiB\)(?:.*estimated maximum model length is ([\d,]+))?.*)`), start: KVTooSmall,
 		refine: func(e *ExitError, g []string) {
-			e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen = number(g[2]), number(g[3]), int(number(g[4]))
+			e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen = parseFigure(g[2]), parseFigure(g[3]), int(parseFigure(g[4]))
 		}},
 	{text: regexp.MustCompile(`(No available memory for the cache blocks.*|The model's max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache.*)`), start: KVTooSmall},
 
-	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. See memoryOfOthers for whose fault it is.
+	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. memoryOfOthers decides whose fault it is.
 	{text: regexp.MustCompile(`(Free memory on device \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired GPU memory utilization.*)`),
 		start: OOMStart, refine: memoryOfOthers},
-	// vllm/v1/worker/gpu_worker.py: another process gave memory back while this one measured how much is free.
+	// vllm/v1/worker/gpu_worker.py: another process freed memory while this one measured how much is free.
 	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure, cause: Profiling},
 
 	// torch (2.9 and 2.14), its older name, Triton, cuBLAS, NCCL's own log, and the warm-up of the sampler in
@@ -215,7 +218,7 @@ var deaths = []death{
 		`CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: .*(?:allocat|memory)|Cuda failure \d* ?'out of memory'|hipErrorOutOfMemory).*`),
 		start: OOMStart, load: OOMLoad},
 
-	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that first says so is as a rule not the one at fault.
+	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that reports the fault is mostly not where it happened.
 	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|Memory access fault by GPU|an illegal instruction was encountered|misaligned address).*`),
 		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
 	// Compilers of kernels: Triton, FlashInfer's and torch's extensions by ninja and nvcc, the linker.
@@ -224,49 +227,52 @@ var deaths = []death{
 		`PTXAS error|ptxas fatal|Error building extension).*`), start: StartCrash, load: CrashLoad, cause: Compiler},
 	// csrc/custom_all_reduce.cuh and csrc/quickreduce: vLLM's own kernels print this and end their process.
 	{text: regexp.MustCompile(`^Failed: (?:Cuda|CUDA|HIP) error .*`), start: StartCrash, load: CrashLoad},
-	// torch/csrc/distributed/c10d: processes that cannot reach each other. What mends NCCL does not mend these.
+	// torch/csrc/distributed/c10d: processes that cannot reach each other. The remedy for NCCL does not apply.
 	{text: regexp.MustCompile(`.*(?:Gloo connect\w+ failed|DistNetworkError: ).*`), start: Infrastructure, load: Infrastructure},
 	// A crash of native code: Python's faulthandler, torch's handler, C++'s own words.
 	{text: regexp.MustCompile(`.*Fatal Python error: Bus error.*`), start: Infrastructure, load: Infrastructure, cause: BusError},
 	{text: regexp.MustCompile(`.*(?:Fatal Python error: (?:Segmentation fault|Aborted|Illegal instruction|Floating.point exception)|Segfault encountered).*`),
 		start: StartCrash, load: CrashLoad, cause: Segfault},
 	{text: regexp.MustCompile(`^ +what\(\): +(.*)`), start: StartCrash, load: CrashLoad, cause: Segfault},
-	// vllm/v1/executor/multiproc_executor.py: a worker that does not answer. vllm/v1/engine/core_client.py: an engine that does not come up.
+	// vllm/v1/executor/multiproc_executor.py: a worker does not answer. vllm/v1/engine/core_client.py: an engine does
+	// not start.
 	{text: regexp.MustCompile(`.*RPC call to \w+ timed out.*`), start: StartTimeout, load: Hang, cause: NoToken},
 	{text: regexp.MustCompile(`.*Timed out waiting for engine.*`), start: StartTimeout},
-	// torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp (2.9), vllm/distributed/device_communicators/pynccl_wrapper.py.
-	// A fault of the machine far oftener than of a flag: links, drivers, /dev/shm.
+	// torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp (2.9),
+	// vllm/distributed/device_communicators/pynccl_wrapper.py. Mostly the machine's fault, not a flag's: links, drivers,
+	// /dev/shm.
 	{text: regexp.MustCompile(`.*(?:NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledSystemError|Watchdog caught collective operation timeout).*`),
 		start: Infrastructure, load: Infrastructure, cause: NCCL},
 }
 
-// memoryOfOthers tells a utilization that is too high from a GPU that is not ours alone: an idle GPU of 16 GiB or more
-// has over 95 % of its memory free.
+// memoryOfOthers distinguishes a utilization that is too high from a GPU that others use too: an idle GPU of 16 GiB
+// or more has over 95 % of its memory free.
 func memoryOfOthers(e *ExitError, groups []string) {
-	if free, total := number(groups[2]), number(groups[3]); free < 0.95*total {
+	if free, total := parseFigure(groups[2]), parseFigure(groups[3]); free < 0.95*total {
 		e.Class, e.Cause = Infrastructure, OthersMemory
 	}
 }
 
 var (
-	// An exception's last line, the name in front: ValueError: text.
-	// One with a module in front need not be called an error: triton.runtime.errors.OutOfResources: text.
+	// exception matches an exception's last line, which begins with its name: ValueError: text. A name with a module
+	// need not end in Error: triton.runtime.errors.OutOfResources: text.
 	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$|^(?:\w+\.)*(?:errors?|exceptions?)\.[A-Z]\w*: .+$`)
-	// Lines that only say that something else has failed, or was given up for it: vllm/v1/engine/utils.py, core.py,
-	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and what those are told whose other side is gone.
+	// wrapper matches lines that only report the failure of another part: vllm/v1/engine/utils.py, core.py,
+	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and the errors of a process whose peer is
+	// gone.
 	wrapper = regexp.MustCompile(`Engine core initialization failed|Engine process failed to start|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
 		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
-	// What a server lives on after: vllm/usage/usage_lib.py cannot write its statistics.
+	// survived matches an error that a server survives: vllm/usage/usage_lib.py cannot write its statistics.
 	survived = regexp.MustCompile(`Permission denied: '[^']*\.config(?:/vllm[^']*)?'`)
-	// pydantic's words about one field.
+	// pydanticField matches pydantic's words about one field.
 	pydanticField = regexp.MustCompile(`^(?:Input should be|Extra inputs are|Field required|Unexpected keyword)`)
-	// Lines that send their reader elsewhere.
+	// pointer matches lines that only refer to other lines.
 	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
-	// A line of a traceback, by Python's indentation: code, its place, or the marks below it.
+	// frame matches a line of a traceback, by Python's indentation: code, its location, or the marks below it.
 	frame = regexp.MustCompile(`^ {2}File "|^ {4,}\S|^Traceback \(most recent call last\):|^Process \S+:$`)
 	marks = regexp.MustCompile(`^ {2}File |^\S|^[ ^~]*$`)
-	// argparse's error of any program: vllm serve: error: argument --x: …
+	// usageError matches argparse's error of any program: vllm serve: error: argument --x: …
 	usageError = regexp.MustCompile(`^\S.{0,80}?: error: (.+)`)
 )
 

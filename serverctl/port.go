@@ -9,17 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A heldPort is a port that is bound, and not listened on, until the server has it. Whoever asks the kernel for any free
-// port is not given a bound one; the server itself shares the address by SO_REUSEADDR, which vLLM sets (create_server_socket
-// in vllm/entrypoints/openai/api_server.py, 0.14.1; launchers/launcher.py, 0.32), as do uvicorn and Go. The kernel lets a
-// listener bind beside a socket that does not listen (inet_bind_conflict in net/ipv4/inet_connection_sock.c, Linux 6).
+// A heldPort is a port that is bound, but not listened on, until the server has it. The kernel does not give a bound
+// port to a process that asks for any free port. The server shares the address by SO_REUSEADDR, which vLLM sets
+// (create_server_socket in vllm/entrypoints/openai/api_server.py, 0.14.1; launchers/launcher.py, 0.32), as uvicorn
+// and Go do. The kernel allows a listener beside a socket that does not listen (inet_bind_conflict in
+// net/ipv4/inet_connection_sock.c, Linux 6).
 type heldPort struct {
 	port    int
 	socket  int
 	release func()
 }
 
-// holdPort holds the wanted port when nobody has it, else one that is free. 0 wants any.
+// holdPort holds the wanted port if it is free, and any free port otherwise. 0 means any.
 func holdPort(wanted int) (*heldPort, error) {
 	held, err := bindPort(wanted)
 	if errors.Is(err, unix.EADDRINUSE) && wanted != 0 {
@@ -31,14 +32,14 @@ func holdPort(wanted int) (*heldPort, error) {
 	return held, nil
 }
 
-// bindPort binds a port of the loopback interface, or fails with EADDRINUSE when somebody listens on it.
+// bindPort binds a port of the loopback interface. It fails with EADDRINUSE when a process listens on it.
 func bindPort(port int) (*heldPort, error) {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	h := &heldPort{socket: socket}
-	h.release = sync.OnceFunc(func() { unix.Close(socket) }) // of a socket without a peer, closing cannot fail
+	h.release = sync.OnceFunc(func() { unix.Close(socket) }) // closing a socket without a peer cannot fail
 	if err := h.bind(port); err != nil {
 		h.release()
 		return nil, err

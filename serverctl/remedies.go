@@ -2,70 +2,89 @@ package serverctl
 
 import "fmt"
 
-// What a user can do about a failure, by its cause, or by its class where no more is known. Only what is known to help stands
-// here: a wrong remedy costs a day. Empty words mean that there is none.
+// What the tuner does about a failure, and what a user can do. A remedy stands here only if it is known to help: a wrong
+// one costs a day. An empty remedy means that there is none.
 var (
-	causeRemedies = map[Cause]string{
-		EngineDead:    "", // the evidence says what it died of
-		ExitZero:      "see `tuner logs` for what ended the server; no flag does",
-		IllegalAccess: "", // a kernel's error: the search avoids the point
-		NCCL:          "run the server with NCCL_DEBUG=INFO in server.env; /dev/shm too small and broken links between GPUs are the usual reasons",
-		DiskFull:      "free the disk, or /dev/shm, that the line names",
-		TooManyFiles:  "raise the limit of open files (ulimit -n)",
-		TooManyProc:   "raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
-		GatedModel:    "ask for access to the model, and set HF_TOKEN in server.env",
-		Profiling:     "let no other process use the GPU while a server starts",
-		SlowDisk:      "raise server.start_timeout, or set server.model_copy",
-		OthersMemory:  "see nvidia-smi for who holds the GPU's memory, and end it",
-		NoToken:       "",
-		Deaf:          "",
-		NotDrained:    "",
-
-		Terminated:  "find out who ends the server: a person, a job scheduler, a service manager",
-		Killed:      "find out who kills the server's processes; the kernel's log (dmesg) names those that it killed itself",
-		HostOOM:     "give the machine, or the container's memory limit, more memory",
-		Segfault:    "", // native code's error: the search avoids the point
-		BusError:    "look whether /dev/shm is full, and whether the disk that holds the weights can be read",
-		Driver:      "see whether nvidia-smi, or rocm-smi, works where the server runs: GPU, driver, and CUDA or ROCm must fit each other",
-		Command:     "mend server.command: run it by hand in server.dir to see what it lacks",
-		Compiler:    "install the compiler that the line names (gcc, nvcc, ninja) with its headers, where the server runs",
-		NotAllowed:  "let this user read or write what the line names",
-		DiskError:   "look at the disk, or the NFS server, that holds the file",
-		Hub:         "download the model first and give its folder as server.model, or let the machine reach the hub",
-		Damaged:     "download the model's weights again: a file is cut off or damaged",
-		RemoteCode:  "if you trust the model's code, add --trust-remote-code to server.args",
-		Unsupported: "take a version of vLLM that knows this model's architecture",
-		SameWords:   "mend what the words say, then run the study again: nothing of it is lost",
+	classes = map[Class]struct {
+		pointsFault bool // the point is infeasible; otherwise the failure tells the search nothing
+		retryable   bool // a fresh server with the same flags may work
+		fatal       bool // neither other flags nor a second try cure it
+		remedy      string
+	}{
+		FlagsRejected:      {pointsFault: true}, // argparse and pydantic say what is wrong
+		OOMStart:           {pointsFault: true},
+		KVTooSmall:         {pointsFault: true},
+		StartCrash:         {pointsFault: true},
+		OOMLoad:            {pointsFault: true},
+		CrashLoad:          {pointsFault: true},
+		Hang:               {pointsFault: true, retryable: true},
+		StartTimeout:       {pointsFault: true, retryable: true, remedy: "raise server.start_timeout if the server was still working"},
+		PortTaken:          {},
+		ModelNotFound:      {fatal: true, remedy: "set server.model to a folder with config.json and the weights, or to a name on the hub"},
+		Infrastructure:     {retryable: true},
+		Aborted:            {},
+		AcceptanceNearZero: {},
+		ClientLimited:      {retryable: true, remedy: "give the tuner cores that the server does not use: its load generator was late"},
 	}
 
-	classRemedies = map[Class]string{
-		FlagsRejected:  "", // argparse and pydantic say what is wrong
-		OOMStart:       "",
-		KVTooSmall:     "",
-		StartCrash:     "",
-		OOMLoad:        "",
-		CrashLoad:      "",
-		Hang:           "",
-		StartTimeout:   "raise server.start_timeout if the server was still at work",
-		PortTaken:      "",
-		ModelNotFound:  "give server.model as a folder with config.json and the weights, or as a name on the hub",
-		Infrastructure: "",
-		Aborted:        "",
-
-		AcceptanceNearZero: "",
-		ClientLimited:      "give tuner cores that the server does not use: its load generator was late",
+	causes = map[Cause]struct {
+		fatal   bool // neither other flags nor a second try cure it
+		machine bool // a second failure with this cause shows that the machine must be repaired first
+		remedy  string
+	}{
+		EngineDead:    {}, // the evidence says why it died
+		ExitZero:      {remedy: "see `tuner logs` for what ended the server; no flag does"},
+		IllegalAccess: {}, // a bug of a kernel: the search avoids the point
+		NCCL:          {remedy: "run the server with NCCL_DEBUG=INFO in server.env; the usual reasons are a small /dev/shm and broken links between GPUs"},
+		DiskFull:      {fatal: true, remedy: "free space on the disk, or in /dev/shm, that the line names"},
+		TooManyFiles:  {fatal: true, remedy: "raise the limit of open files (ulimit -n)"},
+		TooManyProc:   {fatal: true, remedy: "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"},
+		GatedModel:    {fatal: true, remedy: "ask for access to the model, and set HF_TOKEN in server.env"},
+		Profiling:     {remedy: "let no other process use the GPU while a server starts"},
+		SlowDisk:      {remedy: "raise server.start_timeout, or set server.model_copy"},
+		OthersMemory:  {remedy: "find the process that holds the GPU's memory with nvidia-smi, and end it"},
+		NoToken:       {},
+		Deaf:          {},
+		NotDrained:    {},
+		Terminated:    {remedy: "find out who ends the server: a person, a job scheduler, a service manager"},
+		Killed:        {remedy: "find out who kills the server's processes; the kernel's log (dmesg) names those that the kernel killed"},
+		HostOOM:       {remedy: "give the machine more memory, or raise the container's memory limit"},
+		Segfault:      {}, // a bug of native code: the search avoids the point
+		BusError:      {remedy: "check whether /dev/shm is full, and whether the disk with the weights is readable"},
+		Driver:        {machine: true, remedy: "check that nvidia-smi, or rocm-smi, works where the server runs: GPU, driver, and CUDA or ROCm must match"},
+		Command:       {fatal: true, remedy: "correct server.command: run it by hand in server.dir to see what it lacks"},
+		Compiler:      {remedy: "install the compiler that the line names (gcc, nvcc, ninja) with its headers, where the server runs"},
+		NotAllowed:    {fatal: true, remedy: "let this user read or write what the line names"},
+		DiskError:     {remedy: "check the disk, or the NFS server, that holds the file"},
+		Hub:           {remedy: "download the model first and set server.model to its folder, or let the machine reach the hub"},
+		Damaged:       {remedy: "download the model's weights again: a file is truncated or damaged"},
+		RemoteCode:    {remedy: "if you trust the model's code, add --trust-remote-code to server.args"},
+		Unsupported:   {remedy: "use a version of vLLM that knows this model's architecture"},
+		SameWords:     {remedy: "correct what the message says, then run the study again: nothing is lost"},
 	}
 )
+
+// PointsFault reports whether the failure makes the point infeasible. Any other failure tells the search nothing.
+func (c Class) PointsFault() bool { return classes[c].pointsFault }
+
+// Retryable reports whether a fresh server with the same flags may work.
+func (c Class) Retryable() bool { return classes[c].retryable }
+
+// Machine reports whether a second server that fails with this cause shows that the machine must be repaired first.
+func (c Cause) Machine() bool { return causes[c].machine }
+
+// Fatal reports whether neither other flags nor a second try cure the failure: the user must act.
+func (e *ExitError) Fatal() bool { return causes[e.Cause].fatal || classes[e.Class].fatal }
 
 // Remedy returns what a user can do about a failure; "" where nothing is known to help.
 func Remedy(class Class, cause Cause) string {
 	if cause != "" {
-		return causeRemedies[cause]
+		return causes[cause].remedy
 	}
-	return classRemedies[class]
+	return classes[class].remedy
 }
 
-// Words name a failure by its class, with the cause where one is known.
+// Words names a failure by its class, and by its cause where one is known.
 func Words(class Class, cause Cause) string {
 	if cause == "" {
 		return string(class)

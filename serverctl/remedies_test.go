@@ -40,12 +40,12 @@ func constants(t *testing.T, name string) (values []string) {
 	return values
 }
 
-// The table of all classes and causes with whose fault each is and its remedy is read as a whole.
+// The golden file shows every class and cause with whose fault it is and its remedy, to be read as a whole.
 func TestRemedies(t *testing.T) {
 	var text strings.Builder
-	classes, causes := constants(t, "Class"), constants(t, "Cause")
-	if len(classes) != len(classRemedies) || len(causes) != len(causeRemedies) {
-		t.Errorf("%d classes and %d causes, with remedies for %d and %d", len(classes), len(causes), len(classRemedies), len(causeRemedies))
+	classNames, causeNames := constants(t, "Class"), constants(t, "Cause")
+	if len(classNames) != len(classes) || len(causeNames) != len(causes) {
+		t.Errorf("%d classes and %d causes, but the tables have %d and %d", len(classNames), len(causeNames), len(classes), len(causes))
 	}
 	say := func(name, whose, remedy string) {
 		if remedy == "" {
@@ -54,27 +54,27 @@ func TestRemedies(t *testing.T) {
 		fmt.Fprintf(&text, "%-20s %-8s %s\n", name, whose, remedy)
 	}
 	fmt.Fprintln(&text, "Every class and cause of a failure, whose fault it is, and what the user is told to do about it.")
-	for _, class := range classes {
-		if _, ok := classRemedies[Class(class)]; !ok {
-			t.Errorf("no word about the remedy of class %s", class)
+	for _, class := range classNames {
+		if _, ok := classes[Class(class)]; !ok {
+			t.Errorf("the table lacks class %s", class)
 		}
 		say(class, whose(&ExitError{Class: Class(class)}), Remedy(Class(class), ""))
 	}
 	fmt.Fprintln(&text)
-	for _, cause := range causes {
-		if _, ok := causeRemedies[Cause(cause)]; !ok {
-			t.Errorf("no word about the remedy of cause %s", cause)
+	for _, cause := range causeNames {
+		if _, ok := causes[Cause(cause)]; !ok {
+			t.Errorf("the table lacks cause %s", cause)
 		}
-		classes := []string{}
+		faults := []string{}
 		for _, d := range deaths {
 			for _, class := range []Class{d.start, d.load} {
 				word := whose(&ExitError{Class: class, Cause: d.cause})
-				if string(d.cause) == cause && class != "" && !slices.Contains(classes, word) {
-					classes = append(classes, word)
+				if string(d.cause) == cause && class != "" && !slices.Contains(faults, word) {
+					faults = append(faults, word)
 				}
 			}
 		}
-		say(cause, strings.Join(classes, ","), Remedy(Infrastructure, Cause(cause)))
+		say(cause, strings.Join(faults, ","), Remedy(Infrastructure, Cause(cause)))
 	}
 	const golden = "testdata/remedies.golden"
 	if *update {

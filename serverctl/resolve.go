@@ -11,7 +11,7 @@ import (
 // 0.14.1 to 0.33.0).
 const cacheConfig = "vllm:cache_config_info"
 
-// resolvedFlags are the labels of cacheConfig that a reader knows as flags, or wants to know.
+// resolvedFlags maps the labels of cacheConfig to flag names, for the flags that readers want to see.
 var resolvedFlags = map[string]string{
 	"gpu_memory_utilization": "gpu-memory-utilization",
 	"block_size":             "block-size",
@@ -23,8 +23,9 @@ var resolvedFlags = map[string]string{
 
 var label = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
 
-// resolvedArgs returns what the server's flags came to, by flag name, as far as it tells: those that its command line gave
-// and, from /metrics, defaults that it chose by GPU and model. Unknown is an honest answer: there is no error.
+// resolvedArgs returns the values of the server's flags by name, as far as the server tells. These are the flags of
+// its command line and, from /metrics, defaults that it chose by GPU and model. Flags that it does not tell are
+// missing, which is no error.
 func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 	args := s.log.nonDefault()
 	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
@@ -32,7 +33,7 @@ func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 		return args
 	}
 	for line := range strings.Lines(string(a.body)) {
-		if name, _, ok := sample(line); !ok || name != cacheConfig {
+		if name, _, ok := parseSample(line); !ok || name != cacheConfig {
 			continue
 		}
 		for _, l := range label.FindAllStringSubmatch(line, -1) {
@@ -44,17 +45,17 @@ func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 	return args
 }
 
-// A pair of a Python dict as vLLM prints it: 'max_num_seqs': 8, 'model': '/m', 'speculative_config': {'method': 'ngram'}.
-// One level of a nested dict or list is kept as it stands.
+// pythonPair matches a pair of a Python dict as vLLM prints it: 'max_num_seqs': 8, 'model': '/m',
+// 'speculative_config': {'method': 'ngram'}. It keeps one level of a nested dict or list as it is.
 var pythonPair = regexp.MustCompile(`'(\w+)': ('(?:[^'\\]|\\.)*'|\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]]+)`)
 
-// parseNonDefault reads the dict of vLLM's log line "non-default args: {…}" (vllm/entrypoints/utils.py).
+// parseNonDefault parses the dict of vLLM's log line "non-default args: {…}" (vllm/entrypoints/utils.py).
 func parseNonDefault(dict string) map[string]string {
 	args := map[string]string{}
 	for _, pair := range pythonPair.FindAllStringSubmatch(strings.TrimSuffix(strings.TrimPrefix(dict, "{"), "}"), -1) {
 		name := strings.ReplaceAll(pair[1], "_", "-")
 		if name == "host" || name == "port" || name == "api-server-count" || SecretName(pair[1]) {
-			continue // the tuner's own, and what nobody should read
+			continue // set by the tuner, or secret
 		}
 		args[name] = strings.Trim(pair[2], "'")
 	}

@@ -10,11 +10,11 @@ import (
 	"vllmtuner/serverctl/gpu"
 )
 
-// A Series is what the server and its GPUs did over a stretch of time, about once a second. Columns of one group have one
-// value a row; a look that failed leaves no row, so the times say where one is missing. Counters are totals of the server's
-// life.
+// A Series is what the server and its GPUs did over a period, about once a second. Columns of one group have one
+// value per row. A failed reading leaves no row, so the times show the gaps. Counters are totals since the server's
+// start.
 type Series struct {
-	At         []float64 `json:"at_s"` // seconds from the beginning of the stretch
+	At         []float64 `json:"at_s"` // seconds since the beginning of the period
 	Running    []float64 `json:"running"`
 	Waiting    []float64 `json:"waiting"`
 	KVUsage    []float64 `json:"kv_usage"`       // 0 to 1
@@ -33,7 +33,7 @@ type Series struct {
 type GPUSeries struct {
 	Index int       `json:"index"`
 	At    []float64 `json:"at_s"`
-	// What the GPU does not tell is -1.
+	// -1 means that the GPU does not tell the value.
 	Utilization []float64 `json:"utilization_percent"`
 	UsedMiB     []float64 `json:"used_mib"`
 	PowerW      []float64 `json:"power_w"`
@@ -41,14 +41,15 @@ type GPUSeries struct {
 	Throttle    []string  `json:"throttle,omitempty"` // each reason that was seen, once
 }
 
-// A recorder keeps a Series while somebody wants one.
+// A recorder fills a Series while somebody wants one.
 type recorder struct {
 	mu    sync.Mutex
 	begin time.Time
-	now   *Series // nil while nobody does
+	now   *Series // nil while nobody wants one
 }
 
-// Observe begins a series whose time counts from begin, and returns what ends it. A second one ends the first.
+// Observe begins a series, with times relative to begin, and returns a function that ends it. A second series ends
+// the first.
 func (s *Server) Observe(begin time.Time) (end func() *Series) {
 	series := &Series{}
 	s.series.mu.Lock()
@@ -102,7 +103,7 @@ func (r *recorder) addGPUs(reading gpu.Reading) {
 	}
 }
 
-// add appends a row. Reasons to throttle are kept once each.
+// add appends a row, and each new reason to throttle.
 func (s *GPUSeries) add(at float64, g gpu.GPU) {
 	s.At = append(s.At, at)
 	s.Utilization = append(s.Utilization, figure(g.Utilization))
@@ -116,7 +117,7 @@ func (s *GPUSeries) add(at float64, g gpu.GPU) {
 	}
 }
 
-// figure is what was told, or -1.
+// figure is the value, or -1 if it is unknown.
 func figure(told *float64) float64 {
 	if told == nil {
 		return -1
@@ -134,7 +135,7 @@ func (s *Series) gpu(index int) *GPUSeries {
 	return &s.GPUs[len(s.GPUs)-1]
 }
 
-// A looper tells what the GPUs do by itself, which costs less than asking anew each time.
+// A looper is a gpu.Source that reports by itself, which costs less than a query each time.
 type looper interface {
 	Watch(ctx context.Context, every time.Duration, tell func(gpu.Reading)) error
 }
@@ -159,10 +160,10 @@ func (s *Server) watchGPUs(ctx context.Context) {
 	}
 }
 
-// mostMisses is how many readings in a row may fail before a source is given up.
-const mostMisses = 10
+// maxMisses is how many readings in a row may fail before poll gives up.
+const maxMisses = 10
 
-// poll asks a source again and again.
+// poll queries a source repeatedly.
 func poll(ctx context.Context, source gpu.Source, every time.Duration, tell func(gpu.Reading)) error {
 	misses := 0
 	for {
@@ -170,7 +171,7 @@ func poll(ctx context.Context, source gpu.Source, every time.Duration, tell func
 		case err == nil:
 			misses = 0
 			tell(r)
-		case misses == mostMisses:
+		case misses == maxMisses:
 			return err
 		default:
 			misses++

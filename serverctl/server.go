@@ -10,7 +10,7 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// A Server is one running inference server, ready since Start returned it.
+// A Server is a running inference server. Start returns it when it is ready.
 type Server struct {
 	config    Config
 	process   *proc.Process
@@ -19,15 +19,15 @@ type Server struct {
 	port      int
 	url       string
 	owned     bool // the port was seen to be ours
-	healthy   bool // /health was well
-	strangers int  // looks in a row at which somebody else answered on the port
+	healthy   bool // /health answered 200
+	strangers int  // checks in a row in which another process answered on the port
 	modelID   string
 	facts     Facts
-	before    []gpu.GPU // those the server uses, as they were before its start; none when there is none to ask
+	before    []gpu.GPU // the server's GPUs as they were before its start; none if there are none to query
 	shm       *host.ShmWatch
-	oomKills  int64 // of the kernel, before the start; see death
+	oomKills  int64 // by the kernel before the start; see death
 	series    recorder
-	gpuError  string // why the GPUs are no longer watched; to be read when the watchers have ended
+	gpuError  string // why the GPUs are no longer watched; to be read after the watchers have ended
 
 	stopWatch context.CancelFunc // ends the watchers
 	watched   sync.WaitGroup     // the watchers
@@ -42,16 +42,16 @@ type Server struct {
 // URL is the base URL, such as http://127.0.0.1:8000.
 func (s *Server) URL() string { return s.url }
 
-// ModelID is the name under which requests address the model.
+// ModelID is the model's name in requests.
 func (s *Server) ModelID() string { return s.modelID }
 
-// Facts are what the server said of itself during its start.
+// Facts returns what the server told during its start.
 func (s *Server) Facts() Facts { return s.facts }
 
-// Exited is closed when the server has died or become useless by itself; not by Stop.
+// Exited is closed when the server has died or become useless. Stop does not close it.
 func (s *Server) Exited() <-chan struct{} { return s.exited }
 
-// Err returns why Exited is closed, an *ExitError, and nil while it is not.
+// Err returns why Exited was closed, as an *ExitError. It is nil before.
 func (s *Server) Err() error {
 	select {
 	case <-s.exited:

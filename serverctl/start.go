@@ -14,22 +14,22 @@ import (
 )
 
 const (
-	portAttempts = 3 // after the first: between our look at a port and the server's bind another process may take it
-	// shmEvery is how often it is looked what shared memory a starting server holds, of which it may die before it is ready.
+	portAttempts = 3 // after the first: another process may take the port before the server binds it
+	// shmEvery is how often the shared memory of a starting server is recorded, in case it dies before it is ready.
 	shmEvery = time.Second
-	// abortGrace is what a server gets that never became ready: it has nothing to finish.
+	// abortGrace is how long a server that was never ready may take to end: it has nothing to finish.
 	abortGrace = 5 * time.Second
 )
 
 // errStartTimeout is the cause of a start that took too long.
 var errStartTimeout = errors.New("the start timeout has passed")
 
-// Start starts a server and returns it when it has generated a first token. The server is our own child, and the socket
-// on its port belongs to it: another process that answers there is never taken for it.
+// Start starts a server and returns it when it has generated a first token. The server is our own child, and the
+// socket on its port must belong to it: Start never mistakes another process on the port for it.
 //
-// A server that dies, hangs or refuses its flags gives an *ExitError. A config that no server could be started with, such
-// as a missing program, gives another error: no other choice of flags would cure it. The end of ctx stops the server.
-// Whenever Start returns an error, no process is left.
+// A server that dies, hangs or rejects its flags gives an *ExitError. A config with which no server can start, such
+// as a missing program, gives another error: no other flags would help. The end of ctx stops the server. When Start
+// returns an error, no process is left.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	c, err := config.withDefaults()
 	if err != nil {
@@ -44,7 +44,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		if wanted != 0 && held.port != wanted {
 			c.progress("port %d is taken by another process; the server gets port %d", wanted, held.port)
 		}
-		if attempt > 0 { // a server that does not share its address while it binds cannot have a port that we hold
+		if attempt > 0 { // a server that does not share its address while it binds cannot get a port that we hold
 			held.release()
 		}
 		server, err := launch(ctx, c, held.port)
@@ -81,7 +81,7 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	s.log.begin(begin)
 	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Dir: c.Dir, Output: s.log})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; the file is there, so the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
+		return nil, fmt.Errorf("%w; the file exists, so either the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
 	}
 	if err != nil {
 		return nil, err
@@ -95,12 +95,12 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	if err != nil {
 		return nil, s.abort(ctx, err)
 	}
-	s.settle(ctx, begin)
+	s.finishStart(ctx, begin)
 	return s, nil
 }
 
-// abort ends a server that never became ready, and returns why it did not. When it cannot be ended, that is the error: a
-// next server must not be started beside it.
+// abort ends a server that was never ready, and returns why it was not. If the server cannot be ended, abort returns
+// that instead: no other server may be started beside it.
 func (s *Server) abort(ctx context.Context, cause error) error {
 	s.config.StopTimeout = min(s.config.StopTimeout, abortGrace)
 	if _, err := s.Stop(context.WithoutCancel(ctx)); err != nil {
@@ -109,8 +109,8 @@ func (s *Server) abort(ctx context.Context, cause error) error {
 	return cause
 }
 
-// settle completes the facts of a server that is ready, and begins to watch it.
-func (s *Server) settle(ctx context.Context, begin time.Time) {
+// finishStart completes the facts of a ready server, and begins to watch it.
+func (s *Server) finishStart(ctx context.Context, begin time.Time) {
 	now := time.Now()
 	parts := s.log.ready(now)
 	learnt, _ := s.log.learnt()
@@ -125,7 +125,7 @@ func (s *Server) settle(ctx context.Context, begin time.Time) {
 	s.beginWatch(ctx)
 }
 
-// awaitReady waits until the server has generated a token, for StartTimeout at most.
+// awaitReady waits until the server has generated a token, at most for StartTimeout.
 func (s *Server) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.config.StartTimeout, errStartTimeout)
 	defer cancel()
@@ -136,7 +136,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	for {
 		select {
 		case <-s.process.Exited():
-			s.log.close() // its error is reported by Stop
+			s.log.close() // Stop reports its error
 			return s.death(s.process.ExitCode(), s.process.Ending())
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
@@ -144,7 +144,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 			}
 			return s.startTimeout(waiting)
 		case <-shm.C:
-			_ = s.seeShm() // of processes that come and go; Stop says what it cannot see
+			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
 			continue
 		case <-time.After(s.config.limits.readyEvery):
 		}
@@ -165,7 +165,7 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	if len(e.Tail) > 0 {
 		e.Evidence += "; last line: " + e.Tail[len(e.Tail)-1]
 	}
-	// Files that were still coming are the disk's fault and no point's.
+	// Weights that were still loading are the disk's fault, not the point's.
 	if is, percent := s.log.loading(); is && percent > 0 && percent < 100 {
 		e.Class, e.Cause = Infrastructure, SlowDisk
 		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v", percent, s.config.StartTimeout)
@@ -173,7 +173,7 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	return e
 }
 
-// checkReady goes through what makes a server ready. It returns what is still to be waited for, empty when the server is
+// checkReady checks each condition of a ready server in turn. It returns what to wait for, empty when the server is
 // ready, or an error that waiting does not cure.
 func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 	health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
@@ -186,14 +186,14 @@ func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 		return "", &ExitError{Class: Infrastructure, Evidence: err.Error(), Code: -1, Tail: s.log.last()}
 	}
 	if s.strangers++; !ours && s.strangers < 2 {
-		return "our own process to answer on the port", nil // it may have died between its answer and our look
+		return "our own process to answer on the port", nil // it may have died between its answer and our check
 	}
 	if !ours {
 		return "", &ExitError{Class: PortTaken, Code: -1, Tail: s.log.last(),
 			Evidence: fmt.Sprintf("port %d is answered by a process that we did not start", s.port)}
 	}
 	s.owned, s.strangers = true, 0
-	if s.healthy && health.status == http.StatusServiceUnavailable { // of the first token
+	if s.healthy && health.status == http.StatusServiceUnavailable { // the engine died during the first token
 		return "", s.engineDeath()
 	}
 	s.healthy = health.status == http.StatusOK
@@ -206,7 +206,7 @@ func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 	return s.firstToken(ctx)
 }
 
-// readModel learns the model's id and length from /v1/models.
+// readModel reads the model's id and length from /v1/models.
 func (s *Server) readModel(ctx context.Context) (waiting string, err error) {
 	var models struct {
 		Data []struct {
@@ -238,7 +238,7 @@ func (s *Server) firstToken(ctx context.Context) (waiting string, err error) {
 	return waiting, err
 }
 
-// version asks the server itself; not every server can say, and unknown is an honest answer.
+// version asks the server for its version. Not every server can tell; then it stays empty.
 func (s *Server) version(ctx context.Context) string {
 	var v struct{ Version string }
 	if waiting, err := s.ask(ctx, http.MethodGet, "/version", nil, &v); waiting != "" || err != nil {

@@ -15,68 +15,68 @@ import (
 )
 
 const (
-	// portCloseLimit is how long a port may stay open after the last process has gone. The kernel closes it at once.
+	// portCloseLimit is how long a port may stay open after the last process has ended. The kernel closes it at once.
 	portCloseLimit = 5 * time.Second
-	// gpuSlackMiB is by how much the GPU's memory may be above its level before the start and still count as given back:
-	// the driver keeps some MiB per GPU for itself, more after its first use.
+	// gpuSlackMiB is how much more GPU memory than before the start may be in use while it still counts as released: the
+	// driver keeps some MiB per GPU for itself, and more after its first use.
 	gpuSlackMiB = 256
-	// gpuEvery is how often the GPU is asked whether its memory is back. nvidia-smi takes about 50 ms a call and GPU.
+	// gpuEvery is the pause between two queries of the GPU's memory. nvidia-smi takes about 50 ms per call and GPU.
 	gpuEvery = 250 * time.Millisecond
 )
 
-// An Ended is what the end of a server took, and what it left.
+// An Ended says how the end of a server went.
 type Ended struct {
-	Took     time.Duration `json:"took_ns"`             // all of it
-	Shm      []string      `json:"shm,omitempty"`       // left in /dev/shm by this server, and removed
-	GPUWait  time.Duration `json:"gpu_wait_ns"`         // until the GPUs' memory was back
-	GPUs     []GPUMemory   `json:"gpus,omitempty"`      // nil where there is no GPU to ask
+	Took     time.Duration `json:"took_ns"`             // in total
+	Shm      []string      `json:"shm,omitempty"`       // files of this server in /dev/shm that it left and we removed
+	GPUWait  time.Duration `json:"gpu_wait_ns"`         // until the GPUs' memory was released
+	GPUs     []GPUMemory   `json:"gpus,omitempty"`      // nil without a GPU to query
 	LogError string        `json:"log_error,omitempty"` // why the log is incomplete
-	GPUError string        `json:"gpu_error,omitempty"` // why the GPUs were not watched to the end
+	GPUError string        `json:"gpu_error,omitempty"` // why the GPUs were not watched until the end
 }
 
-// A GPUMemory is the memory that is in use on one GPU, MiB.
+// A GPUMemory is the memory in use on one GPU, in MiB.
 type GPUMemory struct {
 	Index  int     `json:"index"`
 	Before float64 `json:"before_mib"` // before the server's start
-	After  float64 `json:"after_mib"`  // after its end; -1 when the GPU does not tell any more
+	After  float64 `json:"after_mib"`  // after its end; -1 when the GPU no longer tells
 }
 
-// A MemoryError says that a server's GPU memory did not come back: the next one must not be started, for it would die of
-// that, or measure a smaller cache.
+// A MemoryError says that a server's GPU memory was not released. No next server may start: it would run out of
+// memory, or get a smaller cache.
 type MemoryError struct {
-	GPUs    []GPUMemory // those that are above their level
+	GPUs    []GPUMemory // those with more memory in use than before
 	Waited  time.Duration
-	Holders []gpu.Process // who holds memory there, as far as the driver tells
+	Holders []gpu.Process // processes with memory there, as far as the driver tells
 }
 
-// Error names each GPU with its numbers, and what can be done.
+// Error lists each GPU with its memory, and says what to do.
 func (e *MemoryError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "wait for the GPU's memory to come back: after %v", e.Waited.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "wait for the GPU's memory to be released: after %v", e.Waited.Round(100*time.Millisecond))
 	for _, g := range e.GPUs {
-		if g.After == untold {
-			fmt.Fprintf(&b, " GPU %d does not tell its memory any more;", g.Index)
+		if g.After == unknownMiB {
+			fmt.Fprintf(&b, " GPU %d no longer tells its memory;", g.Index)
 			continue
 		}
-		fmt.Fprintf(&b, " GPU %d has %.0f MiB in use, before the start %.0f MiB;", g.Index, g.After, g.Before)
+		fmt.Fprintf(&b, " GPU %d has %.0f MiB in use, but had %.0f MiB before the start;", g.Index, g.After, g.Before)
 	}
 	for _, p := range e.Holders {
 		if p.UsedMiB == nil {
-			fmt.Fprintf(&b, " process %d holds some;", p.PID)
+			fmt.Fprintf(&b, " process %d holds memory of unknown size;", p.PID)
 			continue
 		}
 		fmt.Fprintf(&b, " process %d holds %.0f MiB;", p.PID, *p.UsedMiB)
 	}
-	b.WriteString(" see nvidia-smi for who uses the GPU, or raise server.gpu_memory_timeout")
+	b.WriteString(" find who uses the GPU with nvidia-smi, or raise server.gpu_memory_timeout")
 	return b.String()
 }
 
-// takeStock learns before the start what is in use, and so none of the server's: shared memory, and the GPUs' memory.
+// takeStock records, before the start, the shared memory and GPU memory in use, which are not the server's.
 func (s *Server) takeStock(ctx context.Context) (err error) {
 	if s.shm, err = host.WatchShm(host.DevShm); err != nil {
 		return err
 	}
-	s.oomKills, _, _ = s.config.machine.OOMKills() // where nothing tells, none is ever blamed on it
+	s.oomKills, _, _ = s.config.machine.OOMKills() // if nothing counts them, no death is blamed on memory
 	if s.config.GPU == nil {
 		return nil
 	}
@@ -91,7 +91,8 @@ func (s *Server) takeStock(ctx context.Context) (err error) {
 	return nil
 }
 
-// OwnGPUs returns the GPUs of a reading that a server with these args uses. env is on top of the tuner's own environment.
+// OwnGPUs returns the GPUs of a reading that a server with these args uses. env is added to the tuner's own
+// environment.
 func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GPU {
 	visible := gpu.Visible(reading, func(name string) (string, bool) {
 		if value, ok := env[name]; ok {
@@ -99,13 +100,14 @@ func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GP
 		}
 		return os.LookupEnv(name)
 	})
-	return visible[:min(len(visible), WorldSize(args))] // vLLM takes the first ones
+	return visible[:min(len(visible), worldSize(args))] // vLLM uses the first ones
 }
 
-// Stop ends the server: SIGTERM, StopTimeout for it to end, SIGKILL to everything that came of it; it returns when no
-// process lives, the port is closed, what it left in /dev/shm is removed, and the GPUs' memory is back; and how that went.
-// A *MemoryError says that it did not come back. Callers close their streams first: a server that waits for its clients
-// uses up the StopTimeout. The end of ctx cuts the StopTimeout short. A second call returns the same.
+// Stop ends the server: it sends SIGTERM, waits for StopTimeout, then sends SIGKILL to the whole process tree. It
+// returns when no process is alive, the port is closed, the server's files in /dev/shm are removed and the GPUs'
+// memory is released. A *MemoryError says that the memory was not released. Callers must close their streams first: a
+// server that waits for its clients uses up the StopTimeout. The end of ctx cuts the StopTimeout short. A second call
+// returns the same.
 func (s *Server) Stop(ctx context.Context) (Ended, error) {
 	s.stopOnce.Do(func() {
 		begin := time.Now()
@@ -117,7 +119,7 @@ func (s *Server) Stop(ctx context.Context) (Ended, error) {
 	return s.ended, s.stopErr
 }
 
-// stop goes through the end, each step only when the one before it is done.
+// stop performs the steps of Stop, each when the one before it is done.
 func (s *Server) stop(ctx context.Context) error {
 	if s.stopWatch != nil {
 		s.stopWatch()
@@ -126,7 +128,7 @@ func (s *Server) stop(ctx context.Context) error {
 	}
 	s.http.CloseIdleConnections()
 	if err := s.seeShm(); err != nil {
-		s.config.progress("not all of the server's shared memory could be seen: %v", err)
+		s.config.progress("the server's shared memory could not be listed completely: %v", err)
 	}
 	err := s.process.Stop(ctx, s.config.StopTimeout)
 	if logErr := s.log.close(); logErr != nil {
@@ -151,8 +153,8 @@ func (s *Server) stop(ctx context.Context) error {
 	return s.awaitMemory(context.WithoutCancel(ctx))
 }
 
-// seeShm learns what shared memory the server's processes hold. What it could not see stays when the server is gone: a file
-// too many is better than a neighbour's too few.
+// seeShm records the shared memory that the server's processes hold. Memory that it misses is not removed later:
+// leaving a file is better than removing a neighbour's.
 func (s *Server) seeShm() error {
 	pids, err := s.process.Members()
 	if err != nil {
@@ -161,7 +163,7 @@ func (s *Server) seeShm() error {
 	return s.shm.Observe(pids)
 }
 
-// awaitMemory waits until the GPUs hold no more than before the start.
+// awaitMemory waits until the GPUs have no more memory in use than before the start.
 func (s *Server) awaitMemory(ctx context.Context) error {
 	if len(s.before) == 0 {
 		return nil
@@ -180,14 +182,14 @@ func (s *Server) awaitMemory(ctx context.Context) error {
 		case s.ended.GPUWait < s.config.GPUMemoryTimeout:
 			time.Sleep(gpuEvery)
 		case err != nil:
-			return fmt.Errorf("wait for the GPU's memory to come back: %w", err)
+			return fmt.Errorf("wait for the GPU's memory to be released: %w", err)
 		default:
 			return &MemoryError{GPUs: above, Waited: s.ended.GPUWait, Holders: s.holders(ctx)}
 		}
 	}
 }
 
-// holders are the processes that hold GPU memory; none where the driver does not tell, as in most containers.
+// holders returns the processes that hold GPU memory; none where the driver does not tell, as in most containers.
 func (s *Server) holders(ctx context.Context) []gpu.Process {
 	lister, ok := s.config.GPU.(interface {
 		Processes(ctx context.Context) ([]gpu.Process, error)
@@ -202,17 +204,17 @@ func (s *Server) holders(ctx context.Context) []gpu.Process {
 	return processes
 }
 
-// untold is the memory of a GPU that told it before, and does not any more.
-const untold = -1
+// unknownMiB stands for the memory of a GPU that no longer tells it.
+const unknownMiB = -1
 
-// compare puts the memory in use before and after side by side. A GPU that did not tell before is left out.
+// compare pairs the memory in use before and after. It omits a GPU that did not tell it before.
 func compare(before, after []gpu.GPU) []GPUMemory {
 	var list []GPUMemory
 	for _, b := range before {
 		if b.UsedMiB == nil {
 			continue
 		}
-		now := GPUMemory{Index: b.Index, Before: *b.UsedMiB, After: untold}
+		now := GPUMemory{Index: b.Index, Before: *b.UsedMiB, After: unknownMiB}
 		for _, a := range after {
 			if a.UUID == b.UUID && a.Index == b.Index && a.MIG == b.MIG && a.UsedMiB != nil {
 				now.After = *a.UsedMiB
@@ -226,14 +228,14 @@ func compare(before, after []gpu.GPU) []GPUMemory {
 func aboveLevel(gpus []GPUMemory) []GPUMemory {
 	var above []GPUMemory
 	for _, g := range gpus {
-		if g.After == untold || g.After > g.Before+gpuSlackMiB {
+		if g.After == unknownMiB || g.After > g.Before+gpuSlackMiB {
 			above = append(above, g)
 		}
 	}
 	return above
 }
 
-// awaitClosed waits until nobody listens on a port.
+// awaitClosed waits until no process listens on a port.
 func awaitClosed(port int) error {
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	for deadline := time.Now().Add(portCloseLimit); ; time.Sleep(50 * time.Millisecond) {
@@ -242,7 +244,7 @@ func awaitClosed(port int) error {
 			return nil
 		}
 		if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			return fmt.Errorf("look whether port %d is closed: %w", port, err)
+			return fmt.Errorf("check that port %d is closed: %w", port, err)
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("wait for port %d to close: still open after %v", port, portCloseLimit)

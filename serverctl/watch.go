@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// lastWords is how long an engine that has just died has to get its reason through the pipe.
+// lastWords is how long to wait for the reason that a dead engine has written to the pipe.
 const lastWords = 500 * time.Millisecond
 
-// beginWatch starts the watchers, which Stop ends and waits for.
+// beginWatch starts the watchers. Stop ends them and waits for them.
 func (s *Server) beginWatch(ctx context.Context) {
-	// The server outlives the context of its start; its end is Stop's.
+	// The server outlives the context of its start; Stop ends it.
 	watchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.stopWatch = cancel
 	s.watched.Go(func() {
@@ -26,26 +26,26 @@ func (s *Server) beginWatch(ctx context.Context) {
 	s.watched.Go(func() { s.watchGPUs(watchCtx) })
 }
 
-// watch returns how the server died or became useless, or nil when ctx ended first. An engine that is dead leaves its API
-// server alive for seconds or, with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH, for ever: /health tells by 503 (0.14.1, 0.33.0). An
-// engine that hangs does not show there, only in counters that stand still.
+// watch returns how the server died or became useless, or nil when ctx ended first. If its engine is dead, an API
+// server lives on for seconds, or for ever with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH, and /health answers 503 (0.14.1,
+// 0.33.0). A hanging engine shows only in counters that stand still.
 func (s *Server) watch(ctx context.Context) *ExitError {
 	failures := 0
 	still := stillness{limit: s.config.HangTimeout}
-	next := time.Now()  // of the counters
-	var ping chan error // one is under way; nil when none is
+	next := time.Now()  // the time to read the counters
+	var ping chan error // the ping in progress; nil when there is none
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.hang(NoToken, fmt.Sprintf("an idle server made no token of a request within %v: %v", s.config.HangTimeout, err))
+				return s.hang(NoToken, fmt.Sprintf("an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err))
 			}
 			continue
 		case <-s.process.Exited():
-			s.log.close() // its error is reported by Stop
-			// The exit code is 0 when the engine died under an API server that then shut down in good order.
+			s.log.close() // Stop reports its error
+			// The exit code is 0 when the engine died and the API server then shut down normally.
 			ending := "the server ended by itself: "
 			if s.process.ExitCode() < 0 {
 				ending = "the server's first process was ended: "
@@ -65,15 +65,15 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
-			if s.log.askedToEnd() { // and waits for its clients, as 0.14.1 does without a limit
+			if s.log.askedToEnd() { // and waits for its clients, which 0.14.1 does without a limit
 				return s.death(-1, "")
 			}
 			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
 			next = now.Add(s.config.limits.sampleEvery)
-			_ = s.seeShm() // of processes that come and go; Stop says what it cannot see
-			if evidence := s.look(ctx, &still); evidence != "" {
+			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
+			if evidence := s.readCounters(ctx, &still); evidence != "" {
 				return s.hang(NoToken, evidence)
 			}
 			if ping == nil && still.tooQuiet(now) {
@@ -83,8 +83,8 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 	}
 }
 
-// ping asks for one token. An engine that froze while it was idle does not tell its API server of the requests that came
-// since, so that by its counters it is idle for ever (SIGSTOP of EngineCore, 0.14.1).
+// ping requests one token. An engine that froze while idle does not report the requests that came since, so its
+// counters look idle for ever (SIGSTOP of EngineCore, 0.14.1).
 func (s *Server) ping(ctx context.Context) chan error {
 	answered := make(chan error, 1)
 	s.watched.Go(func() {
@@ -92,7 +92,7 @@ func (s *Server) ping(ctx context.Context) chan error {
 		defer cancel()
 		waiting, err := s.firstToken(ctx)
 		switch {
-		case ctx.Err() == nil: // an answer, if not a good one: an end is seen by the process and by /health
+		case ctx.Err() == nil: // any answer is fine: the process and /health show an end
 			err = nil
 		case err == nil && waiting != "":
 			err = errors.New("waited for " + waiting)
@@ -102,7 +102,7 @@ func (s *Server) ping(ctx context.Context) chan error {
 	return answered
 }
 
-// engineDeath waits a moment for the engine's last words: the API server may answer before they came through the pipe.
+// engineDeath waits briefly for the engine's last words: the API server may answer before they came through the pipe.
 func (s *Server) engineDeath() *ExitError {
 	for deadline := time.Now().Add(lastWords); !s.log.told() && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
@@ -114,7 +114,7 @@ func (s *Server) engineDeath() *ExitError {
 	return e
 }
 
-// death explains the end of the server by its log, and by the kernel's word where a process was killed.
+// death explains the end of the server by its log, and a killed process by the kernel's counter.
 func (s *Server) death(code int, ending string) *ExitError {
 	e := s.log.death(code, ending)
 	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
@@ -125,18 +125,19 @@ func (s *Server) death(code int, ending string) *ExitError {
 	}
 	if n, at, err := s.config.machine.OOMKills(); err == nil && at != "" && n > s.oomKills {
 		e.Cause = HostOOM
-		e.Evidence = fmt.Sprintf("the kernel ended %d of the processes here for lack of memory (%s); %s", n-s.oomKills, at, e.Evidence)
+		e.Evidence = fmt.Sprintf("the kernel killed %d of the processes here for lack of memory (%s); %s", n-s.oomKills, at, e.Evidence)
 	}
 	return e
 }
 
-// look reads the counters, keeps them where a series is wanted, and returns why the server hangs, if it does.
-func (s *Server) look(ctx context.Context, still *stillness) (evidence string) {
+// readCounters reads the counters, adds them to a series if one is wanted, and returns why the server hangs, if it
+// does.
+func (s *Server) readCounters(ctx context.Context, still *stillness) (evidence string) {
 	ctx, cancel := context.WithTimeout(ctx, s.config.limits.healthTimeout)
 	defer cancel()
 	c, err := s.Counters(ctx)
 	if err != nil {
-		return "" // /health judges whether the server answers
+		return "" // /health shows whether the server answers
 	}
 	now := time.Now()
 	s.series.add(now, c)
@@ -147,15 +148,15 @@ func (s *Server) hang(cause Cause, evidence string) *ExitError {
 	return &ExitError{Class: Hang, Cause: cause, Evidence: evidence, Code: -1, Tail: s.log.last()}
 }
 
-// A stillness is how long a server has had requests and made nothing of them.
+// A stillness tracks how long a server has had requests without making progress.
 type stillness struct {
 	limit time.Duration
 	last  Counters
-	since time.Time // of the last progress, or of the last look at which there was nothing to do
-	token time.Time // of the last progress, or ping
+	since time.Time // of the last progress, or of the last reading without requests
+	token time.Time // of the last progress, or of the last ping
 }
 
-// tooQuiet reports whether there was no token for so long that an idle server must show that it can make one.
+// tooQuiet reports whether no token came for so long that an idle server must prove that it can generate one.
 func (s *stillness) tooQuiet(now time.Time) bool {
 	if now.Sub(s.token) < s.limit {
 		return false
@@ -164,7 +165,7 @@ func (s *stillness) tooQuiet(now time.Time) bool {
 	return true
 }
 
-// see returns what shows a hang: for the limit no token was read or written though requests run or wait.
+// see returns the evidence of a hang: no token was read or written for the limit although requests run or wait.
 func (s *stillness) see(now time.Time, c Counters) (evidence string) {
 	busy := c.Running+c.Waiting > 0
 	moved := c.PromptTokens != s.last.PromptTokens || c.GenerationTokens != s.last.GenerationTokens

@@ -6,10 +6,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// WorldSize is how many GPUs a server with these args uses: the product of the sizes of its parallelism
-// (vllm/config/parallel.py: world_size times data parallel ranks). Sizes that are no numbers count as 1: the server will
-// say so.
-func WorldSize(args []string) int {
+// worldSize returns how many GPUs a server with these args uses: the product of its parallel sizes
+// (vllm/config/parallel.py: world_size times data parallel ranks). A size that is not a number counts as 1; the
+// server will report it.
+func worldSize(args []string) int {
 	flags, err := space.Flags(args)
 	if err != nil {
 		return 1
@@ -28,7 +28,7 @@ func WorldSize(args []string) int {
 	return tensor * pipeline * data
 }
 
-// setSize reads the size of a flag; of one that is given twice the last counts.
+// setSize reads the size of a flag. If a flag is given twice, the last value counts.
 func setSize(size *int, flag space.Flag) {
 	if len(flag.Values) != 1 {
 		return

@@ -17,8 +17,8 @@ func TestWorldSize(t *testing.T) {
 		{"replicas", "-tp 2 --data-parallel-size 2", 4},
 		{"no number", "-tp two", 1},
 	} {
-		if got := WorldSize(strings.Fields(row.args)); got != row.want {
-			t.Errorf("%s: WorldSize(%s) = %d, want %d", row.name, row.args, got, row.want)
+		if got := worldSize(strings.Fields(row.args)); got != row.want {
+			t.Errorf("%s: worldSize(%s) = %d, want %d", row.name, row.args, got, row.want)
 		}
 	}
 }

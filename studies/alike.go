@@ -8,24 +8,24 @@ import (
 	"vllmtuner/trial"
 )
 
-// SameWords is how many of a study's first servers must die of the same words before these are the machine's: the default, the
-// user's own args and a point of the search have hardly a flag in common.
+// SameWords is how many of a study's first servers must die with the same message before the machine is to blame. The default, the
+// user's own args and a sampled point have hardly a flag in common.
 const SameWords = 3
 
-// Counts reports whether a trial says something of its point. It does not when the study's first servers all died with the same
-// words, whatever their flags: then the machine or the server's command was broken, and the point is to be tried again.
+// Counts reports whether a trial says anything about its point. It does not when the study's first servers all died with the same
+// message, whatever their flags. Then the machine or the server's command was broken, and the point is to be tried again.
 func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 
-// discount finds the first trials that all died alike. What is stored of them stays as it is, so that it is found in studies of
-// older tuners too; whoever reads the study sees that nothing is known of their points.
-func discount(trials []Trial) {
+// discountAlikeDeaths marks the first trials as unknown if their servers all died alike. The stored results stay as they are, so that this
+// works for studies of older tuners too.
+func discountAlikeDeaths(trials []Trial) {
 	if end, alike := diedAlike(trials); alike >= SameWords {
 		forgive(trials[:end])
 	}
 }
 
-// Forgiven returns the trials as they are when the machine is mended that their servers died of: where all of them died alike, none counts.
-// It is for a run that begins, for the few trials that a small budget allows are not enough to blame the machine without a word of the user.
+// Forgiven returns the trials as a new run sees them. If the servers of all trials died alike, the machine may be repaired since then, and
+// no trial counts. It is for small budgets, whose few trials are not enough to blame the machine without the user's word.
 func Forgiven(trials []Trial) []Trial {
 	trials = slices.Clone(trials)
 	if AllDiedAlike(trials) {
@@ -34,14 +34,14 @@ func Forgiven(trials []Trial) []Trial {
 	return trials
 }
 
-// AllDiedAlike reports whether the servers of all trials, one at least, died in their start with the same words.
+// AllDiedAlike reports whether there is a trial, and the servers of all trials died in their start with the same message.
 func AllDiedAlike(trials []Trial) bool {
 	end, alike := diedAlike(trials)
 	return alike > 0 && end == len(trials)
 }
 
-// diedAlike returns how many of the first trials died with the same words, and where those trials end. Trials of which nothing is known
-// do not part them.
+// diedAlike counts the first trials that died with the same message, and returns the index after them. Trials with an unknown outcome do
+// not interrupt the series.
 func diedAlike(trials []Trial) (end, alike int) {
 	words := ""
 	for i := range trials {
@@ -58,7 +58,7 @@ func diedAlike(trials []Trial) (end, alike int) {
 	return len(trials), alike
 }
 
-// forgive has trials say nothing of their points.
+// forgive marks infeasible trials as unknown.
 func forgive(trials []Trial) {
 	for i := range trials {
 		if r := &trials[i].Result; r.Outcome == trial.Infeasible {
@@ -67,17 +67,17 @@ func forgive(trials []Trial) {
 	}
 }
 
-// as returns a trial that was read alone with what the trials before it say of it, as its summary has it.
+// as returns a trial with the outcome and cause of its summary, which depend on the trials before it.
 func (t Trial) as(summary Trial) Trial {
 	t.Result.Outcome, t.Result.Cause = summary.Result.Outcome, summary.Result.Cause
 	return t
 }
 
-// figures differ from one death to the next: process numbers, addresses, times, ports.
+// figures differ between equal deaths: process numbers, addresses, times, ports.
 var figures = regexp.MustCompile(`0x[0-9a-fA-F]+|[0-9]+`)
 
-// lastWords are what a server died of before it was ready, if that may have been the machine. A lack of memory is the point's, and
-// so are flags that exclude each other, unless no flag changes a letter of the words.
+// lastWords returns the message with which a server died in its start, if the machine may be to blame. The point is to blame for a lack of
+// memory, and for flags that exclude each other unless the message is the same for all flags.
 func lastWords(r trial.Result) (words string, ok bool) {
 	if r.Outcome != trial.Infeasible && r.Cause != serverctl.SameWords || r.Facts.StartUp > 0 || r.Evidence == "" {
 		return "", false

@@ -19,23 +19,23 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// An epochBackup is the database of an epoch that is not the study's any more, but is whole.
+// An epochBackup is a whole database of an older epoch.
 type epochBackup struct {
 	path    string
-	hot     bool // its journal has a transaction that is still to be taken back
+	hot     bool // its journal has a transaction to roll back
 	name    string
 	commits int64
 	trials  int
 	updated time.Time
 }
 
-// newestBackup returns the newest whole database of an epoch but one. Nothing beside it is written, nor is it changed.
+// newestBackup returns the newest whole database of all epochs but one. It writes nothing beside the database.
 func newestBackup(dir, but string) (b epochBackup, found bool) {
 	epochs, err := fs.Glob(os.DirFS(dir), "e[0-9]*/"+fence.Database)
 	if err != nil {
 		return b, false
 	}
-	slices.SortFunc(epochs, func(a, b string) int { return cmp.Compare(b, a) }) // their numbers have the same length
+	slices.SortFunc(epochs, func(a, b string) int { return cmp.Compare(b, a) }) // their names have the same length
 	for _, name := range epochs {
 		if path := filepath.Join(dir, name); path != but {
 			if b, err := readBackup(path); err == nil {
@@ -46,7 +46,7 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup looks a database through. Where a transaction is to be taken back, that is done in a copy.
+// readBackup reads and checks a database. It rolls a transaction back in a copy.
 func readBackup(path string) (b epochBackup, err error) {
 	b.path = path
 	if b.hot, err = isHot(path); err != nil {
@@ -77,14 +77,14 @@ func readBackup(path string) (b epochBackup, err error) {
 	return b, err
 }
 
-// read reads what there is to be said of a database that is whole; sql.ErrNoRows where no study is in it.
+// read checks a database and reads its key figures; sql.ErrNoRows when it has no study.
 func (b *epochBackup) read(path, query string) (err error) {
 	db, err := openFile(path, query)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if b.commits, err = whole(db); err != nil {
+	if b.commits, err = checkDatabase(db); err != nil {
 		return err
 	}
 	return b.scan(db)
@@ -98,8 +98,8 @@ func (b *epochBackup) scan(db *sql.DB) error {
 	return parseTime(updated, &b.updated)
 }
 
-// offer says how to go on from it: as a study of the first schema, whose database was in the study's directory itself. It takes a place of its own,
-// as nothing says any more that it follows on what the slots of this one tell.
+// offer says how to go on from the backup: as a study of the first schema, with the database in the study's directory itself. It needs
+// a directory of its own, because this one's slots belong to newer epochs.
 func (b *epochBackup) offer(acknowledged int64) string {
 	files := space.ShellWord(b.path)
 	if b.hot {
@@ -110,7 +110,7 @@ func (b *epochBackup) offer(acknowledged int64) string {
 		b.path, b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
 }
 
-// lostAfter says how much is lost with so many commits.
+// lostAfter says how many commits would be lost.
 func lostAfter(commits int64) string {
 	switch {
 	case commits == 1:

@@ -9,7 +9,7 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// A mark is how far a base goes. Probes, events and the ledger only ever grow; a trial says which commit changed it last.
+// A mark is the end of a base. Probes, events and the ledger only grow, and a trial has the number of the commit that changed it last.
 type mark struct{ commits, probes, events, ledger int64 }
 
 func markOf(db *sql.DB, commits int64) (mark, error) {
@@ -19,7 +19,7 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables are made in a database in memory from all that came after a mark. What is short is there whole.
+// deltaTables copy the rows after a mark into a database in memory. Short tables are copied whole.
 var deltaTables = []struct {
 	query string
 	after func(mark) []any
@@ -30,10 +30,11 @@ var deltaTables = []struct {
 	{`CREATE TABLE delta.results AS SELECT * FROM main.results WHERE trial IN (SELECT number FROM delta.trials)`, func(mark) []any { return nil }},
 	{`CREATE TABLE delta.probes AS SELECT * FROM main.probes WHERE rowid > ?`, func(m mark) []any { return []any{m.probes} }},
 	{`CREATE TABLE delta.events AS SELECT * FROM main.events WHERE id > ?`, func(m mark) []any { return []any{m.events} }},
+	{`CREATE TABLE delta.changes AS SELECT * FROM main.changes WHERE event > ?`, func(m mark) []any { return []any{m.events} }},
 	{`CREATE TABLE delta.ledger AS SELECT * FROM main.ledger WHERE id > ?`, func(m mark) []any { return []any{m.ledger} }},
 }
 
-// joined has a reader see a base and its delta as one database. Names without a schema are looked up among the temporary ones first.
+// joined shows a base and its delta as one database. SQLite looks up a name without a schema among the temporary ones first.
 const joined = `
 CREATE TEMP VIEW studies AS SELECT * FROM delta.studies;
 CREATE TEMP VIEW world AS SELECT * FROM delta.world;
@@ -44,7 +45,12 @@ CREATE TEMP VIEW events AS SELECT * FROM main.events UNION ALL SELECT * FROM del
 CREATE TEMP VIEW ledger AS SELECT * FROM main.ledger UNION ALL SELECT * FROM delta.ledger;
 `
 
-// merged brings a base up to its delta.
+// joinedChanges adds the table of schema 5 to joined.
+const joinedChanges = `
+CREATE TEMP VIEW changes AS SELECT * FROM main.changes UNION ALL SELECT * FROM delta.changes;
+`
+
+// merged adds a delta to its base.
 const merged = `
 DELETE FROM main.studies;
 INSERT INTO main.studies SELECT * FROM delta.studies;
@@ -57,7 +63,12 @@ INSERT INTO main.events SELECT * FROM delta.events;
 INSERT INTO main.ledger SELECT * FROM delta.ledger;
 `
 
-// deltaSince returns, as an SQLite file, what a live database has that a base with the mark has not. It writes nothing to the disk.
+// mergedChanges adds the table of schema 5 to merged.
+const mergedChanges = `
+INSERT INTO main.changes SELECT * FROM delta.changes;
+`
+
+// deltaSince returns, as an SQLite file, the rows of a live database after a base's mark. It writes nothing to the disk.
 func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 	ctx := context.Background()
 	conn, err := db.Conn(ctx)

@@ -21,14 +21,14 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// minFree is what must be free on the study's disk for new trials before GPU time is spent, in bytes. A probe takes 4.4 kB (docs/evidence/store.md),
-// so a thousand trials with five probes each take 22 MB, their snapshot as much again, and so does the next one while it is made.
+// minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB (docs/evidence/store.md). A thousand trials
+// with five probes each take 22 MB, their snapshot as much again, and the next snapshot too while it is made.
 const minFree = 64 << 20
 
-// slowCommit is what a small write to a healthy disk takes at most, one on a network too.
+// slowCommit is the longest time for a small write to a healthy disk, also over a network.
 const slowCommit = 200 * time.Millisecond
 
-// prepare makes the study's directory, and checks that it can be written, has space, and is on a disk that keeps what it is given.
+// prepare makes the study's directory, and checks that its disk can be written, has space, and loses no writes.
 func prepare(dir string) (Disk, error) {
 	if err := makeDir(dir); err != nil {
 		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrExist) { // a file, or a link to nothing, is in the way
@@ -36,17 +36,17 @@ func prepare(dir string) (Disk, error) {
 				return Disk{}, why
 			}
 		}
-		return Disk{}, judged(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
+		return Disk{}, markUnusable(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
 	}
 	disk, err := ExamineDisk(dir)
 	if err == nil {
-		err = judged(checkOwn(dir))
+		err = markUnusable(checkOwn(dir))
 	}
 	return disk, err
 }
 
-// checkOwn says no to a study's directory of which this user could not write to a part, or of which one is elsewhere: found later, it would end a
-// run that has begun a new epoch already.
+// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. Found later, it would end a run that
+// has begun a new epoch already.
 func checkOwn(dir string) error {
 	for _, part := range []struct {
 		name string
@@ -81,7 +81,7 @@ func checkOwn(dir string) error {
 	return checkDatabases(dir)
 }
 
-// checkDatabases says no to an epoch that is elsewhere, and to a database of the first schema, which knew no epochs, that has nothing in it.
+// checkDatabases refuses an epoch that is a link, and an empty database of the first schema, which had no epochs.
 func checkDatabases(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -95,14 +95,13 @@ func checkDatabases(dir string) error {
 	}
 	path := filepath.Join(dir, fence.Database)
 	info, err := os.Lstat(path)
-	if found, _ := signs(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
+	if found, _ := hasStudyFiles(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
 		return unusablef("%s is empty: if a study was in it, bring it back from a backup, else remove the file", path)
 	}
 	return nil
 }
 
-// whose says to whom a directory belongs, or the nearest one above it that can be seen, that this user may not write to; "" where that is not what
-// is wrong.
+// whose says who owns a directory that this user may not write to, or the nearest visible one above it. It returns "" for other errors.
 func whose(err error, dir string) string {
 	info, statErr := os.Stat(dir)
 	for statErr != nil && dir != filepath.Dir(dir) {
@@ -126,7 +125,7 @@ func whose(err error, dir string) string {
 		dir, name(int(stat.Uid)), info.Mode().Perm(), name(os.Geteuid()))
 }
 
-// makeDir makes a directory, and those above it, unless they are there. What it made is on the disk when it returns.
+// makeDir makes a directory, and those above it, unless they exist. They are on the disk when it returns.
 func makeDir(dir string) error {
 	above := filepath.Dir(dir)
 	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
@@ -144,17 +143,17 @@ func makeDir(dir string) error {
 	return syncPath(above)
 }
 
-// sweepAfter is far longer than any file needs that is made for a moment. That it is nobody's any more is told by the disk's own clock.
+// sweepAfter is far longer than any temporary file is needed. The disk's own clock measures it.
 const sweepAfter = time.Hour
 
-// leftovers are the files that a tuner which is killed leaves, by the names that tuners make: of a check or a look, half a snapshot, locks that nobody
-// holds. SQLite has a journal beside a database that it makes. What is called otherwise is the user's.
+// leftovers are the names of files that a killed tuner leaves: from a check, half a snapshot, locks that nobody holds. SQLite has a journal
+// beside a database that it makes. Other names are the user's.
 var leftovers = []struct {
 	dir  string
 	name *regexp.Regexp
 }{
 	{".", regexp.MustCompile(`^write-check-[0-9]+\.tmp$`)},
-	{".", regexp.MustCompile(`^server\.json\.[0-9]+\.tmp$`)}, // which servers a run has started
+	{".", regexp.MustCompile(`^server\.json\.[0-9]+\.tmp$`)}, // the record of servers that a run has started
 	{".", lookName},
 	{fence.SlotDir, lookName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
@@ -169,7 +168,7 @@ var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
-	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // where this owner has just made one
+	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // its newest slot is this owner's, made just now
 	if err != nil {
 		return err
 	}
@@ -190,7 +189,7 @@ func (s *Store) sweep() error {
 	return nil
 }
 
-// sweepFile removes a file that is so old, unless somebody has it locked.
+// sweepFile removes a file that is old enough, unless a process has it locked.
 func (s *Store) sweepFile(name string, now time.Time) error {
 	info, err := os.Lstat(filepath.Join(s.dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -205,17 +204,17 @@ func (s *Store) sweepFile(name string, now time.Time) error {
 	return s.folder.Remove(name)
 }
 
-// checkName is what checkWrite writes.
+// checkName is the pattern of checkWrite's files.
 const checkName = "write-check-*.tmp"
 
-// A Disk is what a study would be kept on.
+// A Disk describes the disk of a study.
 type Disk struct {
 	Mount    fence.Mount
-	Commit   time.Duration // that a small write takes until it is on the disk, median of five
-	Warnings []string      // what a user should know of it
+	Commit   time.Duration // time of a small write until it is on the disk, median of five
+	Warnings []string      // for the user
 }
 
-// Owners says by what a study's owner is known to be gone.
+// Owners says how a study's owner is known to be gone.
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
@@ -226,11 +225,11 @@ func (d Disk) Owners() string {
 	return "shared, without locks: a killed run is taken over after --takeover-after"
 }
 
-// ExamineDisk says what a study in the directory would be kept on. It is an error when it could not: when nothing can be written and synced
-// there, files can be made that are there already, less is free than a study takes, the one that is there or a new one, or it is mounted so that it
-// loses what it was given. Of a directory that does not exist yet, the nearest one above it is looked at. Nothing is left behind.
+// ExamineDisk describes the disk of a directory for a study. It returns an error for a disk that cannot keep a study: one that cannot be
+// written and synced, that makes an existing file again, that has less free space than a study needs, or whose mount options lose writes.
+// If the directory does not exist yet, it examines the nearest one above. It leaves nothing behind.
 func ExamineDisk(dir string) (d Disk, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
 		return d, err
 	}
@@ -243,11 +242,11 @@ func ExamineDisk(dir string) (d Disk, err error) {
 			return d, unusablef("%s is a link to %s, which is not there: make that directory, or remove the link", dir, to)
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || dir == filepath.Dir(dir) {
-			break // it exists, or the write says what is wrong with it
+			break // it exists, or the write tells the error
 		}
 		dir = filepath.Dir(dir)
 	}
-	if err := checkFree(dir); err != nil { // before a write that says no more than that there is no space left
+	if err := checkFree(dir); err != nil { // before a write, whose error would only say that no space is left
 		return d, err
 	}
 	if d.Commit, err = checkWrite(dir); err != nil {
@@ -272,7 +271,7 @@ func slow(commit time.Duration) []string {
 		"or at the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
-// takeLock takes the lock or says who has it. flock and not fcntl: it belongs to the open file, so that no other open and
+// takeLock takes the lock or says who has it. It uses flock and not fcntl: a flock belongs to the open file, so that no other open and
 // close of the same file in this process can lose it.
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, rights.File(filepath.Dir(path)))
@@ -302,8 +301,8 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// checkWrite writes a few kilobytes and waits until they are on the disk, five times, of which it returns the median: a full or read-only disk is to be
-// found before GPU time is spent. It sees to it that a file that is there cannot be made: on that rests whose a study is.
+// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is found before GPU time is
+// spent. It also checks that O_EXCL refuses an existing file, because ownership depends on that.
 func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
@@ -331,7 +330,7 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	return median(all), nil
 }
 
-// checkFree says no when the disk has less left for us than a study takes: the one in the directory, or a new one.
+// checkFree returns an error when the disk has less free space than a study needs: the one in the directory, or a new one.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -351,8 +350,8 @@ func checkFree(dir string) error {
 	return nil
 }
 
-// copiedSize is what is written of the study in a directory before it goes on: its database, for the next epoch, and a base snapshot of it. The
-// largest of each is the newest that is whole.
+// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It takes the largest
+// file of each kind for the newest whole one.
 func copiedSize(dir string) (size uint64, err error) {
 	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
 		var largest int64
@@ -381,8 +380,8 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory that one process at a time may use, such as that of a sweep's servers, and takes its lock, which holds
-// until it is closed or the process is gone. It returns ErrOwned when another has it.
+// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is held until it is
+// closed or the process is gone. Lock returns ErrOwned when another process has it.
 func Lock(dir string) (io.Closer, error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err

@@ -8,10 +8,12 @@ import (
 	"slices"
 )
 
-// ReadEach reads a study that may be too long for the memory from one snapshot. read is given the study as ReadSummary has it, with no trial
-// whole, and all its trials, whole, in their order; without series they lack what those of ReadSummary do. The trials can be gone through until read
-// returns. Once read has begun no other snapshot is tried: its error is that of ReadEach. Therefore a snapshot is looked through before, and one that
-// is damaged anywhere is not begun. The summary is returned, too, and says whether this was published last.
+// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it, without whole trials,
+// and with an iterator over all trials, whole and in order. The iterator is valid until read returns. Without series, trials lack the same
+// parts as those of ReadSummary.
+//
+// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned. The returned study is
+// the summary, and its Behind says whether a newer one was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
 	columns := short
 	if series {
@@ -20,16 +22,17 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
-		if begun { // the snapshot could not be closed, which harms nobody
+		if begun { // read was called; the snapshot could not be closed, which does no harm
 			return Study{}, nil
 		}
-		if _, err := whole(db); err != nil {
+		if _, err := checkDatabase(db); err != nil {
 			return Study{}, err
 		}
 		r, err := readSummaries(db)
 		if err != nil {
 			return Study{}, err
 		}
+		discountAlikeDeaths(r.study.Trials)
 		begun = true
 		stopped = read(r.study, r.each(columns))
 		return r.study, nil
@@ -37,17 +40,17 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	return study, cmp.Or(stopped, err)
 }
 
-// together is how many trials are in memory at once: a few megabytes, and few enough queries.
-const together = 64
+// trialsInMemory is how many trials ReadEach holds at once: a few megabytes, and few queries.
+const trialsInMemory = 64
 
-// each gives the trials whole.
+// each returns the trials, whole.
 func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
-		for part := range slices.Chunk(r.study.Trials, together) {
+		for part := range slices.Chunk(r.study.Trials, trialsInMemory) {
 			first, last := part[0].Number, part[len(part)-1].Number
 			trials := slices.Clone(part)
 			if err := r.fill(trials, columns, "WHERE trial BETWEEN ? AND ?", first, last); err != nil {
-				yield(Trial{}, judged(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
+				yield(Trial{}, markUnusable(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}
 			for i, t := range trials {
@@ -59,7 +62,7 @@ func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	}
 }
 
-// Each gives the trials of a study in memory as ReadEach gives those of one that is not.
+// Each returns the trials of a study in memory as ReadEach does those of a stored one.
 func (s Study) Each() iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for _, t := range s.Trials {

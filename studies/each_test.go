@@ -12,7 +12,7 @@ import (
 func TestReadEachReadsAllOfAStudy(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	const trials = together + 3 // the last ones are read apart
+	const trials = trialsInMemory + 3 // the last ones are read apart
 	for number := range trials {
 		try(t, s.Begin(aTrial(number)))
 		if number%20 == 1 || number == trials-1 {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// encode returns v as JSON. NaN and infinities have no JSON and no meaning to a reader; the error names the field.
+// encode returns v as JSON. NaN and infinities have no JSON; the error names the field.
 func encode(v any) (string, error) {
 	if err := finite("", reflect.ValueOf(v)); err != nil {
 		return "", err
@@ -18,7 +18,7 @@ func encode(v any) (string, error) {
 	return string(text), err
 }
 
-// finite finds the first number that is none.
+// finite returns an error for the first number that is NaN or infinite.
 func finite(path string, v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Float64:
@@ -41,13 +41,12 @@ func finite(path string, v reflect.Value) error {
 	return nil
 }
 
-// timeLayout sorts as text and is read by SQLite's date functions.
+// timeLayout sorts as text, and SQLite's date functions read it.
 const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
 
-// decodeList is decode of a list of strings. One that encode wrote, without anything that is escaped, can be cut at its separators, which
-// takes a tenth of the time.
+// decodeList is decode for a list of strings. A list from encode without escapes is cut at its separators, which takes a tenth of the time.
 func decodeList(text string, list *[]string) error {
 	inner, ok := unescaped(text, `["`, `"]`)
 	if !ok {
@@ -60,14 +59,14 @@ func decodeList(text string, list *[]string) error {
 			*list = append(parts, inner)
 			return nil
 		}
-		if !strings.HasPrefix(inner[i:], `","`) { // somebody else wrote it
+		if !strings.HasPrefix(inner[i:], `","`) { // encode did not write it
 			return decode(text, list)
 		}
 		parts, inner = append(parts, inner[:i]), inner[i+3:]
 	}
 }
 
-// decodeMap is the same of an object whose values are strings.
+// decodeMap is decodeList for an object whose values are strings.
 func decodeMap(text string, m *map[string]string) error {
 	inner, ok := unescaped(text, `{"`, `"}`)
 	if !ok {

@@ -10,15 +10,14 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// IsFile reports whether a SQLite file holds a study of ours, as Export writes it. Other programs' files have no version of their schema, or
-// other tables.
+// IsFile reports whether a SQLite file holds a study, as Export writes it. Other programs' files have no schema version, or other tables.
 func IsFile(path string) (is bool, err error) {
 	db, err := openFile(path, published)
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	defer func() { err = inWords(err) }()
+	defer func() { err = explainSQLite(err) }()
 	version, err := schemaVersion(db)
 	if err != nil || version == 0 {
 		return false, err
@@ -28,8 +27,8 @@ func IsFile(path string) (is bool, err error) {
 	return tables == 4, err
 }
 
-// ReadFile returns the study in a file that Export has written. It writes nothing beside it. A file of a study's own directory is refused:
-// alone it may be half of what was stored.
+// ReadFile returns the study in a file that Export has written. It writes nothing beside it. It refuses a file of a study's own directory,
+// which alone may be half of the study.
 func ReadFile(path string) (study Study, err error) {
 	dir, err := filepath.Abs(filepath.Join(filepath.Dir(path), ".."))
 	if err != nil {
@@ -39,18 +38,18 @@ func ReadFile(path string) (study Study, err error) {
 		return Study{}, unusablef("%s is a part of the study in %s: name that directory", path, dir)
 	}
 	if study, err = readFile(path); err != nil {
-		return Study{}, judged(fmt.Errorf("read %s: %w", path, err))
+		return Study{}, markUnusable(fmt.Errorf("read %s: %w", path, err))
 	}
 	return study, nil
 }
 
-// readFile reads a copy where the file's schema is an older one.
+// readFile reads a file, or a converted copy of one with an older schema.
 func readFile(path string) (study Study, err error) {
 	db, err := openFile(path, published)
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = inFile(path, errors.Join(err, db.Close())) }()
+	defer func() { err = explainFile(path, errors.Join(err, db.Close())) }()
 	version, err := schemaVersion(db)
 	switch {
 	case err != nil:

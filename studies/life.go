@@ -9,10 +9,10 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadLive returns what read returns, a published study. One that its owner left as Running is Stopped, or NotBegun, where the owner is
-// known to be gone. Else the Study's Life says what is known of the owner.
+// ReadLive calls read for a published study and adds whether its owner lives. A study published as Running becomes Stopped, or NotBegun,
+// if its owner is known to be gone. Otherwise its Life says what is known of the owner.
 func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
-	before, unknown := snapshots(dir) // where they cannot be listed, read says why
+	before, unknown := snapshots(dir) // if the snapshots cannot be listed, read returns the reason
 	study, err := read(dir)
 	if err != nil || study.State != Running {
 		return study, err
@@ -26,8 +26,8 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	if !life.Gone {
 		return study, nil
 	}
-	// An owner publishes how the study ended before it gives the study up, so what was read first may be older. A name is used once: where the newest
-	// is still the one from before the first look, that look saw it.
+	// An owner publishes the study's end before it releases the study, so the first read may be out of date. Snapshot names are used once:
+	// if the newest one is the same as before the first read, that read saw it.
 	after, err := snapshots(dir)
 	if errors.Join(unknown, err) != nil || after[0] != before[0] {
 		if study, err = read(dir); err != nil || study.State != Running {
@@ -41,7 +41,7 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	return study, nil
 }
 
-// LifeOf says whether the owner of the study in a directory lives, as a reader can tell that disturbs nobody.
+// LifeOf says whether the owner of the study in a directory lives. It disturbs nobody.
 func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
 	mount, err := fence.MountOf(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,16 +15,17 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study that is being read. Each row is held against its checksum, and what is read of a table against what was stored.
+// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the study's row.
 type reading struct {
 	db      *sql.DB
+	schema  int
 	study   Study
 	holds   holdings
-	parts   []holding // of each of the study's trials that is done: what its result and probes come to
+	parts   []holding // rows and sum of the result and probes of each finished trial
 	nearest near
 }
 
-// load returns all of a database.
+// load reads the whole study.
 func load(db *sql.DB) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
@@ -33,16 +34,17 @@ func load(db *sql.DB) (Study, error) {
 	if err := r.fill(r.study.Trials, long, ""); err != nil {
 		return Study{}, err
 	}
-	discount(r.study.Trials) // again: what is stored has taken the place of the summaries
+	discountAlikeDeaths(r.study.Trials)
 	return r.study, nil
 }
 
-// summarize returns the trials by their columns, and those that are wanted whole with their results and probes.
+// summarize reads the trials' columns, and the results and probes of the trials that whole returns.
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
 		return Study{}, err
 	}
+	discountAlikeDeaths(r.study.Trials)
 	numbers := r.withNearest(whole(r.study))
 	if len(numbers) == 0 {
 		return r.study, nil
@@ -62,24 +64,23 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 		return Study{}, err
 	}
 	for _, t := range trials {
-		i := r.place(t.Number)
+		i := r.indexOf(t.Number)
 		r.study.Trials[i] = t.as(r.study.Trials[i])
 	}
 	return r.study, nil
 }
 
-// place is where a trial is among all; they are in the order of their numbers.
-func (r *reading) place(number int) int {
+// indexOf returns the index of a trial in the study. Trials are sorted by number.
+func (r *reading) indexOf(number int) int {
 	i, _ := slices.BinarySearchFunc(r.study.Trials, number, func(t Trial, n int) int { return t.Number - n })
 	return i
 }
 
-// Nearest stands among the trials that are wanted whole for the one that came nearest to the SLO: of the probes that failed, in trials that
-// were measured, it has the one with the most headroom, and of equals that at the lowest rate. Columns of its trial say so, where to read all probes
-// of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO: the measured trial whose failed probe has the most headroom, and
+// among equals the lowest rate. Columns of the trials tell it, because reading all probes of a long study would take seconds.
 const Nearest = -1
 
-// withNearest puts the number of the trial that came nearest in the place of Nearest; nothing where no probe failed.
+// withNearest replaces Nearest by the number of that trial, or removes it if no probe failed.
 func (r *reading) withNearest(numbers []int) []int {
 	i := slices.Index(numbers, Nearest)
 	if i < 0 {
@@ -93,14 +94,14 @@ func (r *reading) withNearest(numbers []int) []int {
 	return numbers
 }
 
-// A near is the trial of which a failed probe came nearest to the SLO.
+// A near is the trial with the failed probe nearest to the SLO.
 type near struct {
 	found          bool
 	number         int
 	headroom, rate float64
 }
 
-// or is the nearer of n and what the row of a trial says; trials come in the order of their numbers.
+// or returns the nearer of n and a trial's row. Trials must come in the order of their numbers.
 func (n near) or(row cells) near {
 	if trial.Outcome(row.text(trialOutcome)) != trial.Measured || row[trialNearHeadroom] == nil {
 		return n
@@ -128,6 +129,9 @@ func readStudy(db *sql.DB) (*reading, error) {
 	}
 	column := func(name string) string { return head.text(studiesTable.column(name)) }
 	r := &reading{db: db, holds: holds}
+	if r.schema, err = schemaVersion(db); err != nil {
+		return nil, err
+	}
 	r.study = Study{ID: column("id"), Name: column("name"), File: column("file"), State: State(column("state")), Note: column("note"),
 		Commits: head.integer(studiesTable.column("commits"))}
 	r.study.Seed, err = strconv.ParseUint(column("seed"), 10, 64)
@@ -142,15 +146,15 @@ func readStudy(db *sql.DB) (*reading, error) {
 	return r, nil
 }
 
-// unreadable says which row has a value that means nothing. Its checksum is right, so that it was so when it was given one.
+// unreadable is the error for a row with a meaningless value. Its checksum is right, so it was stored with that value.
 func unreadable(t *table, row cells) error {
 	return damagedf("%s cannot be read: a value in it means nothing", t.named(row))
 }
 
-// all reads a whole table in the order of its keys, and says what of it is missing.
+// all reads a whole table in the order of its keys, and checks that no row is missing.
 func (r *reading) all(t *table, each func(cells) error) error {
 	var found holding
-	err := t.read(r.db, "", "ORDER BY "+t.columns[0], nil, func(row cells) error {
+	err := t.read(r.db, "", "ORDER BY "+strings.Join(t.columns[:t.key], ", "), nil, func(row cells) error {
 		found = found.plus(t.sumOf(row))
 		return each(row)
 	})
@@ -161,8 +165,15 @@ func (r *reading) all(t *table, each func(cells) error) error {
 }
 
 func (r *reading) loadEvents() error {
+	changes, err := r.loadChanges()
+	if err != nil {
+		return err
+	}
 	return r.all(eventsTable, func(row cells) error {
-		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4))}
+		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
+		if len(e.Changes) > 0 {
+			e.Text = e.Changes.String()
+		}
 		if parseTime(row.text(1), &e.Time) != nil {
 			return unreadable(eventsTable, row)
 		}
@@ -171,14 +182,14 @@ func (r *reading) loadEvents() error {
 	})
 }
 
-// readSummaries reads a study with all its trials as far as they have columns, which takes a tenth of the time of whole ones.
+// readSummaries reads a study with the columns of all trials, in a tenth of the time that whole trials take.
 func readSummaries(db *sql.DB) (*reading, error) {
 	r, err := readStudy(db)
 	if err != nil {
 		return nil, err
 	}
 	about := r.holds[trialsTable.name].Rows
-	if about < 0 || about > 1<<20 { // it is a hint
+	if about < 0 || about > 1<<20 { // only a hint
 		about = 0
 	}
 	r.study.Trials, r.parts = slices.Grow(r.study.Trials, int(about)), slices.Grow(r.parts, int(about))
@@ -194,27 +205,26 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{row.integer(trialHoldsRows), row.integer(trialHoldsSum)})
 		return nil
 	})
-	discount(r.study.Trials)
 	return r, err
 }
 
-// The places of what is read of ten thousand trials.
+// The indexes of the trials' columns, looked up once for ten thousand trials.
 var (
-	trialNumber, trialOrigin, trialPoint, trialArgs    = place("number"), place("origin"), place("point"), place("args")
-	trialStateAt, trialBegan, trialEnded, trialVersion = place("state"), place("began"), place("ended"), place("version")
-	trialOutcome, trialClass, trialCause, trialWhy     = place("outcome"), place("class"), place("cause"), place("evidence")
-	trialRate, trialLow, trialHigh                     = place("capacity_rps"), place("passed_rps"), place("failed_rps")
-	trialLowest, trialHighest, trialStdErr             = place("lowest_rps"), place("highest_rps"), place("std_err")
-	trialDoubt, trialBound, trialBinding               = place("doubt"), place("bound"), place("binding")
-	trialInFlight, trialTokens, trialGPU               = place("in_flight"), place("kv_tokens"), place("gpu_seconds")
-	trialSimulated, trialStart                         = place("simulated"), place("start_seconds")
-	trialHoldsRows, trialHoldsSum                      = place("holds_rows"), place("holds_sum")
-	trialNearRate, trialNearHeadroom                   = place("near_rps"), place("near_headroom")
+	trialNumber, trialOrigin, trialPoint, trialArgs    = trialColumn("number"), trialColumn("origin"), trialColumn("point"), trialColumn("args")
+	trialStateAt, trialBegan, trialEnded, trialVersion = trialColumn("state"), trialColumn("began"), trialColumn("ended"), trialColumn("version")
+	trialOutcome, trialClass, trialCause, trialWhy     = trialColumn("outcome"), trialColumn("class"), trialColumn("cause"), trialColumn("evidence")
+	trialRate, trialLow, trialHigh                     = trialColumn("capacity_rps"), trialColumn("passed_rps"), trialColumn("failed_rps")
+	trialLowest, trialHighest, trialStdErr             = trialColumn("lowest_rps"), trialColumn("highest_rps"), trialColumn("std_err")
+	trialDoubt, trialBound, trialBinding               = trialColumn("doubt"), trialColumn("bound"), trialColumn("binding")
+	trialInFlight, trialTokens, trialGPU               = trialColumn("in_flight"), trialColumn("kv_tokens"), trialColumn("gpu_seconds")
+	trialSimulated, trialStart                         = trialColumn("simulated"), trialColumn("start_seconds")
+	trialHoldsRows, trialHoldsSum                      = trialColumn("holds_rows"), trialColumn("holds_sum")
+	trialNearRate, trialNearHeadroom                   = trialColumn("near_rps"), trialColumn("near_headroom")
 )
 
-func place(column string) int { return trialsTable.column(column) }
+func trialColumn(column string) int { return trialsTable.column(column) }
 
-// summaryOf is a trial as far as its row tells.
+// summaryOf returns a trial with what its row has.
 func summaryOf(row cells) (t Trial, err error) {
 	t = Trial{Number: int(row.integer(trialNumber)), Origin: Origin(row.text(trialOrigin)), State: State(row.text(trialStateAt)), Version: row.text(trialVersion)}
 	err = errors.Join(decodeMap(row.text(trialPoint), (*map[string]string)(&t.Point)), decodeList(row.text(trialArgs), &t.Args), parseTime(row.text(trialBegan), &t.Began))
@@ -238,12 +248,12 @@ func summaryOf(row cells) (t Trial, err error) {
 	return t, nil
 }
 
-// seconds is exact to the microsecond, which the columns hold for a hundred years.
+// seconds rounds to a microsecond; a float64 is that exact for a hundred years.
 func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// fill gives trials their results and probes. where chooses these.
+// fill reads results and probes into trials. where selects the rows.
 func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
 	found := make([]holding, len(trials))
 	of := func(t *table, row cells) (i int, err error) {
@@ -290,7 +300,7 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 	return r.checkParts(trials, found)
 }
 
-// checkParts says what of the trials' results and probes is missing.
+// checkParts checks that the trials' results and probes are complete.
 func (r *reading) checkParts(trials []Trial, found []holding) error {
 	running := false
 	for i, t := range trials {
@@ -298,7 +308,7 @@ func (r *reading) checkParts(trials []Trial, found []holding) error {
 			running = true
 			continue
 		}
-		if err := checkRows(r.parts[r.place(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+		if err := checkRows(r.parts[r.indexOf(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
 			return err
 		}
 	}
@@ -316,7 +326,7 @@ func (r *reading) checkParts(trials []Trial, found []holding) error {
 	return r.checkOpen(open)
 }
 
-// checkOpen says what of the probes of trials that are not done is missing.
+// checkOpen checks that the probes of unfinished trials are complete.
 func (r *reading) checkOpen(found holding) error {
 	results, probes := r.holds[resultsTable.name], r.holds[probesTable.name]
 	stored := holding{results.Rows + probes.Rows, results.Sum + probes.Sum}

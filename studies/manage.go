@@ -18,7 +18,7 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// TrashDir is where the studies of a root directory go that are deleted. No study can have the name.
+// TrashDir is the directory in a root for deleted studies. No study can have the name.
 const TrashDir = ".trash"
 
 // List returns the names of the studies in a root directory, sorted. A root that does not exist has none.
@@ -28,10 +28,10 @@ func List(root string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, judged(fmt.Errorf("list the studies: %w", err))
+		return nil, markUnusable(fmt.Errorf("list the studies: %w", err))
 	}
 	var names []string
-	inStudy, _ := signs(root) // whose epochs are no studies, though they have databases
+	inStudy, _ := hasStudyFiles(root) // the epochs of a study have databases, but are no studies
 	for _, e := range entries {
 		if isStudy(filepath.Join(root, e.Name())) && !(inStudy && fence.IsEpoch(e.Name())) {
 			names = append(names, e.Name())
@@ -40,17 +40,17 @@ func List(root string) ([]string, error) {
 	return names, nil
 }
 
-// isStudy reports whether a directory holds a study, or may hold one that this user may not look at.
+// isStudy reports whether a directory holds a study, or may hold one that this user cannot see.
 func isStudy(dir string) bool {
-	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // the first schema knew no slots
+	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // schema 1 had no slots
 		return true
 	}
-	found, hidden := signs(dir)
-	return found || hidden && ValidName(filepath.Base(dir)) == nil // such as lost+found is nobody's study
+	found, hidden := hasStudyFiles(dir)
+	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// signs reports whether a directory holds slots or snapshots, and whether it may hold some that this user may not look at.
-func signs(dir string) (found, hidden bool) {
+// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user cannot see.
+func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
 		snapshotDir:   func(name string) bool { _, ok := parseSnapshot(name); return ok },
@@ -62,10 +62,10 @@ func signs(dir string) (found, hidden bool) {
 	return found, hidden
 }
 
-// Delete moves a study out of its root directory into the trash there, and returns where to. Nothing of it is lost. A study that has an owner
-// gives an error that wraps ErrOwned; how long one must have been silent to be taken for dead is as in Options.
+// Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the study has an owner, the
+// error wraps ErrOwned. takeoverAfter is as in Options.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
 		return "", missing(dir)
 	}
@@ -81,13 +81,13 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 	if err := checkTrash(filepath.Join(filepath.Dir(dir), TrashDir)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
 	}
-	if to, err = stopAndDiscard(ctx, dir, cmp.Or(takeoverAfter, fence.UsualSilence)); err != nil {
+	if to, err = stopAndDiscard(ctx, dir, cmp.Or(takeoverAfter, fence.DefaultTTL)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
 	}
 	return to, nil
 }
 
-// stopAndDiscard moves a study into the trash that nobody writes to any more, and that nobody can take before it is there.
+// stopAndDiscard ends the study's owner and moves the study into the trash before another can own it.
 func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to string, err error) {
 	if _, err := checkWrite(dir); err != nil {
 		return "", fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
@@ -110,7 +110,7 @@ func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to stri
 	return to, errors.Join(err, release(), folder.Close())
 }
 
-// checkTrash says no to a trash that nothing can be moved into, before the study's owner is asked to go.
+// checkTrash returns an error when nothing can be moved into the trash. It is called before the owner is stopped.
 func checkTrash(trash string) error {
 	info, err := os.Lstat(trash)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +127,7 @@ func checkTrash(trash string) error {
 	case !info.IsDir():
 		return unusablef("%s, into which studies are moved, is not a directory: move it away", trash)
 	}
-	for _, dir := range []string{trash, filepath.Dir(trash)} { // from the one into the other
+	for _, dir := range []string{trash, filepath.Dir(trash)} { // a move changes both
 		if err := canWrite(dir); err != nil {
 			return fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
 		}
@@ -135,15 +135,15 @@ func checkTrash(trash string) error {
 	return nil
 }
 
-// canWrite says whether this user may make and remove names in a directory.
+// canWrite returns an error when this user may not make and remove names in a directory.
 func canWrite(dir string) error {
 	return unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 }
 
-// discard moves a directory into the trash beside it, under a name that nothing there has.
+// discard moves a directory into the trash beside it, under a new name.
 func discard(dir string) (to string, err error) {
 	parent, name := filepath.Split(dir)
-	root, err := os.OpenRoot(parent) // whatever the name is, and wherever links lead, nothing outside is touched
+	root, err := os.OpenRoot(parent) // it touches nothing outside, whatever the name is and wherever links lead
 	if err != nil {
 		return "", err
 	}
@@ -161,52 +161,50 @@ func discard(dir string) (to string, err error) {
 	return filepath.Join(parent, to), errors.Join(syncPath(filepath.Join(parent, TrashDir)), syncPath(parent))
 }
 
-// Export writes the study in a directory, as it was last published, to a path as one SQLite file, and returns what its trials came to: see
-// docs/schema.md. What was written is looked through before it counts. Where the newest snapshot is damaged, one before it is better than none, which
-// the Study says.
+// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks the written file. If the
+// newest snapshot is damaged it exports an older one, and the study's Behind says so.
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
-		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // with another snapshot it would be the same
+		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // another snapshot would not help
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {
-			return Study{}, inWords(err)
+			return Study{}, explainSQLite(err)
 		}
 		return readWritten(path)
 	})
-	return study, cmp.Or(stopped, ofReader(dir, err))
+	return study, cmp.Or(stopped, explainToReader(dir, err))
 }
 
-// toBlame reports whether a snapshot, and not the file that it was written to, is what an error is about.
+// toBlame reports whether an error is about the snapshot, and not about the file that it is written to.
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || gone(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
+	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
 }
 
-// readWritten reads what the trials in an exported file came to, if it is whole.
+// readWritten checks an exported file and returns its summary.
 func readWritten(path string) (study Study, err error) {
 	db, err := openFile(path, published)
 	if err != nil {
 		return Study{}, err
 	}
-	defer func() { err = inWords(errors.Join(err, db.Close())) }()
-	if _, err := whole(db); err != nil {
+	defer func() { err = explainSQLite(errors.Join(err, db.Close())) }()
+	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err
 	}
 	return summarize(db, func(Study) []int { return nil }, short)
 }
 
-// Around returns the directory of the study that a path is in, by the slots and snapshots there; "" where it is in none. The path itself need not be
-// there.
+// Around returns the directory of the study that contains a path, or "". The path itself need not exist.
 func Around(path string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err == nil {
 		dir, err = filepath.Abs(dir)
 	}
 	for ; err == nil; dir = filepath.Dir(dir) {
-		if found, _ := signs(dir); found {
+		if found, _ := hasStudyFiles(dir); found {
 			return dir
 		}
 		if dir == filepath.Dir(dir) {

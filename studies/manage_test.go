@@ -221,7 +221,7 @@ func TestAnEpochIsNoStudy(t *testing.T) {
 	dir := filepath.Join(root, "llama70b")
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)))
-	epoch := filepath.Join(dir, s.hold.Dir())
+	epoch := filepath.Join(dir, s.lease.Dir())
 	_, err = Delete(t.Context(), epoch, time.Second)
 	wantUnusable(t, err, "delete "+epoch+": it is a part of the study in "+dir)
 	if names, err := List(dir); err != nil || len(names) > 0 {
@@ -262,7 +262,7 @@ func harmProbes(t *testing.T, path string) {
 		db, err := openFile(path, published)
 		try(t, err)
 		_, read := summarize(db, func(Study) []int { return nil }, short)
-		_, damage := whole(db)
+		_, damage := checkDatabase(db)
 		_, probes := load(db)
 		try(t, db.Close())
 		if read == nil && damage != nil && probes != nil {
@@ -317,7 +317,7 @@ func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	}
 	db, err := openFile(path, published)
 	try(t, err)
-	commits, err := whole(db)
+	commits, err := checkDatabase(db)
 	if try(t, db.Close()); err != nil || commits != all[1].commits {
 		t.Errorf("exported was a database with %d commits, %v", commits, err)
 	}

@@ -30,7 +30,7 @@ func TestNFS(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "studies.test")
 	try(t, os.Link(self, binary))
 	command := filepath.Join(t.TempDir(), "tuner")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", command, "vllmtuner/cmd/tuner").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "netgo osusergo sqlite_omit_load_extension", "-o", command, "vllmtuner/cmd/tuner").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	kills, cuts, rounds := number(t, "NFS_KILLS", 6), number(t, "NFS_POWER_CUTS", 1), number(t, "NFS_ROUNDS", 1)

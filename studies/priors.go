@@ -9,7 +9,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A prior is what is stored of a Trial of Study.Prior.
+// A prior is the stored form of a trial of Study.Prior.
 type prior struct {
 	Point  space.Point   `json:"point"`
 	Args   []string      `json:"args"`
@@ -17,21 +17,21 @@ type prior struct {
 	Result trial.Result  `json:"result"`
 }
 
-// A Source is what was measured elsewhere and is to be compared with itself alone.
+// A Source is a set of trials from elsewhere. They may be compared with each other only.
 type Source struct {
-	Name   string // that a person knows it by: the Path, or a WorldSource of it
-	Path   string // what it was read from, such as a file
+	Name   string // for people: the Path, or its WorldSource
+	Path   string // the file or directory that was read
 	Trials []Trial
 }
 
-// ofWorld stands between the path of a study and the number of one of its worlds.
+// ofWorld separates a study's path from the number of one of its worlds.
 const ofWorld = ", world "
 
-// WorldSource is the name of what a study at a path measured in one of its worlds, from 1.
+// WorldSource is the source name of one world of the study at a path; the first world is 1.
 func WorldSource(path string, world int) string { return path + ofWorld + strconv.Itoa(world) }
 
-// AddPriors stores what was measured elsewhere, in the place of all that came from the same paths before: all of it, or on an error nothing. Of each
-// trial its Point, Args, Probes and Result are kept.
+// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's Point, Args, Probes and
+// Result.
 func (s *Store) AddPriors(sources []Source) error {
 	texts := make([][]string, len(sources))
 	for i, source := range sources {
@@ -44,7 +44,7 @@ func (s *Store) AddPriors(sources []Source) error {
 		}
 	}
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
-		s.rebase = true // deltas know nothing of priors
+		s.rebase = true // deltas have no priors
 		for _, source := range sources {
 			tx.remove(priorsTable, "WHERE source=?1 OR substr(source, 1, length(?2))=?2", source.Path, source.Path+ofWorld)
 		}
@@ -58,13 +58,13 @@ func (s *Store) AddPriors(sources []Source) error {
 	})
 }
 
-// CheckPrior says what of a trial that was measured elsewhere cannot be stored: a number that is none.
+// CheckPrior returns an error for a trial that cannot be stored, because a number in it is NaN or infinite.
 func CheckPrior(t Trial) error {
 	_, err := encodePrior(t)
 	return err
 }
 
-// encodePrior is what is stored of a trial that was measured elsewhere.
+// encodePrior returns the stored form of a trial from elsewhere.
 func encodePrior(t Trial) (string, error) {
 	if t.Point == nil {
 		t.Point = space.Point{}

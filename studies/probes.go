@@ -15,21 +15,21 @@ import (
 	"vllmtuner/trial"
 )
 
-// A probeRow is a probe as it is stored: figures that a person may ask for by SQL, and what is long, compressed.
+// A probeRow is the stored form of a probe: figures that people query by SQL, and the long parts, compressed.
 type probeRow struct {
 	figures  string
 	series   []byte // nil where there is none
 	sketches []byte
 }
 
-// A longPart is what of a probe is in the column series: what happened second by second, and request by request.
+// A longPart is the content of the column series: a probe second by second, and request by request.
 type longPart struct {
 	Client bench.Series      `json:"client,omitempty"`
 	Server *serverctl.Series `json:"server,omitempty"`
-	Each   []string          `json:"each,omitempty"` // of the verdict's checks, in their order; see slo.Check
+	Each   []string          `json:"each,omitempty"` // of the verdict's checks, in order; see slo.Check
 }
 
-// rowOf takes a probe apart.
+// rowOf splits a probe into its stored parts.
 func rowOf(p trial.Probe) (r probeRow, err error) {
 	long := longPart{Client: p.Measurement.Series, Server: p.Server}
 	checks := slices.Clone(p.Verdict.Checks)
@@ -54,7 +54,7 @@ func rowOf(p trial.Probe) (r probeRow, err error) {
 	return r, err
 }
 
-// probe puts it together again.
+// probe joins the stored parts.
 func (r probeRow) probe() (p trial.Probe, err error) {
 	if err := decode(r.figures, &p); err != nil {
 		return p, err
@@ -96,27 +96,27 @@ func compress(v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// expand reads what compress writes.
+// expand undoes compress.
 func expand(from []byte, v any) error {
 	r, err := gzip.NewReader(bytes.NewReader(from))
 	if err != nil {
 		return err
 	}
-	text, err := io.ReadAll(io.LimitReader(r, mostExpanded+1))
+	text, err := io.ReadAll(io.LimitReader(r, maxExpanded+1))
 	if err != nil {
 		return err
 	}
-	if len(text) > mostExpanded {
-		return fmt.Errorf("it expands to more than %d MiB", mostExpanded>>20)
+	if len(text) > maxExpanded {
+		return fmt.Errorf("it expands to more than %d MiB", maxExpanded>>20)
 	}
 	return json.Unmarshal(text, v)
 }
 
-// mostExpanded is how many bytes may come of a compressed column: some fifty times what a probe of an hour with ten thousand requests has.
-const mostExpanded = 64 << 20
+// maxExpanded is the size limit of an expanded column, in bytes: fifty times what a probe of an hour with ten thousand requests has.
+const maxExpanded = 64 << 20
 
-// Record stores one probe of a running trial; it is on the disk when Record returns nil. The same probe may be recorded
-// twice, a different one under the same Seq is an error.
+// Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded twice. A different
+// one under the same Seq is an error.
 func (s *Store) Record(number int, p trial.Probe) error {
 	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
 	is, err := rowOf(p)
@@ -142,7 +142,7 @@ func (s *Store) Record(number int, p trial.Probe) error {
 	})
 }
 
-// sameProbe compares the figures. Before schema 3 the long parts were among them.
+// sameProbe compares the figures. Before schema 3 they included the long parts.
 func sameProbe(was string, is probeRow) error {
 	var p trial.Probe
 	if err := decode(was, &p); err != nil {
@@ -163,20 +163,20 @@ func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
 		r.series, r.sketches)
 }
 
-// addToLedger writes down what GPU time went into.
+// addToLedger records GPU time and its purpose.
 func addToLedger(tx *transaction, number int, what string, seconds float64) {
 	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, what, seconds})
 }
 
-// probeColumns are what of a probe is read beside its figures.
+// probeColumns are the columns of a probe to read beside its figures.
 type probeColumns string
 
 const (
 	long  probeColumns = ", series, sketches"
-	short probeColumns = "" // a fifth of the time
+	short probeColumns = "" // reading takes a fifth of the time
 )
 
-// rowIn takes a probe's parts from what was read, and says when the long ones are not as they were stored.
+// rowIn returns a probe's parts from a row, and an error when the long ones do not fit their checksum.
 func (c probeColumns) rowIn(row cells) (probeRow, error) {
 	r := probeRow{figures: row.text(probesTable.column("probe"))}
 	if c == short {

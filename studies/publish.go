@@ -13,20 +13,20 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// publishEvery is the least time between two snapshots that nobody waits for.
+// publishEvery is the shortest time between two snapshots that nobody waits for.
 const publishEvery = time.Second
 
-// publishWait is how long anybody waits for a snapshot. On NFS a reader whose host is cut off has been promised that what it read does not change
-// (a delegation), and the server keeps that until its lease is over, 90 s as a rule: a writer must not wait for that.
+// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change (a delegation). If
+// that reader is cut off, the server keeps the promise until the NFS lease ends, usually 90 s. A writer must not wait so long.
 const publishWait = 2 * time.Second
 
-// leastRebase is how many bytes of deltas are written, at least, before a new base is.
-const leastRebase = 1 << 20
+// minRebase is the least number of bytes of deltas before a new base is written.
+const minRebase = 1 << 20
 
-// mostFailed is how many bases in a row may fail to be made, as on a disk that is full for a while.
-const mostFailed = 3
+// maxFailedBases is how many bases in a row may fail, as on a disk that is full for a while.
+const maxFailedBases = 3
 
-// keepSnapshots is how many of the newest are kept, so that a reader finds the one that it has chosen; and the bases that they need.
+// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader still finds the one it has chosen.
 const keepSnapshots = 3
 
 // publishSoon asks the publisher for a snapshot.
@@ -37,7 +37,7 @@ func (s *Store) publishSoon() {
 	}
 }
 
-// publishNow asks for a snapshot and waits for it, but not for long: if it fails later the next commit says so.
+// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns the error.
 func (s *Store) publishNow() error {
 	err := s.publishWithin(publishWait)
 	if errors.Is(err, errLate) {
@@ -49,7 +49,7 @@ func (s *Store) publishNow() error {
 
 var errLate = errors.New("the snapshot is not written yet")
 
-// publishWithin asks for a snapshot and waits so long for it, or returns errLate.
+// publishWithin asks for a snapshot and waits at most so long for it; then it returns errLate.
 func (s *Store) publishWithin(wait time.Duration) error {
 	done := make(chan error, 1)
 	late := time.After(wait)
@@ -66,29 +66,28 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. Bases but the first are made beside it, from the one before and a delta, so that neither the study
-// nor its readers wait for a long one.
+// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background from the previous base
+// and a delta, so that neither the study nor its readers wait for a long one.
 type publisher struct {
 	store *Store
-	base  mark  // how far the base goes
-	last  mark  // how far the newest snapshot goes; zero when there is none
-	size  int64 // of the base, bytes
-	since int64 // bytes of the deltas that have it
+	base  mark  // end of the base
+	last  mark  // end of the newest snapshot; zero when there is none
+	size  int64 // of the base, in bytes
+	since int64 // bytes of the deltas since the base
 
-	rebasing chan rebased // gets the base that is being made; nil when none is
-	from     snapshot     // what it is made of
-	failed   int          // so many in a row could not be made
+	rebasing chan rebased // gets the new base; nil when none is being made
+	from     snapshot     // the snapshot that the new base is made from
+	failed   int          // bases in a row that failed
 }
 
-// A rebased is a base that was made.
+// A rebased is a new base, or why there is none.
 type rebased struct {
 	goes mark
 	size int64
 	err  error
 }
 
-// publishLater publishes when something was committed or somebody asks, until s.stop is closed. Errors break the Store, so that the next call
-// returns them.
+// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next call returns it.
 func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -110,7 +109,7 @@ func (s *Store) publishLater() {
 	}
 }
 
-// end waits for a base that is being made, which is not needed any more.
+// end cancels a base that is being made and waits for it.
 func (p *publisher) end(cancel context.CancelFunc) {
 	cancel()
 	if p.rebasing != nil {
@@ -118,7 +117,7 @@ func (p *publisher) end(cancel context.CancelFunc) {
 	}
 }
 
-// publish writes what is committed to a file of its own, so that a reader can never hold up the writer. An error breaks the Store.
+// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks the Store.
 func (p *publisher) publish(ctx context.Context) error {
 	err := p.once(ctx)
 	if err != nil {
@@ -143,19 +142,19 @@ func (p *publisher) once(ctx context.Context) error {
 	if err := p.store.folder.Write(currentFile, strings.NewReader(n.file()+"\n")); err != nil {
 		return err
 	}
-	if p.rebasing == nil && p.since > max(p.size, leastRebase) {
+	if p.rebasing == nil && p.since > max(p.size, minRebase) {
 		p.rebasing, p.from = make(chan rebased, 1), n
 		go p.rebase(ctx, n, p.last)
 	}
 	return p.removeOld(n.epoch)
 }
 
-// next writes the next snapshot; none where nothing is new.
+// next writes the next snapshot, or returns none if nothing is new.
 func (p *publisher) next() (snapshot, error) {
 	s := p.store
 	s.mu.Lock()
 	select {
-	case <-s.dirty: // served by this snapshot
+	case <-s.dirty: // this snapshot includes it
 	default:
 	}
 	if s.broken != nil {
@@ -166,7 +165,7 @@ func (p *publisher) next() (snapshot, error) {
 		defer s.mu.Unlock()
 		return p.first()
 	}
-	n := snapshot{s.hold.Epoch(), s.commits, p.base.commits}
+	n := snapshot{s.lease.Epoch(), s.commits, p.base.commits}
 	if n.commits == p.last.commits {
 		s.mu.Unlock()
 		return snapshot{}, nil
@@ -183,10 +182,10 @@ func (p *publisher) next() (snapshot, error) {
 	return n, s.put(n.file(), func(path string) error { return os.WriteFile(path, content, rights.File(s.dir)) })
 }
 
-// first writes a base straight from the live database. The Store is locked.
+// first writes a base from the live database. The caller holds the Store's lock.
 func (p *publisher) first() (n snapshot, err error) {
 	s := p.store
-	n = snapshot{s.hold.Epoch(), s.commits, -1}
+	n = snapshot{s.lease.Epoch(), s.commits, -1}
 	if err := s.folder.Make(snapshotDir); err != nil {
 		return n, err
 	}
@@ -202,7 +201,7 @@ func (p *publisher) first() (n snapshot, err error) {
 	return n, err
 }
 
-// rebase makes a base of what is published, which goes so far.
+// rebase makes a base of snapshot n, which ends at goes.
 func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
 	base := snapshot{n.epoch, n.commits, -1}
 	err := p.store.put(base.file(), func(path string) error { return n.write(ctx, p.store.dir, path) })
@@ -213,15 +212,15 @@ func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
 	p.rebasing <- rebased{goes, size, err}
 }
 
-// adopt takes a base into use that was made.
+// adopt starts to use a finished base.
 func (p *publisher) adopt() error {
 	select {
 	case r := <-p.rebasing:
 		p.rebasing, p.from = nil, snapshot{}
 		switch {
-		case r.err != nil: // the base that there is does as well; it is tried again when as much has been written once more
+		case r.err != nil: // the old base still works; the next attempt follows after as many bytes again
 			p.since = 0
-			if p.failed++; p.failed == mostFailed {
+			if p.failed++; p.failed == maxFailedBases {
 				return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, r.err)
 			}
 		case r.goes.commits > p.base.commits: // else the live database was written whole meanwhile
@@ -233,14 +232,14 @@ func (p *publisher) adopt() error {
 	}
 }
 
-// put has a file of the study's directory written under another name, and renames it when it is on the disk: whoever finds it finds it whole.
+// put writes a file of the study's directory under a temporary name, syncs it and renames it. Whoever finds it finds it whole.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
-	if err := s.folder.Remove(next); err != nil { // of an owner that was killed here
+	if err := s.folder.Remove(next); err != nil { // left by an owner that was killed here
 		return err
 	}
-	if err := s.folder.Create(next, nil); err != nil { // with its rights, which SQLite would not give it
+	if err := s.folder.Create(next, nil); err != nil { // with the study's rights, which SQLite would not set
 		return err
 	}
 	if err := errors.Join(write(filepath.Join(s.dir, next)), syncPath(filepath.Join(s.dir, next))); err != nil {
@@ -257,7 +256,7 @@ func sizeOf(path string) (int64, error) {
 	return info.Size(), nil
 }
 
-// removeOld removes all but the newest snapshots with their bases, and what killed owners, of epochs before, left of theirs.
+// removeOld removes old snapshots, and unfinished ones of killed owners of earlier epochs.
 func (p *publisher) removeOld(epoch int64) error {
 	names, err := p.store.folder.List(snapshotDir)
 	if err != nil {
@@ -283,8 +282,8 @@ func (p *publisher) removeOld(epoch int64) error {
 	return nil
 }
 
-// obsolete returns the snapshots that nobody will want: not the newest ones, nor a base of theirs, nor one that a delta is yet to have, nor the
-// one that a base is being made from.
+// obsolete returns the snapshots that nobody will want. It keeps the newest ones with their bases, a base without a delta yet, and the source
+// of a base that is being made.
 func obsolete(all []snapshot, source snapshot) []snapshot {
 	if len(all) == 0 {
 		return nil

@@ -21,45 +21,45 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor any lock and
-// writes nothing, so it cannot hold up an owner and works on a read-only disk. An owner that was killed may have
-// stored up to a second more than the snapshot shows; whoever resumes the study finds that.
+// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor any lock and writes
+// nothing, so it cannot hold up an owner and works on a read-only disk. A killed owner may have stored up to a second more than the snapshot
+// shows; a resumed study has it.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
-// ReadSummary is ReadSnapshot of a study that may be long: of each trial it returns what it came to, but not its probes and, of its Result,
-// not Tail, Notes, Ended, the Facts but for version, start-up and size of the cache, and of the Capacity not Why, Probes, Pieces and Steps.
-// whole is given this and says which trials are wanted with result and probes, whose Series, Sketches and Server and whose checks' Each are still
-// left out.
+// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes, and its Result lacks Tail, Notes, Ended, the Facts except
+// version, start-up and cache size, and the Capacity's Why, Probes, Pieces and Steps.
+//
+// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those lack Series, Sketches and
+// Server, and their checks lack Each.
 func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
 
 func readPublished(dir string, from func(*sql.DB) (Study, error)) (Study, error) {
 	_, study, err := newest(dir, from)
-	return study, ofReader(dir, err)
+	return study, explainToReader(dir, err)
 }
 
-// ofReader says to a reader what can be done where no snapshot of a study can be read.
-func ofReader(dir string, err error) error {
+// explainToReader adds what a reader can do when no snapshot can be read.
+func explainToReader(dir string, err error) error {
 	switch {
 	case errors.Is(err, errNone):
 		return missing(dir)
-	case err != nil && (gone(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
+	case err != nil && (isDamage(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
 		err = fmt.Errorf("%w; none that was published before can be read either: `tuner run` publishes the study anew, if its database is whole", err)
 	}
-	return judged(err)
+	return markUnusable(err)
 }
 
-// newest reads the newest snapshot and returns its name too; errNone when there is none. Where the newest cannot be read, one before it
-// is better than none.
+// newest reads the newest snapshot and returns its name too; errNone when there is none. If the newest cannot be read, it reads an older one.
 func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study Study, err error) {
 	return newestBy(dir, func(n snapshot) (Study, error) { return n.read(dir, from) })
 }
 
-// newestBy is newest for those who read a snapshot in a way of their own.
+// newestBy is newest with a caller's way of reading.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
-	for range readSnapshots {
+	for range maxReads {
 		if all, err = snapshots(dir); err != nil {
 			return snapshot{}, Study{}, err
 		}
@@ -67,7 +67,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 			return all[0], study, nil
 		}
 		err = all[0].unread(dir, err)
-		if gone(err) { // the next look finds the same
+		if isDamage(err) { // another attempt would find the same
 			break
 		}
 	}
@@ -83,7 +83,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 	return snapshot{}, Study{}, err
 }
 
-// unread says why a snapshot could not be read. It names a file that is not there once, without the call that did not find it.
+// unread is the error for a snapshot that could not be read. It names a missing file once, without the system call.
 func (n snapshot) unread(dir string, err error) error {
 	path := filepath.Join(dir, n.file())
 	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
@@ -95,12 +95,12 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// readSnapshots is how often one is looked for: while a reader opens the newest, three newer ones may be published and it be removed.
-const readSnapshots = 3
+// maxReads is how often the newest snapshot is looked up. Before a reader has opened it, three newer ones may be published and it be removed.
+const maxReads = 3
 
 // read opens a snapshot and reads from it.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = inFile(filepath.Join(dir, n.of().file()), err) }()
+	defer func() { err = explainFile(filepath.Join(dir, n.of().file()), err) }()
 	db, err := n.open(dir)
 	if err != nil {
 		return Study{}, err
@@ -120,7 +120,7 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 	default:
 		study, err = from(db)
 	}
-	if errors.Is(err, sql.ErrNoRows) { // what is published has a study
+	if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
 		err = damagedf("no study is in it")
 	}
 	if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
@@ -129,12 +129,12 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 	return study, err
 }
 
-// readOlder reads from a copy that is brought to the newest schema.
+// readOlder reads from a copy that is converted to the newest schema.
 func (n snapshot) readOlder(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
 	return readCopy(func(path string) error { return n.writeNewest(context.Background(), dir, path) }, from)
 }
 
-// readCopy reads from a copy in the newest schema, which is made for it.
+// readCopy reads from a temporary copy, which write makes in the newest schema.
 func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) (study Study, err error) {
 	temp, err := os.MkdirTemp("", "tuner-snapshot-")
 	if err != nil {
@@ -153,7 +153,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 	return from(db)
 }
 
-// missing says why there is no snapshot, and what there is instead.
+// missing says why there is no snapshot, and what to use instead.
 func missing(dir string) error {
 	if isStudy(dir) {
 		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or they were removed; run it again", dir)
@@ -168,7 +168,7 @@ func missing(dir string) error {
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "there are: "
-	if nearness(near, name) > 0.8 { // below, the names have no more in common than any two
+	if nearness(near, name) > 0.8 { // below, the names are no more alike than any two
 		hint = fmt.Sprintf("did you mean %q? There are: ", near)
 	}
 	return unusablef("no study %q in %s: %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
@@ -179,9 +179,9 @@ func nearness(a, b string) float64 { return smetrics.JaroWinkler(a, b, 0.7, 4) }
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// ValidName says whether a study may have the name. Names become directories, Kubernetes labels and metric labels, hence
-// the rule: 1 to 63 lower-case letters, digits, dots and dashes, a letter or digit first and last. One that ends as a study file's would be
-// taken for the file.
+// ValidName says whether a study may have the name. Names become directories, Kubernetes labels and metric labels. So they are 1 to 63
+// lower-case letters, digits, dots and dashes, with a letter or digit first and last. A name with a study file's ending would be taken for
+// the file.
 func ValidName(name string) error {
 	switch {
 	case !nameRule.MatchString(name):
@@ -194,7 +194,7 @@ func ValidName(name string) error {
 
 func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
 
-// parseTime reads what formatTime wrote. Go reads its own layout for that in a third of the time of another.
+// parseTime reads what formatTime wrote. Go parses its own RFC3339Nano in a third of the time of another layout.
 func parseTime(text string, t *time.Time) (err error) {
 	layout := timeLayout
 	if len(text) == len(timeLayout) && strings.HasSuffix(text, "Z") {

@@ -16,8 +16,7 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// migrations bring a database from the schema version that is its index to the next one. SQLite's user_version holds the
-// version. docs/schema.md describes the tables for those who query them.
+// migrations[v] brings a database from schema version v to v+1. SQLite's user_version holds the version. docs/schema.md describes the tables.
 var migrations = []string{`
 CREATE TABLE studies (
 	id      TEXT PRIMARY KEY,
@@ -152,6 +151,17 @@ ALTER TABLE probes ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE ledger ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE priors ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE events ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;
+`, `
+CREATE TABLE changes (
+	event        INTEGER NOT NULL REFERENCES events(id),
+	seq          INTEGER NOT NULL,
+	fact         TEXT NOT NULL, -- a key of the world, or the seed
+	was          TEXT, -- NULL: nothing was known
+	now          TEXT, -- likewise
+	was_in_trial INTEGER, -- NULL: no trial showed it
+	sum          INTEGER NOT NULL,
+	PRIMARY KEY (event, seq)
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -160,7 +170,10 @@ const countsCommits = 2
 // hasSums is the first version whose rows carry checksums.
 const hasSums = 4
 
-// application is what SQLite's application_id of a version is, so that a version which is damaged shows.
+// hasChanges is the first version that stores changes of the world as values. Before, each was a line in an event's text.
+const hasChanges = 5
+
+// application is SQLite's application_id for a schema version. It differs for each version, so that a damaged version shows.
 func application(version int) int {
 	if version < hasSums {
 		return 0
@@ -175,15 +188,14 @@ func application(version int) int {
 const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
 	"&_busy_timeout=5000&_foreign_keys=1"
 
-// published opens a file that nobody will ever write again: no lock, no journal, nothing written beside it. database/sql uses a connection from
-// one goroutine at a time, so SQLite need not take its mutex for each value of each row.
+// published opens a file that nobody will ever write again: no lock, no journal, no file beside it. database/sql uses a connection from one
+// goroutine at a time, so SQLite need not take its mutex for each value.
 const published = "mode=ro&immutable=1&_mutex=no"
 
-// scratch is a file that counts only when all of it is written.
+// scratch opens a file that counts only when it is completely written.
 const scratch = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
 
-// connector opens one SQLite file. It implements driver.Connector, so that no driver has to be registered under a name of
-// the whole process.
+// connector opens one SQLite file. It implements driver.Connector, so that no driver is registered for the whole process.
 type connector struct{ dsn string }
 
 func (c connector) Driver() driver.Driver {
@@ -208,7 +220,7 @@ func openFile(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// openLive opens the live database, and makes it where there is none: SQLite would let everybody read it. Its journal gets the
+// openLive opens the live database, and creates it with the study's rights, because SQLite would let everybody read it. The journal gets the
 // rights of the database.
 func openLive(path string) (*sql.DB, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, rights.File(filepath.Dir(path)))
@@ -250,36 +262,42 @@ func migrate(db *sql.DB) error {
 		next := version + 1
 		step := migrations[version] + fmt.Sprintf("PRAGMA user_version=%d; PRAGMA application_id=%d", next, application(next))
 		err := transact(db, func(tx *transaction) error {
-			if tx.exec(step); next == hasSums && tx.err == nil {
+			if tx.exec(step); tx.err != nil {
+				return tx.err
+			}
+			switch next {
+			case hasSums:
 				return tx.sealAll()
+			case hasChanges:
+				return tx.inOldStudy((*transaction).splitChanges)
 			}
 			return nil
 		})
 		if err != nil {
-			return fmt.Errorf("migrate to schema %d: %w", next, inWords(err))
+			return fmt.Errorf("migrate to schema %d: %w", next, explainSQLite(err))
 		}
 	}
 	return nil
 }
 
-// A transaction runs statements until one fails, and none after that: on an error of the disk SQLite takes the whole transaction back at once, and
-// what followed would be committed by itself.
+// A transaction runs statements until one fails, and none after that. On a disk error SQLite rolls the transaction back at once, and
+// commits each later statement by itself.
 type transaction struct {
 	tx  *sql.Tx
 	err error
 
 	head  cells    // the study's own row, within inStudy
-	holds holdings // likewise, what the tables come to
+	holds holdings // also within inStudy: rows and sums of the tables
 }
 
-// exec runs a statement whose result nobody needs. transact returns its error.
+// exec runs a statement without a result. transact returns its error.
 func (t *transaction) exec(query string, args ...any) {
 	if t.err == nil {
 		_, t.err = t.tx.Exec(query, args...)
 	}
 }
 
-// scan reads the row that a query finds; sql.ErrNoRows where there is none, which is no failure.
+// scan reads the row that a query finds. It returns sql.ErrNoRows where there is none, and the transaction goes on.
 func (t *transaction) scan(query string, args []any, into ...any) error {
 	if t.err != nil {
 		return t.err
@@ -299,7 +317,7 @@ func transact(db *sql.DB, do func(*transaction) error) error {
 	}
 	t := &transaction{tx: tx}
 	err = do(t)
-	if t.err != nil { // the first that went wrong
+	if t.err != nil { // the first error
 		err = t.err
 	}
 	if err != nil {

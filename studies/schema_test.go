@@ -61,6 +61,20 @@ func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 	return trials
 }
 
+// eventTexts are the events of an older database, as it has them.
+func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
+	t.Helper()
+	rows, err := db.Query(`SELECT kind || ' ' || text FROM events ORDER BY id`)
+	try(t, err)
+	for rows.Next() {
+		var text string
+		try(t, rows.Scan(&text))
+		texts = append(texts, text)
+	}
+	try(t, rows.Err(), rows.Close())
+	return texts
+}
+
 // A study of each older schema can be read as it is, goes on in the newest with all that it has, and is kept as it was.
 func TestEachOlderSchemaGoesOn(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
@@ -68,9 +82,13 @@ func TestEachOlderSchemaGoesOn(t *testing.T) {
 			dir := t.TempDir()
 			first := filepath.Join(dir, fence.Database)
 			db := older(t, version, first)
-			want := asWritten(t, db)
+			want, events := asWritten(t, db), eventTexts(t, db)
+			var commits int64 = 5
+			if version >= hasSums { // its snapshots say how many commits they have
+				try(t, db.QueryRow(`SELECT commits FROM studies`).Scan(&commits))
+			}
 			try(t, db.Close(), os.Mkdir(filepath.Join(dir, snapshotDir), 0o755), os.Mkdir(filepath.Join(dir, fence.SlotDir), 0o755),
-				copyFile(t.Context(), first, filepath.Join(dir, snapshot{0, 5, -1}.file())))
+				copyFile(t.Context(), first, filepath.Join(dir, snapshot{0, commits, -1}.file())))
 			was, err := os.ReadFile(first)
 			try(t, err)
 
@@ -78,6 +96,14 @@ func TestEachOlderSchemaGoesOn(t *testing.T) {
 			try(t, err)
 			if !reflect.DeepEqual(study.Trials, want) {
 				t.Errorf("read from its snapshot the trials are\n%+v, want\n%+v", study.Trials, want)
+			}
+			for i, e := range study.Events {
+				if e.Kind+" "+e.Text != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
+					t.Errorf("event %d is %+v, want %q", i, e, events[i])
+				}
+			}
+			if len(study.Events) != len(events) {
+				t.Errorf("%d events are read, want %d", len(study.Events), len(events))
 			}
 			s, resumed, err := Open(context.Background(), dir, New{Name: study.Name, Seed: study.Seed, File: study.File, World: study.World}, Options{})
 			try(t, err)

@@ -9,7 +9,15 @@ import (
 	"strings"
 )
 
-// inStudy runs do, and has the study's row say what its tables then come to.
+// inOldStudy is inStudy for a migration. It does nothing without a study: a run can be killed before it begins one.
+func (t *transaction) inOldStudy(do func(*transaction) error) error {
+	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	return t.inStudy(do)
+}
+
+// inStudy runs do, and updates the rows and sums of the tables in the study's row.
 func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 	t.head, t.holds, err = readHead(t.tx)
 	if errors.Is(err, sql.ErrNoRows) { // do begins it
@@ -19,7 +27,7 @@ func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 		return err
 	}
 	if err := do(t); err != nil || t.err != nil {
-		return err // of t's transact says
+		return err // transact returns t.err
 	}
 	holds, err := json.Marshal(t.holds)
 	if err == nil {
@@ -35,7 +43,7 @@ func (t *transaction) set(column string, value any) {
 	}
 }
 
-// insert stores a row: the values of the table's columns, and of more ones in their order.
+// insert stores a row: the values of the table's columns, then those of its more columns.
 func (t *transaction) insert(into *table, values []any, more ...any) {
 	row, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
@@ -50,7 +58,7 @@ func (t *transaction) insert(into *table, values []any, more ...any) {
 	}
 }
 
-// more are the columns of a table that are not in its rows' checksums.
+// more lists the columns of a table that its rows' checksums do not cover.
 func (t *table) more() string {
 	if t == probesTable {
 		return ", series, sketches"
@@ -64,7 +72,7 @@ func (t *transaction) hold(in *table, now holding) {
 	}
 }
 
-// nextID is what a table that only grows gives its next row.
+// nextID is the next ID of a table that only grows.
 func (t *transaction) nextID(of *table) (id int64) {
 	if err := t.scan("SELECT coalesce(max(id), 0)+1 FROM "+of.name, nil, &id); err != nil {
 		t.err = errors.Join(t.err, err)
@@ -72,7 +80,7 @@ func (t *transaction) nextID(of *table) (id int64) {
 	return id
 }
 
-// rows returns the rows that a condition chooses, as they are stored.
+// rows returns the rows that match a condition.
 func (t *transaction) rows(of *table, where string, args ...any) (all []cells) {
 	if t.err == nil {
 		t.err = of.read(t.tx, "", where, args, func(row cells) error {
@@ -83,7 +91,7 @@ func (t *transaction) rows(of *table, where string, args ...any) (all []cells) {
 	return all
 }
 
-// change stores other values in some columns of a row that was read: pairs of a column and its value. It returns the row as it then is.
+// change updates columns of a row, given as pairs of a column and its value, and returns the new row.
 func (t *transaction) change(in *table, row cells, pairs ...any) cells {
 	var columns []string
 	var values []any
@@ -107,7 +115,7 @@ func (t *transaction) change(in *table, row cells, pairs ...any) cells {
 
 func (t *table) byKey() string { return " WHERE " + strings.Join(t.columns[:t.key], "=? AND ") + "=?" }
 
-// remove removes the rows that a condition chooses.
+// remove removes the rows that match a condition.
 func (t *transaction) remove(from *table, where string, args ...any) {
 	for _, row := range t.rows(from, where, args...) {
 		t.exec("DELETE FROM "+from.name+from.byKey(), row[:from.key]...)
@@ -115,7 +123,7 @@ func (t *transaction) remove(from *table, where string, args ...any) {
 	}
 }
 
-// partsOf is what the result and the probes of a trial come to.
+// partsOf counts and sums the rows of a trial's result and probes.
 func (t *transaction) partsOf(trial any) (parts holding) {
 	for _, of := range []*table{resultsTable, probesTable} {
 		for _, row := range t.rows(of, "WHERE trial=?", trial) {
@@ -125,10 +133,10 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 	return parts
 }
 
-// sealTogether is how many rows are in memory at once while they are sealed.
-const sealTogether = 256
+// rowsInMemory is how many rows sealTable holds at once.
+const rowsInMemory = 256
 
-// sealAll gives all rows of a database without checksums theirs. It vouches for what it finds, and for nothing before.
+// sealAll gives each row of a database without checksums its checksum. It vouches for what it finds, and for nothing before.
 func (t *transaction) sealAll() error {
 	t.holds = holdings{}
 	parts := map[int64]holding{}
@@ -148,7 +156,7 @@ func (t *transaction) sealAll() error {
 	return t.sealTable(studiesTable, nil)
 }
 
-// sealTable seals the rows of one table, and adds to parts what belongs to trials.
+// sealTable seals the rows of one table. It adds results and probes to the parts of their trials.
 func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 	after := int64(-1 << 63)
 	for {
@@ -157,7 +165,7 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 			return errors.Join(err, t.err)
 		}
 		for _, row := range rows {
-			last := len(of.columns) + 1 // then the compressed columns, if there are any, and the rowid
+			last := len(of.columns) + 1 // then come the compressed columns, if any, and the rowid
 			after = row.integer(len(row) - 1)
 			if of == probesTable {
 				row[of.column("long_sum")] = longSum(row.bytes(last), row.bytes(last+1))
@@ -173,7 +181,7 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 	}
 }
 
-// sealTrials seals the trials, of which the finished ones say what they have.
+// sealTrials stores the parts of the finished trials, and seals the trials.
 func (t *transaction) sealTrials(parts map[int64]holding) error {
 	for number, has := range parts {
 		t.exec("UPDATE trials SET holds_rows=?, holds_sum=? WHERE number=? AND state=?", has.Rows, has.Sum, number, Done)
@@ -181,9 +189,9 @@ func (t *transaction) sealTrials(parts map[int64]holding) error {
 	return t.sealTable(trialsTable, nil)
 }
 
-// unsealed reads some rows, whatever their checksum is.
+// unsealed reads some rows without looking at their checksums.
 func (t *transaction) unsealed(of *table, after int64) (all []cells, err error) {
-	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, sealTogether)
+	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, rowsInMemory)
 	rows, err := t.tx.Query(query, after)
 	if err != nil {
 		return nil, err

@@ -20,21 +20,20 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// Snapshots are in a directory of their own, named by the epoch and the commits that they have. A name is used once, and the highest is the
-// newest, whoever wrote it and when: an owner that was superseded long ago has a lower epoch.
+// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once. The highest name is
+// the newest snapshot, because a superseded owner has a lower epoch.
 const (
 	snapshotDir = "snap"
-	// currentFile names the newest snapshot. It is written in place: on NFS a reader of another host finds what is in a file when it opens it,
-	// but what is in a directory up to a minute later.
+	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when it opens a file, but new
+	// names in a directory up to a minute later.
 	currentFile = snapshotDir + "/CURRENT"
 )
 
-// A snapshot is a whole database, the base, or what a later one has beside its base, the delta: so a long study is not written anew for
-// each probe.
+// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written again for each probe.
 type snapshot struct {
 	epoch   int64
 	commits int64
-	base    int64 // commits of a delta's base, which is of the same epoch; -1 of a base
+	base    int64 // commits of a delta's base, which has the same epoch; -1 for a base
 }
 
 func (n snapshot) isBase() bool { return n.base < 0 }
@@ -47,7 +46,7 @@ func (n snapshot) file() string {
 	return fmt.Sprintf("%s/%012d-%012d-%012d.delta", snapshotDir, n.epoch, n.commits, n.base)
 }
 
-// of is the base that belongs to a delta; a base is its own.
+// of returns the base of a delta; of a base it returns the base itself.
 func (n snapshot) of() snapshot {
 	if n.isBase() {
 		return n
@@ -55,20 +54,20 @@ func (n snapshot) of() snapshot {
 	return snapshot{n.epoch, n.base, -1}
 }
 
-// compare puts the newest last. A base and a delta with the same commits hold the same.
+// compare orders snapshots with the newest last. A base and a delta with the same commits have the same content.
 func (n snapshot) compare(m snapshot) int {
 	return cmp.Or(cmp.Compare(n.epoch, m.epoch), cmp.Compare(n.commits, m.commits), cmp.Compare(n.base, m.base))
 }
 
 var snapshotName = regexp.MustCompile(`^([0-9]{12})-([0-9]{12})(?:\.db|-([0-9]{12})\.delta)$`)
 
-// parseSnapshot reads a file's name, without its directory. It may come from currentFile, which may be half written.
+// parseSnapshot parses a file's name without its directory. The name may come from currentFile, which may be half written.
 func parseSnapshot(name string) (n snapshot, ok bool) {
 	m := snapshotName.FindStringSubmatch(name)
 	if m == nil {
 		return snapshot{}, false
 	}
-	number := func(text string) int64 { i, _ := strconv.ParseInt(text, 10, 64); return i } // twelve digits always are
+	number := func(text string) int64 { i, _ := strconv.ParseInt(text, 10, 64); return i } // twelve digits always fit
 	n = snapshot{number(m[1]), number(m[2]), -1}
 	if m[3] != "" {
 		n.base = number(m[3])
@@ -104,10 +103,10 @@ func snapshots(dir string) ([]snapshot, error) {
 	return slices.Compact(all), nil
 }
 
-// currentSize is more than currentFile ever has.
+// currentSize is more than currentFile ever has, in bytes.
 const currentSize = 512
 
-// readCurrent returns what is in currentFile. Where that is no file, what the directory lists is all that is known, and the next run says it.
+// readCurrent returns the content of currentFile, or "" if it is no file. Then only the listing counts, and the next run reports it.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
@@ -120,7 +119,7 @@ func readCurrent(dir string) (string, error) {
 	return string(content), errors.Join(err, f.Close())
 }
 
-// openRegular opens a file to be read, and nothing else.
+// openRegular opens a regular file for reading, and refuses anything else.
 func openRegular(path string) (*os.File, error) {
 	f, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
 	if errors.Is(err, foreign.ErrNoFile) {
@@ -138,12 +137,12 @@ func fileNames(entries []os.DirEntry) (names []string) {
 
 // open opens a snapshot as one database.
 func (n snapshot) open(dir string) (db *sql.DB, err error) {
-	for _, part := range []snapshot{n, n.of()} { // whatever SQLite would say of a file that is not there
+	for _, part := range []snapshot{n, n.of()} { // before SQLite, whose error for a missing file says less
 		info, err := os.Stat(filepath.Join(dir, part.file()))
 		if err != nil {
 			return nil, err
 		}
-		if !info.Mode().IsRegular() { // a pipe would be waited for
+		if !info.Mode().IsRegular() { // opening a pipe would block
 			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), foreign.ErrNoFile)
 		}
 	}
@@ -156,22 +155,27 @@ func (n snapshot) open(dir string) (db *sql.DB, err error) {
 	return db, nil
 }
 
-// join has the database of a base show its delta too.
+// join adds a delta to the opened database of its base.
 func (n snapshot) join(dir string, db *sql.DB) error {
-	switch version, err := schemaVersion(db); {
+	version, err := schemaVersion(db)
+	switch {
 	case err != nil:
 		return err
-	case version > len(migrations): // whose tables are not known
+	case version > len(migrations): // its tables are unknown
 		return newerError{version}
+	}
+	views := joined
+	if version >= hasChanges {
+		views += joinedChanges
 	}
 	if err := attach(db, filepath.Join(dir, n.file())); err != nil {
 		return err
 	}
-	_, err := db.Exec(joined + "PRAGMA query_only=1")
+	_, err = db.Exec(views + "PRAGMA query_only=1")
 	return err
 }
 
-// attach joins a delta to the database of its base.
+// attach attaches a delta to the database of its base.
 func attach(db *sql.DB, delta string) error {
 	path, err := filepath.Abs(delta)
 	if err != nil {
@@ -184,12 +188,12 @@ func attach(db *sql.DB, delta string) error {
 	return nil
 }
 
-// write writes a snapshot as one database to a path, and waits until it is on the disk.
+// write writes a snapshot as one database to a path, and syncs it.
 func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
 	return n.writeWith(ctx, dir, filepath.Join(dir, n.file()), path)
 }
 
-// writeWith is write with the delta, if it is one, at a path of its own.
+// writeWith is write with the path of the delta, if n is one.
 func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err error) {
 	if err := copyFile(ctx, filepath.Join(dir, n.of().file()), path); err != nil {
 		return err
@@ -202,8 +206,8 @@ func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err e
 	return syncPath(path)
 }
 
-// writeNewest is write in the newest schema. It has a copy of the delta first: while it copies the base, its owner may publish three newer ones
-// and remove this one.
+// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish three newer
+// snapshots and remove this one.
 func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {
@@ -225,7 +229,7 @@ func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error)
 	return syncPath(path)
 }
 
-// renew brings a copy to the newest schema.
+// renew converts a copy to the newest schema.
 func renew(path string) error {
 	db, err := openFile(path, scratch)
 	if err != nil {
@@ -234,17 +238,25 @@ func renew(path string) error {
 	return errors.Join(migrate(db), db.Close())
 }
 
-// merge brings a copy of a base up to a delta. When it fails the copy is of no use.
+// merge adds a delta to a copy of its base. After an error the copy is useless.
 func merge(path, delta string) (err error) {
 	db, err := openFile(path, scratch)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	version, err := schemaVersion(db)
+	if err != nil {
+		return err
+	}
+	statements := merged
+	if version >= hasChanges {
+		statements += mergedChanges
+	}
 	if err := attach(db, delta); err != nil {
 		return err
 	}
-	if err := transact(db, func(tx *transaction) error { tx.exec(merged); return nil }); err != nil {
+	if err := transact(db, func(tx *transaction) error { tx.exec(statements); return nil }); err != nil {
 		return fmt.Errorf("merge the delta into its base: %w", err)
 	}
 	_, err = db.Exec(`DETACH delta`)

@@ -7,8 +7,8 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// Starts are what the starts of a study's servers cost. A start whose compile key was seen before finds its graphs in the
-// compile cache and is shorter.
+// Starts has the start-up times of a study's servers. A start with a compile key that was seen before finds its graphs in the compile cache
+// and is shorter.
 type Starts struct {
 	byKey    map[string][]time.Duration
 	cold     []time.Duration // the first start of each key
@@ -50,11 +50,11 @@ func StartsOf(trials []Trial) *Starts {
 	return s
 }
 
-// Count is how many starts there were.
+// Count is the number of starts.
 func (s *Starts) Count() int { return s.measured }
 
-// Cost is how long a start with these args is likely to take: the median of those with the same compile key, else of the
-// first starts of other keys. 0 means that nothing is known.
+// Cost is the likely duration of a start with these args: the median of starts with the same compile key, else of the first starts of other
+// keys. 0 means unknown.
 func (s *Starts) Cost(args []string) time.Duration {
 	if same := s.byKey[serverctl.CompileKey(s.version, args)]; len(same) > 0 {
 		return median(same)
@@ -62,17 +62,16 @@ func (s *Starts) Cost(args []string) time.Duration {
 	return median(s.cold)
 }
 
-// Cold and Warm are the medians of starts that were the first with their compile key, and of the later ones; 0 where there
-// was none.
+// Cold is the median of the starts that were the first with their compile key; 0 without any.
 func (s *Starts) Cold() time.Duration { return median(s.cold) }
 
-// Warm is the median of the starts whose compile key was seen before.
+// Warm is the median of the starts whose compile key was seen before; 0 without any.
 func (s *Starts) Warm() time.Duration { return median(s.warm) }
 
-// Parts are the median durations of what a start goes through, in the order in which they were first seen.
+// Parts are the median durations of the parts of a start, in the order of their first appearance.
 func (s *Starts) Parts() []serverctl.Part { return s.parts }
 
-// median is the lower one of an even number; 0 of none.
+// median is the lower middle one of an even number; 0 of none.
 func median(of []time.Duration) time.Duration {
 	if len(of) == 0 {
 		return 0

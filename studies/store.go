@@ -20,70 +20,69 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// New is what a study begins with. Resuming it needs the same again.
+// New describes a study to begin, or to resume with the same values.
 type New struct {
 	Name  string // see ValidName
 	Seed  uint64
-	File  string            // text of the study file; the last owner's is kept
-	World map[string]string // what must not change between two runs, as it was asked for: model, workload, SLO, …
-	Found map[string]string // likewise, as the machine has it: GPU, image, …; of what was not known before, anything is right
-	Noted map[string]string // what may change, and is written down: host, driver, …
-	Final []string          // keys of World that not even Options.AcceptDrift changes: all that was measured was judged by them
+	File  string            // text of the study file; resuming replaces it
+	World map[string]string // what was asked for and must not change between two runs: model, workload, SLO, …
+	Found map[string]string // what the machine has and must not change: GPU, image, …; a new key is no change
+	Noted map[string]string // what may change, and is recorded: host, driver, …
+	Final []string          // keys of World that AcceptDrift does not allow to change, because all trials were judged by them
 
-	// State and Note are those of a study that is begun; "" is Running. One that is resumed keeps its own.
+	// State and Note are for a study that is begun; "" means Running. A resumed study keeps its own.
 	State State
 	Note  string
 }
 
 // Options say how to open a study.
 type Options struct {
-	AcceptDrift  bool // go on in a changed world, and remember the new one
-	FromSnapshot bool // where the database is damaged or lost, go on from the newest snapshot, without what came later
+	AcceptDrift  bool // go on in a changed world, and store the new one
+	FromSnapshot bool // if the database is damaged or lost, go on from the newest snapshot, without later commits
 
-	// TakeoverAfter is how long a study's owner must have been silent to be taken for dead, where the disk's locks cannot tell; 0 means
-	// fence.UsualSilence. An owner whose disk does not answer for half as long gives up.
+	// TakeoverAfter is how long an owner must be silent to count as dead, where the disk's locks cannot tell; 0 means fence.DefaultTTL. An
+	// owner whose disk does not answer for half of that gives up.
 	TakeoverAfter time.Duration
 }
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
-// A method that returns an error of the disk leaves the Store broken: whether the last commit happened is then unknown, and
-// only opening the study again can tell. All later calls return the same error.
+// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and only opening the study
+// again can tell. All later calls return the same error.
 type Store struct {
 	dir     string
 	disk    Disk
 	options Options
 	folder  *fence.Folder
-	hold    *fence.Hold
+	lease   *fence.Lease
 
-	restored string // from what and why, in this Open; empty where the database was whole
+	restored string // which snapshot this Open restored, and why; "" where the database was whole
 
-	mu      sync.Mutex // of all below
+	mu      sync.Mutex // guards all below
 	db      *sql.DB
 	path    string // of the live database
 	file    os.FileInfo
 	commits int64
 	broken  error
-	untold  error // broken, if the publisher has broken it and nobody was told
-	rebase  bool  // the next snapshot is to be written whole
+	untold  error // broken, set by the publisher and not yet returned to a caller
+	rebase  bool  // the next snapshot must be a base
 
-	dirty chan struct{}   // something was committed that readers do not see yet
-	asked chan chan error // somebody waits for a snapshot
+	dirty chan struct{}   // there is a commit that readers do not see yet
+	asked chan chan error // a caller waits for a snapshot
 	stop  chan struct{}
 	gone  chan struct{} // the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes the one that is there. The Store owns the study until Close; another
-// owner gives an error that wraps ErrOwned, and a different New one that wraps ErrWorldChanged. A disk that cannot be
-// written or is nearly full is an error too, before anything else happens. What trying again does not mend wraps ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns it, the error wraps
+// ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be written and has space. Errors that trying
+// again does not cure wrap ErrUnusable.
 //
-// On a disk of this host an owner is known to live by its lock. On one that is shared it may take Options.TakeoverAfter to know that it
-// does not.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to know.
 //
-// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running is the half-done
-// one of a dead owner and keeps its probes.
+// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running was left by a dead owner. It keeps
+// its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
 		return nil, false, err
 	}
@@ -99,7 +98,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	}
 	resumed, err = s.open(study)
 	if err == nil {
-		err = s.folder.Sync(s.hold.Dir()) // SQLite goes on when the names of its files cannot be kept
+		err = s.folder.Sync(s.lease.Dir()) // SQLite ignores an error when the names of its files cannot be synced
 	}
 	if err == nil {
 		err = s.sweep()
@@ -114,9 +113,9 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	return s, resumed, nil
 }
 
-// CheckOpen returns what Open would refuse, as far as that can be known by one who does not take the study over, and what it would be kept on.
+// CheckOpen returns what Open would refuse, as far as it can tell without owning the study, and the study's disk.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
-	defer func() { err = judged(err) }()
+	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
 		return Disk{}, err
 	}
@@ -133,8 +132,8 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// refuse says no to what the study's snapshot shows to be another study or another world, before anything is changed. Where there is none to be read,
-// the database itself tells.
+// refuse returns an error when the study's snapshot is another study, or has another world, before anything is changed. Without a readable
+// snapshot the database decides later.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
@@ -152,8 +151,7 @@ func refuse(dir string, is New, options Options) error {
 	return is.fits(was, measured, options)
 }
 
-// fits reports whether a study can go on as this one. One that has measured nothing fits any world. What was imported was judged by the SLO
-// of its time, though.
+// fits returns why a study cannot go on as this one. A study without measurements fits any world, but imported trials were judged by its SLO.
 func (is New) fits(was Study, measured bool, options Options) error {
 	if was.Name != is.Name {
 		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
@@ -183,14 +181,14 @@ func (s *Store) take(ctx context.Context) (err error) {
 	if s.folder, err = fence.OpenFolder(s.dir, s.disk.Mount.Locks()); err != nil {
 		return err
 	}
-	ttl := cmp.Or(s.options.TakeoverAfter, fence.UsualSilence)
-	if s.hold, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.settle); err != nil {
+	ttl := cmp.Or(s.options.TakeoverAfter, fence.DefaultTTL)
+	if s.lease, err = fence.Take(ctx, s.folder, thisOwner(), ttl, s.recoverCopy); err != nil {
 		return errors.Join(err, s.close(), s.folder.Close())
 	}
 	return nil
 }
 
-// thisOwner is this process.
+// thisOwner describes this process.
 func thisOwner() fence.Owner {
 	host, err := os.Hostname()
 	if err != nil {
@@ -199,10 +197,10 @@ func thisOwner() fence.Owner {
 	return fence.Owner{ID: strings.ToLower(rand.Text()), Host: host, PID: os.Getpid(), Since: time.Now().Truncate(time.Second)}
 }
 
-// open brings the database's schema up to date, and begins or resumes the study.
+// open migrates the database, and begins or resumes the study.
 func (s *Store) open(study New) (resumed bool, err error) {
 	if err := s.upgrade(); err != nil {
-		return false, inWords(err)
+		return false, explainSQLite(err)
 	}
 	was, err := loadStudy(s.db)
 	resumed = err == nil
@@ -215,10 +213,10 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	return resumed && err == nil, err
 }
 
-// backupDir keeps the database of each schema that a study was brought on from. Nothing is ever removed from it.
+// backupDir keeps the database of each older schema that the study had. Nothing is ever removed from it.
 const backupDir = "backup"
 
-// upgrade brings the database to the newest schema, and keeps what was before.
+// upgrade migrates the database to the newest schema, and keeps a copy of the old one.
 func (s *Store) upgrade() error {
 	version, err := schemaVersion(s.db)
 	if err != nil || version == 0 || version == len(migrations) {
@@ -236,7 +234,7 @@ func (s *Store) upgrade() error {
 	return migrate(s.db)
 }
 
-// writeWhole writes the live database to a file that is not there.
+// writeWhole writes a copy of the live database to a new file.
 func (s *Store) writeWhole(path string) error {
 	_, err := s.db.Exec("VACUUM INTO ?", path)
 	return err
@@ -244,7 +242,7 @@ func (s *Store) writeWhole(path string) error {
 
 func insertStudy(tx *transaction, study New) {
 	now := formatTime(time.Now())
-	tx.insert(studiesTable, []any{strings.ToLower(rand.Text()), study.Name, strconv.FormatUint(study.Seed, 10), study.File,
+	tx.insert(studiesTable, []any{strings.ToLower(rand.Text()), study.Name, formatSeed(study.Seed), study.File,
 		cmp.Or(study.State, Running), study.Note, now, now, 0, "{}"})
 	writeWorld(tx, study)
 	addEvent(tx, "begun", thisOwner().String())
@@ -253,7 +251,7 @@ func insertStudy(tx *transaction, study New) {
 	}
 }
 
-// resume compares the worlds, and writes down who goes on in which.
+// resume checks the world, and records the new owner and the changes.
 func (s *Store) resume(was Study, is New) error {
 	measured, err := hasMeasured(s.db)
 	if err == nil {
@@ -265,47 +263,54 @@ func (s *Store) resume(was Study, is New) error {
 	return s.commit("resume", func(tx *transaction) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
-		case !measured: // a trial that was begun has a point and args of the old world. The first snapshot of an epoch is whole, so it may go.
+		case !measured: // a begun trial has a point and args of the old world; it may go, because the first snapshot of an epoch is whole
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:
-			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff, "; ")); err != nil {
+			if err := s.abandon(tx, "the world changed before the trial was finished: "+strings.Join(diff.lines(), "; ")); err != nil {
 				return err
 			}
-			addEvent(tx, Drift, strings.Join(diff, "\n"))
+			addChanges(tx, trialCount(tx), Drift, diff)
 		}
 		if now := noticed(was, is); len(now) > 0 {
-			addEvent(tx, noted, strings.Join(now, "\n"))
+			addChanges(tx, trialCount(tx), noted, now)
 		}
-		// What is not of the world may differ: a larger budget, another timeout.
+		// These may differ without a change of the world: a larger budget, another timeout.
 		tx.set("file", is.File)
-		tx.set("seed", strconv.FormatUint(is.Seed, 10))
+		tx.set("seed", formatSeed(is.Seed))
 		writeWorld(tx, is)
 		addEvent(tx, "resumed", thisOwner().String())
 		return nil
 	})
 }
 
-// addEvent stores an event that all trials so far came before.
+// addEvent stores an event that came after all trials so far.
 func addEvent(tx *transaction, kind, text string) {
-	addEventBefore(tx, tx.holds[trialsTable.name].Rows, kind, text)
+	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
-// addEventBefore stores an event that came before a trial.
-func addEventBefore(tx *transaction, trial int64, kind, text string) {
-	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trial})
+// addChanges stores changes of the world as an event before a trial.
+func addChanges(tx *transaction, trial int64, kind string, all Changes) {
+	event := tx.nextID(eventsTable)
+	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
+	insertChanges(tx, event, all)
 }
 
-// Dir returns the study's directory, for the files that others keep beside the database.
+func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
+
+// formatSeed is decimal text: an unsigned 64-bit number does not fit SQLite's INTEGER.
+func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
+
+// Dir returns the study's directory, where others keep files beside the database.
 func (s *Store) Dir() string { return s.dir }
 
-// Restored says from which snapshot the study goes on, what that lacks, and why; "" where its database was whole.
+// Restored names the snapshot that this Open restored, what it lacks, and why it was needed; "" where the database was whole.
 func (s *Store) Restored() string { return s.restored }
 
-// Disk is what the study is kept on.
+// Disk returns the study's disk.
 func (s *Store) Disk() Disk { return s.disk }
 
-// Study returns all that is stored.
+// Study returns the whole study.
 func (s *Store) Study() (Study, error) { return s.read(load) }
 
 // Summary returns the study as ReadSummary does.
@@ -313,7 +318,7 @@ func (s *Store) Summary(whole func(Study) []int) (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
 
-// History is the Summary that a search goes on from: of the finished trials what they came to, of the others all that is known.
+// History is the Summary for a search: finished trials as summaries, the others whole.
 func (s *Store) History() (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, unfinished, long) })
 }
@@ -335,12 +340,12 @@ func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 	}
 	study, err := from(s.db)
 	if err != nil {
-		return Study{}, judged(fmt.Errorf("read %s: %w", s.path, inWords(err)))
+		return Study{}, markUnusable(fmt.Errorf("read %s: %w", s.path, explainSQLite(err)))
 	}
 	return study, nil
 }
 
-// SetState stores how far the study has come, with one line of explanation, and publishes it.
+// SetState stores the study's state with a line of explanation, and publishes it.
 func (s *Store) SetState(state State, note string) error {
 	return s.write("set the study's state", true, func(tx *transaction) error {
 		tx.set("state", state)
@@ -350,8 +355,7 @@ func (s *Store) SetState(state State, note string) error {
 	})
 }
 
-// Close publishes what readers do not see yet, gives the study up and returns when nothing of the Store is left.
-// A second Close does nothing.
+// Close publishes the last commits, releases the study and returns when nothing of the Store is left. A second Close does nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	broken := s.broken
@@ -381,14 +385,14 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.release())
 }
 
-// publishEnd is longer than an NFS server keeps its promises to a host that is lost.
+// publishEnd is longer than the NFS lease of a lost host.
 const publishEnd = 2 * time.Minute
 
 var errClosed = errors.New("it is closed")
 
-// release lets go of the database and then of the study.
+// release closes the database and then releases the study.
 func (s *Store) release() error {
-	err := errors.Join(s.close(), s.hold.Release())
+	err := errors.Join(s.close(), s.lease.Release())
 	if err = errors.Join(err, s.folder.Close()); err != nil {
 		err = fmt.Errorf("give up the study in %s: %w", s.dir, err)
 	}
@@ -402,25 +406,24 @@ func (s *Store) close() error {
 	return s.db.Close()
 }
 
-// Lost is closed when the study is not this Store's any more: another owner has it, or may have it because the disk does not answer. Err
-// says which.
-func (s *Store) Lost() <-chan struct{} { return s.hold.Lost() }
+// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not answer. Err says which.
+func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
 // Err is why the study is lost; nil while it is not.
 func (s *Store) Err() error {
-	if err := s.hold.Err(); err != nil {
+	if err := s.lease.Err(); err != nil {
 		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
 	}
 	return nil
 }
 
-// brokenError is that of a call on a broken Store, which is locked.
+// brokenError is the error of a call on a broken Store. The caller holds the lock.
 func (s *Store) brokenError(what string) error {
 	s.untold = nil
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
-// write runs do in one transaction, acknowledged when write returns nil, and has it published now or soon.
+// write runs do in one transaction. It is acknowledged when write returns nil, and is published now or soon.
 func (s *Store) write(what string, now bool, do func(*transaction) error) error {
 	if err := s.store(what, do); err != nil {
 		return err
@@ -435,7 +438,7 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 	return nil
 }
 
-// store is commit for those who do not have s.mu.
+// store is commit for callers that do not hold s.mu.
 func (s *Store) store(what string, do func(*transaction) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -445,10 +448,10 @@ func (s *Store) store(what string, do func(*transaction) error) error {
 	return s.commit(what, do)
 }
 
-// commit runs do in one transaction and acknowledges it: first it is on the disk, then it counts. Whether a transaction happened that
-// the disk returned an error for is not known, and neither is whose the study is when it cannot be acknowledged.
+// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown whether the transaction
+// happened. If the acknowledgement fails, it is unknown whose the study is. Both break the Store.
 func (s *Store) commit(what string, do func(*transaction) error) error {
-	if err := s.hold.Err(); err != nil {
+	if err := s.lease.Err(); err != nil {
 		s.broken = err
 		return fmt.Errorf("%s in %s: %w", what, s.path, err)
 	}
@@ -474,14 +477,14 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 		return s.broken
 	}
 	s.commits++
-	if err := s.hold.Acknowledge(s.commits); err != nil {
+	if err := s.lease.Acknowledge(s.commits); err != nil {
 		s.broken = fmt.Errorf("%s in %s: it is not known to count: %w", what, s.path, err)
 	}
 	return s.broken
 }
 
-// inPlace sees to it that the database still has its name: one that somebody removed or replaced can be written, and is gone when it is closed. On
-// NFS this may be news of a minute ago.
+// inPlace checks that the database still has its name. A database that was removed or replaced can still be written, and is gone when it is
+// closed. On NFS the check may be a minute late.
 func (s *Store) inPlace() error {
 	info, err := os.Stat(s.path)
 	switch {

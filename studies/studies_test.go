@@ -278,8 +278,8 @@ func TestWorldChanged(t *testing.T) {
 	try(t, err, s.Begin(aTrial(2)), s.Record(2, aProbe(0, 3)), s.Close())
 	study, err = ReadSnapshot(dir)
 	try(t, err)
-	if worlds, numbers := study.Worlds(), study.WorldNumbers(); len(worlds) != 2 || numbers[1] != 2 || numbers[2] != 2 || study.Drifts(2) != "" {
-		t.Errorf("the worlds of the trials are %v, the changes before the last %q; want it in the second", numbers, study.Drifts(2))
+	if worlds, numbers := study.Worlds(), study.WorldNumbers(); len(worlds) != 2 || numbers[1] != 2 || numbers[2] != 2 || len(study.ChangesBefore(2)) > 0 {
+		t.Errorf("the worlds of the trials are %v, the changes before the last %q; want it in the second", numbers, study.ChangesBefore(2))
 	}
 	other := llama
 	other.Name = "qwen"
@@ -306,7 +306,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
 		{"a directory that is a file", file, "llama70b", []string{file, "director"}},
 		{"a root that is a file", filepath.Join(file, "llama70b"), "llama70b", []string{file + " is a file, not a directory for studies"}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 4)", "study.db"}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 5)", "study.db"}},
 		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -470,37 +470,61 @@ func TestDriftOfTheMachine(t *testing.T) {
 	db, err := openFile(database(t, dir), settings)
 	try(t, err)
 	var texts string
-	try(t, db.QueryRow(`SELECT group_concat(kind || ' ' || text, '; ') FROM events WHERE kind IN ('drift', 'noted')`).Scan(&texts), db.Close())
+	try(t, db.QueryRow(`SELECT group_concat(kind || ' ' || fact || ': ' || was || ' → ' || now, '; ') FROM events JOIN changes ON event=id`).Scan(&texts), db.Close())
 	if want := "noted host: node-a → node-b; drift gpu: 1 × NVIDIA H200 → 1 × NVIDIA L4"; texts != want {
 		t.Errorf("the events say %q, want %q", texts, want)
 	}
 }
 
-// Changes before one trial count as what they come to.
+// Changes before one trial are merged, and those that were taken back make no other world.
 func TestChangesThatWereTakenBack(t *testing.T) {
+	change := func(fact, was, is string) Change { return Change{Fact: fact, Was: parseValue(was), Is: parseValue(is)} }
+	version := func(was string, in int, is string) Change {
+		return VersionChange(Trial{Version: was, Number: in}, is)
+	}
 	for _, c := range []struct {
-		changes []string
+		changes []Changes
 		want    string
 	}{
-		{[]string{"gpu: A → B"}, "gpu: A → B"},
-		{[]string{"gpu: A → B\nmodel: x → y", "gpu: B → A"}, "model: x → y"},
-		{[]string{"gpu: A → B", "gpu: B → C"}, "gpu: A → C"},
-		{[]string{"image: (nothing) → a", "image: a → (nothing)"}, ""},
-		{[]string{"server version: 1 in trial 0 → 2", "server version: 2 in trial 1 → 1"}, ""},
-		{[]string{"server version: 1 in trial 0 → 2", "server version: 1 in trial 0 → 3"}, "server version: 1 in trial 0 → 3"},
-		{[]string{"server command: run in trial mode → run"}, "server command: run in trial mode → run"},
-		{[]string{"something else"}, "something else"},
+		{[]Changes{{change("gpu", "A", "B")}}, "gpu: A → B"},
+		{[]Changes{{change("gpu", "A", "B"), change("model", "x", "y")}, {change("gpu", "B", "A")}}, "model: x → y"},
+		{[]Changes{{change("gpu", "A", "B")}, {change("gpu", "B", "C")}}, "gpu: A → C"},
+		{[]Changes{{change("image", nothing, "a")}, {change("image", "a", nothing)}}, ""},
+		{[]Changes{{version("1", 0, "2")}, {version("2", 1, "1")}}, ""},
+		{[]Changes{{version("1", 0, "2")}, {version("1", 0, "3")}}, "server version: 1 in trial 0 → 3"},
+		{[]Changes{{change("server command", "run in trial mode", "run")}}, "server command: run in trial mode → run"},
 	} {
 		s := Study{Trials: []Trial{aTrial(0), aTrial(1)}}
-		for _, text := range c.changes {
-			s.Events = append(s.Events, Event{Kind: Drift, Text: text, Trial: 1})
+		for _, changes := range c.changes {
+			s.Events = append(s.Events, Event{Kind: Drift, Changes: changes, Trial: 1})
 		}
 		worlds := 2
 		if c.want == "" {
 			worlds = 1
 		}
-		if got := s.Drifts(1); got != c.want || len(s.Worlds()) != worlds {
+		if got := s.ChangesBefore(1).String(); got != c.want || len(s.Worlds()) != worlds {
 			t.Errorf("%q come to %q and %d worlds, want %q and %d", c.changes, got, len(s.Worlds()), c.want, worlds)
 		}
+	}
+}
+
+// The text of an old event is read into values that print the same text.
+func TestOldChangesAreReadOnce(t *testing.T) {
+	for text, want := range map[string]Changes{
+		"gpu: A → B\nmodel: x → y":             {{Fact: "gpu", Was: new("A"), Is: new("B")}, {Fact: "model", Was: new("x"), Is: new("y")}},
+		"image: (nothing) → a":                 {{Fact: "image", Is: new("a")}},
+		"image: a → (nothing)":                 {{Fact: "image", Was: new("a")}},
+		"slo: p99 TTFT: 1 s → p99 TTFT: 2 s":   {{Fact: "slo", Was: new("p99 TTFT: 1 s"), Is: new("p99 TTFT: 2 s")}},
+		"server version: 1 in trial 12 → 2":    {{Fact: "server version", Was: new("1"), Is: new("2"), WasIn: new(12)}},
+		"server command: a in trial 12 → b":    {{Fact: "server command", Was: new("a in trial 12"), Is: new("b")}},
+		"seed: 18446744073709551615 → 8":       {{Fact: "seed", Was: new("18446744073709551615"), Is: new("8")}},
+		"server args: a → b\nof a second line": {{Fact: "server args", Was: new("a"), Is: new("b\nof a second line")}},
+	} {
+		if got := parseChanges(text); !reflect.DeepEqual(got, want) || got.String() != text {
+			t.Errorf("%q is read as %q, want %q", text, got, want)
+		}
+	}
+	if got := parseChanges("something else"); len(got) != 1 || *got[0].Is != "something else" {
+		t.Errorf("text that is no change is read as %q", got)
 	}
 }

@@ -14,19 +14,19 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table has rows that carry a checksum each, in the column sum. What answers are made of is in these tables.
+// A table is a table whose rows each carry a checksum in the column sum. All answers are made from such tables.
 type table struct {
 	name    string
-	columns []string // all that the checksum covers, in its own order; the key first
-	key     int      // so many columns name a row
-	row     string   // a row as a person knows it, given its key
+	columns []string // the columns that the checksum covers, in its order; the key first
+	key     int      // number of key columns
+	row     string   // format of a row's name for people, given its key
 }
 
 func newTable(name, row string, key int, columns string) *table {
 	return &table{name: name, columns: strings.Fields(columns), key: key, row: row}
 }
 
-// The order of columns is for good: a checksum of another order is another.
+// The order of columns must never change: it is part of the checksum.
 var (
 	studiesTable = newTable("studies", "the study's own row (%v)", 1, `id name seed file state note created updated commits holds`)
 	worldTable   = newTable("world", "%q of the world", 1, `key value kind`)
@@ -39,15 +39,17 @@ var (
 	ledgerTable = newTable("ledger", "line %v of the ledger", 1, `id time trial what gpu_seconds`)
 	priorsTable = newTable("priors", "prior trial %v", 1, `id source trial`)
 	eventsTable = newTable("events", "event %v", 1, `id time kind text trial`)
+
+	changesTable = newTable("changes", "change %[2]v of event %[1]v", 2, `event seq fact was now was_in_trial`)
 )
 
-// heldTables are those of which the study's row says how many rows they have and what their checksums add up to.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable}
+// heldTables are the tables whose rows and sums are in the study's row.
+var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable}
 
-// column is the place of a column that the table has.
+// column returns the index of a column of the table.
 func (t *table) column(name string) int { return slices.Index(t.columns, name) }
 
-// cells are the values of a row as SQLite gives them: those of its table's columns, then its checksum, then what else was asked for.
+// cells are a row's values as SQLite gives them: the table's columns, the checksum, then any further columns.
 type cells []any
 
 func (c cells) text(i int) string {
@@ -85,10 +87,9 @@ func (c cells) real(i int) float64 {
 	return 0
 }
 
-// sum is the checksum of a row of the table. It is that of the values, however SQLite stores them: a number that is whole is the same in a column of
-// whole numbers and of others.
+// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum in any column.
 func (t *table) sum(row cells) int64 {
-	b := make([]byte, 0, 1024) // on the stack, but for long rows
+	b := make([]byte, 0, 1024) // on the stack, except for long rows
 	b = append(append(b, t.name...), 0)
 	for _, v := range row[:len(t.columns)] {
 		b = appendValue(b, v)
@@ -115,7 +116,7 @@ func appendValue(b []byte, v any) []byte {
 	return append(b, '-')
 }
 
-// valuesOf are Go's values as SQLite gives them back.
+// valuesOf converts Go values to the values that SQLite returns for them.
 func valuesOf(values []any) (cells, error) {
 	row := make(cells, len(values))
 	for i, v := range values {
@@ -139,7 +140,7 @@ func valuesOf(values []any) (cells, error) {
 	return row, nil
 }
 
-// longSum is the checksum of the compressed columns of a probe, which most readers leave out; nil where there are none.
+// longSum is the checksum of a probe's compressed columns, which most readers skip; nil where there are none.
 func longSum(series, sketches []byte) any {
 	if series == nil && sketches == nil {
 		return nil
@@ -147,7 +148,7 @@ func longSum(series, sketches []byte) any {
 	return int64(xxhash.Sum64(appendValue(appendValue(nil, series), sketches)))
 }
 
-// A holding is what rows come to: their number, and the sum of their checksums, whatever their order.
+// A holding is the number of rows, and the sum of their checksums, in any order.
 type holding struct {
 	Rows int64 `json:"rows"`
 	Sum  int64 `json:"sum"`
@@ -157,10 +158,10 @@ func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum 
 func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
 func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings are what the tables of a study come to, by their names. The study's row has them: a row that is missing, or from elsewhere, shows.
+// holdings are the holdings of a study's tables by name. The study's row has them, so that a missing or foreign row shows.
 type holdings map[string]holding
 
-// check says what of a table is missing.
+// check compares a table with its stored holding.
 func (h holdings) check(t *table, found holding) error {
 	return checkRows(h[t.name], found, "table "+t.name)
 }
@@ -184,8 +185,8 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// read gives the rows that a condition chooses, each held against its checksum. The cells are used again for the next row. more are columns of which the
-// checksum knows nothing.
+// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the next row. more are
+// further columns, which the checksum does not cover.
 func (t *table) read(q querier, more, where string, args []any, each func(row cells) error) (err error) {
 	columns := strings.Join(t.columns, ", ") + ", sum" + more
 	rows, err := q.Query("SELECT "+columns+" FROM "+t.name+" "+where, args...)
@@ -212,10 +213,10 @@ func (t *table) read(q querier, more, where string, args []any, each func(row ce
 	return nil
 }
 
-// sumOf is the checksum that a row carries.
+// sumOf returns the stored checksum of a row.
 func (t *table) sumOf(row cells) int64 { return row.integer(len(t.columns)) }
 
-// verify says which row is not as it was stored.
+// verify returns an error for a row that does not fit its checksum.
 func (t *table) verify(row cells) error {
 	if t.sum(row) == t.sumOf(row) {
 		return nil
@@ -223,10 +224,10 @@ func (t *table) verify(row cells) error {
 	return damagedf("%s is not as it was stored: its checksum is another", t.named(row))
 }
 
-// named is a row as a person knows it.
+// named returns a row's name for people.
 func (t *table) named(row cells) string { return fmt.Sprintf(t.row, row[:t.key]...) }
 
-// readHead returns the study's own row, and what its tables must come to; sql.ErrNoRows where there is no study.
+// readHead returns the study's own row and the holdings of its tables; sql.ErrNoRows without a study.
 func readHead(q querier) (head cells, holds holdings, err error) {
 	err = studiesTable.read(q, "", "", nil, func(row cells) error {
 		if head != nil {

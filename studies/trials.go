@@ -16,8 +16,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Begin stores a trial before anything of it starts: its Number, Origin, Point, Args, and Began, which is now when zero.
-// Beginning a half-done trial again is legal with the same point and args; after an accepted drift the args may differ.
+// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A half-done trial may
+// begin again with the same point and args; after an accepted drift the args may differ.
 func (s *Store) Begin(t Trial) error {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -54,9 +54,9 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores, before a running trial's first probe, of which version its server is. changed says that this is another than before, which the user has
-// accepted: from this trial on the world is another.
-func (s *Store) Served(number int, version, changed string) error {
+// Served stores the version of a running trial's server, before the trial's first probe. A change is one that the user has accepted:
+// it begins another world with this trial. The zero Change is none.
+func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err == nil && trialState(was) == Done {
@@ -66,9 +66,9 @@ func (s *Store) Served(number int, version, changed string) error {
 			return err
 		}
 		tx.change(trialsTable, was, "version", version, "changed", s.commits+1)
-		writeFact(tx, "server version", version, noted)
-		if changed != "" {
-			addEventBefore(tx, int64(number), Drift, changed)
+		writeFact(tx, factServerVersion, version, noted)
+		if change.Fact != "" {
+			addChanges(tx, int64(number), Drift, Changes{change})
 		}
 		return nil
 	})
@@ -97,7 +97,7 @@ func (s *Store) Finish(number int, r trial.Result) error {
 	})
 }
 
-// abandon ends a trial that is half done: what is left of it would be measured in another world.
+// abandon ends a half-done trial, whose other probes would be measured in another world.
 func (s *Store) abandon(tx *transaction, why string) error {
 	half := tx.rows(trialsTable, "WHERE state=?", Running)
 	if len(half) == 0 {
@@ -112,7 +112,7 @@ func (s *Store) abandon(tx *transaction, why string) error {
 	return s.finish(tx, half[0], r, text)
 }
 
-// finish stores a result, and what of the GPU time no probe took.
+// finish stores a result, and the GPU time that no probe took.
 func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) error {
 	number := int(was.integer(0))
 	var log any
@@ -137,7 +137,7 @@ func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) 
 	return nil
 }
 
-// nearest is where a trial's probe was that failed and came nearest to the SLO; nulls where none failed.
+// nearest returns the rate and headroom of a trial's failed probe nearest to the SLO; nulls if none failed.
 func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err error) {
 	err = tx.scan(`SELECT rate, headroom FROM probes WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1`, []any{number}, &rate, &headroom)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -146,7 +146,7 @@ func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err e
 	return rate, headroom, err
 }
 
-// probesTime is what GPU time the probes of a trial took.
+// probesTime is the GPU time of a trial's probes.
 func (t *transaction) probesTime(number any) (seconds float64) {
 	for _, row := range t.rows(probesTable, "WHERE trial=? ORDER BY seq", number) {
 		seconds += row.real(probesTable.column("gpu_seconds"))
@@ -154,7 +154,7 @@ func (t *transaction) probesTime(number any) (seconds float64) {
 	return seconds
 }
 
-// setRunning says that someone is at work.
+// setRunning records that a tuner is at work.
 func setRunning(tx *transaction) {
 	if tx.err == nil && State(tx.head.text(studiesTable.column("state"))) != Running {
 		tx.set("state", Running)
@@ -162,9 +162,9 @@ func setRunning(tx *transaction) {
 	}
 }
 
-// insertTrial stores a trial that begins.
+// insertTrial stores a new trial.
 func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
-	row := make([]any, len(trialsTable.columns)) // all else is not known yet
+	row := make([]any, len(trialsTable.columns)) // the other columns are not known yet
 	for name, value := range map[string]any{"number": t.Number, "origin": t.Origin, "point": point, "args": args, "state": Running,
 		"began": formatTime(t.Began), "changed": commit} {
 		row[trialsTable.column(name)] = value
@@ -178,7 +178,7 @@ func trialState(row cells) State { return State(trialText(row, "state")) }
 
 var errNoTrial = errors.New("the trial was never begun")
 
-// trialRow is what is stored of a trial.
+// trialRow returns the stored row of a trial.
 func trialRow(tx *transaction, number int) (cells, error) {
 	rows := tx.rows(trialsTable, "WHERE number=?", number)
 	if len(rows) == 0 {
@@ -187,7 +187,7 @@ func trialRow(tx *transaction, number int) (cells, error) {
 	return rows[0], nil
 }
 
-// sameResult compares what is stored with what is to be stored, by way of the type: an older tuner may have known fewer fields.
+// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have known fewer fields.
 func sameResult(was, is string) error {
 	var v trial.Result
 	if err := decode(was, &v); err != nil {

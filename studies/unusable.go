@@ -9,7 +9,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// unusable is an error that wraps ErrUnusable and says no more for it.
+// unusable makes an error wrap ErrUnusable without changing its text.
 type unusable struct{ error }
 
 func (e unusable) Unwrap() error { return e.error }
@@ -18,17 +18,17 @@ func (unusable) Is(target error) bool { return target == ErrUnusable }
 
 func unusablef(format string, args ...any) error { return unusable{fmt.Errorf(format, args...)} }
 
-// lasting are the errors of a system call that come again each time.
+// lasting are the errors of system calls that come back each time.
 var lasting = []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG}
 
-// judged has an error wrap ErrUnusable where trying again would not mend it.
-func judged(err error) error {
+// markUnusable makes an error wrap ErrUnusable if trying again would not cure it.
+func markUnusable(err error) error {
 	if err == nil || errors.Is(err, ErrUnusable) || errors.Is(err, ErrOwned) {
 		return err
 	}
 	_, newer := errors.AsType[newerError](err)
 	_, damaged := errors.AsType[fence.DamagedError](err)
-	lasts := newer || damaged || gone(err)
+	lasts := newer || damaged || isDamage(err)
 	for _, e := range lasting {
 		lasts = lasts || errors.Is(err, e)
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// verifyAll holds every row of a database against its checksum, and the tables against what was stored. It returns how many commits there were.
+// verifyAll checks every row of a database and the holdings of all tables. It returns the number of commits.
 func verifyAll(db *sql.DB) (commits int64, err error) {
 	r, err := readSummaries(db)
-	if errors.Is(err, sql.ErrNoRows) { // its first run was killed while it began
+	if errors.Is(err, sql.ErrNoRows) { // the first run was killed while it began
 		return 0, nil
 	}
 	if err != nil {
@@ -24,7 +24,7 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 	return r.study.Commits, r.verifyParts()
 }
 
-// verifyParts verifies results and probes, which are too long to have them all in memory.
+// verifyParts checks results and probes row by row, because they are too long for the memory.
 func (r *reading) verifyParts() error {
 	found := map[int]holding{}
 	for _, t := range []*table{resultsTable, probesTable} {
@@ -55,8 +55,8 @@ func (r *reading) verifyParts() error {
 	return nil
 }
 
-// inWords says in a person's words what SQLite finds wrong with a file of its own; any other error it returns as it is.
-func inWords(err error) error {
+// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error unchanged.
+func explainSQLite(err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok {
 		return err
@@ -74,11 +74,11 @@ func inWords(err error) error {
 	return err
 }
 
-// inFile is inWords of a file that may be there and be of a kind that SQLite does not open.
-func inFile(path string, err error) error {
+// explainFile is explainSQLite for a file that may be of a kind that SQLite does not open.
+func explainFile(path string, err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {
-		return inWords(err)
+		return explainSQLite(err)
 	}
 	f, opened := os.Open(path)
 	if opened != nil {

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// The kinds of what is known of the world: see Study.
+// The kinds of facts: see Study.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld stores the world of a run in the place of the last one's. What was found or noted before and is not known now stays.
+// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known now, stay.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -24,7 +24,7 @@ func writeWorld(tx *transaction, study New) {
 	}
 }
 
-// writeFact stores one fact of the world in the place of what was known before.
+// writeFact stores one fact of the world and replaces its old value.
 func writeFact(tx *transaction, key, value, kind string) {
 	tx.remove(worldTable, "WHERE key=?", key)
 	tx.insert(worldTable, []any{key, value, kind})
@@ -45,37 +45,37 @@ func (r *reading) loadWorld() error {
 }
 
 // drift lists what must not have changed since a study began, and has.
-func drift(was Study, is New) []string {
-	diff := append(changes(was.World, is.World), changes(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
+func drift(was Study, is New) Changes {
+	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
 	if was.Seed != is.Seed {
-		diff = append(diff, fmt.Sprintf("%s: %d → %d", seed, was.Seed, is.Seed))
+		all = append(all, Change{Fact: factSeed, Was: new(formatSeed(was.Seed)), Is: new(formatSeed(is.Seed))})
 	}
-	return diff
+	return all
 }
 
-// final lists what changed and may not, whatever was accepted.
-func (is New) final(was Study) []string {
+// final lists the changes that are refused whatever was accepted.
+func (is New) final(was Study) Changes {
 	before, now := map[string]string{}, map[string]string{}
 	for _, key := range is.Final {
 		before[key], now[key] = was.World[key], is.World[key]
 	}
-	return changes(before, now)
+	return difference(before, now)
 }
 
-// noticed lists what was noted otherwise before.
-func noticed(was Study, is New) []string {
-	return changes(knownTo(is.Noted, was.Noted), is.Noted)
+// noticed lists the noted facts that had another value before.
+func noticed(was Study, is New) Changes {
+	return difference(knownTo(is.Noted, was.Noted), is.Noted)
 }
 
-// knownTo returns the facts of which the others say something too.
+// knownTo returns the facts whose keys the others have too.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
 	return both
 }
 
-// Worlds returns the trials by the world in which they were measured, the present one last, in which there may be none yet. A change that was taken
-// back before a trial was measured with it makes no other world.
+// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A change that was taken
+// back before a trial was measured begins no world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -87,7 +87,7 @@ func (s Study) Worlds() (worlds [][]Trial) {
 	return append(worlds, s.Trials[first:])
 }
 
-// Asked returns World as it was in each of Worlds, which follows from it and from the changes that were accepted.
+// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted changes.
 func (s Study) Asked() []map[string]string {
 	worlds := s.Worlds()
 	asked := make([]map[string]string, len(worlds))
@@ -96,28 +96,33 @@ func (s Study) Asked() []map[string]string {
 		asked[i] = facts
 		first -= len(trials)
 		facts = maps.Clone(facts)
-		for _, line := range slices.Backward(strings.Split(s.Drifts(first), "\n")) {
-			undo(facts, line)
+		for _, c := range slices.Backward(s.ChangesBefore(first)) {
+			if c.Was != nil {
+				facts[c.Fact] = *c.Was
+			} else {
+				delete(facts, c.Fact)
+			}
 		}
-		maps.DeleteFunc(facts, func(key, _ string) bool { // that changed too, and was not asked for
+		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but nobody asked for them
 			_, isFound := s.Found[key]
 			_, isNoted := s.Noted[key]
-			return isFound || isNoted || key == seed
+			return isFound || isNoted || key == factSeed
 		})
 	}
 	return asked
 }
 
-// Changes returns the changes of the world that were accepted, the oldest first: those before one trial as the one that they come to, and none where
-// they come to nothing.
+// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one event.
+// Changes that cancel each other out are left out.
 func (s Study) Changes() (all []Event) {
 	for _, e := range s.Events {
 		if e.Kind != Drift {
 			continue
 		}
-		e.Text = s.Drifts(e.Trial)
+		e.Changes = s.ChangesBefore(e.Trial)
+		e.Text = e.Changes.String()
 		switch last := len(all) - 1; {
-		case e.Text == "":
+		case len(e.Changes) == 0:
 		case last >= 0 && all[last].Trial == e.Trial:
 			all[last] = e
 		default:
@@ -127,79 +132,29 @@ func (s Study) Changes() (all []Event) {
 	return all
 }
 
-// Drifts returns the changes of the world that were accepted before a trial, and not taken back before it, a line for each.
-func (s Study) Drifts(trial int) string {
-	var lines []string
+// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken back before it.
+func (s Study) ChangesBefore(trial int) Changes {
+	var all Changes
 	for _, e := range s.Events {
 		if e.Kind == Drift && e.Trial == trial {
-			lines = append(lines, strings.Split(e.Text, "\n")...)
+			all = append(all, e.Changes...)
 		}
 	}
-	return strings.Join(net(lines), "\n")
+	return all.net()
 }
 
-// net is what changes that follow on one another come to.
-func net(lines []string) (left []string) {
-	var all []change
-	for _, line := range lines {
-		c, ok := parseChange(line)
-		i := slices.IndexFunc(all, func(before change) bool { return before.key == c.key })
-		switch {
-		case !ok:
-			left = append(left, line)
-		case i < 0:
-			all = append(all, c)
-		default:
-			all[i].is = c.is
-		}
-	}
-	for _, c := range all {
-		was := c.was
-		if c.key == "server version" { // of which it is said in which trial it was found
-			was, _, _ = strings.Cut(was, " in trial ")
-		}
-		if was != c.is {
-			left = append(left, c.String())
-		}
-	}
-	return left
-}
-
-// A change is one line of what changes returns.
-type change struct{ key, was, is string }
-
-func (c change) String() string { return fmt.Sprintf("%s: %s → %s", c.key, c.was, c.is) }
-
-func parseChange(line string) (c change, ok bool) {
-	key, values, isChange := strings.Cut(line, ": ")
-	was, is, hasBoth := strings.Cut(values, " → ")
-	return change{key, was, is}, isChange && hasBoth
-}
-
-// undo takes back a change as changes writes it.
-func undo(facts map[string]string, line string) {
-	switch c, ok := parseChange(line); {
-	case !ok:
-	case c.was == nothing:
-		delete(facts, c.key)
-	default:
-		facts[c.key] = c.was
-	}
-}
-
-// WorldNumbers returns for each trial, by its number, which world it was measured in: 1 is the first of Worlds.
+// WorldNumbers returns the world of each trial by its number. The first world is 1.
 func (s Study) WorldNumbers() map[int]int {
 	numbers := make(map[int]int, len(s.Trials))
 	for i, trials := range s.Worlds() {
-		for j := range trials { // there may be many, and one is a kilobyte
+		for j := range trials { // by index: a trial is a kilobyte, and there may be many
 			numbers[trials[j].Number] = i + 1
 		}
 	}
 	return numbers
 }
 
-// Deciding returns the number of the world among whose trials the best one is: the newest in which one met the SLO; where none did, the newest that
-// has trials.
+// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the newest with trials.
 func (s Study) Deciding() int {
 	newest := 1
 	for i, trials := range slices.Backward(s.Worlds()) {
@@ -213,7 +168,7 @@ func (s Study) Deciding() int {
 	return newest
 }
 
-// Present returns the study as it is in its world of now: what it measured before a change of the world was accepted is Prior.
+// Present returns the study as seen from its present world: trials of earlier worlds become Prior.
 func (s Study) Present() Study {
 	worlds := s.Worlds()
 	s.Trials, s.Prior = worlds[len(worlds)-1], slices.Clone(s.Prior)
@@ -227,44 +182,14 @@ func (s Study) Present() Study {
 	return s
 }
 
-// seed is what the seed of a study is called among the changes.
-const seed = "seed"
-
-// nothing stands for a fact that is not known.
-const nothing = "(nothing)"
-
-// changes lists what differs, one line each, in the order of the keys; nothing when all is equal.
-func changes(was, is map[string]string) []string {
-	keys := map[string]bool{}
-	for _, facts := range []map[string]string{was, is} {
-		for key := range facts {
-			keys[key] = true
-		}
-	}
-	var lines []string
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		before, had := was[key]
-		now, has := is[key]
-		switch {
-		case !had:
-			lines = append(lines, change{key, nothing, now}.String())
-		case !has:
-			lines = append(lines, change{key, before, nothing}.String())
-		case before != now:
-			lines = append(lines, change{key, before, now}.String())
-		}
-	}
-	return lines
-}
-
-// worldError tells a person what changed and what can be done.
-func worldError(lines []string) error {
+// worldError says what changed and what the user can do.
+func worldError(changes Changes) error {
 	return fmt.Errorf("%w:\n  %s\ntake the old values back, begin a study under another name, or go on with --accept-drift",
-		ErrWorldChanged, strings.Join(lines, "\n  "))
+		ErrWorldChanged, strings.Join(changes.lines(), "\n  "))
 }
 
-// finalError tells a person what cannot change within one study.
-func finalError(lines []string, name string) error {
+// finalError says what cannot change within one study.
+func finalError(changes Changes, name string) error {
 	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so they cannot be compared with others: take it back, or begin a study under another name, "+
-		"for which tuner import reads the trials of %s as priors", ErrWorldChanged, strings.Join(lines, "\n  "), name)
+		"for which tuner import reads the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)
 }

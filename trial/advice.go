@@ -10,22 +10,22 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// DefaultMargin is what part of a capacity is advised unless a user says otherwise.
+// DefaultMargin is the advised part of a capacity, unless the user sets another.
 const DefaultMargin = 0.9
 
-// An Advice is the rate that a server may be given: a margin below what it carries, and what was measured about there.
+// An Advice is the rate to run a server at: a part of its capacity, and what was measured near that rate.
 type Advice struct {
 	Rate   float64 `json:"rate"`   // requests per second
-	Margin float64 `json:"margin"` // Rate is this part of Of
+	Margin float64 `json:"margin"` // Rate / Of
 	Of     float64 `json:"of"`     // requests per second
-	Basis  Basis   `json:"basis"`  // what Of is
+	Basis  Basis   `json:"basis"`  // the meaning of Of
 
 	At       float64   `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
 	Kept     bool      `json:"kept"`                  // that probe kept the SLO
-	Measured []Reading `json:"measured,omitempty"`    // in it
+	Measured []Reading `json:"measured,omitempty"`    // by that probe
 }
 
-// A Basis says what a margin is kept from.
+// A Basis says from which rate an advice keeps its margin.
 type Basis string
 
 // The bases.
@@ -34,14 +34,14 @@ const (
 	HighestPass Basis = "highest rate that passed" // where there is no interval
 )
 
-// A Reading is a limit of the SLO with what was measured of it.
+// A Reading is a limit of the SLO with its measured value.
 type Reading struct {
 	Limit   string  `json:"limit"` // such as p99 TTFT
 	MaxMS   float64 `json:"max_ms"`
 	ValueMS float64 `json:"value_ms"`
 }
 
-// Readings are what a verdict read.
+// Readings returns the readings of a verdict.
 func Readings(v slo.Verdict) []Reading {
 	readings := make([]Reading, len(v.Checks))
 	for i, c := range v.Checks {
@@ -64,12 +64,12 @@ func ReadingsText(readings []Reading) string {
 	return strings.Join(words, ", ")
 }
 
-// nearRate is how far apart two rates are that are the same to a reader of latencies, as a part of them.
+// nearRate is the relative distance within which two rates have about the same latencies.
 const nearRate = 0.03
 
-// Advise keeps a margin (0 to 1) from a capacity: from the lower end of its interval, or from the highest rate that passed where it
-// has none. The advice is shown by the probe within 3 % of it that is nearest, or else by the next one above that passed: at the
-// lower rate latencies are no higher but by chance. ok is false where no rate kept the SLO with the load generator in time.
+// Advise returns margin (0 to 1) times the lower end of the capacity's interval, or times the highest rate that passed where there is no
+// interval. It names the nearest probe within 3 % of that rate. Without one it names the next higher probe that passed, for latencies at
+// a lower rate are no higher, but for chance. ok is false where no rate kept the SLO with the load generator in time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false
@@ -95,10 +95,10 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 	return a, true
 }
 
-// Near reports whether a probe shows the advised rate itself.
+// Near reports whether the probe was made at the advised rate.
 func (a Advice) Near() bool { return a.At > 0 && math.Abs(math.Log(a.At/a.Rate)) <= nearRate }
 
-// String writes the advice with what shows it, such as
+// String writes the advice with its probe, such as
 // "2.03 req/s = 0.9 × 2.26, the lower end; there p99 TTFT 512 of 1000 ms, p99 TPOT 41 of 60 ms".
 func (a Advice) String() string {
 	of := "the lower end"

@@ -17,6 +17,12 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			return slices.Contains(runs, run)
 		}
 	}
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	even, _ := evenly()
+	longRun := NewLongRun(workload.Plan{Source: source, Seed: 1, Arrivals: even.Arrivals})
 	for _, row := range []struct {
 		name     string
 		protocol Protocol
@@ -41,11 +47,7 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			s.capacity = 4.8
 			var probes []Probe
 			r := runner(t, s, row.protocol)
-			source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Source, s.kvTokens = source, 20_000 // more requests than a probe asks, and room for them all
+			r.Source, r.LongRun, s.kvTokens = source, longRun, 20_000 // more requests than a probe asks, and room for them all
 			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
 			if err != nil {
 				t.Fatal(err)
@@ -140,8 +142,8 @@ func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 	for i := range int32(20_000) {
 		ids[0] = i % 5000
 		c.ask(&workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 3})
-		if c.tokens > c.capacity || len(c.held) > 4000 || len(c.places) > 1000 {
-			t.Fatalf("after %d requests it holds %g tokens in %d blocks, with %d places", i+1, c.tokens, len(c.places), len(c.held))
+		if c.tokens > c.capacity || len(c.held) > 4000 || len(c.slots) > 1000 {
+			t.Fatalf("after %d requests it holds %g tokens in %d blocks, with %d slots", i+1, c.tokens, len(c.slots), len(c.held))
 		}
 	}
 }

@@ -36,20 +36,24 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 	return e
 }
 
-// A longRun is the workload as it is in the long run, which is the same for every trial of a Runner.
-type longRun struct {
+// A LongRun is a workload as it is in the long run. It is the same for every trial, and remembers what it computed for them.
+type LongRun struct {
 	weigher    *workload.Weigher
 	population *capacity.Population
 }
 
+// NewLongRun reads the plan's workload and 128,000 of its arrivals. Of the plan it needs the source, the seed and the arrivals.
+func NewLongRun(plan workload.Plan) *LongRun {
+	weigher := workload.Weigh(plan.Source)
+	return &LongRun{weigher, PopulationOf(plan, weigher)}
+}
+
 // longRun builds the long run when it is first needed.
-func (r *Runner) longRun() *longRun {
-	if r.inLongRun == nil {
-		weigher := workload.Weigh(r.Source)
-		plan := workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals}
-		r.inLongRun = &longRun{weigher, PopulationOf(plan, weigher)}
+func (r *Runner) longRun() *LongRun {
+	if r.LongRun == nil {
+		r.LongRun = NewLongRun(workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals})
 	}
-	return r.inLongRun
+	return r.LongRun
 }
 
 // longRunRequests are enough that their own chance does not matter; see capacity.Population.

@@ -7,51 +7,51 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A recall is what of the prompts sent so far a prefix cache of a known size still holds, by the order in which they were sent: a
-// prefix is found in whole blocks, and the blocks that were used least recently go first, as in vLLM (vllm/v1/core/block_pool.py).
-// Beside it stands what a cache would hold that was empty when the probe began: the later uses are the same for both.
+// A recall simulates a prefix cache of a known size from the prompts that were sent, in their order. A prefix is found in whole blocks, and
+// the least recently used blocks are evicted first, as in vLLM (vllm/v1/core/block_pool.py). The recall also simulates a cache that was
+// empty when the probe began.
 type recall struct {
 	capacity float64          // tokens
 	tokens   float64          // held, of prompts and answers
-	held     []held           // a ring from the least to the most recently used; held[0] is none, and stands where the two meet
-	places   map[uint64]int32 // in held, by the hash of a block
-	free     []int32          // places
+	held     []held           // a ring from the least to the most recently used; held[0] is the sentinel between the two
+	slots    map[uint64]int32 // index in held, by the hash of a block
+	free     []int32          // unused slots
 	asks     int32            // prompts so far
-	began    int32            // how many there were when the probe began
+	began    int32            // prompts before the probe
 	seed     maphash.Seed
-	text     []byte  // of the prompt at hand, unless it is given in tokens
-	blocks   []block // likewise
+	text     []byte  // of the current prompt, unless it is given in tokens
+	blocks   []block // of the current prompt
 
-	asked, carried, empty float64 // tokens of prompts since the probe began, and how many of them either cache held
+	asked, carried, empty float64 // prompt tokens since the probe began, and how many of them each cache held
 }
 
-// A held is one block of a prompt that was asked, or a whole answer, which nobody asks for again; its hash is 0.
+// A held is one block of an earlier prompt, or a whole answer. Nobody asks for an answer again, so its hash is 0.
 type held struct {
 	hash           uint64
 	tokens         float64
 	before, behind int32 // neighbours in the ring: used earlier, used later
-	last           int32 // ask that used it
+	last           int32 // number of the prompt that used it last
 }
 
-// A block is one of the prompt at hand.
+// A block is one block of the current prompt.
 type block struct {
 	hash   uint64 // of everything up to its end
 	tokens float64
-	place  int32 // in held; 0 where it is not
+	slot   int32 // in held; 0 where it is not held
 }
 
 func newRecall(capacity float64) *recall {
-	return &recall{capacity: capacity, held: make([]held, 1), places: make(map[uint64]int32), seed: maphash.MakeSeed()}
+	return &recall{capacity: capacity, held: make([]held, 1), slots: make(map[uint64]int32), seed: maphash.MakeSeed()}
 }
 
-// A block has 16 tokens in vLLM, and so many bytes of an English text.
+// A block has 16 tokens in vLLM, which are about 64 bytes of English text.
 const (
 	blockTokens  = 16
 	blockBytes   = 64
-	bytesOfToken = 4.0 // where the length of a prompt in tokens is not known
+	bytesOfToken = 4.0 // used where the length of a prompt in tokens is not known
 )
 
-// What the hash of a block is taken of.
+// The hash of a block covers these.
 type (
 	idBlock struct {
 		before uint64 // hash of all before
@@ -69,7 +69,7 @@ func (c *recall) begin() {
 	c.asked, c.carried, c.empty = 0, 0, 0
 }
 
-// rates are the hit rates of the probe so far with a cache that was carried into it, and with one that was empty.
+// rates returns the hit rates of the probe so far, with a cache that was carried into it and with one that was empty.
 func (c *recall) rates() (carried, empty float64) {
 	if c.asked == 0 {
 		return 0, 0
@@ -77,7 +77,7 @@ func (c *recall) rates() (carried, empty float64) {
 	return c.carried / c.asked, c.empty / c.asked
 }
 
-// watch makes a load tell what it asks.
+// watch returns the load, and asks the recall each of its requests.
 func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {
@@ -89,14 +89,14 @@ func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	}
 }
 
-// ask counts what is found of a prompt and holds it from now on, with its answer.
+// ask counts the part of a prompt that is found. From then on it holds the prompt and its answer.
 func (c *recall) ask(r *workload.Request) {
 	c.split(r)
 	carried, empty := true, true
 	for i, b := range c.blocks {
-		place := c.places[b.hash]
-		carried = carried && place > 0
-		empty = empty && carried && c.held[place].last >= c.began
+		slot := c.slots[b.hash]
+		carried = carried && slot > 0
+		empty = empty && carried && c.held[slot].last >= c.began
 		c.asked += b.tokens
 		if carried {
 			c.carried += b.tokens
@@ -104,12 +104,12 @@ func (c *recall) ask(r *workload.Request) {
 		if empty {
 			c.empty += b.tokens
 		}
-		c.blocks[i].place = place
+		c.blocks[i].slot = slot
 	}
 	c.hold(block{tokens: float64(r.OutputTokens)})
-	for _, b := range slices.Backward(c.blocks) { // the end of a prompt goes before its beginning
-		if b.place > 0 {
-			c.again(b.place)
+	for _, b := range slices.Backward(c.blocks) { // the end of a prompt is evicted before its beginning
+		if b.slot > 0 {
+			c.again(b.slot)
 		} else {
 			c.hold(b)
 		}
@@ -120,7 +120,7 @@ func (c *recall) ask(r *workload.Request) {
 	}
 }
 
-// split makes the blocks of a prompt.
+// split cuts a prompt into blocks.
 func (c *recall) split(r *workload.Request) {
 	c.blocks = c.blocks[:0]
 	before := uint64(0)
@@ -144,50 +144,50 @@ func (c *recall) split(r *workload.Request) {
 	}
 }
 
-// hold takes a block in that was not held.
+// hold adds a block.
 func (c *recall) hold(b block) {
 	c.tokens += b.tokens
-	place := int32(len(c.held))
+	slot := int32(len(c.held))
 	if n := len(c.free); n > 0 {
-		place = c.free[n-1]
+		slot = c.free[n-1]
 		c.free = c.free[:n-1]
 	} else {
 		c.held = append(c.held, held{})
 	}
 	if b.hash != 0 {
-		c.places[b.hash] = place
+		c.slots[b.hash] = slot
 	}
-	c.held[place] = held{hash: b.hash, tokens: b.tokens}
-	c.latest(place)
+	c.held[slot] = held{hash: b.hash, tokens: b.tokens}
+	c.latest(slot)
 }
 
-// again uses a held block once more.
-func (c *recall) again(place int32) {
-	c.leave(place)
-	c.latest(place)
+// again uses a held block.
+func (c *recall) again(slot int32) {
+	c.leave(slot)
+	c.latest(slot)
 }
 
-// latest puts a block at the end of the ring.
-func (c *recall) latest(place int32) {
-	h, none := &c.held[place], &c.held[0]
+// latest appends a block to the ring.
+func (c *recall) latest(slot int32) {
+	h, none := &c.held[slot], &c.held[0]
 	h.last, h.before, h.behind = c.asks, none.before, 0
-	c.held[none.before].behind = place
-	none.before = place
+	c.held[none.before].behind = slot
+	none.before = slot
 }
 
-// leave takes a block out of the ring.
-func (c *recall) leave(place int32) {
-	h := &c.held[place]
+// leave removes a block from the ring.
+func (c *recall) leave(slot int32) {
+	h := &c.held[slot]
 	c.held[h.before].behind, c.held[h.behind].before = h.behind, h.before
 }
 
-// forget gives a block up.
-func (c *recall) forget(place int32) {
-	h := &c.held[place]
+// forget evicts a block.
+func (c *recall) forget(slot int32) {
+	h := &c.held[slot]
 	c.tokens -= h.tokens
 	if h.hash != 0 {
-		delete(c.places, h.hash)
+		delete(c.slots, h.hash)
 	}
-	c.leave(place)
-	c.free = append(c.free, place)
+	c.leave(slot)
+	c.free = append(c.free, slot)
 }

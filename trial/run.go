@@ -24,7 +24,7 @@ type Lengths struct {
 }
 
 // A Runner measures points, one after the other, all in the same way.
-// It must not be copied between trials: it keeps what is the same for all of them.
+// Use one Runner for all trials of a study: it keeps the LongRun, which is expensive to build.
 type Runner struct {
 	Start     Start
 	Source    workload.Source
@@ -46,7 +46,7 @@ type Runner struct {
 
 	WorstCase bool // a measured server must also survive the largest load that it admits
 
-	inLongRun *longRun // of Source; nil until it is needed
+	LongRun *LongRun // of Source, Seed and Arrivals; nil until it is needed. Runners of one workload may share it.
 }
 
 // A Task is one trial to run.

@@ -226,18 +226,24 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	}
 }
 
-func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
-	t.Helper()
+// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built once.
+var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
-		t.Fatal(err)
+		panic(err) // the spec is a constant
 	}
+	plan := workload.Plan{Source: source, Seed: 1, Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}}
+	return plan, NewLongRun(plan)
+})
+
+func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
+	t.Helper()
+	plan, longRun := evenly()
 	return &Runner{
-		Start: s.start, Source: source, Cache: protocol, Seed: 1,
-		Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}, // even, so that the stub sees the rate itself
-		SLO:      slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-		Lengths:  Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
-		Search:   capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
+		Start: s.start, Source: plan.Source, Cache: protocol, Seed: plan.Seed, Arrivals: plan.Arrivals, LongRun: longRun,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths: Lengths{LeadIn: time.Second, Window: 100 * time.Second, MinRequests: 300},
+		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 10},
 	}
 }
 

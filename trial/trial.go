@@ -1,4 +1,4 @@
-// Package trial measures one point: server up, warm-up, probes, server gone, and one result with its diagnosis.
+// Package trial measures one point: it starts a server, warms it up, probes it, stops it, and returns one result with its diagnosis.
 // It never stores anything itself.
 package trial
 
@@ -15,7 +15,7 @@ import (
 
 // A Server is one running inference server. It is ready when a Start returns it.
 type Server interface {
-	// Facts are what the server said of itself during its start.
+	// Facts returns what the server told about itself during its start.
 	Facts() serverctl.Facts
 	// Counters reads the server's counters now.
 	Counters(ctx context.Context) (serverctl.Counters, error)
@@ -23,14 +23,14 @@ type Server interface {
 	ResetCache(ctx context.Context) error
 	// Drain waits until no request runs or waits, and returns how long that took.
 	Drain(ctx context.Context) (time.Duration, error)
-	// Exited is closed when the server has died or become useless by itself.
+	// Exited is closed when the server has died, or has become useless without our doing.
 	Exited() <-chan struct{}
 	// Err returns why, once Exited is closed; a *serverctl.ExitError.
 	Err() error
-	// Observe begins to write down once a second what the server does, in time from begin, and returns what ends that. It
-	// returns nil where there is nothing to see, as in virtual time.
+	// Observe records once a second what the server does, in time from begin, until end is called. end returns nil where there is
+	// nothing to record, as in virtual time.
 	Observe(begin time.Time) (end func() *serverctl.Series)
-	// Stop ends the server and returns when it is gone with all that it held, and how that went. It is safe to call twice.
+	// Stop ends the server, waits until it is gone with everything that it held, and tells how that went. It is safe to call twice.
 	Stop(ctx context.Context) (serverctl.Ended, error)
 }
 
@@ -39,20 +39,20 @@ type Load interface {
 	Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error)
 }
 
-// A ClosedLoad can also keep so many requests in flight, as a workload.Loop wants it.
+// A ClosedLoad can also keep a number of requests in flight, the streams, as a workload.Loop wants it.
 type ClosedLoad interface {
 	RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error)
 }
 
 // A Start starts one server with the args of a point and returns it when it is ready, with the load that reaches it.
-// A server that dies or is refused gives a *serverctl.ExitError.
+// Where the server dies or refuses its args, the error is a *serverctl.ExitError.
 type Start func(ctx context.Context, launch Launch) (Server, Load, error)
 
 // A Launch says what to start.
 type Launch struct {
 	Number   int               // of the trial
 	Args     []string          // all args after the model
-	Progress func(step string) // to be told what begins now; never nil
+	Progress func(step string) // told what begins now; never nil
 }
 
 // A Probe is one measured rate. It is stored as it is.
@@ -65,44 +65,44 @@ type Probe struct {
 	HitRate     float64           `json:"hit_rate"`          // prefix-cache hits / queries over the probe; -1 when unknown
 	Preemptions float64           `json:"preemptions"`       // over the probe
 	Stopped     bool              `json:"stopped"`           // ended early, because it had failed already
-	Attempt     int               `json:"attempt,omitempty"` // of the trial, from 0: see Task
+	Attempt     int               `json:"attempt,omitempty"` // see Task.Attempt
 	Note        string            `json:"note,omitempty"`
-	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, and Replaced
-	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the probe that this one is the repetition of; 0 when it is none
+	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, plus Replaced
+	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the probe that this one repeats and replaces; 0 when there is none
 
 	Speculation *Speculation      `json:"speculation,omitempty"` // nil where nothing was drafted
-	Server      *serverctl.Series `json:"server,omitempty"`      // what the server did; its time is that of the Measurement's series
+	Server      *serverctl.Series `json:"server,omitempty"`      // what the server did, on the clock of the Measurement's series
 }
 
-// Speculation is what came of the drafts of a probe.
+// Speculation counts what a server drafted in a probe, and what of it was accepted.
 type Speculation struct {
-	Drafts   float64   `json:"drafts"`       // as often something was drafted
-	Tokens   float64   `json:"draft_tokens"` // drafted in all
+	Drafts   float64   `json:"drafts"`       // number of drafts
+	Tokens   float64   `json:"draft_tokens"` // drafted tokens
 	Accepted float64   `json:"accepted_tokens"`
 	At       []float64 `json:"accepted_at"` // accepted tokens by position in the draft, from 0
 }
 
-// An Outcome says in one word how a trial ended.
+// An Outcome says how a trial ended.
 type Outcome string
 
 // The outcomes.
 const (
-	Measured   Outcome = "measured"   // it has a capacity, or is known to have none
-	Infeasible Outcome = "infeasible" // the server cannot live with these flags
-	Dropped    Outcome = "dropped"    // ended before its capacity was known, because it cannot be the best; see its class
-	Unknown    Outcome = "unknown"    // nobody's fault; tells the search nothing
+	Measured   Outcome = "measured"   // the point has a capacity, or is known to have none
+	Infeasible Outcome = "infeasible" // the server does not run with these flags
+	Dropped    Outcome = "dropped"    // the trial ended early, because the point cannot be the best; the class tells why
+	Unknown    Outcome = "unknown"    // the trial failed, but not by its flags; it tells the search nothing
 )
 
 // A Result is what one trial found.
 type Result struct {
 	Outcome  Outcome           `json:"outcome"`
-	Class    serverctl.Class   `json:"class,omitempty"`    // unless Measured; also where Measured and decided by the load generator
-	Cause    serverctl.Cause   `json:"cause,omitempty"`    // where more is known than the class
-	Evidence string            `json:"evidence,omitempty"` // the line that shows it
+	Class    serverctl.Class   `json:"class,omitempty"`    // why it was not Measured; ClientLimited also where the load generator decided the capacity
+	Cause    serverctl.Cause   `json:"cause,omitempty"`    // more exact than the class, where it is known
+	Evidence string            `json:"evidence,omitempty"` // the line of the log, or the message, that shows the class
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log, unless Measured
 	Capacity capacity.Capacity `json:"capacity"`
 	Facts    serverctl.Facts   `json:"facts"`
-	Ended    serverctl.Ended   `json:"ended"`       // how the server's end went
-	GPUTime  time.Duration     `json:"gpu_time_ns"` // start, priming, probes and stop, all of it
+	Ended    serverctl.Ended   `json:"ended"`       // how the server ended
+	GPUTime  time.Duration     `json:"gpu_time_ns"` // of everything: start, warm-up, priming, probes and stop
 	Notes    []string          `json:"notes,omitempty"`
 }

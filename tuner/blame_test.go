@@ -14,6 +14,12 @@ import (
 	"vllmtuner/tuner/space"
 )
 
+// coarse makes the searches of a study short, for tests that ask only whether its servers live.
+func coarse(s *Study) *Study {
+	s.Runner.Search.MaxProbes = 2
+	return s
+}
+
 // dying is a start whose first n servers die so, and the others are the simulated one. It returns how many were started.
 func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
 	good, starts := s.Runner.Start, 0
@@ -53,7 +59,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			store := open(t, t.TempDir())
 			defer store.Close()
-			s := study(t, store, trial.Primed, 4)
+			s := coarse(study(t, store, trial.Primed, 4))
 			starts := dying(s, forEver, row.death)
 			if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), row.death(*starts).Evidence) {
 				t.Fatalf("Run = %v, want ErrNothingStarts with the words", err)
@@ -67,14 +73,14 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 			if *starts != row.starts || finished != row.stored {
 				t.Errorf("%d starts and %d finished trials, want %d and %d", *starts, finished, row.starts, row.stored)
 			}
-			again := study(t, store, trial.Primed, 4)
+			again := coarse(study(t, store, trial.Primed, 4))
 			if row.stored > 0 { // it is still broken
 				starts = dying(again, forEver, row.death)
 				if _, err := again.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || *starts != row.starts {
 					t.Errorf("run again unmended: %v after %d starts, want the error after %d", err, *starts, row.starts)
 				}
 				row.stored *= 2
-				again = study(t, store, trial.Primed, 4)
+				again = coarse(study(t, store, trial.Primed, 4))
 			}
 			if end, err := again.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
 				t.Fatalf("after the repair: %+v, %v", end, err)
@@ -97,12 +103,12 @@ func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	crash := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: no GPU"}
 	for budget, says := range map[int]string{1: "the only server died in its start", 2: "each of the first 2 servers died with the same words"} {
 		store := open(t, t.TempDir())
-		s := study(t, store, trial.Primed, budget)
+		s := coarse(study(t, store, trial.Primed, budget))
 		starts := dying(s, forEver, always(crash))
 		if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), says) || *starts != budget {
 			t.Errorf("budget %d: Run = %v after %d starts, want ErrNothingStarts after %d: %s", budget, err, *starts, budget, says)
 		}
-		if _, err := study(t, store, trial.Primed, budget).Run(t.Context()); err != nil {
+		if _, err := coarse(study(t, store, trial.Primed, budget)).Run(t.Context()); err != nil {
 			t.Errorf("budget %d, after the repair: %v", budget, err)
 		}
 		got := answers(t, store)
@@ -131,7 +137,7 @@ func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 		{"crashes under load", always(serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: "illegal memory access"})},
 	} {
 		store := open(t, t.TempDir())
-		s := study(t, store, trial.Primed, 4)
+		s := coarse(study(t, store, trial.Primed, 4))
 		dying(s, forEver, row.death)
 		if end, err := s.Run(t.Context()); err != nil || !strings.Contains(end.Why, "budget.trials is used up") {
 			t.Errorf("%s: Run = %+v, %v, want four infeasible trials", row.name, end, err)
@@ -162,7 +168,7 @@ func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := study(t, store, trial.Primed, 4).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 4)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	got := answers(t, store)
@@ -187,14 +193,14 @@ func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 		{"no memory of the host for flags that ask for it", serverctl.HostOOM, 2, space.Point{"cpu-offload-gb": "64"}, trial.Infeasible},
 	} {
 		store := open(t, t.TempDir())
-		s := study(t, store, trial.Primed, 1)
+		s := coarse(study(t, store, trial.Primed, 1))
 		dying(s, row.deaths, always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: row.cause, Evidence: "gone"}))
 		next := studies.Trial{Origin: studies.Default, Point: row.current}
 		err := store.Begin(next)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r, err := s.run(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
+		if r, err := s.runTrial(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
 			t.Errorf("%s: %s, %v, want %s", row.name, r.Outcome, err, row.want)
 		}
 		store.Close()

@@ -7,20 +7,20 @@ import (
 	"vllmtuner/trial"
 )
 
-// ErrClientLimited is returned when most probes of a run were decided by the load generator: no choice of flags can be judged so.
+// ErrClientLimited is returned when the load generator decided most probes of a Run: then no flags can be judged.
 var ErrClientLimited = errors.New("the load generator is the limit, not the server")
 
 const (
-	// leastProbes are what a run must have measured before it is given up for its load generator: two attempts at a trial.
-	leastProbes = 6
-	// mostLimited is how many trials of a reference may be decided by the load generator before the study goes on without it.
-	mostLimited = 2
+	// minProbes must be measured before a Run gives up because of its load generator. They are two attempts at a trial.
+	minProbes = 6
+	// maxLimited trials of the default, or of the current args, may be decided by the load generator. Then the study goes on without.
+	maxLimited = 2
 )
 
-// lateness counts the probes of one run that the load generator decided. Those of earlier runs may be of another machine.
+// lateness counts the probes of one Run that the load generator decided. An earlier Run may have been on another machine.
 type lateness struct {
 	probes, limited int
-	worst           trial.Probe // of the limited ones, by its send lag
+	worst           trial.Probe // the limited probe with the highest send lag
 }
 
 func (l *lateness) count(p trial.Probe) {
@@ -33,9 +33,9 @@ func (l *lateness) count(p trial.Probe) {
 	}
 }
 
-// tooMuch is an error when most probes were decided by the load generator.
-func (l *lateness) tooMuch() error {
-	if l.probes < leastProbes || 2*l.limited <= l.probes {
+// tooLate returns an error when the load generator decided most probes.
+func (l *lateness) tooLate() error {
+	if l.probes < minProbes || 2*l.limited <= l.probes {
 		return nil
 	}
 	return fmt.Errorf("%w: it decided %d of %d probes; at %.4g req/s %s", ErrClientLimited, l.limited, l.probes, l.worst.Rate, l.worst.Verdict.ClientLimited)

@@ -65,7 +65,7 @@ func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 		if r := got.Result; r.Class != "" || r.Capacity.Limited != "" || r.Capacity.Bound != capacity.Exact {
 			t.Errorf("trial %d is %s, %s %g, limited %q; want an exact capacity", got.Number, r.Class, r.Capacity.Bound, r.Capacity.Rate, r.Capacity.Limited)
 		}
-		again := attempts(got.Probes) == 1
+		again := lastAttempt(got.Probes) == 1
 		if notes := strings.Join(got.Result.Notes, " "); again != (got.Number == which) || again != strings.Contains(notes, "late at p99") {
 			t.Errorf("trial %d was measured again: %t, notes %q; want it of trial %d alone", got.Number, again, notes, which)
 		}
@@ -115,7 +115,7 @@ func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 		{"late and then well", []studies.Trial{late, well}, true},
 		{"died and late", []studies.Trial{died, died, unknown}, false},
 	} {
-		if got := known(studies.Study{Trials: row.trials}, studies.Default); got != row.want {
+		if got := referenceKnown(studies.Study{Trials: row.trials}, studies.Default); got != row.want {
 			t.Errorf("%s: known %t, want %t", row.name, got, row.want)
 		}
 	}
@@ -134,7 +134,7 @@ func TestMostProbesMustBeLate(t *testing.T) {
 		for range row.late {
 			l.count(trial.Probe{Rate: 30, Verdict: slo.Verdict{ClientLimited: "the load generator was 17.5 ms late at p99"}})
 		}
-		if err := l.tooMuch(); errors.Is(err, ErrClientLimited) != row.want {
+		if err := l.tooLate(); errors.Is(err, ErrClientLimited) != row.want {
 			t.Errorf("%d of %d probes late: %v, want an error %t", row.late, row.late+row.well, err, row.want)
 		}
 	}

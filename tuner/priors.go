@@ -10,20 +10,19 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// untriedPrior returns a point that is worth a trial of its own because of what was measured elsewhere: the best one of a source of which
-// no trial here has told yet. It is nil when there is none. One point of each source is enough: it may be the best, and it says how the
-// figures of the source compare with ours.
+// untriedPrior returns the best point of a source whose best point was not measured here yet, or nil. One point of each source is enough:
+// it may be the best, and it shows how the source's figures compare with ours.
 func (s *Study) untriedPrior(study studies.Study) space.Point {
 	for _, source := range sources(study) {
 		legal := slices.DeleteFunc(slices.Clone(source), func(t studies.Trial) bool { return s.Space.Check(t.Point) != nil })
-		if best, ok := highest(legal); ok && !told(study, best.Point) {
+		if best, ok := highest(legal); ok && !isMeasured(study, best.Point) {
 			return best.Point
 		}
 	}
 	return nil
 }
 
-// sources are the priors by where they are from, in the order in which they were added.
+// sources returns the priors grouped by their source, in the order in which they were added.
 func sources(study studies.Study) (all [][]studies.Trial) {
 	index := map[string]int{}
 	for _, t := range study.Prior {
@@ -38,7 +37,7 @@ func sources(study studies.Study) (all [][]studies.Trial) {
 	return all
 }
 
-// highest is the trial with the highest capacity, the first of equal ones; ok is false where none met the SLO.
+// highest returns the trial with the highest capacity, the first one of equals. ok is false where none met the SLO.
 func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Met() && (!ok || t.Result.Capacity.Rate > best.Result.Capacity.Rate) {
@@ -48,17 +47,17 @@ func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	return best, ok
 }
 
-// told reports whether a trial of the point told something.
-func told(study studies.Study, p space.Point) bool {
+// isMeasured reports whether a trial of the point told something.
+func isMeasured(study studies.Study, p space.Point) bool {
 	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool {
 		return t.Point.String() == p.String() && t.Result.Outcome != trial.Unknown
 	})
 }
 
-// history is what the sampler learns from: what was measured elsewhere, as this study would have measured it, and then the study's own
-// trials. A prior of a point that a trial has told of says no more.
+// history is what the sampler learns from: the priors, scaled to this study, and then the study's own trials. A prior of a measured point is
+// left out.
 func history(study studies.Study) []studies.Trial {
-	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // they are tried again
+	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // these points are tried again
 	if len(study.Prior) == 0 {
 		return study.Trials
 	}
@@ -66,7 +65,7 @@ func history(study studies.Study) []studies.Trial {
 	for _, source := range sources(study) {
 		factor := scale(source, study)
 		for _, t := range source {
-			if !told(study, t.Point) {
+			if !isMeasured(study, t.Point) {
 				t.Result.Capacity.Rate *= factor
 				all = append(all, t)
 			}
@@ -75,9 +74,9 @@ func history(study studies.Study) []studies.Trial {
 	return append(all, study.Trials...)
 }
 
-// scale is what a capacity of a source must be multiplied with to be one of this study. Another tool has other windows, another load and
-// often other limits, so that its capacities are off by a factor that says nothing of the points: it is the geometric mean of ours/theirs
-// over the points that both have measured. Where there is none, the best of theirs counts as much as the best of ours, and no more.
+// scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and often other limits, so
+// all its capacities are off by about one factor. It is the geometric mean of ours/theirs over the points that both have measured. Where
+// there is no such point, the factor makes the best of theirs equal to the best of ours.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
 	for _, theirs := range source {
@@ -99,18 +98,18 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint is where the next search begins: at the best capacity so far, of servers of the version; before there is one, at the lowest that was measured
-// elsewhere at rates which are known. One that is far off may cost all probes of a search. 0 means that there is none.
+// hint is the rate at which the next search begins: the best capacity so far on servers of that version. Before there is one, it is the
+// lowest capacity among priors with known rates, for a hint that is far too high may cost all probes of a search. 0 means no hint.
 func hint(study studies.Study, version string) float64 {
 	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
 	if best, ok := highest(same); ok {
 		return best.Result.Capacity.Rate
 	}
-	least := 0.0
+	lowest := 0.0
 	for _, t := range study.Prior {
-		if rate := t.Result.Capacity.Rate; t.Met() && len(t.Probes) > 0 && (least == 0 || rate < least) {
-			least = rate
+		if rate := t.Result.Capacity.Rate; t.Met() && len(t.Probes) > 0 && (lowest == 0 || rate < lowest) {
+			lowest = rate
 		}
 	}
-	return least
+	return lowest
 }

@@ -43,7 +43,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	var origins []studies.Origin
 	var points []string
 	for n := range 6 {
-		next, err := s.ask(history)
+		next, err := s.nextTrial(history)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,4 @@
-// Package tuner is the study loop: ask for a point, begin a trial, run it, finish it. It never talks to a server or a
-// disk itself.
+// Package tuner is the study loop: choose a point, begin a trial, run it, finish it. It never talks to a server or a disk itself.
 package tuner
 
 import (
@@ -18,44 +17,45 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Store keeps the study. What it has acknowledged survives a kill.
+// A Store keeps the study. Everything that it has acknowledged survives a kill.
 type Store interface {
 	History() (studies.Study, error) // see studies.Store
 	Begin(studies.Trial) error
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
-	Served(number int, version, changed string) error
+	Served(number int, version string, change studies.Change) error
 	SetState(state studies.State, note string) error
 }
 
 // A Budget is what a study may spend.
 type Budget struct {
-	Trials  int           // in all, the default and the current args among them
-	GPUTime time.Duration // starts, lead-ins, windows, run-outs and stops, all of it; 0 means no limit. No trial begins after it.
+	Trials  int           // of all origins, the default and the current args among them
+	GPUTime time.Duration // of everything: starts, probes and stops. No trial begins once it is spent. 0 means no limit.
 }
 
-// A Study is one study to run, or to go on with.
+// A Study is one study to run, from the beginning or from where it was interrupted.
 type Study struct {
 	Store       Store
 	Runner      *trial.Runner
 	Space       *space.Space
 	Sampler     sampler.Sampler
-	Current     space.Point // what the user runs today: trial 1; nil when unknown
-	FixedArgs   []string    // given to every trial, before those of its point
+	Current     space.Point // the user's current args: trial 1; nil when unknown
+	FixedArgs   []string    // args of every trial, before those of its point
 	Budget      Budget
-	AcceptDrift bool            // go on although the server is another than in earlier trials
+	AcceptDrift bool            // go on with another server version than in earlier trials
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
-	Observe     func(Event)     // told what happens, one call at a time; nil means nobody listens
+	Observe     func(Event)     // told what happens, one call at a time; may be nil
 
-	ended   int // trials, of this Run
-	unknown int // of them in a row that failed by nobody's fault
-	client  lateness
+	// The state of one Run.
+	ended        int      // trials
+	unknownInRow int      // of the last trials, those whose outcome is Unknown
+	generator    lateness // of the load generator
 }
 
 // An Event is something that a watcher of a study wants to know.
 type Event struct {
 	Kind  EventKind
-	Trial studies.Trial // as far as it is known
+	Trial studies.Trial // known so far
 	Probe *trial.Probe  // for Probed
 	Step  string        // for Step: what begins now
 }
@@ -71,15 +71,15 @@ const (
 	Ended
 )
 
-// ErrNothingStarts is returned when the servers of several trials in a row failed for reasons that no point is to blame for.
+// ErrNothingStarts is returned when server after server fails, whatever the point is.
 var ErrNothingStarts = errors.New("the server fails whatever the flags are")
 
 const (
-	// mostUnknown is how many trials in a row may fail by nobody's fault before the study gives up.
-	mostUnknown = 3
-	// mostInfeasible is how many of a study's first trials may be infeasible, the default and the current args among them, before
-	// it gives up: a search with nothing that starts has nothing to learn from.
-	mostInfeasible = 10
+	// maxUnknown trials in a row may fail by no fault of their points before the study gives up.
+	maxUnknown = 3
+	// maxInfeasible trials may be infeasible, when they are the first ones, before the study gives up. The default and the current args
+	// are among them. A sampler learns nothing from points that all fail.
+	maxInfeasible = 10
 )
 
 // An End says why a study is over. The zero End is none.
@@ -88,20 +88,20 @@ type End struct {
 	Spent bool   // the GPU time ended before the trials did
 }
 
-// Run asks, begins, runs and finishes trials until the study is over. What a killed run left half done is finished first,
-// with the probes it had. On an error, trial.ErrInterrupted among them, everything acknowledged is stored.
+// Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes first, and keeps
+// its probes. On an error, such as trial.ErrInterrupted, everything acknowledged is stored.
 func (s *Study) Run(ctx context.Context) (End, error) {
 	for {
 		study, err := s.Store.History()
 		if err != nil {
 			return End{}, err
 		}
-		first := len(study.Trials) - s.ended // of this Run
+		first := len(study.Trials) - s.ended // index of the first trial of this Run
 		study.Trials = append(studies.Forgiven(study.Trials[:first]), study.Trials[first:]...)
-		if end, err := s.over(ctx, study); end != (End{}) || err != nil {
+		if end, err := s.whyOver(ctx, study); end != (End{}) || err != nil {
 			return end, err
 		}
-		next, err := s.ask(study)
+		next, err := s.nextTrial(study)
 		if errors.Is(err, sampler.ErrExhausted) {
 			return End{Why: err.Error()}, nil
 		}
@@ -112,7 +112,7 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 			return End{}, fmt.Errorf("begin trial %d: %w", next.Number, err)
 		}
 		s.observe(Event{Kind: Began, Trial: next})
-		if next.Result, err = s.run(ctx, &next, study); err != nil {
+		if next.Result, err = s.runTrial(ctx, &next, study); err != nil {
 			return End{}, fmt.Errorf("trial %d: %w", next.Number, err)
 		}
 		if err := s.Store.Finish(next.Number, next.Result); err != nil {
@@ -124,8 +124,8 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 	}
 }
 
-// over says why no further trial is to begin, or nothing.
-func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
+// whyOver says why no further trial begins. The zero End means that the study goes on.
+func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	select {
 	case <-s.Finish:
 		return End{}, trial.ErrInterrupted
@@ -133,42 +133,54 @@ func (s *Study) over(ctx context.Context, study studies.Study) (End, error) {
 		return End{}, context.Cause(ctx)
 	default:
 	}
-	if err := s.client.tooMuch(); err != nil {
+	if err := s.generator.tooLate(); err != nil {
 		return End{}, err
 	}
-	var spent time.Duration
-	finished, infeasible := 0, 0
-	for _, t := range study.Trials {
-		if t.State != studies.Done {
-			return End{}, nil // half done: it is finished whatever the budget says
-		}
-		if !t.Counts() {
-			continue
-		}
-		finished++
-		spent += t.Result.GPUTime
-		if t.Result.Outcome == trial.Infeasible {
-			infeasible++
-		}
-	}
+	done := tallyOf(study.Trials)
 	n := len(study.Trials)
 	switch {
-	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // a Run tries so many again: they may have been the points, after all
+	case done.halfDone: // its trial is finished, whatever the budget says
+		return End{}, nil
+	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // every Run tries that many: the points may have been the cause
 		return End{}, diedAlike(study)
-	case s.unknown >= mostUnknown:
-		return End{}, nothingStarts(study, "the last %d trials failed by nobody's fault", s.unknown)
-	case finished >= mostInfeasible && infeasible == finished && finished < s.Budget.Trials:
-		return End{}, nothingStarts(study, "none of the first %d points is feasible", finished)
-	case finished >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // so few that the budget ended before SameWords
+	case s.unknownInRow >= maxUnknown:
+		return End{}, nothingStarts(study, "the last %d trials failed, and not by their flags", s.unknownInRow)
+	case done.finished >= maxInfeasible && done.infeasible == done.finished && done.finished < s.Budget.Trials:
+		return End{}, nothingStarts(study, "none of the first %d points is feasible", done.finished)
+	case done.finished >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
 		return End{}, diedAlike(study)
-	case finished >= s.Budget.Trials && finished > 0 && len(study.Present().Trials) == 0:
-		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the present one", Spent: true}, nil
-	case finished >= s.Budget.Trials:
+	case done.finished >= s.Budget.Trials && done.finished > 0 && len(study.Present().Trials) == 0:
+		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
+	case done.finished >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
-	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
-		return End{Why: fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(finished, "trial")), Spent: true}, nil
+	case s.Budget.GPUTime > 0 && done.gpuTime >= s.Budget.GPUTime:
+		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done.finished, "trial"))
+		return End{Why: why, Spent: true}, nil
 	}
 	return End{}, nil
+}
+
+// A tally counts the trials that count.
+type tally struct {
+	finished, infeasible int
+	gpuTime              time.Duration
+	halfDone             bool // a trial is not finished
+}
+
+func tallyOf(trials []studies.Trial) (sum tally) {
+	for _, t := range trials {
+		switch {
+		case t.State != studies.Done:
+			sum.halfDone = true
+		case t.Counts():
+			sum.finished++
+			sum.gpuTime += t.Result.GPUTime
+			if t.Result.Outcome == trial.Infeasible {
+				sum.infeasible++
+			}
+		}
+	}
+	return sum
 }
 
 func nothingStarts(study studies.Study, format string, args ...any) error {
@@ -176,7 +188,7 @@ func nothingStarts(study studies.Study, format string, args ...any) error {
 	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
 }
 
-// diedAlike says that no server came up and that the flags made no difference.
+// diedAlike is the error of a study whose servers all died in their start with the same words: the flags made no difference.
 func diedAlike(study studies.Study) error {
 	n := len(study.Trials)
 	study.Trials[n-1].Result.Cause = serverctl.SameWords
@@ -186,7 +198,7 @@ func diedAlike(study studies.Study) error {
 	return nothingStarts(study, "each of the first %d servers died with the same words", n)
 }
 
-// withRemedy adds what the user can do about a failure, where that is known.
+// withRemedy adds what the user can do, where that is known.
 func withRemedy(r trial.Result, err error) error {
 	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
 		return fmt.Errorf("%w; %s", err, remedy)
@@ -194,19 +206,19 @@ func withRemedy(r trial.Result, err error) error {
 	return err
 }
 
-// ask returns the trial to run: a half-done one, the server's default, the user's current args, the best of what was measured elsewhere,
-// or the sampler's choice. A reference that failed by nobody's fault is asked for again, and so is one that was measured before the world changed.
-func (s *Study) ask(study studies.Study) (studies.Trial, error) {
+// nextTrial returns the trial to run: a half-done one, the server's default, the user's current args, the best prior, or the sampler's
+// choice. The default and the current args are measured again when they told nothing, and when the world has changed since.
+func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
-	now := tried(study.Present(), n-s.ended)
+	now := countAsTried(study.Present(), n-s.ended)
 	prior := s.untriedPrior(now)
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
 	case n > 0 && study.Trials[n-1].State == studies.Running:
 		next = study.Trials[n-1]
-	case !known(now, studies.Default):
+	case !referenceKnown(now, studies.Default):
 		next.Origin, next.Point = studies.Default, space.Point{}
-	case len(s.Current) > 0 && !known(now, studies.Current):
+	case len(s.Current) > 0 && !referenceKnown(now, studies.Current):
 		next.Origin, next.Point = studies.Current, s.Current
 	case prior != nil:
 		next.Origin, next.Point = studies.Prior, prior
@@ -221,9 +233,9 @@ func (s *Study) ask(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// tried returns the study in which the points of this Run, which began with the trial of that number, are tried even where they do not
-// count: else a broken machine would be told by the default alone, which may be what is broken.
-func tried(study studies.Study, first int) studies.Study {
+// countAsTried returns the study in which all points from trial number first on count as tried, even those whose trial does not count. Else
+// a broken machine would start the default again and again, and the default itself may be what fails.
+func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
 		if t := &study.Trials[i]; t.Number >= first && !t.Counts() {
@@ -233,9 +245,9 @@ func tried(study studies.Study, first int) studies.Study {
 	return study
 }
 
-// known reports whether a trial of that origin told something. One that the load generator decided is asked for again, for no gain can
-// be stated over it; but not for ever.
-func known(study studies.Study, origin studies.Origin) bool {
+// referenceKnown reports whether a trial of that origin told something. One that the load generator decided is measured again, because it
+// shows no gain, but at most maxLimited times.
+func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	limited := 0
 	for _, t := range study.Trials {
 		switch {
@@ -246,49 +258,49 @@ func known(study studies.Study, origin studies.Origin) bool {
 			limited++
 		}
 	}
-	return limited >= mostLimited
+	return limited >= maxLimited
 }
 
-// run measures one trial; each probe is stored before it counts. A failure that a fresh server may not have gets a second
-// chance before it is held against the point, or counted.
-func (s *Study) run(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
-	result, err := s.runOnce(ctx, t, study, attempts(t.Probes))
+// runTrial measures one trial. Each probe is stored before it counts. Where a fresh server may not fail again, the trial gets a second
+// server before the failure counts.
+func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
+	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
 	if changed, ok := errors.AsType[*changedError](err); ok {
-		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: measured(t.Probes)}, nil
+		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: gpuTime(t.Probes)}, nil
 	}
 	if err == nil && result.Class.Retryable() {
-		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, for it ended with %s", result.Class)})
-		first, recorded := result, measured(t.Probes)
-		result, err = s.runOnce(ctx, t, study, attempts(t.Probes)+1)
+		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, because it ended with %s", result.Class)})
+		first, recorded := result, gpuTime(t.Probes)
+		result, err = s.runOnServer(ctx, t, study, lastAttempt(t.Probes)+1)
 		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
 	if err == nil {
 		err = s.blame(t, &result)
 	}
-	s.unknown++
+	s.unknownInRow++
 	if err != nil || result.Outcome != trial.Unknown || result.Class == serverctl.ClientLimited { // the server did not fail
-		s.unknown = 0
+		s.unknownInRow = 0
 	}
 	return result, err
 }
 
-// attempts is the number of the newest attempt among probes.
-func attempts(probes []trial.Probe) (newest int) {
+// lastAttempt is the highest attempt among probes.
+func lastAttempt(probes []trial.Probe) (last int) {
 	for _, p := range probes {
-		newest = max(newest, p.Attempt)
+		last = max(last, p.Attempt)
 	}
-	return newest
+	return last
 }
 
-// blame says whose fault a failure is where the class and cause alone do not tell. Its error ends the study, and the trial is taken up
-// again when the machine is mended.
+// blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is broken, and ends the
+// study. The trial is continued once the machine is repaired.
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
 	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // every trial has these args
 	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
-		r.Outcome = trial.Infeasible // a second server with the same flags found no memory either
+		r.Outcome = trial.Infeasible // the second server with these flags found no memory either
 		return nil
 	default:
 		return nil
@@ -296,15 +308,16 @@ func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	return withRemedy(*r, fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence))
 }
 
-// measured is the GPU time of probes.
-func measured(probes []trial.Probe) (sum time.Duration) {
+// gpuTime is the GPU time of probes.
+func gpuTime(probes []trial.Probe) (sum time.Duration) {
 	for _, p := range probes {
 		sum += p.GPUTime
 	}
 	return sum
 }
 
-func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
+// runOnServer measures a trial on one server.
+func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
 	return s.Runner.Run(ctx, trial.Task{
 		Number: t.Number, Args: t.Args, Attempt: attempt, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
 		Record: func(p trial.Probe) error {
@@ -312,7 +325,7 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 				return err
 			}
 			t.Probes = append(t.Probes, p)
-			s.client.count(p)
+			s.generator.count(p)
 			s.observe(Event{Kind: Probed, Trial: *t, Probe: &p})
 			return nil
 		},
@@ -322,10 +335,11 @@ func (s *Study) runOnce(ctx context.Context, t *studies.Trial, study studies.Stu
 	})
 }
 
-// served stores of which version a trial's server is. Another one than that of earlier trials, or of the trial's own first probes, is refused unless the
-// user accepts it: what was measured on the two cannot be compared. Where a server does not say its version nothing is known to have changed.
+// served stores the version of a trial's server. It must be the version of earlier trials, and of the trial's own first probes, unless the
+// user accepts another: measurements on two versions cannot be compared. A server that does not tell its version changes nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
-	if version == "" || t.Version == version { // of a half-done trial; that the user accepted it, if he had to, is stored
+	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.
+	if version == "" || t.Version == version {
 		return nil
 	}
 	before := *t
@@ -333,13 +347,13 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
 		switch {
 		case i < 0 || study.Trials[i].Version == version && t.Version == "":
-			return s.serve(t, version, "")
-		case study.Trials[i].Version == version: // another was accepted, and is taken back before anything was measured on it
-			return s.serve(t, version, versionChange(*t, version))
+			return s.serve(t, version, studies.Change{})
+		case study.Trials[i].Version == version: // the user went back from an accepted version before anything was measured on it
+			return s.serve(t, version, studies.VersionChange(*t, version))
 		}
 		before = study.Trials[i]
 	}
-	change := versionChange(before, version)
+	change := studies.VersionChange(before, version)
 	switch {
 	case !s.AcceptDrift:
 		return fmt.Errorf("%w: %s; start the old version, begin a study under another name, or go on with --accept-drift", studies.ErrWorldChanged, change)
@@ -349,23 +363,19 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 	return s.serve(t, version, change)
 }
 
-func versionChange(before studies.Trial, version string) string {
-	return fmt.Sprintf("server version: %s in trial %d → %s", before.Version, before.Number, version)
-}
-
-func (s *Study) serve(t *studies.Trial, version, changed string) error {
-	if err := s.Store.Served(t.Number, version, changed); err != nil {
+func (s *Study) serve(t *studies.Trial, version string, change studies.Change) error {
+	if err := s.Store.Served(t.Number, version, change); err != nil {
 		return err
 	}
 	t.Version = version
 	return nil
 }
 
-// A changedError says that the server is another one than that on which a trial's first probes were measured.
-type changedError struct{ change string }
+// A changedError says that a trial's first probes were measured on another version of the server.
+type changedError struct{ change studies.Change }
 
 func (e *changedError) Error() string {
-	return "the world changed before the trial was finished: " + e.change
+	return "the world changed before the trial was finished: " + e.change.String()
 }
 
 func lastIndex(trials []studies.Trial, is func(studies.Trial) bool) int {

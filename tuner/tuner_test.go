@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -54,8 +55,8 @@ func (k *killer) Begin(t studies.Trial) error {
 func (k *killer) Record(n int, p trial.Probe) error {
 	return k.write(func() error { return k.Store.Record(n, p) })
 }
-func (k *killer) Served(n int, version, changed string) error {
-	return k.write(func() error { return k.Store.Served(n, version, changed) })
+func (k *killer) Served(n int, version string, change studies.Change) error {
+	return k.write(func() error { return k.Store.Served(n, version, change) })
 }
 func (k *killer) Finish(n int, r trial.Result) error {
 	return k.write(func() error { return k.Store.Finish(n, r) })
@@ -67,12 +68,21 @@ func smallSpace(t *testing.T) *space.Space {
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.3, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 2, Max: 64, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 256, Max: 4096, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
+
+// small is a small workload with its long run, which is built once.
+var small = sync.OnceValues(func() (workload.Source, *trial.LongRun) {
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 24, RangeRatio: 0.5, Requests: 400}, 1)
+	if err != nil {
+		panic(err) // the spec is a constant
+	}
+	return source, trial.NewLongRun(workload.Plan{Source: source, Seed: 1})
+})
 
 // study returns a small simulated study on the store.
 func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Study {
@@ -81,10 +91,7 @@ func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Stud
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 24, RangeRatio: 0.5, Requests: 400}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	source, longRun := small()
 	s := smallSpace(t)
 	chooser, err := sampler.New("random", s, 1, trials)
 	if err != nil {
@@ -95,7 +102,7 @@ func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Stud
 		Store: store, Space: s, Sampler: chooser, FixedArgs: []string{"--max-model-len", "4096"},
 		Current: space.Point{"max-num-seqs": "32"}, Budget: Budget{Trials: trials},
 		Runner: &trial.Runner{
-			Start: rig.Start, Source: source, Cache: protocol, Seed: 1, PrimeRate: 20,
+			Start: rig.Start, Source: source, LongRun: longRun, Cache: protocol, Seed: 1, PrimeRate: 20,
 			SLO: slo.SLO{Limits: []slo.Limit{
 				{Metric: slo.TTFT, Percentile: 99, Max: 100 * time.Millisecond}, {Metric: slo.TPOT, Percentile: 99, Max: 20 * time.Millisecond},
 			}},
@@ -174,7 +181,7 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	const trials = 3
 	s := study(t, store, trial.Primed, trials)
 	source := &countedSource{Source: s.Runner.Source}
-	s.Runner.Source = source
+	s.Runner.Source, s.Runner.LongRun = source, nil
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +193,7 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 // Killed before any write, or after the last, and run again, a study measures the same points and finds the same answer; under the
 // reset protocol to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
-	resumesAfterKills(t, 5)
+	resumesAfterKills(t, 9)
 }
 
 // TestResumeEqualsNoInterruptionAnywhere is killed at each write.
@@ -271,7 +278,7 @@ func TestRunEnds(t *testing.T) {
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
 		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
 		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
-		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, mostInfeasible},
+		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, maxInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {
 		store := open(t, t.TempDir())
@@ -304,7 +311,7 @@ func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	s := study(t, store, trial.Primed, 6)
-	flaky(s, serverctl.Infrastructure, 2*mostUnknown) // each trial has two starts
+	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
@@ -388,9 +395,9 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := answers(t, store)[0]
-	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + measured(got.Probes)
-	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > measured(got.Probes[:1]) {
-		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, measured(got.Probes[:1]))
+	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
+	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, gpuTime(got.Probes[:1]))
 	}
 	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
 		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)
@@ -544,8 +551,8 @@ type begun struct {
 	trial int
 }
 
-func (b *begun) Served(n int, version, changed string) error {
-	if err := b.Store.Served(n, version, changed); err != nil || n != b.trial {
+func (b *begun) Served(n int, version string, change studies.Change) error {
+	if err := b.Store.Served(n, version, change); err != nil || n != b.trial {
 		return err
 	}
 	return errKilled

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"slices"
 	"strings"
@@ -16,12 +17,12 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// app is the whole command. finish is closed when the user asks for an orderly end. All that it prints goes through a
-// foreign.Writer: names, messages and logs of others are in much of it.
+// app is the whole command. finish is closed when the user asks for an orderly end. All output goes through a foreign.Writer,
+// because it contains names, messages and logs from outside.
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
-		Usage:                  "find the vLLM flags that carry the most traffic inside your latency promises",
+		Usage:                  "find the vLLM flags that serve the most traffic within your latency limits",
 		Version:                version,
 		Writer:                 foreign.NewWriter(stdout),
 		ErrWriter:              foreign.NewWriter(stderr),
@@ -32,11 +33,11 @@ func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 		Action:                 unknownCommand,
 		Commands:               commands(finish),
 		Description: strings.TrimSpace(`
-Start here:   tuner demo                    a whole study on a simulated H200, in seconds
-Your server:  tuner init > study.yaml       a commented study file
-              tuner check study.yaml        everything that can be known before GPU time is spent
-              tuner run study.yaml          run it, or go on where it stopped
-              tuner best study.yaml         the winning args`),
+Start here:   tuner demo               a complete study on a simulated H200
+Your server:  tuner init > study.yaml  write a study file, then edit it
+              tuner check study.yaml   find mistakes without GPU time
+              tuner run study.yaml     run the study, or continue it
+              tuner best study.yaml    print the best args found`),
 	}
 }
 
@@ -50,12 +51,17 @@ func commands(finish <-chan struct{}) []*cli.Command {
 	for _, c := range all {
 		for _, c := range append([]*cli.Command{c}, c.Subcommands...) {
 			c.OnUsageError = wrongFlag
+			for _, flag := range c.Flags {
+				if flag, ok := flag.(*cli.BoolFlag); ok {
+					flag.DisableDefaultText = true // it is always false
+				}
+			}
 		}
 	}
 	return all
 }
 
-// wrongFlag says in words what the library found wrong with a flag.
+// wrongFlag turns the library's error about a flag into plain words.
 func wrongFlag(c *cli.Context, err error, _ bool) error {
 	text := err.Error()
 	flags, command := c.App.Flags, c.App.Name
@@ -82,7 +88,7 @@ func wrongFlag(c *cli.Context, err error, _ bool) error {
 	if !ok || !quoted {
 		return usageError{err}
 	}
-	return usage("%s %s: %s", dashed(name), strings.TrimSuffix(value, `"`), wantedBy(flags, name, why))
+	return usage("%s %s: %s", dashed(name), strings.TrimSuffix(value, `"`), expectedBy(flags, name, why))
 }
 
 func dashed(name string) string {
@@ -92,8 +98,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// wantedBy says what a flag takes.
-func wantedBy(flags []cli.Flag, name, why string) string {
+// expectedBy says which values a flag takes.
+func expectedBy(flags []cli.Flag, name, why string) string {
 	outOfRange := strings.Contains(why, "out of range")
 	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 	if i < 0 {
@@ -101,21 +107,21 @@ func wantedBy(flags []cli.Flag, name, why string) string {
 	}
 	switch flags[i].(type) {
 	case *cli.DurationFlag:
-		return "a time has a unit, such as 5s, 300ms or 2m"
+		return "write a time with its unit, such as 5s, 300ms or 2m"
 	case *cli.BoolFlag:
 		return "leave the value out, or write true or false"
 	case *cli.Float64Flag:
-		return "a number is wanted, such as 2.5"
+		return "write a number, such as 2.5"
 	case *cli.IntFlag, *cli.Uint64Flag:
 		if outOfRange {
 			return "the number is too large"
 		}
-		return "a whole number is wanted"
+		return "write a whole number"
 	}
 	return why
 }
 
-// unknownCommand is what a first word that is no command leads to.
+// unknownCommand handles a command line without a known command.
 func unknownCommand(c *cli.Context) error {
 	if c.Args().Len() == 0 {
 		return cli.ShowAppHelp(c)
@@ -123,7 +129,7 @@ func unknownCommand(c *cli.Context) error {
 	return noCommand("tuner", c.Args().First(), c.App.Commands)
 }
 
-// noCommand names the command that a word is nearest to, or all.
+// noCommand suggests the command nearest to a word, or all of them.
 func noCommand(of, word string, list []*cli.Command) error {
 	var names []string
 	for _, known := range list {
@@ -134,21 +140,21 @@ func noCommand(of, word string, list []*cli.Command) error {
 	return usage("%s has no command %q; %s", of, word, space.DidYouMean(word, names))
 }
 
-// rootFlag is where the studies are.
+// rootFlag names the directory of the studies.
 func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
 
-// rootFlagOf is rootFlag with another default, and a text that stands for it in the help.
+// rootFlagOf is rootFlag with another default, and a text to show for it in the help.
 func rootFlagOf(value, text string) cli.Flag {
 	return &cli.StringFlag{Name: "root", Value: value, DefaultText: text, EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
 		Action: func(_ *cli.Context, root string) error {
-			if root == "" { // which would be this one
+			if root == "" { // it would mean the working directory
 				return usage("--root (TUNER_ROOT) is empty: name a directory, such as . for this one")
 			}
 			return nil
 		}}
 }
 
-// formatFlag is how to print.
+// formatFlag chooses the output format.
 func formatFlag() cli.Flag {
 	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
 }
@@ -163,11 +169,29 @@ func formatOf(c *cli.Context) (string, error) {
 	return f, nil
 }
 
-// printDocuments has JSON escape what the terminal's writer would leave out. foreign.YAML does so itself.
+// printDocuments makes JSON escape the characters that the terminal's writer would drop. foreign.YAML does so itself.
 func printDocuments(c *cli.Context, format string) {
 	if format == "json" {
 		c.App.Writer = foreign.NewJSON(c.App.Writer)
 	}
+}
+
+// writeDocument writes a value as JSON or YAML, or its text.
+func writeDocument(w io.Writer, format string, value any, text string) error {
+	switch format {
+	case "json":
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(value)
+	case "yaml":
+		document, err := foreign.YAML(value)
+		if err != nil {
+			return err
+		}
+		text = string(document)
+	}
+	_, err := io.WriteString(w, text)
+	return err
 }
 
 // oneArg returns the only argument of a command.
@@ -178,8 +202,8 @@ func oneArg(c *cli.Context, what string) (string, error) {
 	return c.Args().First(), nil
 }
 
-// flagsFirst moves the flags of a subcommand before its arguments, because the library reads none after the first
-// argument, and everybody writes `tuner run study.yaml --root /studies`. Those whose flags are vLLM's read their own.
+// flagsFirst moves the flags of a subcommand before its arguments. The library reads no flags after the first argument, but
+// everybody writes `tuner run study.yaml --root /studies`. Subcommands that take vLLM's flags parse them themselves.
 func flagsFirst(args []string) []string {
 	if len(args) < 2 {
 		return args
@@ -213,7 +237,7 @@ func flagsFirst(args []string) []string {
 		case len(word) < 2 || word[0] != '-':
 			rest = append(rest, word)
 		case takesValue(command, word) && len(words) == 1:
-			return append(slices.Concat(args[:depth], flags), word) // for the library to say what is missing
+			return append(slices.Concat(args[:depth], flags), word) // the library reports the missing value
 		case takesValue(command, word):
 			flags = append(flags, word, words[1])
 			words = words[1:]
@@ -235,11 +259,11 @@ func takesValue(c *cli.Command, word string) bool {
 	return false
 }
 
-// orderly returns a context that also ends when the user asks for an end, for commands that have nothing to finish.
+// orderly returns a context that also ends when the user asks for an end. It is for commands with no step to finish.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	select {
-	case <-finish: // before anything is begun
+	case <-finish: // the user asked before the command began
 		cancel()
 	default:
 	}

@@ -87,6 +87,7 @@ func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
 func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
+	t.Parallel()
 	stdout, stderr, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +113,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 }
 
 func TestFindCapacityInWords(t *testing.T) {
+	t.Parallel()
 	stdout, _, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
 	if err != nil {
 		t.Fatal(err)
@@ -126,6 +128,7 @@ func TestFindCapacityInWords(t *testing.T) {
 
 // A search without an answer says so within its budget, and what it measured.
 func TestFindCapacityOfWhatHasNone(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		flags []string
@@ -158,6 +161,7 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 
 // A search sends the workload once before its first run, which would otherwise find the cache colder than the later runs do.
 func TestFindCapacityFillsTheCache(t *testing.T) {
+	t.Parallel()
 	first := func(flags ...string) (value float64) {
 		stdout, _, err := benchOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
 		if err != nil && !errors.Is(err, loadtest.ErrNoRunKept) {

@@ -48,7 +48,7 @@ func inProcess(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs strings.Builder
 	err := app(&out, &errs, nil).RunContext(t.Context(), flagsFirst(append([]string{"tuner"}, args...)))
-	sayError(foreign.NewWriter(&errs), err)
+	printError(foreign.NewWriter(&errs), err)
 	return out.String(), errs.String(), exitCode(err)
 }
 

@@ -14,10 +14,10 @@ import (
 func bestCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "best",
-		Usage:     "print the winning args with their evidence",
+		Usage:     "print the best args found, with their evidence",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-It works while the study runs and after it was killed. Exit code 4: no trial
+Works while the study runs, and after it was killed. Exit code 4: no trial
 has met the SLO, or none is finished yet.
 
 Examples:
@@ -44,7 +44,7 @@ Examples:
 			if !met {
 				return unmetError(report.Unmet(study))
 			}
-			if c.Bool("shell") { // the other formats say it
+			if c.Bool("shell") { // the other formats include these notes
 				for _, note := range report.Outdated(study, best) {
 					fmt.Fprintf(c.App.ErrWriter, "note: %s\n", note)
 				}

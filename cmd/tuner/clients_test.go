@@ -42,7 +42,7 @@ func runClient(t *testing.T, name string, args ...string) {
 	}
 }
 
-// Programs that nobody here wrote work against the simulated server, with the face of each version.
+// Clients from other projects work against the simulated server, whichever version it imitates.
 func TestOutsideClients(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/openai_client.py")
@@ -67,7 +67,7 @@ func TestOutsideClients(t *testing.T) {
 	}
 }
 
-// checkGuideLLM looks into GuideLLM's report: all requests went well, and a token takes what it takes the simulated server.
+// checkGuideLLM checks GuideLLM's report: all requests succeeded, and the time per token is that of the simulated server.
 func checkGuideLLM(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -93,6 +93,6 @@ func checkGuideLLM(t *testing.T, file string) {
 	if m.Totals.Errored > 0 || m.Totals.Successful < 36 || m.Output.Successful.Median != 32 {
 		t.Errorf("%+v requests with %g tokens in the median, want 40 with 32", m.Totals, m.Output.Successful.Median)
 	}
-	const usual = 5.6 // ms a token with four streams of the profile small-fast
-	checkNear(t, "median ITL (ms)", m.ITL.Successful.Median, usual, 0.15*usual)
+	const want = 5.6 // ms a token with four streams of the profile small-fast
+	checkNear(t, "median ITL (ms)", m.ITL.Successful.Median, want, 0.15*want)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -19,7 +20,7 @@ const cyclesVariable = "SERVER_CYCLES"
 
 const fewCycles = 10
 
-// held is what this process holds.
+// held counts the resources of this process.
 type held struct{ goroutines, files, children int }
 
 func holding(t *testing.T) held {
@@ -31,7 +32,7 @@ func holding(t *testing.T) held {
 	return held{runtime.NumGoroutine(), len(files), len(children(t))}
 }
 
-// children are the processes whose parent is this one, zombies among them.
+// children returns the child processes of this one, zombies included.
 func children(t *testing.T) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -53,13 +54,38 @@ func children(t *testing.T) []string {
 	return all
 }
 
-// beyond reports whether more is held than before. Less is no leak: a connection of the cycle before may have ended its goroutine.
+// beyond reports whether more is held than before. Less is not a leak: a connection of the previous cycle may have ended.
 func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
-// Servers that are started and stopped again and again leave no goroutine, no descriptor and no process in the tuner.
+// ownProcess is set where a test runs alone in a process of its own.
+const ownProcess = "TUNER_TEST_ALONE"
+
+// inOwnProcess reports whether this test runs in a process of its own; if not, it runs the test in one. What the process holds is then the test's alone.
+func inOwnProcess(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(ownProcess) != "" {
+		return true
+	}
+	program, err := os.Executable()
+	must(t, err)
+	cmd := exec.CommandContext(t.Context(), program, "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), ownProcess+"=1")
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Errorf("alone: %v", err)
+	}
+	return false
+}
+
+// Repeated starts and stops of a server leave no goroutine, no descriptor and no process.
 func TestServersLeaveNothing(t *testing.T) {
+	t.Parallel()
+	if !inOwnProcess(t) {
+		return
+	}
 	cycles := fewCycles
 	if text := os.Getenv(cyclesVariable); text != "" {
 		var err error
@@ -78,7 +104,7 @@ func TestServersLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cycle() // what is made once is made now
+	cycle() // make now what is made once per process
 	before := holding(t)
 	begin := time.Now()
 	for range cycles {
@@ -87,7 +113,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	t.Logf("%d starts and stops, %v each", cycles, (time.Since(begin) / time.Duration(cycles)).Round(time.Millisecond))
 	after := holding(t)
 	for deadline := time.Now().Add(10 * time.Second); after.beyond(before) && time.Now().Before(deadline); after = holding(t) {
-		time.Sleep(100 * time.Millisecond) // connections that were closed end their goroutines
+		time.Sleep(100 * time.Millisecond) // closed connections end their goroutines
 	}
 	t.Logf("held before %+v, after %+v", before, after)
 	if after.beyond(before) {
@@ -95,7 +121,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	}
 }
 
-// Watching a server and sampling its counters and GPU once a second costs less than a hundredth of a core.
+// Watching a server, with its counters and its GPU once a second, costs less than 1 % of a core.
 func TestWatchingIsCheap(t *testing.T) {
 	if os.Getenv(cyclesVariable) == "" {
 		t.Skip("the CPU of watching is measured without the race detector, on a quiet machine: make soak-server")

@@ -19,11 +19,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"vllmtuner/studies/report"
 )
 
-// TestDamage overwrites bytes at random places of studies' databases and snapshots, and then asks each command for an answer. None may give another
-// answer than before without a word, nor speak as SQLite or Go do, and the study must go on or say how. `make soak-damage` runs it, also with another tuner
-// (DAMAGE_TUNER, and DAMAGE_CONTROL=1) as a control.
+// TestDamage overwrites random bytes in studies' databases and snapshots, and then runs each command. No command may change its
+// answer silently, or print an error of SQLite or Go. The study must continue, or say how it can. `make soak-damage` runs this,
+// also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
@@ -64,12 +66,12 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// isData says of a file in a study's directory whether it is a database or a snapshot.
+// isData reports whether a file in a study's directory is a database or a snapshot.
 func isData(name string) bool {
 	return strings.HasSuffix(name, ".db") && !strings.HasPrefix(name, "backup/") || strings.HasSuffix(name, ".delta")
 }
 
-// A damageRig has studies, each as files, and what the commands say of it while it is whole.
+// A damageRig has a study as files, and the answers of the commands while it is undamaged.
 type damageRig struct {
 	tuner   string
 	seed    uint64
@@ -79,17 +81,17 @@ type damageRig struct {
 type damageVictim struct {
 	file    string // the study's file
 	files   map[string][]byte
-	answers []map[string]commandEnd // of each command: of the newest snapshot, the one before, and so on
+	answers []map[string]commandEnd // by command, for the newest snapshot, the one before it, and so on
 	run     commandEnd
 }
 
-// commandEnd is what a command has printed.
+// A commandEnd is the output of a command and its exit code.
 type commandEnd struct {
 	out, err string
 	code     int
 }
 
-// damageReaders are the commands that answer from what is published.
+// damageReaders are the commands that read published snapshots.
 var damageReaders = [][]string{
 	{"best", "victim", "-o", "json"},
 	{"status", "victim", "-o", "json"},
@@ -150,7 +152,7 @@ func newDamageRig(t *testing.T) *damageRig {
 	return rig
 }
 
-// kill runs a study and kills its tuner in the middle: when it says that the fourth trial is done.
+// kill runs a study, and kills its tuner when the fourth trial is done.
 func (r *damageRig) kill(t *testing.T, file, root string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), r.tuner, "run", file, "--root", root)
@@ -170,7 +172,7 @@ func (r *damageRig) kill(t *testing.T, file, root string) {
 	_ = cmd.Wait() // killed
 }
 
-// newVictim asks the whole study, and what it was a few snapshots ago.
+// newVictim records the answers for the undamaged study, and for its last few snapshots.
 func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	t.Helper()
 	v := &damageVictim{file: file, files: map[string][]byte{}}
@@ -197,7 +199,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	older := map[string][]byte{}
 	maps.Copy(older, v.files)
 	delete(older, "snap/CURRENT")
-	for len(snaps) > 0 { // each name begins with what orders them
+	for len(snaps) > 0 { // names sort by age
 		v.answers = append(v.answers, r.read(t, v.lay(t, older)))
 		delete(older, snaps[len(snaps)-1])
 		snaps = snaps[:len(snaps)-1]
@@ -210,7 +212,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	return v
 }
 
-// lay writes the study's files into a root directory of their own.
+// lay writes the study's files to a new root directory.
 func (v *damageVictim) lay(t *testing.T, files map[string][]byte) (root string) {
 	t.Helper()
 	root, err := os.MkdirTemp(t.TempDir(), "")
@@ -258,10 +260,10 @@ var (
 	behindIs = regexp.MustCompile(`(?s),?\s*"behind": "(?:[^"\\]|\\.)*"`)
 )
 
-// restoredNote says in an answer that the study was restored.
+// restoredNote matches the remark that the study was restored.
 var restoredNote = regexp.MustCompile(`note      on [^\n]* the study was restored from\n(?: {10}[^\n]*\n)*`)
 
-// bare is what is printed but for the time of day, the place, and that it was published before.
+// bare removes the time of day, the directory and the remark about older snapshots from an output.
 func bare(out, root string) string {
 	out = strings.ReplaceAll(out, root, "ROOT")
 	return oldAge.ReplaceAllString(behindIs.ReplaceAllString(out, ""), "")
@@ -274,10 +276,10 @@ func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...str
 	return a
 }
 
-// rawWords are those of SQLite, Go and its packages.
+// rawWords matches errors in the words of SQLite, Go and its packages.
 var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
-// run does so much damage, and counts what comes of it.
+// run damages files so many times, and counts the results.
 func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int) map[string]int {
 	t.Helper()
 	var mu sync.Mutex
@@ -304,7 +306,7 @@ func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int)
 	return total
 }
 
-// one damages one file, and says what the commands make of it.
+// one damages one file, and judges the answers of the commands.
 func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, which func(string) bool) (found map[string]bool) {
 	found = map[string]bool{}
 	var names []string
@@ -367,12 +369,12 @@ func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int,
 	return found
 }
 
-// judge says what a reader makes of it.
+// judge judges the answer of one reader.
 func (r *damageRig) judge(v *damageVictim, command string, a commandEnd, root string, say func(what, command string, a commandEnd)) {
 	want := v.answers[0][command]
 	printed := a.err
 	if command == "list -o json" {
-		var list studyList
+		var list report.List
 		if json.Unmarshal([]byte(a.out), &list) == nil && len(list.Studies) == 1 {
 			printed += list.Studies[0].Error + list.Studies[0].Behind
 		}

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// errDeleteEnded is that of a delete which the user ends while it waits for the study's owner.
+// errDeleteEnded is returned when the user stops a delete that waits for the study's owner.
 const errDeleteEnded = interruptedError("interrupted; nothing is deleted")
 
 func deleteCommand(finish <-chan struct{}) *cli.Command {
@@ -23,9 +23,9 @@ func deleteCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "move a study to the trash",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-It is moved into ` + studies.TrashDir + ` beside it, with its logs, and nothing of it is lost: move
-it back to have it again, or remove it there to free the space. A study that
-runs is not deleted: exit code 3.
+Moves the study with its logs into ` + studies.TrashDir + ` beside it. Nothing is lost: move it
+back to restore it, or remove it there to free the space. A running study is
+not deleted: exit code 3.
 
 Example: tuner delete llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), takeoverFlag()},
@@ -48,21 +48,21 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 				return err
 			}
 			quoted := space.ShellWord(to)
-			fmt.Fprintf(c.App.Writer, "moved to %s\nto have it again:   mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
+			fmt.Fprintf(c.App.Writer, "moved to %s\nto restore it:      mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
 			return nil
 		}),
 	}
 }
 
 func takeoverFlag() cli.Flag {
-	return &cli.DurationFlag{Name: "takeover-after", Value: fence.UsualSilence,
-		Usage: "on a shared disk, take an owner that was silent for so long for dead; the same for all that run the study"}
+	return &cli.DurationFlag{Name: "takeover-after", Value: fence.DefaultTTL,
+		Usage: "on a shared disk, consider an owner dead after this `time` of silence; give all runs of the study the same"}
 }
 
 func takeoverOf(c *cli.Context) (time.Duration, error) {
 	after := c.Duration("takeover-after")
 	if after < time.Second || after > time.Hour {
-		return 0, usage("--takeover-after %s: must be from 1s to 1h", after)
+		return 0, usage("--takeover-after %s: give a time from 1s to 1h", after)
 	}
 	return after, nil
 }

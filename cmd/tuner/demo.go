@@ -20,11 +20,11 @@ var demoFile []byte
 func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
-		Usage: "run a whole study on a simulated H200, in seconds and without a GPU",
-		Description: `Thirty trials on a simulated H200 in virtual time: the same code as a real
-study, with the server replaced by a calibrated model of it. Every figure is
-simulated. A demo that was interrupted goes on; a finished one begins anew
-beside it.
+		Usage: "run a complete study on a simulated H200, in seconds, without a GPU",
+		Description: `Runs thirty trials on a simulated H200 in virtual time. The code is that of a
+real study; a calibrated model replaces the server, so every figure is
+simulated. An interrupted demo continues. After a finished one, the next demo
+is a new study beside it.
 
 Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
@@ -51,11 +51,10 @@ Example: tuner demo --seed 7`,
 	}
 }
 
-// demoRoot is where demos are kept: what a program remembers belongs below XDG_STATE_HOME, and nothing into the directory that the user
-// happens to be in.
+// demoRoot is the directory of the demos. A program's state belongs below XDG_STATE_HOME, not in the working directory.
 func demoRoot() string {
 	state := os.Getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(state) { // the specification has relative ones ignored
+	if !filepath.IsAbs(state) { // the specification says to ignore a relative path
 		home, err := os.UserHomeDir()
 		if err != nil { // such as in a bare container
 			return filepath.Join(os.TempDir(), "tuner-demo")
@@ -65,11 +64,11 @@ func demoRoot() string {
 	return filepath.Join(state, "tuner", "demo")
 }
 
-// demoStudy is the demo's study file with another sampler and seed, under the first name whose study is not finished.
+// demoStudy is the demo's study file with a sampler and a seed, under the first name whose study is not finished.
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {
-		if s, err := readNone(filepath.Join(root, name)); err == nil && s.State == studies.Done {
+		if s, err := readResults(filepath.Join(root, name)); err == nil && s.State == studies.Done {
 			name = fmt.Sprintf("%s-%d", base, n)
 			continue
 		}

@@ -63,7 +63,7 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 	return regrets, better, hours
 }
 
-// The whole demo, held against the true capacities: its winner must be good and better than the default on every seed.
+// The complete demo is compared with the true capacities: on every seed its winner must be good, and better than the default.
 // Few seeds here; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
 	realtime.Only(t, "whole demos on three seeds")

@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -141,7 +142,9 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 
 // Every line of the console blocks runs from a copy of the documents, and must succeed.
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
+	realtime.Only(t, "a whole demo and two sweeps")
 	t.Parallel()
+	plainTuner(t, "the race detector sees these commands in the scripts, on smaller studies")
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
 		t.Fatal(err)

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
 	"os/exec"
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
@@ -58,7 +55,7 @@ Examples:
 				disk, err := examineDisk(c.Context, root)
 				report.AddStore(doctor.Store{Root: root, Mount: disk.Mount, Commit: render.InMilliseconds(disk.Commit), Text: diskText(disk)}, disk.Warnings, err)
 			}
-			if err := writeDoctor(c.App.Writer, report, format); err != nil {
+			if err := writeDocument(c.App.Writer, format, report, report.Text()); err != nil {
 				return fmt.Errorf("write the report: %w", err)
 			}
 			if n := report.Count(host.Error); n > 0 {
@@ -98,22 +95,4 @@ func examinationOf(c *cli.Context) (e doctor.Examination, err error) {
 	e.Need = host.Need{GPUs: c.Int("gpus"), GeneratorCores: 1, Streams: c.Int("streams")}
 	e.Machine, e.Lookup = host.Reader{}.Read(), os.LookupEnv
 	return e, nil
-}
-
-func writeDoctor(w io.Writer, report *doctor.Report, format string) error {
-	switch format {
-	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(report)
-	case "yaml":
-		text, err := foreign.YAML(report)
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(text)
-		return err
-	}
-	_, err := io.WriteString(w, report.Text())
-	return err
 }

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// draftsStudy searches speculation on the simulated H200, whose EAGLE-3 drafter nothing is accepted of, as it was measured.
+// draftsStudy searches speculation on the simulated H200. As on the real one, no token of its EAGLE-3 drafter is accepted.
 const draftsStudy = `version: 1
 name: drafts
 model: nvidia/Llama-3.3-70B-Instruct-FP8
@@ -25,10 +25,11 @@ sampler: {name: grid}
 budget: {trials: 5}
 `
 
-// A study in which half of the points draft for nothing: these trials end in their warm-up as losers, with a diagnosis, and the others are
-// measured as ever. The same with the acceptance unasked for measures all.
+// Half of the points draft tokens in vain. Their trials end in the warm-up with a diagnosis, and the other trials are measured.
+// A study without a minimal acceptance measures all trials.
 func TestAStudyDropsDraftsThatAreRefused(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "simulated studies run with the race detector in package tuner")
 	root := t.TempDir()
 	path := filepath.Join(root, "study.yaml")
 	if err := os.WriteFile(path, []byte(draftsStudy), 0o644); err != nil {

@@ -19,20 +19,20 @@ import (
 // The exit codes. A Job fails at once on 2 and 6 and retries on 3 and 130.
 const (
 	exitFailed      = 1   // something went wrong
-	exitUsage       = 2   // the command line, the study file or the study's directory is wrong: trying again mends nothing
-	exitOwned       = 3   // another tuner owns the study, or its disk does not answer
+	exitUsage       = 2   // the command line, the study file or the study's directory is wrong: a retry fails too
+	exitOwned       = 3   // another tuner owns the study, or the study's disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
-	exitSpent       = 5   // the budget was spent before an answer
+	exitSpent       = 5   // the budget was spent before any trial met the SLO
 	exitWorld       = 6   // the world changed; the study was not resumed
-	exitInterrupted = 130 // interrupted, and everything is stored
+	exitInterrupted = 130 // interrupted; everything is stored
 )
 
 // errStoppedNow is the cause of the context's end after a second signal.
 var errStoppedNow = errors.New("stopped at once")
 
-// errNothingMet and errSpent are the outcomes that are no failures of the tuner.
+// errNothingMet and errSpent are results of a study, not failures of the tuner.
 var (
-	errNothingMet = errors.New("no trial met the SLO; see `tuner status` for what each one broke")
+	errNothingMet = errors.New("no trial met the SLO; `tuner status` shows which limit each one broke")
 	errSpent      = errors.New("the budget was spent before any trial met the SLO in the present world")
 )
 
@@ -41,25 +41,25 @@ type unmetError string
 
 func (e unmetError) Error() string { return string(e) + "; see `tuner status`" }
 
-// Is gives it the exit code of its kind.
+// Is gives it the exit code of errNothingMet.
 func (unmetError) Is(target error) bool { return target == errNothingMet }
 
-// A usageError is a wrong command line.
+// A usageError is a mistake in the command line or in a file that it names.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// An interruptedError says in its own words that the user ended the command.
+// An interruptedError says what it means that the user stopped the command.
 type interruptedError string
 
 func (e interruptedError) Error() string { return string(e) }
 
-// Is makes it the end of the context that it is.
+// Is gives it the exit code of an interruption.
 func (interruptedError) Is(target error) bool { return target == context.Canceled }
 
-// A codeError carries the exit code of a child whose fate is ours. It has no message of its own.
+// A codeError carries the exit code of a child that stands for ours. It has no message.
 type codeError int
 
 func (codeError) Error() string { return "" }
@@ -107,7 +107,7 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// outcome hides the outcomes 4 and 5 from Kubernetes, where a non-zero exit would run the study again, unless they are wanted.
+// outcome hides the exit codes 4 and 5 in a pod, unless the user wants them: Kubernetes would run the study again.
 func outcome(err error, wanted bool) error {
 	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	if inPod && !wanted && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {

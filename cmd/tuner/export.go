@@ -27,13 +27,13 @@ func exportCommand() *cli.Command {
 		Usage:     "write a study for Optuna, pandas or another program",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-It reads a published snapshot and never disturbs the study.
+Reads a published snapshot, and never disturbs the study.
 
-  optuna  a SQLite file as Optuna 4 and 5 keep their studies: for Optuna
-          Dashboard, for its plots, and to go on with Optuna
-  csv     one row a trial, or with --probes one row a probe
+  optuna  a SQLite file in the form of Optuna 4 and 5: for Optuna Dashboard,
+          for its plots, or to continue with Optuna
+  csv     one row per trial, or with --probes one row per probe
   json    the study with its world, events, trials and probes
-  sqlite  all that is stored, as one database: see docs/schema.md
+  sqlite  everything that is stored, as one database (docs/schema.md)
 
 Examples:
   tuner export llama70b --format optuna -o llama70b.db
@@ -43,34 +43,32 @@ See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "format", Aliases: []string{"f"}, Usage: "`format`: " + formatNames()},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write to this `FILE`; csv and json go to standard output without it"},
-			&cli.BoolFlag{Name: "probes", Usage: "csv: one row a probe"},
-			&cli.BoolFlag{Name: "force", Usage: "replace FILE where it exists"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write to `FILE`; without it, csv and json go to standard output"},
+			&cli.BoolFlag{Name: "probes", Usage: "with csv: one row per probe"},
+			&cli.BoolFlag{Name: "force", Usage: "replace FILE if it exists"},
 		},
 		Action: onDisk(exportAction),
 	}
 }
 
-// An exportFormat is one way to write a study: as text, or as a file that is no text.
+// An exportFormat is one way to write a study. It has one of the three functions; file and copied fill the empty file at path.
 type exportFormat struct {
 	name   string
-	series bool // it has what happened second by second
+	series bool // the format includes the series, one row per second of a probe
 	text   func(io.Writer, exported) error
-	file   func(ctx context.Context, path string, e exported) error // path is an empty file
-
-	copied func(ctx context.Context, dir, path string) (studies.Study, error) // likewise, from the study's directory itself
+	file   func(ctx context.Context, path string, e exported) error
+	copied func(ctx context.Context, dir, path string) (studies.Study, error) // reads the study's directory itself
 }
 
-// exported is what a format may need.
+// exported is what a format may use.
 type exported struct {
 	study      studies.Study                   // its trials are summaries
-	trials     iter.Seq2[studies.Trial, error] // whole, one by one
-	parameters []space.Parameter               // searched ones, by the study's own file
-	fileErr    error                           // why they are not known
+	trials     iter.Seq2[studies.Trial, error] // in full, one at a time
+	parameters []space.Parameter               // searched, from the study's own file
+	fileErr    error                           // why parameters are not known
 	probes     bool
 }
 
-// exportFormats are the known ones.
 func exportFormats() []exportFormat {
 	return []exportFormat{
 		{name: "optuna", file: exportOptuna},
@@ -85,18 +83,18 @@ func formatNames() string {
 	for _, f := range exportFormats() {
 		names = append(names, f.name)
 	}
-	return strings.Join(names, ", ")
+	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
 }
 
 func exportAction(c *cli.Context) error {
 	i := slices.IndexFunc(exportFormats(), func(f exportFormat) bool { return f.name == c.String("format") })
 	if i < 0 {
-		return usage("--format %q: allowed are %s", c.String("format"), formatNames())
+		return usage("--format %q: write %s", c.String("format"), formatNames())
 	}
 	format, path := exportFormats()[i], c.String("output")
 	switch {
 	case c.Bool("probes") && format.name != "csv":
-		return usage("--probes is for --format csv; the other formats hold the probes in any case")
+		return usage("--probes is for --format csv; the other formats always include the probes")
 	case path == "" && format.text == nil:
 		return usage("--format %s writes a file: name it with -o FILE", format.name)
 	}
@@ -114,7 +112,7 @@ func exportAction(c *cli.Context) error {
 	return err
 }
 
-// export writes the study in a directory to the file or the standard output that the command line wants.
+// export writes the study in dir to the file that the command line names, or to standard output.
 func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, err error) {
 	if f.copied == nil {
 		return studies.ReadEach(dir, f.series, func(study studies.Study, trials iter.Seq2[studies.Trial, error]) error {
@@ -127,7 +125,7 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 			return f.write(c, e)
 		})
 	}
-	var unread error // of the study, and not of the file that is to be written
+	var unread error // the study cannot be read; other errors are about the file to be written
 	err = writeNew(c.String("output"), c.Bool("force"), func(temp string) error {
 		if study, err = f.copied(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
 			unread = err
@@ -135,12 +133,12 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 		return err
 	})
 	if err == nil {
-		sayWritten(c, study)
+		printWritten(c, study)
 	}
 	return study, cmp.Or(unread, err)
 }
 
-// write writes to the file or the standard output that the command line wants.
+// write writes to the file that the command line names, or to standard output.
 func (f *exportFormat) write(c *cli.Context, e exported) error {
 	path := c.String("output")
 	if path == "" {
@@ -154,22 +152,22 @@ func (f *exportFormat) write(c *cli.Context, e exported) error {
 	if err := writeNew(path, c.Bool("force"), write); err != nil {
 		return err
 	}
-	sayWritten(c, e.study)
+	printWritten(c, e.study)
 	return nil
 }
 
-func sayWritten(c *cli.Context, study studies.Study) {
+func printWritten(c *cli.Context, study studies.Study) {
 	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), render.Count(len(study.Trials), "trial"))
 }
 
-// readNone reads what the trials came to, and no probe.
-func readNone(dir string) (studies.Study, error) {
+// readResults reads the trials with their results and without their probes.
+func readResults(dir string) (studies.Study, error) {
 	return studies.ReadSummary(dir, func(studies.Study) []int { return nil })
 }
 
 func exportOptuna(_ context.Context, path string, e exported) error {
 	if e.fileErr != nil {
-		return fmt.Errorf("the ranges of its flags are not known, for its file is one of another tuner: %w; export it with the tuner that ran it", e.fileErr)
+		return fmt.Errorf("the ranges of its flags are unknown, because another version of tuner wrote its study file: %w; export it with that version", e.fileErr)
 	}
 	return optuna.WriteEach(path, e.study, e.trials, e.parameters)
 }

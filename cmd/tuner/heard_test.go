@@ -13,12 +13,12 @@ import (
 	"testing"
 )
 
-// earVariable names a directory in which each command of the scripts leaves all that it prints.
-const earVariable = "TUNER_TEST_EAR"
+// recordVariable names a directory in which each command of the scripts stores its output.
+const recordVariable = "TUNER_TEST_EAR"
 
-// overheard is main, which also leaves what it prints where somebody listens.
-func overheard() {
-	dir := os.Getenv(earVariable)
+// recordedMain is main. If recordVariable is set, it also stores the output.
+func recordedMain() {
+	dir := os.Getenv(recordVariable)
 	if dir == "" {
 		main()
 		return
@@ -40,14 +40,14 @@ func overheard() {
 	stdout, stderr := os.Stdout, os.Stderr
 	os.Stdout, os.Stderr = tee(stdout), tee(stderr)
 	code := run()
-	for _, in := range []*os.File{os.Stdout, os.Stderr} { // which a child may hold open for longer
+	for _, in := range []*os.File{os.Stdout, os.Stderr} { // a child may hold these open for longer
 		_, _ = in.WriteString(endOfText)
 	}
 	copies.Wait()
 	os.Exit(code)
 }
 
-// endOfText ends what a command has printed.
+// endOfText marks the end of a command's output.
 const endOfText = "\x00\n"
 
 // forward copies lines up to endOfText.
@@ -55,15 +55,15 @@ func forward(to io.Writer, from io.Reader) {
 	for lines := bufio.NewReader(from); ; {
 		line, err := lines.ReadString('\n')
 		text, ended := strings.CutSuffix(line, endOfText)
-		_, _ = io.WriteString(to, text) // as a command whose reader is gone
+		_, _ = io.WriteString(to, text) // like a command whose reader has gone
 		if ended || err != nil {
 			return
 		}
 	}
 }
 
-// unsaid are forms that no command prints, with what it prints instead.
-var unsaid = []struct {
+// bannedForms are forms that no command prints, with what it prints instead.
+var bannedForms = []struct {
 	form    *regexp.Regexp
 	instead string
 }{
@@ -74,8 +74,8 @@ var unsaid = []struct {
 	{regexp.MustCompile(`\b[0-9]+(?:m[0-9]+)?s (?:ago|left)`), "2 min 10 s"},
 }
 
-// checkHeard looks for such forms in all that was printed.
-func checkHeard(t *testing.T, dir string) {
+// checkRecorded finds bannedForms in all stored output.
+func checkRecorded(t *testing.T, dir string) {
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) == 0 {
 		t.Errorf("no command was heard, %v", err)
@@ -85,15 +85,15 @@ func checkHeard(t *testing.T, dir string) {
 		if err != nil {
 			t.Error(err)
 		}
-		for _, complaint := range unsaidIn(string(text)) {
+		for _, complaint := range bannedIn(string(text)) {
 			t.Error(complaint)
 		}
 	}
 }
 
-func unsaidIn(text string) (all []string) {
+func bannedIn(text string) (all []string) {
 	for line := range strings.Lines(text) {
-		for _, u := range unsaid {
+		for _, u := range bannedForms {
 			if found := u.form.FindString(line); found != "" {
 				all = append(all, fmt.Sprintf("%q is printed, want %s: %s", found, u.instead, strings.TrimSpace(line)))
 			}
@@ -103,23 +103,23 @@ func unsaidIn(text string) (all []string) {
 	return slices.Compact(all)
 }
 
-// The forms are found where they are.
-func TestUnsaidFormsAreFound(t *testing.T) {
+// The check finds each form.
+func TestBannedFormsAreFound(t *testing.T) {
 	for _, text := range []string{"95 %: -0 % to +5 %", "study x, 1 trials done", "(1 probes)", "[34s:0s]", "about 0s left", "0 s left", "stored 2m10s ago"} {
-		if len(unsaidIn(text)) == 0 {
+		if len(bannedIn(text)) == 0 {
 			t.Errorf("in %q nothing is found", text)
 		}
 	}
 	for _, text := range []string{"0 %", "-10 %", "11 trials", "0.1 requests", "1 trial done", "10 s left", "about 20 s left", "2 min 10 s ago"} {
-		if found := unsaidIn(text); len(found) > 0 {
+		if found := bannedIn(text); len(found) > 0 {
 			t.Error(found)
 		}
 	}
 }
 
-// Nor do the documents, and the texts that other tests hold reports against, have such forms.
-func TestUnsaidFormsAreInNoText(t *testing.T) {
-	for _, pattern := range []string{"studies/report/testdata/*.golden", "cmd/tuner/testdata/doctor/*.txt", "docs/*.md", "README.md"} {
+// The documents and the golden files have no bannedForms either.
+func TestNoTextHasBannedForms(t *testing.T) {
+	for _, pattern := range []string{"studies/report/testdata/*.golden", "serverctl/doctor/testdata/*.txt", "docs/*.md", "README.md"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))
 		if err != nil || len(files) == 0 {
 			t.Errorf("%s: %d files, %v", pattern, len(files), err)
@@ -129,7 +129,7 @@ func TestUnsaidFormsAreInNoText(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			for _, complaint := range unsaidIn(string(text)) {
+			for _, complaint := range bannedIn(string(text)) {
 				t.Errorf("%s: %s", file, complaint)
 			}
 		}

@@ -11,13 +11,13 @@ import (
 	"vllmtuner/render"
 )
 
-// The library breaks no line of flags, and this variable is its only place for what does.
+// The library does not wrap the lines of flags, and this variable is its only hook to do so.
 func init() { cli.HelpPrinter = printHelp }
 
-// lastColumn finds what stands before the last column of a line of help.
+// lastColumn matches everything before the last column of a line of help.
 var lastColumn = regexp.MustCompile(`^ *(\S.*  +)?`)
 
-// printHelp prints a help within 80 columns.
+// printHelp prints a help text within 80 columns.
 func printHelp(w io.Writer, template string, data any) {
 	var text strings.Builder
 	cli.HelpPrinterCustom(&text, template, data, nil)
@@ -26,6 +26,6 @@ func printHelp(w io.Writer, template string, data any) {
 			head := lastColumn.FindString(line)
 			line = render.Hang(head, line[len(head):], strings.Repeat(" ", len(head)), render.DefaultWidth)
 		}
-		_, _ = io.WriteString(w, line) // the library's printer has no error either
+		_, _ = io.WriteString(w, line) // the library's printer returns no error either
 	}
 }

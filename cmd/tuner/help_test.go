@@ -9,7 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// Every help fits a terminal that nobody has widened, and still says all that it says.
+// Every help text fits a terminal of 80 columns.
 func TestHelpFitsATerminal(t *testing.T) {
 	var check func(args []string, commands []*cli.Command)
 	check = func(args []string, commands []*cli.Command) {

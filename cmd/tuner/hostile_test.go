@@ -17,13 +17,13 @@ import (
 	"vllmtuner/foreign"
 )
 
-// attack would set the title of a terminal, reverse text, hide some of it, and ring the bell.
+// attack would set a terminal's title, reverse text, hide some, and ring the bell.
 const attack = "A\x1b]0;owned\x07\x1b[31mB\u009b1mC\u202eD\u2066E\u200bF\rG\x7f\u0085\ufeff\U000e0041\u2028H\xffI"
 
-// attackName is the attack as a file name.
+// withoutNUL is the attack as a possible file name.
 var attackName = strings.ReplaceAll(attack, "/", "")
 
-// wild answers like a server that nobody should trust. fail is the path whose requests are refused.
+// wild answers like a hostile server. It refuses the requests to the path fail.
 func wild(fail string) http.HandlerFunc {
 	text, _ := json.Marshal(attack)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -42,7 +42,7 @@ func wild(fail string) http.HandlerFunc {
 	}
 }
 
-// checkHarmless checks that the output is text without control characters, and that a document can be parsed.
+// checkHarmless wants plain text, and documents that still contain everything.
 func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	t.Helper()
 	for name, got := range map[string]string{"standard output": stdout, "standard error": stderr} {
@@ -66,7 +66,7 @@ func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	}
 }
 
-// No output format lets a terminal obey what a server sends.
+// No output format passes a control sequence from a server to the terminal.
 func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
 	for _, fail := range []string{"/v1/models", "/v1/completions", "nothing"} {
 		server := httptest.NewServer(wild(fail))
@@ -85,7 +85,7 @@ func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// Neither do files, their names, arguments or the environment reach the terminal as control characters.
+// Nor does any from files, file names, arguments and the environment.
 func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), attackName)
 	write := func(name, text string) string {
@@ -140,7 +140,7 @@ func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// Only main.go uses the standard streams. All other files write to the writers of cli.App, which filter control characters.
+// All output goes through app or printError: no file but main.go uses the standard streams.
 func TestOnlyMainKnowsTheStandardStreams(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 20 {

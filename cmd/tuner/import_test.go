@@ -15,8 +15,8 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// An import that the user ends is an interruption, not a wrong command line, and begins no study.
-func TestAnImportCanBeEnded(t *testing.T) {
+// An import that the user stops is an interruption, not a usage error, and begins no study.
+func TestAnImportCanBeInterrupted(t *testing.T) {
 	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
 	result := filepath.Join(t.TempDir(), "result.txt")
 	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
@@ -29,14 +29,14 @@ func TestAnImportCanBeEnded(t *testing.T) {
 	if left, readErr := os.ReadDir(root); exitCode(err) != exitInterrupted || len(left) > 0 || readErr != nil {
 		t.Errorf("it ends with %v (exit code %d) and leaves %v, %v; want an interruption and nothing", err, exitCode(err), left, readErr)
 	}
-	err = storePriors(ctx, filepath.Join(root, "small"), studies.New{Name: "small"}, 0, nil) // where it may wait for the study's owner
+	err = storePriors(ctx, filepath.Join(root, "small"), studies.New{Name: "small"}, 0, nil) // storing may wait for the study's owner
 	if !errors.Is(err, errImportEnded) {
 		t.Errorf("storing ends with %v, want %v", err, errImportEnded)
 	}
 }
 
-// An import that cannot store all stores nothing, and leaves a study that stands still.
-func TestAnImportIsWhole(t *testing.T) {
+// An import that cannot store everything stores nothing, and leaves a stopped study.
+func TestAnImportStoresAllOrNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	of := func(path string, rate float64) prior.Source {
 		one := studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.AtLeast}}}

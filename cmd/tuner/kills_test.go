@@ -19,16 +19,16 @@ import (
 	"vllmtuner/studies"
 )
 
-// everyStep has the command say each step on standard error, which it otherwise does every ten seconds.
+// everyStep makes the command print every step to standard error, not only one every ten seconds.
 const everyStep = "TUNER_TEST_EVERY_STEP"
 
 // A victim is a simulated study whose tuner is killed again and again.
 type victim struct {
 	file, root string
 	random     *rand.Rand
-	whole      studies.Study // the same study, which nobody killed
+	whole      studies.Study // the same study without a kill
 	answer     string
-	took       time.Duration   // it, from begin to end
+	took       time.Duration   // the whole run took so long
 	had        []studies.Trial // what was stored after the last run
 }
 
@@ -48,8 +48,8 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	return v
 }
 
-// run starts the tuner and kills it at some moment, and holds what is stored against what it said. It reports whether it was killed: it
-// may have come to the end.
+// run starts the tuner, kills it after a while, and compares the store with the output. It returns false if the tuner ended
+// before the kill.
 func (v *victim) run(t *testing.T) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", v.file, "--root", v.root)
@@ -74,8 +74,8 @@ func (v *victim) run(t *testing.T) (killed bool) {
 	return err != nil
 }
 
-// answer is what a run prints at its end, but for where the study is and the time that the load after the search took, with its GPU time: of that
-// load nothing is stored, and after a kill it comes upon a server that has just started.
+// answer is what a run prints at its end, without the study's directory, and without the time and GPU time of the load after
+// the search. Nothing of that load is stored, and after a kill it runs on a freshly started server.
 func answer(printed string) string {
 	printed, _, _ = strings.Cut(printed, "\nThe study is in")
 	return afterSearch.ReplaceAllString(printed, "")
@@ -88,7 +88,8 @@ var (
 	trialLine = regexp.MustCompile(`^trial +(\d+)  `)
 )
 
-// check holds what is stored against what was there before and what a run has said: all of it is there, and at most one probe more.
+// check compares the store with its earlier contents and with the output of the run. The store has all of that, and at most
+// one more probe.
 func (v *victim) check(t *testing.T, said string, finished bool) {
 	t.Helper()
 	want := map[int][]string{}
@@ -137,7 +138,7 @@ func (v *victim) check(t *testing.T, said string, finished bool) {
 	v.had = is
 }
 
-// verdict is what the progress says of a probe.
+// verdict is the word for a probe in the progress.
 func verdict(rate float64, pass bool) string {
 	word := "passed"
 	if !pass {
@@ -146,7 +147,7 @@ func verdict(rate float64, pass bool) string {
 	return fmt.Sprintf("%.3g req/s %s", rate, word)
 }
 
-// stored is what the next owner would find: it is asked of a copy, so that the study itself is as the kill has left it.
+// stored returns what the next owner will find. It reads a copy, so that the study stays as the kill left it.
 func (v *victim) stored(t *testing.T) []studies.Trial {
 	t.Helper()
 	dir, copied := filepath.Join(v.root, "small"), filepath.Join(v.root, "copy")
@@ -173,7 +174,7 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 	return study.Trials
 }
 
-// A tuner that is killed again and again, at any moment, loses nothing that it said, and comes to the answer of one that was not.
+// A tuner that is killed again and again, at any moment, loses nothing that it printed, and finds the same answer.
 // TUNER_KILLS says how often, TUNER_KILL_SEED when.
 func TestKills(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")

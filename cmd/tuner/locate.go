@@ -29,21 +29,21 @@ func readStudy(c *cli.Context) (studies.Study, error) {
 	return study, err
 }
 
-// warnBehind says that a study is not as it was published last.
+// warnBehind warns that a study is shown from an older snapshot.
 func warnBehind(w io.Writer, study studies.Study) {
 	if study.Behind != "" {
-		fmt.Fprintf(w, "warning: %s\nthis is what was published before, at %s; what it lacks is there again once the study goes on\n",
+		fmt.Fprintf(w, "warning: %s\nshown is the snapshot of %s; the rest appears when the study continues\n",
 			study.Behind, study.Updated.Local().Format(time.DateTime))
 	}
 }
 
-// readSummary is readStudy of what a report needs: with the probes of the trials that whole names, and without what is long in them.
+// readSummary reads what a report needs: the probes of only those trials that whole names, and no long lists in them.
 func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
 		return studies.Study{}, err
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a third of the time of a long study; the command ends soon
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // saves a third of the time for a long study; the command ends soon
 	study, err := studies.ReadLive(c.Context, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
 	warnBehind(c.App.ErrWriter, study)
 	return study, err
@@ -78,10 +78,10 @@ func locate(root, arg string) (string, error) {
 	return dir, studies.CheckDir(dir)
 }
 
-// reportOptions gives a report what the study's own file says of it.
+// reportOptions takes a report's options from the study's own file.
 func reportOptions(study studies.Study) report.Options {
 	o := report.Options{Now: time.Now()}
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // an older version's file is no reason to print nothing
+	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // the file of another version may not parse
 		o.Planned, o.Margin = file.Budget.Trials, file.Advice.Margin
 	}
 	return o

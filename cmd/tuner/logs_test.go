@@ -18,11 +18,11 @@ import (
 	"vllmtuner/trial"
 )
 
-// A followed is a `tuner logs -f` that runs.
+// A followed is a running `tuner logs -f`.
 type followed struct {
 	cmd  *exec.Cmd
-	out  chan string     // what it prints, on stderr too, piece by piece; closed at its end
-	seen strings.Builder // of that
+	out  chan string     // pieces of its stdout and stderr; closed at its end
+	seen strings.Builder // what came through out so far
 }
 
 // follow starts the command.
@@ -101,7 +101,7 @@ func (f *followed) end(t *testing.T) int {
 	}
 }
 
-// aLiveStudy begins a study over HTTP whose trial 0 is at work.
+// aLiveStudy begins a study over HTTP whose trial 0 runs.
 func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
@@ -121,8 +121,9 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	return root, store
 }
 
-// A log is waited for, followed while it is written, and read to its end when its trial is done.
+// logs -f waits for the log, follows it as it grows, and reads to its end when the trial is done.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
+	t.Parallel()
 	root, store := aLiveStudy(t)
 	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
 	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
@@ -153,11 +154,13 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 }
 
 func TestFollowingALogIsInterrupted(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct{ name, log, sign string }{
 		{"while it is printed", "a line\n", "a line\n"},
 		{"while it is waited for", "", "waiting for the log of trial 0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
 			root, store := aLiveStudy(t)
 			if row.log != "" {
 				folder := filepath.Join(store.Dir(), "logs")
@@ -171,7 +174,7 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 			if err := f.cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Fatal(err)
 			}
-			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: the log of trial 0 is followed no longer") {
+			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: stopped following the log of trial 0") {
 				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
 			}
 		})

@@ -1,5 +1,5 @@
-// Command tuner finds the vLLM flags with which one GPU server carries the most traffic inside its latency promises.
-// It wires the rooms together; no other package does.
+// Command tuner finds the vLLM flags that let one GPU server carry the most traffic within its latency limits. It joins the
+// other packages, which do not know each other.
 package main
 
 import (
@@ -24,8 +24,8 @@ func main() {
 	os.Exit(run())
 }
 
-// run is the command with its signals: the first one that asks for an end asks the study to finish its probe, which is up to
-// the subcommand; the second ends it at once.
+// run runs the command and handles its signals. The first signal asks the subcommand to finish its current step, such as a
+// probe. The second one stops it at once.
 func run() int {
 	notes := foreign.NewWriter(os.Stderr)
 	if len(os.Args) < 2 || os.Args[1] != "sim" {
@@ -38,7 +38,7 @@ func run() int {
 	unwatch := context.AfterFunc(finish, func() {
 		if !viewing.Load() {
 			render.EraseLine(os.Stderr)
-			fmt.Fprintln(notes, "tuner: finishing what is at hand; once more stops at once")
+			fmt.Fprintln(notes, "tuner: finishing the current step; interrupt again to stop at once")
 		}
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, endSignals()...)
@@ -50,27 +50,27 @@ func run() int {
 	})
 	defer unwatch() // before stop, which ends finish too
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
-	sayError(notes, err)
+	printError(notes, err)
 	return exitCode(err)
 }
 
-// sayError is the last word of a command.
-func sayError(notes io.Writer, err error) {
+// printError prints why a command failed.
+func printError(notes io.Writer, err error) {
 	if err != nil && err.Error() != "" {
 		render.Lines(notes, "tuner: "+render.Error(err)+remedy(err))
 	}
 }
 
-// remedy is what to do about an error whose words come from far below.
+// remedy says what to do about an error that a lower package reports.
 func remedy(err error) string {
 	if errors.Is(err, studies.ErrOwned) && !errors.Is(err, studies.ErrSilent) {
-		return "\nwait until that one ends, or end it there (Ctrl-C, or SIGTERM); `tuner status` shows how far it is"
+		return "\nwait until it ends, or stop it there with Ctrl-C or SIGTERM; `tuner status` shows its progress"
 	}
 	return ""
 }
 
-// endSignals are those that ask for an end. A terminal that is closed sends SIGHUP, unless nohup has it ignored: to ask for
-// one that is ignored would be to heed it.
+// endSignals are the signals that ask for an end. A terminal that closes sends SIGHUP. If nohup ignores SIGHUP, so must we:
+// signal.Notify would undo that.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -79,9 +79,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hideMemory keeps secrets, such as an API key, out of core dumps, and from other processes of this user. The programs that
-// are started are not hidden: the kernel takes it back at exec, where a limit of the core's size would be inherited. Nor is a
-// simulated server, which has none: who started it looks for its port among its open files.
+// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. Child programs are not
+// hidden, because exec resets the flag; a limit on the core's size would be inherited. A simulated server is not hidden either:
+// it has no secrets, and its parent looks for its port among its open files.
 func hideMemory() {
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it fails for no process of its own
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it cannot fail for the calling process
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"database/sql"
 	"errors"
 	"os"
@@ -20,14 +19,14 @@ import (
 	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
-// The test binary is the command too: scripts and tests run it as tuner.
+// The test binary is also the command: scripts and tests run it as tuner.
 func TestMain(m *testing.M) {
 	proc.Main()
-	os.Setenv("GORACE", quickExit) // for every child; our own runtime has read it before
+	os.Setenv("GORACE", quickExit) // for the children; our own runtime read it before
 	if os.Getenv(everyStep) != "" {
 		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}
-	testscript.Main(m, map[string]func(){"tuner": overheard, "fake-vllm": fakevllm.Main})
+	testscript.Main(suite{m}, map[string]func(){"tuner": recordedMain, "fake-vllm": fakevllm.Main})
 }
 
 // quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
@@ -35,8 +34,9 @@ const quickExit = "atexit_sleep_ms=10"
 
 // TestScripts runs the command as a user does.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	ear := t.TempDir()
-	t.Cleanup(func() { checkHeard(t, ear) }) // after the scripts, which run in parallel
+	t.Cleanup(func() { checkRecorded(t, ear) }) // after the scripts, which run in parallel
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -46,17 +46,18 @@ func TestScripts(t *testing.T) {
 			"serve":     serveFile,
 			"lose":      loseDatabase,
 			"harm":      harmDatabases,
+			"plain":     runPlainTuner,
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
-			e.Setenv(earVariable, ear)
+			e.Setenv(recordVariable, ear)
 			return nil
 		},
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
 	})
 }
 
-// exits CODE COMMAND … runs a command and wants that exit code; stdout and stderr are kept for the next lines.
+// exits CODE COMMAND … runs a command and expects that exit code. The next lines can check its stdout and stderr.
 func exits(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARGS]")
@@ -75,34 +76,7 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	}
 }
 
-// tunerPath returns a program that is the command: a link to the test binary.
-func tunerPath(t testing.TB) string {
-	t.Helper()
-	path, err := exec.LookPath("tuner") // testscript.Main has put it there
-	if err != nil {
-		t.Fatal(err)
-	}
-	path, err = filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// command runs tuner to its end and returns its standard output.
-func command(t testing.TB, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), tunerPath(t), args...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("tuner %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
-	}
-	return string(out)
-}
-
-// loseDatabase removes the live database of a study, as a disk may.
+// loseDatabase removes the live database of a study, as a faulty disk may.
 func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: lose study")
@@ -117,7 +91,7 @@ func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// harmDatabases GLOB SQL changes SQLite files behind the tuner's back, as a disk may.
+// harmDatabases GLOB SQL changes SQLite files, as a faulty disk may.
 func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: harm glob sql")

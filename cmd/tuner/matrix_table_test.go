@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// lifeVariable is the file that the tables of faults go to; make soak-server and make test-vllm-faults set it.
+// lifeVariable names the file for the tables of faults. make soak-server and make test-vllm-faults set it.
 const lifeVariable = "SERVER_LIFE"
 
-// A lifeTable is what came of each fault on one kind of server.
+// A lifeTable has the result of each fault on one kind of server.
 type lifeTable struct {
 	title string
 	mu    sync.Mutex
@@ -45,7 +45,7 @@ fault, or in a start from the end of the server's first process, until the tuner
 Stop: from the request until no process, no port, no shared memory and no GPU memory of it is left.
 `
 
-// write puts the table into the file, in place of the one of the same title.
+// write puts the table into the file, and replaces the one with the same title.
 func (l *lifeTable) write(t *testing.T) {
 	t.Helper()
 	file := os.Getenv(lifeVariable)
@@ -97,7 +97,7 @@ func (l *lifeTable) markdown(commit string) string {
 	return b.String()
 }
 
-// seconds writes a duration in seconds; "" is none.
+// seconds writes a duration in seconds; "" for 0.
 func seconds(d time.Duration) string {
 	if d == 0 {
 		return ""

@@ -95,7 +95,7 @@ func everyState(t *testing.T, root string) studies.Study {
 	return snapshot(t, dir)
 }
 
-// optunaTrial is a trial as Optuna's Python sees it.
+// An optunaTrial is a trial as Optuna's Python API returns it.
 type optunaTrial struct {
 	Number        int
 	State         string
@@ -115,7 +115,7 @@ type optunaTrial struct {
 	Timed        bool
 }
 
-// Optuna reads an exported study as the tuner has it, and goes on with it; its dashboard shows it.
+// Optuna reads an exported study correctly and can continue it. Optuna's dashboard shows it.
 func TestOptuna(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/optuna_client.py")
@@ -168,7 +168,7 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 	}
 }
 
-// parametersOf is the space of the study's own file.
+// parametersOf returns the parameters in the study's own file.
 func parametersOf(t *testing.T, study studies.Study) *space.Space {
 	t.Helper()
 	file, err := studyfile.Parse(study.Name, []byte(study.File))
@@ -224,7 +224,7 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 	}
 }
 
-// checkDashboard serves the file as its users do, and asks for what the pages show.
+// checkDashboard serves the file with Optuna's dashboard, and requests the data of its pages.
 func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -286,7 +286,7 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	}
 }
 
-// get asks for a JSON document, or for a page as text.
+// get requests a JSON document, or a page as text.
 func get(url string, to any) error {
 	answer, err := http.Get(url)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"vllmtuner/studies"
 )
 
-// slowLife is a server that takes its time in each stage of its life, so that each can be hit, and has a daemon in a session of
-// its own with no environment.
+// slowLife is a server that is slow in each stage of its life, so that a kill can hit each stage. It has a daemon in its own
+// session, without an environment.
 const slowLife = `command: [tuner, sim, serve, --sim-profile=small-fast, --sim-fault=slow-start:for=1s, --sim-fault=slow-stop:for=1s, --sim-fault=daemon]`
 
-// A moment is a stage of a study; it is reached when seen reports so.
+// A moment is a stage of a study. It is reached when seen returns true.
 type moment struct {
 	name string
 	seen func(dir, log string) bool
@@ -40,7 +40,7 @@ var moments = []moment{
 	{"the server ends", logHas("Shutting down")},
 }
 
-// someMoments are all of them in make soak-server, and else the one at which there is most to lose: each costs a study.
+// someMoments returns all moments in make soak-server, and otherwise the one with the most to lose: each costs a study.
 func someMoments() []moment {
 	if os.Getenv(cyclesVariable) != "" {
 		return moments
@@ -69,7 +69,7 @@ func startOwner(t *testing.T) *owner {
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // there is none before the first server
+		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // it does not exist before the first server
 		if m.seen(o.dir, string(log)) {
 			return
 		}
@@ -81,7 +81,7 @@ func (o *owner) await(t *testing.T, m moment) {
 	}
 }
 
-// gone waits until nothing of the owner's server lives, and returns how long that took.
+// gone waits until no process of the owner's server lives, and returns how long that took.
 func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -102,7 +102,7 @@ func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time
 	}
 }
 
-// daemons are the daemons of all servers of the study that live.
+// daemons returns the living daemons of all servers of the study.
 func (o *owner) daemons(t *testing.T) []int {
 	t.Helper()
 	logs, err := filepath.Glob(filepath.Join(o.dir, "logs", "*"))
@@ -125,12 +125,13 @@ func (o *owner) daemons(t *testing.T) []int {
 	return alive
 }
 
-// A tuner that is killed at any moment leaves nothing behind, and the next run goes on.
+// A tuner that is killed at any moment leaves no process behind, and the next run continues the study.
 func TestAKilledTunerLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, m := range someMoments() {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
+			plainTuner(t, "a killed tuner reports no race")
 			o := startOwner(t)
 			o.await(t, m)
 			record, _ := serverRecord(o.dir) // none before the first server
@@ -152,7 +153,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 	}
 }
 
-// A tuner that is asked to end, once or twice, ends its server first, at any moment.
+// A tuner that gets one or two signals, at any moment, ends its server before it ends.
 func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, ask := range []struct {
@@ -171,7 +172,7 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 				record, _ := serverRecord(o.dir)
 				for i, signal := range ask.signals {
 					if i > 0 {
-						time.Sleep(200 * time.Millisecond) // a person's two
+						time.Sleep(200 * time.Millisecond) // as a person presses Ctrl-C twice
 					}
 					if err := o.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 						t.Fatal(err)
@@ -196,9 +197,10 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 	}
 }
 
-// Two studies beside each other, and a neighbour who looks like a server: each ends its own.
+// Two studies run beside each other and beside a process that looks like a server. Each tuner ends only its own server.
 func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestATunerThatIsAskedToEndLeavesNothing runs such a study with the race detector")
 	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
 	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
 	if err := neighbour.Start(); err != nil {
@@ -217,7 +219,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.cmd.Wait()
-	time.Sleep(3 * time.Second) // the first one's watchdog has done its work
+	time.Sleep(3 * time.Second) // the first tuner's watchdog has done its work
 	if members, err := record.Members(); err != nil || len(members) == 0 {
 		t.Errorf("of the second's server %v live, %v", members, err)
 	}
@@ -229,7 +231,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	}
 }
 
-// In a pod the tuner is the first process: orphans come to it, and nobody else reaps them.
+// In a pod the tuner is the first process: it inherits orphans, and nobody else reaps them.
 func TestTheTunerAsTheFirstProcess(t *testing.T) {
 	t.Parallel()
 	const unshare = "unshare"

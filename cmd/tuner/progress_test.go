@@ -40,7 +40,7 @@ func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 	}
 	study := studies.Study{
 		Trials: []studies.Trial{of(0, "1", 9), of(1, "1", 2), of(2, "1", 3)},
-		Events: []studies.Event{{Kind: studies.Drift, Trial: 1, Text: "image: a → b"}},
+		Events: []studies.Event{{Kind: studies.Drift, Trial: 1, Changes: studies.Changes{{Fact: "image", Was: new("a"), Is: new("b")}}}},
 	}
 	best := incumbentOf(study)
 	if best.rate != 3 {

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// What `run` refuses before a server starts `check` refuses too, with the same words and the same exit code. A refused run leaves no study
-// that would be listed as running.
+// `check` refuses whatever `run` refuses before a server starts, with the same message and exit code. A refused run leaves no
+// study that list would show as running.
 func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	model := t.TempDir() // without weights
 	script := filepath.Join(t.TempDir(), "vllm")
@@ -33,8 +33,8 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	real := "model: " + model + "\nserver: {command: [" + script + "], gpu: none}\n"
 	for _, c := range []struct {
 		name string
-		file string                         // beside what all have
-		set  func(t *testing.T, dir string) // what is there before, in the study's directory
+		file string                         // added to what all files have
+		set  func(t *testing.T, dir string) // prepares the study's directory
 		edit func(text string) string       // of the file
 		want string
 		code int
@@ -104,7 +104,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	}
 }
 
-// measuredStudy has measured something in another world.
+// measuredStudy makes a study with results from another world.
 func measuredStudy(t *testing.T, dir string) {
 	t.Helper()
 	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s", World: map[string]string{"model": "another"}}, studies.Options{})

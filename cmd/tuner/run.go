@@ -20,6 +20,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
 	"vllmtuner/tuner"
+	"vllmtuner/tuner/metrics"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
@@ -27,12 +28,12 @@ import (
 func runCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "run",
-		Usage:     "run a study, or go on where it stopped",
+		Usage:     "run a study, or continue it where it stopped",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Runs the trials of a study file and prints the winning args. Ctrl-C once
-finishes the probe at hand and stops; twice stops at once. Either way, and
-after a kill, the same command goes on where it stopped: finished probes are
-not repeated.
+		Description: `Runs the trials of a study file and prints the best args found. Press Ctrl-C
+once to finish the current probe and stop, twice to stop at once. Then, and
+after a kill, the same command continues the study; it repeats no finished
+probe.
 
 Examples:
   tuner run study.yaml
@@ -40,10 +41,10 @@ Examples:
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
-			&cli.BoolFlag{Name: "accept-drift", Usage: "go on although model, workload, machine or server changed since the study began; the SLO may not"},
-			&cli.BoolFlag{Name: "from-snapshot", Usage: "where the study's database is damaged or lost, go on from its newest snapshot"},
+			&cli.BoolFlag{Name: "accept-drift", Usage: "continue although model, workload, machine or server changed since the study began; the SLO must not change"},
+			&cli.BoolFlag{Name: "from-snapshot", Usage: "if the study's database is damaged or lost, continue from its newest snapshot"},
 			takeoverFlag(),
-			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "exit with 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
+			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "use exit codes 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
 		},
 		Action: func(c *cli.Context) error {
 			path, err := oneArg(c, "a study file")
@@ -70,8 +71,8 @@ type runOptions struct {
 	root, listen   string
 	acceptDrift    bool
 	fromSnapshot   bool
-	takeover       time.Duration // after which an owner that is silent is taken for dead; 0 is as usual
-	socket         net.Listener  // at listen, once it is open; nil without
+	takeover       time.Duration // silence after which an owner counts as dead; 0 means the default
+	socket         net.Listener  // at listen; nil without one
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
 }
@@ -82,11 +83,11 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
-	if o.socket, err = openSocket(o.listen); err != nil { // before the study is this run's
-		return err
-	}
-	if o.socket != nil {
-		defer o.socket.Close() // usually by the listener already
+	if o.listen != "" {
+		if o.socket, err = metrics.Listen(o.listen); err != nil { // before this run owns the study
+			return usage("--listen %w", err)
+		}
+		defer o.socket.Close() // the metrics server has usually closed it
 	}
 	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -107,7 +108,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
 	defer func() {
-		closeErr := store.Close() // it may be lost in there, too
+		closeErr := store.Close() // the study may be lost in there, too
 		err = errors.Join(store.Err(), err, closeErr)
 		stopWatching()
 	}()
@@ -129,14 +130,14 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// ready does all that comes between the study and its first server. stop ends those who watch it.
+// ready does everything between owning the study and starting its first server. stop ends the study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
 	left, err := live.Reclaim(store.Dir())
 	if err != nil {
 		return nil, nil, err
 	}
 	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left behind\n", render.Count(left, "process"))
+		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left\n", render.Count(left, "process"))
 	}
 	before, err := store.History()
 	if err != nil {
@@ -152,9 +153,9 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 	return study, stop, nil
 }
 
-// giveUp stores that a run ended before its first server, where the study would be called running otherwise.
+// giveUp stores that a run ended before its first server. Otherwise the study would still be called running.
 func giveUp(store *studies.Store, why error) error {
-	if store.Err() != nil { // it is another's
+	if store.Err() != nil { // another tuner owns it
 		return nil
 	}
 	study, err := store.Summary(func(studies.Study) []int { return nil })
@@ -169,12 +170,12 @@ func giveUp(store *studies.Store, why error) error {
 	return store.SetState(state, note)
 }
 
-// lostGrace is how long a run whose study is lost has to end its server. It may never end by itself where its disk does not answer: a
-// write to it then waits for ever.
+// lostGrace is how long a run may take to end its server after it lost its study. If the study's disk does not answer, the run
+// may never end by itself, because a write to that disk waits for ever.
 const lostGrace = time.Minute
 
-// whileOwned returns a context that ends when the study is no longer this process's, and what ends the watch over it. A run that does not
-// end then is ended; its servers die with it.
+// whileOwned returns a context that ends when this process loses the study, and a function that stops watching for that. A run
+// that does not end within lostGrace is ended with the process; its servers die with it.
 func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (owned context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	over, gone := make(chan struct{}), make(chan struct{})
@@ -200,20 +201,20 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 	}
 }
 
-// take makes this run the study's owner, after what can be known before. Once it is, its Store says when the disk is silent.
+// take checks the study, and then makes this run its owner. From then on the Store reports a silent disk.
 func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun studies.New) (*studies.Store, error) {
 	disks := []string{dir}
 	isNew, err := silent.Watch(ctx, o.stderr, disks, func() (bool, error) {
 		if err := studies.CheckDir(dir); err != nil {
 			return false, err
 		}
-		before, err := readNone(dir)
+		before, err := readResults(dir)
 		return err != nil || len(before.Trials) == 0, live.CheckRecord(dir)
 	})
 	if err != nil {
 		return nil, err
 	}
-	if isNew { // a study that would be refused is not begun
+	if isNew { // do not begin a study whose flags the server refuses
 		if err := o.checkFlags(ctx, p); err != nil {
 			return nil, err
 		}
@@ -221,7 +222,7 @@ func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun st
 	return silent.Watch(ctx, o.stderr, disks, func() (*studies.Store, error) { return o.open(ctx, dir, begun) })
 }
 
-// checkFlags asks the server for its flags before the study is begun, which costs time and no GPU.
+// checkFlags asks the server for its flags before the study begins. That costs time but no GPU.
 func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
@@ -231,17 +232,17 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	case err != nil && ctx.Err() != nil:
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
-		// A wrapper around the server may know no --help=all; then a wrong flag costs the start that it fails.
+		// A wrapper around the server may not know --help=all. Then a wrong flag costs one failed start.
 		render.Warn(o.stderr, "the flags are not checked: %v", err)
 		return nil
 	}
 	return err
 }
 
-// errNotBegun is that of a run which the user ends before the study is its own.
-const errNotBegun = interruptedError("interrupted before it owned the study, of which nothing is lost")
+// errNotBegun is returned when the user stops a run before it owns the study.
+const errNotBegun = interruptedError("interrupted before this run owned the study; nothing is lost")
 
-// open makes this run the study's owner, for which it may have to wait until the one before is known to be gone.
+// open makes this run the study's owner. It may have to wait until the previous owner is known to be gone.
 func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
@@ -252,7 +253,7 @@ func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*s
 	return store, err
 }
 
-// prepare brings the model near. An end that the user asks for meanwhile is an interruption.
+// prepare makes the model ready to load. If the user asks for an end meanwhile, the run is interrupted.
 func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
@@ -263,23 +264,24 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// watchers returns the one who tells all that watch the study, and what ends them.
+// watchers returns a function that passes events on to all who watch the study, and one that ends them.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
 	if o.socket == nil {
 		return progress.watch, progress.done
 	}
-	listener := listen(o.socket, p.File.Name, p.File.Budget.Trials)
-	listener.resume(before)
-	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", listener.address)
+	best := incumbent{}
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.replacedBy)
+	server.Resume(before)
+	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {
 		progress.watch(e)
-		listener.watch(e)
+		server.Watch(e)
 	}
-	return watch, func() error { return errors.Join(progress.done(), listener.stop()) }
+	return watch, func() error { return errors.Join(progress.done(), server.Stop()) }
 }
 
-// conclude stores how the study ended, prints the answer, and turns the outcome into an error where it is none.
+// conclude stores how the study ended and prints its answer. Without an answer it returns an error.
 func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o runOptions) error {
 	switch {
 	case errors.Is(runErr, trial.ErrInterrupted), errors.Is(runErr, errStoppedNow):
@@ -292,14 +294,14 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if err != nil {
 		return err
 	}
-	_, met := report.Best(study.Present()) // what was measured before the world changed is no answer
+	_, met := report.Best(study.Present()) // an answer must hold in the present world
 	state := studies.Done
 	if end.Spent && !met {
 		state = studies.Spent
 	}
 	note := end.Why
 	if len(study.Trials) == planned && !end.Spent {
-		note = "" // the numbers say it
+		note = "" // the numbers of trials say so
 	}
 	if err := store.SetState(state, note); err != nil {
 		return err

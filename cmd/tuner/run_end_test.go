@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A run or a delete that the user ends before the study is its own takes nothing over, and changes nothing.
-func TestWhoWaitsForAStudyCanBeEnded(t *testing.T) {
+// A run or a delete that the user stops before it owns the study changes nothing.
+func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
 	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
 	args := []string{"tuner", "run", path, "--root", root}
 	if err := app(io.Discard, io.Discard, nil).RunContext(t.Context(), flagsFirst(args)); err != nil {

@@ -28,8 +28,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestALongStudy fills a study of STORE_SCALE trials with eight probes each, as the demo has them, and holds its end against its beginning: what
-// a commit takes, what it adds, and what a reader waits for.
+// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, like those of the demo. It compares the end of the
+// study with its beginning: the time of a commit, the bytes it adds, and the time of a reader.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
 	trials := 200
@@ -66,7 +66,7 @@ func TestALongStudy(t *testing.T) {
 	}
 	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir, is), "NONE-MET", exitNothingMet)
 	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
-	if last.commit > 3*first.commit && trials > 1000 { // of fewer the machine says more than the store
+	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials the machine matters more than the store
 		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
 	}
 	if path := os.Getenv("BENCH_STORE"); path != "" {
@@ -83,7 +83,7 @@ type tenth struct {
 	size   int64
 }
 
-// demoTrial is a finished trial with probes, as a simulated H200 gives it.
+// demoTrial is a finished trial with its probes on a simulated H200.
 func demoTrial(t *testing.T) studies.Trial {
 	t.Helper()
 	root := t.TempDir()
@@ -102,14 +102,14 @@ func demoTrial(t *testing.T) studies.Trial {
 	return study.Trials[1]
 }
 
-// A filler stores trials like one another.
+// A filler stores many similar trials.
 type filler struct {
 	store    *studies.Store
 	template studies.Trial
 	random   *rand.Rand
 }
 
-// trials stores the trials of these numbers, and returns what each probe's commit took.
+// trials stores the trials with these numbers, and returns the commit time of each probe.
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
 	try := func(err error) {
@@ -141,7 +141,7 @@ func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	return took
 }
 
-// sizes adds up a directory.
+// sizes sums the sizes of the files in a directory.
 func sizes(t *testing.T, dir string) (sum int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
@@ -160,12 +160,12 @@ func sizes(t *testing.T, dir string) (sum int64) {
 	return sum
 }
 
-// whereNoneMet is a study like another, but that no trial met the SLO: a reader then looks for what came nearest. It is changed without its
-// checksums, as a study of the schema before them, which gets them when it is next owned.
+// whereNoneMet copies a study so that no trial meets the SLO: a reader then looks for the nearest one. The copy has the schema
+// before checksums, so that its rows can be changed; its next owner adds checksums.
 func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "none-met")
-	path := filepath.Join(other, "study.db") // as of the first schema
+	path := filepath.Join(other, "study.db") // the first schema keeps it there
 	if err := os.MkdirAll(other, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -190,15 +190,16 @@ func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	return other
 }
 
-// withoutSums makes of a study of schema 4 one of schema 3.
+// withoutSums turns a study of schema 5, without changes of its world, into one of schema 3.
 const withoutSums = `PRAGMA user_version=3; PRAGMA application_id=0;
 ALTER TABLE studies DROP COLUMN holds; ALTER TABLE studies DROP COLUMN sum; ALTER TABLE world DROP COLUMN sum;
 ALTER TABLE trials DROP COLUMN holds_rows; ALTER TABLE trials DROP COLUMN holds_sum; ALTER TABLE trials DROP COLUMN sum;
 ALTER TABLE results DROP COLUMN sum; ALTER TABLE probes DROP COLUMN long_sum; ALTER TABLE probes DROP COLUMN sum;
 ALTER TABLE ledger DROP COLUMN sum; ALTER TABLE priors DROP COLUMN sum; ALTER TABLE events DROP COLUMN sum;
+DROP TABLE changes;
 `
 
-// readerTimes says how long best and status take, whole processes, the snapshot being in memory.
+// readerTimes reports the time of best and status as processes, with the snapshot in the page cache.
 func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {

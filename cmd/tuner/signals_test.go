@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,8 +15,12 @@ import (
 	"vllmtuner/studies/logs"
 )
 
-// A terminal that is closed asks for an end as SIGTERM does, unless nohup has it ignored.
-func TestTheEndOfATerminal(t *testing.T) {
+// A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
+func TestAClosingTerminalEndsTheTuner(t *testing.T) {
+	t.Parallel()
+	hangups := make(chan os.Signal, 1) // the children of a test under nohup would have SIGHUP ignored, were it not for a handler here
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
 	if err != nil {
@@ -42,7 +47,7 @@ func TestTheEndOfATerminal(t *testing.T) {
 	}
 	plain := follow(t, "small", "0", "--root", root)
 	hangUp(plain)
-	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "is followed no longer") {
+	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "stopped following the log of trial") {
 		t.Errorf("after SIGHUP it ends with %d and printed %q", code, &plain.seen)
 	}
 	kept := followBy(t, "sh", "-c", `trap "" HUP; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
@@ -57,7 +62,7 @@ func TestTheEndOfATerminal(t *testing.T) {
 	}
 }
 
-// A tuner that crashes leaves no core, in which its keys would be, whatever the user allows.
+// A crashed tuner leaves no core dump with its keys, even if the user allows core dumps.
 func TestATunerLeavesNoCore(t *testing.T) {
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)

@@ -15,8 +15,9 @@ import (
 
 func simCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
-		Name:  "sim",
-		Usage: "the simulated vLLM server",
+		Name:            "sim",
+		HideHelpCommand: true,
+		Usage:           "run the simulated vLLM server, or calibrate it",
 		Action: func(c *cli.Context) error {
 			if c.Args().Len() == 0 {
 				return cli.ShowSubcommandHelp(c)
@@ -30,12 +31,13 @@ func simCommand(finish <-chan struct{}) *cli.Command {
 				ArgsUsage:       "[MODEL] [vLLM flags]",
 				SkipFlagParsing: true, // its flags are vLLM's
 				Description: `A vLLM without a GPU: the same flags, start-up log lines, endpoints and
-metrics. Every figure is simulated. --sim-profile NAME (or TUNER_SIM_PROFILE)
-chooses what is simulated: ` + strings.Join(sim.ProfileNames(), ", ") + `.
---sim-version VERSION (or TUNER_SIM_VERSION) chooses whose face it has:
+metrics, with simulated figures. It takes vLLM's flags, and three of its own:
+
+--sim-profile NAME (or TUNER_SIM_PROFILE) chooses the simulated server: ` + strings.Join(sim.ProfileNames(), ", ") + `.
+--sim-version VERSION (or TUNER_SIM_VERSION) chooses the vLLM it imitates:
 ` + strings.Join(sim.Versions, ", ") + `.
---sim-fault KIND[:key=value,...] lets it fail as vLLM fails; docs/simulator.md
-has the kinds.
+--sim-fault KIND[:key=value,...] makes it fail as vLLM fails;
+docs/simulator.md lists the kinds.
 
 Example:
   tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64`,
@@ -43,13 +45,13 @@ Example:
 			},
 			simCalibrateCommand(finish),
 			{
-				Name:            "engine", // the process of the engine, which serve starts
+				Name:            "engine", // serve starts it, as vLLM starts its engine's process
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return simEngine(c, finish) },
 			},
 			{
-				Name:            "child", // a process of a fault, which serve starts
+				Name:            "child", // serve starts it for a fault
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
@@ -64,7 +66,7 @@ Example:
 	}
 }
 
-// simServer is the server of a command line, with the args that are left for vLLM.
+// simServer returns the server of a command line, and the args that are vLLM's.
 func simServer(c *cli.Context) (server *vllm.Server, args []string, err error) {
 	server, args, err = vllm.FromArgs(c.Args().Slice(), os.Getenv)
 	if err != nil {
@@ -99,7 +101,7 @@ func simEngine(c *cli.Context, finish <-chan struct{}) error {
 	return simEnd(ctx, server.RunEngine(ctx, args))
 }
 
-// simEnd turns an error of the server into the command's. What vLLM says of it was said by the server, in vLLM's words.
+// simEnd turns an error of the server into the command's. The server has already printed what vLLM would print.
 func simEnd(ctx context.Context, err error) error {
 	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
 		return usageError{err}

@@ -22,20 +22,22 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// usualProfile is where a calibration begins whose study was not simulated.
-const usualProfile = "h200-llama70b-fp8"
+// defaultProfile is where the calibration to a study of a real server begins.
+const defaultProfile = "h200-llama70b-fp8"
 
 func simCalibrateCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "calibrate",
 		Usage:     "fit a profile of the simulator to the trials of a study",
 		ArgsUsage: "STUDY",
-		Description: `Replays the study's probes in virtual time and fits the constants of the
-simulator to what was measured, so that your own server can be simulated:
-simulate: ./my.yaml in a study file, or tuner sim serve --sim-profile
-./my.yaml. Constants that the study does not tell apart keep the values of
---from and are marked as assumed. No GPU is needed. docs/simulator.md says
-what a study must vary.
+		Description: `Makes a profile with which the simulator behaves like your own server. It
+replays the study's probes in virtual time and fits the constants of the
+simulator to the measurements; this needs no GPU. Constants that the study
+cannot tell apart keep their values from --from, marked as assumed. See
+docs/simulator.md for what a study must vary.
+
+Use the profile in a study file, as simulate: ./my.yaml, or with
+tuner sim serve --sim-profile ./my.yaml.
 
 STUDY is ` + studyArgument + `.
 
@@ -45,9 +47,9 @@ Examples:
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE.yaml` to write the profile to"},
-			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file; without: what the study simulated, or " + usualProfile},
-			&cli.BoolFlag{Name: "force", Usage: "replace the file if it is there"},
-			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "take the best that was found after this `time`"},
+			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file; the default is the one that the study simulated, or " + defaultProfile},
+			&cli.BoolFlag{Name: "force", Usage: "replace the file if it exists"},
+			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "stop after this `time` with the best fit so far"},
 		},
 		OnUsageError: wrongFlag,
 		Action: func(c *cli.Context) error {
@@ -92,7 +94,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	}
 	text := result.Profile.Text()
 	if _, err := sim.ParseProfile(path, []byte(text)); err != nil {
-		return fmt.Errorf("the calibrated profile is no profile: %w", err)
+		return fmt.Errorf("the calibrated profile is not valid: %w", err)
 	}
 	if err := writeNew(path, force, func(temp string) error { return os.WriteFile(temp, []byte(text), 0o644) }); err != nil {
 		return err
@@ -104,7 +106,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	return err
 }
 
-// asPath is a file's name as it is known to be one wherever a profile is named.
+// asPath writes the name of a file so that it is not taken for the name of a built-in profile.
 func asPath(path string) string {
 	if strings.ContainsRune(path, filepath.Separator) {
 		return path
@@ -112,22 +114,22 @@ func asPath(path string) string {
 	return "./" + path
 }
 
-// checkOutput refuses a file that cannot be written, before there is anything to write.
+// checkOutput refuses a file that cannot be written, before the long calibration.
 func checkOutput(path string, force bool) error {
 	switch {
 	case path == "":
-		return usage("sim calibrate: say where the profile goes: -o my-server.yaml")
+		return usage("sim calibrate needs a file for the profile, such as -o my-server.yaml")
 	case filepath.Ext(path) != ".yaml" && filepath.Ext(path) != ".yml":
 		return usage("-o %s: a profile's file ends in .yaml, such as %s.yaml", path, path)
 	}
 	return checkNew(path, force)
 }
 
-// calibrationInput opens what the study measured: its workload, and how its probes were made.
+// calibrationInput opens the study's workload and its way to measure.
 func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input, err error) {
 	name := study.Name
 	if strings.HasSuffix(arg, ".yaml") || strings.HasSuffix(arg, ".yml") {
-		name = arg // datasets are beside the file
+		name = arg // datasets lie beside the file
 	}
 	file, err := studyfile.Parse(name, []byte(study.File))
 	if err != nil {
@@ -135,9 +137,9 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	}
 	switch {
 	case file.Load.Driver == studyfile.VLLMBench:
-		return in, usage("study %s was measured by vllm bench serve, whose lead-in and end are others than a replay's; calibrate to a study with load: {driver: tuner}", study.Name)
+		return in, usage("study %s was measured by vllm bench serve, whose lead-in and end a replay cannot repeat; calibrate to a study with load: {driver: tuner}", study.Name)
 	case file.Workload.Output == workload.Natural:
-		return in, usage("study %s let answers end where the model ends them (output: natural), so that no replay knows how long they were; calibrate to a study with output: pinned", study.Name)
+		return in, usage("study %s let the model choose the length of its answers (output: natural), which a replay does not know; calibrate to a study with output: pinned", study.Name)
 	}
 	p, err := plan.OpenWorkload(file)
 	if err != nil {
@@ -148,16 +150,16 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usageError{err}
 	}
 	if was := study.World[plan.Dataset]; was != "" && world[plan.Dataset] != was {
-		return in, usage("%s is not what study %s was measured with: its contents changed; bring the old file back", file.WorkloadSpec().Path, study.Name)
+		return in, usage("%s has changed since study %s was measured; bring the old file back", file.WorkloadSpec().Path, study.Name)
 	}
-	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, usualProfile))
+	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, defaultProfile))
 	if err != nil {
 		return in, usage("--from: %w", err)
 	}
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
 }
 
-// A replayProgress tells how far a calibration is: in the last line of a terminal, else in a line now and then.
+// A replayProgress shows how far a calibration is: in the last line of a terminal, else in a line from time to time.
 type replayProgress struct {
 	shown *render.Progress
 	began time.Time
@@ -167,13 +169,13 @@ func newReplayProgress(w io.Writer) *replayProgress {
 	return &replayProgress{shown: render.NewProgress(w).Quietly(), began: time.Now()}
 }
 
-// tell is told after each replay; most is how many there may be in all.
-func (p *replayProgress) tell(done, most int) {
-	left := time.Since(p.began) / time.Duration(done) * time.Duration(most-done)
-	p.shown.Show(render.Stage{Head: render.Done(done, most, "replay"), Share: float64(done) / float64(most), Until: render.After(left)})
+// tell is called after each replay. limit is the maximum number of replays.
+func (p *replayProgress) tell(done, limit int) {
+	left := time.Since(p.began) / time.Duration(done) * time.Duration(limit-done)
+	p.shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
 }
 
-// done takes the last line away.
+// done removes the last line.
 func (p *replayProgress) done() error {
 	p.shown.End()
 	return nil

@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-func TestSimRefusesAFaultThatIsNone(t *testing.T) {
+func TestSimRefusesAnUnknownFault(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
 		{"a kind that is nearly one", "serve m --sim-fault oom-lod", `tuner: there is no fault "oom-lod"; did you mean "oom-load"? known are `},
 		{"a key that the kind has not", "serve m --sim-fault hang:bytes=3", `tuner: fault "hang:bytes=3": it has no key "bytes"`},
-		{"a version that is not simulated", "serve m --sim-version 0.20.0", "tuner: --sim-version 0.20.0: that version of vLLM is not simulated; there are 0.14.1, 0.32.0, 0.33.0"},
+		{"a version that is not simulated", "serve m --sim-version 0.20.0", "tuner: --sim-version 0.20.0: this version of vLLM is not simulated; choose from 0.14.1, 0.32.0, 0.33.0"},
 		{"a leak of no GPU", "serve m --sim-fault leak-gpu", "give --sim-gpu DIR"},
 	} {
 		cmd := exec.CommandContext(t.Context(), tunerPath(t), append([]string{"sim"}, strings.Fields(row.args)...)...)
@@ -44,7 +44,7 @@ func TestSimHelpKnowsNothingOfFaults(t *testing.T) {
 	}
 }
 
-// The command's own binary is the engine, the children of faults, and nvidia-smi.
+// The command's own binary also runs as the engine, as the child of a fault, and as nvidia-smi.
 func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -75,7 +75,7 @@ func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its group, with the engine
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its process group includes the engine
 		_ = cmd.Wait()                                      // it was killed
 	}()
 	number := func(pattern string) int {

@@ -16,12 +16,12 @@ import (
 func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "status",
-		Usage:     "print how far a study is, and what each trial found",
+		Usage:     "print the progress of a study, and what each trial found",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-It reads a published snapshot, a few seconds old at most, and never disturbs
-the study. Of many trials it shows the ten newest; the best is always among
-them. --watch shows it anew until the study ends, or you end it with Ctrl-C.
+Reads a published snapshot, at most a few seconds old, and never disturbs the
+study. Shows the ten newest trials, and always the best one. With --watch the
+status stays up to date until the study ends, or you press Ctrl-C.
 
 Examples:
   tuner status llama70b --root /mnt/nfs/studies
@@ -31,7 +31,7 @@ Examples:
 			rootFlag(), formatFlag(),
 			&cli.BoolFlag{Name: "all", Usage: "show all trials"},
 			&cli.StringFlag{Name: "sort", Value: string(report.Newest), Usage: "`order` of the trials: newest, oldest or best"},
-			&cli.BoolFlag{Name: "watch", Usage: "show it anew until the study ends"},
+			&cli.BoolFlag{Name: "watch", Usage: "keep the status up to date until the study ends"},
 		},
 		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
@@ -66,7 +66,7 @@ Examples:
 	}
 }
 
-// rowsOf reads how many trials the table shows, 0 being as usual, and in which order. A document has them all.
+// rowsOf returns how many trials the table shows, 0 for the default, and in which order. JSON and YAML have all trials.
 func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err error) {
 	order = report.Order(c.String("sort"))
 	if !slices.Contains(report.Orders, order) {
@@ -79,7 +79,7 @@ func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err er
 	if format != "text" {
 		for _, flag := range []string{"watch", "all", "sort"} {
 			if c.IsSet(flag) {
-				return 0, "", usage("--%s is for --output text: %s", flag, fmt.Sprintf("a %s document has all trials, by number, and is written once", format))
+				return 0, "", usage("--%s is for --output text: %s", flag, fmt.Sprintf("%s output has all trials, by number, and is written once", format))
 			}
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// smallStudy is a study of the simulated small-fast server. %s is how it is reached: by HTTP as a child process, or in virtual
-// time. Under the reset protocol nothing of it depends on what was measured before.
+// smallStudy is a study of the simulated small-fast server. %s chooses how it runs: as a child process over HTTP, or in virtual
+// time. Under the reset protocol no result depends on earlier measurements.
 const smallStudy = `version: 1
 name: small
 model: example/small-fast
@@ -67,7 +67,7 @@ func snapshot(t *testing.T, dir string) studies.Study {
 // start runs the command in the background.
 func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), tunerPath(t), args...)
+	cmd := tunerCommand(context.WithoutCancel(t.Context()), t, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
@@ -86,19 +86,19 @@ func serverRecord(dir string) (proc.Record, bool) {
 	return r, json.Unmarshal(text, &r) == nil
 }
 
-// A study of four trials over HTTP against a server that is a child process: killed with SIGKILL in the middle of a trial, run
-// again, and finished with the probes that it had.
+// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run finishes it with the probes
+// that it had.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	t.Parallel()
-	path, root := writeStudy(t, overHTTP, 4, 2), t.TempDir()
+	path, root := writeStudy(t, overHTTP, 3, 2), t.TempDir()
 	dir := filepath.Join(root, "small")
 	cmd, stderr := start(t, "run", path, "--root", root)
 	deadline := time.After(2 * time.Minute)
 	var had studies.Study
-	for len(had.Trials) < 3 || len(had.Trials[2].Probes) == 0 || had.Trials[2].State != studies.Running {
+	for len(had.Trials) < 2 || len(had.Trials[1].Probes) == 0 || had.Trials[1].State != studies.Running {
 		select {
 		case <-deadline:
-			t.Fatalf("trial 2 has no probe after 2 min:\n%s", stderr)
+			t.Fatalf("trial 1 has no probe after 2 min:\n%s", stderr)
 		case <-time.After(20 * time.Millisecond):
 		}
 		if s, err := studies.ReadSnapshot(dir); err == nil {
@@ -115,10 +115,10 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("the killed study ended well")
 	}
-	command(t, "status", "small", "--root", root) // readers do not mind
+	command(t, "status", "small", "--root", root) // readers still work
 
 	out := command(t, "run", path, "--root", root)
-	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "4 of 4 trials done") {
+	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "3 of 3 trials done") {
 		t.Errorf("the resumed study prints\n%s", out)
 	}
 	killed, err := proc.Reclaim(record)
@@ -138,8 +138,8 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 		}
 	}
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
-	if err != nil || len(logs) != 4 {
-		t.Errorf("there are logs %v, want four", logs)
+	if err != nil || len(logs) != 3 {
+		t.Errorf("there are logs %v, want three", logs)
 	}
 }
 
@@ -156,8 +156,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// One study through both loads, in virtual time and over HTTP, probe by probe: the same points, and where both sent the same draw
-// at the same rate, the same requests and latencies that agree. There is one code path; what differs is the clock and the network.
+// One study runs in virtual time and over HTTP, on the same code: only the clock and the network differ. Both choose the same
+// points. Probes with the same draw and rate have the same requests, and latencies that agree.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -198,11 +198,12 @@ func TestBothLoadsAgree(t *testing.T) {
 	}
 }
 
-// near reports whether a and b differ by no more than a part of b, or by so many milliseconds.
+// near reports whether a and b differ by at most a share of b, or by so many milliseconds.
 func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms) }
 
-// Two tuners on one study: the second refuses, says who owns it, and does no harm.
+// The second tuner on one study refuses, names the owner, and does no harm.
 func TestSecondTunerRefuses(t *testing.T) {
+	t.Parallel()
 	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
 	cmd, stderr := start(t, "run", path, "--root", root)
 	defer func() {
@@ -217,7 +218,7 @@ func TestSecondTunerRefuses(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	second := exec.CommandContext(t.Context(), tunerPath(t), "run", path, "--root", root)
+	second := tunerCommand(t.Context(), t, "run", path, "--root", root)
 	out, err := second.CombinedOutput()
 	if second.ProcessState.ExitCode() != exitOwned || !strings.Contains(string(out), fmt.Sprintf("another tuner owns this study: pid %d", cmd.Process.Pid)) {
 		t.Errorf("the second ends with %v and says %q, want exit code 3 and the owner", err, out)
@@ -227,7 +228,7 @@ func TestSecondTunerRefuses(t *testing.T) {
 	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	importing := exec.CommandContext(t.Context(), tunerPath(t), "import", path, result, "--root", root)
+	importing := tunerCommand(t.Context(), t, "import", path, result, "--root", root)
 	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
 		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
 	}
@@ -236,9 +237,10 @@ func TestSecondTunerRefuses(t *testing.T) {
 	}
 }
 
-// A simulated study is killed at many moments; run again it ends with the points, the probes and the answers of one that was not.
+// A simulated study is killed at many moments. The next run ends with the same points, probes and answers as without a kill.
 func TestASimulatedStudySurvivesKills(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "a killed tuner reports no race; package tuner resumes studies with the race detector")
 	const kills, trials = 4, 10
 	path, whole := writeStudy(t, inVirtual, trials, 60), t.TempDir()
 	command(t, "run", path, "--root", whole)
@@ -256,7 +258,7 @@ func TestASimulatedStudySurvivesKills(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Wait() // killed, or by chance done
+		_ = cmd.Wait() // killed, or done before the kill
 		if done() {
 			break
 		}

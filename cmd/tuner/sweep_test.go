@@ -78,6 +78,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 // The shipped sweep has the layout of the manual one, and nearly its figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "phase1")
 	for _, row := range []struct {
 		table string
@@ -142,6 +143,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 // With EAGLE-3 no draft is accepted here: drafting costs memory and time, so the config breaks the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "eagle3")
 	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
 	sameLayout(t, "eagle3_slo.csv", got, want)
@@ -165,6 +167,7 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 // The closed loop on the L4 has the columns of the measured one, and nearly its figures. One slow first request, which raised a
 // measured p95, is not simulated.
 func TestL4IsNearTheManualSweep(t *testing.T) {
+	t.Parallel()
 	dir, printed := sweepExample(t, "l4")
 	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
 	sameLayout(t, "l4_sweep.csv", got, want)
@@ -195,6 +198,7 @@ func fits(t *testing.T, printed string) {
 
 // After Ctrl-C a sweep finishes the current rate, ends the server, and prints what it measured.
 func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "slow.yaml")
 	text := `version: 1

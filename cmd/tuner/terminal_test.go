@@ -125,9 +125,9 @@ type session struct {
 // onTerminal starts a command on a terminal. Its standard output goes to stdout, if that is not nil.
 func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *session {
 	t.Helper()
-	s := &session{cmd: exec.CommandContext(t.Context(), tunerPath(t), args...), written: make(chan []byte)}
+	s := &session{cmd: tunerCommand(t.Context(), t, args...), written: make(chan []byte)}
 	s.cmd.Stdout = stdout
-	s.cmd.Env = append(os.Environ(), everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
+	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
 	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
 	if err != nil {
 		t.Fatal(err)
@@ -181,6 +181,9 @@ func TestProgressOnATerminal(t *testing.T) {
 	for _, columns := range []int{80, 40, 20} {
 		t.Run(fmt.Sprint(columns), func(t *testing.T) {
 			t.Parallel()
+			if columns != 80 {
+				plainTuner(t, "the race detector sees the 80 columns")
+			}
 			file := filepath.Join(t.TempDir(), "s.yaml")
 			must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
 			s := onTerminal(t, columns, io.Discard, "run", file, "--root", t.TempDir())
@@ -215,7 +218,7 @@ func TestAnErrorOnATerminal(t *testing.T) {
 	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
 	shown := screen{width: 40}
 	shown.write(text)
-	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; known are accept-drift, ") {
+	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; use one of accept-drift, ") {
 		t.Errorf("exit code %d, wrapped %q:\n%s", code, shown.wrapped, &shown)
 	}
 }
@@ -302,6 +305,7 @@ func TestWatchInAPipe(t *testing.T) {
 // On a terminal that cannot draw there is no last line and no control character.
 func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	t.Parallel()
+	plainTuner(t, "TestProgressOnATerminal runs the same study with the race detector")
 	file := filepath.Join(t.TempDir(), "s.yaml")
 	must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", file, "--root", t.TempDir())

@@ -22,25 +22,25 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The load with which the winner is measured again by both tools.
+// Both tools measure the winner again with this load.
 const (
-	compareSeconds = 10
-	compareLeast   = 300 // requests
+	compareSeconds     = 10
+	compareMinRequests = 300 // requests
 
-	// The medians of so many rounds are compared: one disturbance on a shared machine moves a p99 by more than the band.
-	// Rounds in which other work had more than a tenth of the machine are repeated, a few at most, and the quietest count.
+	// The test compares medians of so many rounds, because one disturbance on a shared machine moves a p99 by more than the
+	// band. It repeats rounds in which other work took more than a tenth of the machine, a few at most, and uses the quietest.
 	quietRounds = 3
 	mostRounds  = 6
 	quiet       = 0.10
 )
 
-// A benchRow is what the two tools are compared by.
+// A benchRow has the figures by which the two tools are compared.
 type benchRow struct {
 	TokensPerSecond float64 `json:"output_throughput"`
 	MedianTPOT      float64 `json:"median_tpot_ms"`
 	P99TTFT         float64 `json:"p99_ttft_ms"`
 	Completed       int     `json:"completed"`
-	foreign         float64 // share of the machine that neither the server nor the tool had
+	foreign         float64 // share of the machine that other processes used
 }
 
 func (r benchRow) String() string {
@@ -59,7 +59,7 @@ func (r benchRound) foreign() float64 { return max(r.ours.foreign, r.theirs.fore
 func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	var best tinyBest
 	if err := s.read(ctx, &best, "best", "tiny"); err != nil {
-		t.Fatal(err) // it fails where no trial met the SLO, too
+		t.Fatal(err) // best fails also when no trial met the SLO
 	}
 	rate := best.Best.Capacity.Low
 	t.Logf("winner: trial %d at %g req/s: %q", best.Best.Number, rate, best.Best.Args)
@@ -90,7 +90,7 @@ func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 func (s *tinyRun) round(ctx context.Context, t *testing.T, number int, url string, rate float64) benchRound {
 	t.Helper()
 	seed := uint64(number)
-	n, window := workload.Plan{Seed: seed, Rate: rate, Window: compareSeconds * time.Second, MinRequests: compareLeast}.Counted()
+	n, window := workload.Plan{Seed: seed, Rate: rate, Window: compareSeconds * time.Second, MinRequests: compareMinRequests}.Counted()
 	var r benchRound
 	tools := []func(){
 		func() { r.ours = s.tunerBench(ctx, t, url, rate, seed) },
@@ -161,7 +161,7 @@ func (s *tinyRun) tunerBench(ctx context.Context, t *testing.T, url string, rate
 	t.Helper()
 	out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
 		"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096",
-		"--rate", fmt.Sprint(rate), "--requests", fmt.Sprint(compareLeast), "--seconds", fmt.Sprint(compareSeconds),
+		"--rate", fmt.Sprint(rate), "--requests", fmt.Sprint(compareMinRequests), "--seconds", fmt.Sprint(compareSeconds),
 		"--lead-in", "2s", "--seed", fmt.Sprint(seed), "-o", "json"))
 	row := benchRow{foreign: foreign}
 	if err := json.Unmarshal(out, &row); err != nil {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// A tinyCapacity is what the test reads of tuner bench --find-capacity -o json.
+// A tinyCapacity has the fields that the test reads from tuner bench --find-capacity -o json.
 type tinyCapacity struct {
 	Capacity *struct {
 		Rate, Lowest, Highest float64
@@ -24,8 +24,8 @@ type tinyCapacity struct {
 	}
 }
 
-// TestVLLMCapacity looks twice for the capacity of one real server, with other requests and arrivals: the two must be one within the
-// errors that they state. The probes are short, so that these are large.
+// TestVLLMCapacity searches the capacity of one real server twice, with different requests and arrivals. The results must agree
+// within their stated errors, which are large because the probes are short.
 func TestVLLMCapacity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a capacity needs a quiet machine, and is left out of the short form")
@@ -58,7 +58,7 @@ func TestVLLMCapacity(t *testing.T) {
 	}
 }
 
-// capacityIn is the answer at the end of the runs.
+// capacityIn reads the capacity from the output of the runs.
 func capacityIn(t *testing.T, out []byte) (last tinyCapacity) {
 	t.Helper()
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {

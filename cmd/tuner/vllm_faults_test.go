@@ -16,7 +16,7 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// shortFaults are how many of them, the first, the short form makes happen.
+// shortFaults is how many of the faults, from the first, the short form tests.
 const shortFaults = 4
 
 // realFaults are the faults that can be made to happen in real vLLM without a GPU.
@@ -57,11 +57,11 @@ var realFaults = []fault{
 	{name: "the API server is stopped", strike: kills(false, syscall.SIGSTOP), class: serverctl.Hang, cause: serverctl.Deaf, within: deafLimit},
 	{name: "it is ended with open streams", flags: []string{"--max-num-seqs", "8"}, strike: func(t *testing.T, r *faulty) {
 		requests(8)(t, r)
-		time.Sleep(500 * time.Millisecond) // they are served
+		time.Sleep(500 * time.Millisecond) // the requests are being served
 	}, config: func(c *serverctl.Config) { c.StopTimeout = 5 * time.Second }, keepStreams: true},
 }
 
-// A writerFunc is a log that does something with what it is given.
+// A writerFunc is a log that passes each write to a function.
 type writerFunc func(b []byte) (int, error)
 
 func (w writerFunc) Write(b []byte) (int, error) { return w(b) }
@@ -69,10 +69,10 @@ func (w writerFunc) Write(b []byte) (int, error) { return w(b) }
 // engineName is how the engine's lines begin: EngineCore_DP0 in 0.14.1, EngineCore in 0.32.0.
 const engineName = `EngineCore(?:_DP0)?`
 
-// noProcess is a number that no process or group has. 0 would mean our own group to kill(2).
+// noProcess is a PID that no process or group has. For kill(2), 0 would mean our own group.
 const noProcess = 1 << 30
 
-// processOf returns the number of the process whose lines begin with that name, or noProcess.
+// processOf returns the PID of the process whose log lines begin with a name, or noProcess.
 func processOf(log, name string) int {
 	found := regexp.MustCompile(`\(` + name + ` pid=(\d+)\)`).FindStringSubmatch(log)
 	if found == nil {
@@ -111,7 +111,7 @@ func (r *faulty) real(rig *rig) serverctl.Config {
 	}
 }
 
-// TestVLLMFaults is the matrix on real vLLM.
+// TestVLLMFaults runs the matrix of faults on real vLLM.
 func TestVLLMFaults(t *testing.T) {
 	for _, version := range []string{"0.14.1", "0.32.0"} {
 		t.Run(version, func(t *testing.T) {

@@ -20,35 +20,35 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// What is said of a field.
+// The verdicts on a field.
 const (
 	isIn      = "in"
 	isOut     = "out"
 	isLate    = "out, within late stamps" // of vLLM's client, see lateFirst
 	isCount   = "out: template"           // which vLLM 0.14.1 does not count
-	isNotHeld = "not held"                // above fewStreams, where only counts, throughput and medians must agree
+	isNotHeld = "not held"                // with more than fewStreams, only counts, throughput and medians must agree
 )
 
 const (
-	fewStreams = 8    // up to which every field must lie within the spread of the repeats
-	manyApart  = 0.05 // above it, the share by which throughput and medians may be apart, unless the spread is wider
+	fewStreams = 8    // up to so many, every field must lie within the spread of the repeats
+	manyApart  = 0.05 // with more, throughput and medians may differ by this share, or by the spread
 )
 
-// How far apart fields may be that lie outside the spread. vLLM's client stamps a token when its event loop comes to read it;
-// tuner bench takes the kernel's time of arrival. Against a server that knows when it wrote each token the former is late and the
-// latter is not (docs/evidence/bench-accuracy.md), and on the simulated server, whose runs are alike to a thousandth, that alone is
-// more than the spread.
+// These limits say how far fields outside the spread may differ. vLLM's client stamps a token when its event loop reads it. tuner
+// bench uses the kernel's time of arrival. A server that knows when it wrote each token shows that the first is late and the
+// second is not (docs/evidence/bench-accuracy.md). On the simulated server, whose runs agree to a thousandth, this alone exceeds
+// the spread.
 const (
-	lateFirst = 5.0  // ms by which a latency with the first token in it may be lower with tuner bench
-	lateChunk = 0.1  // ms for each stream by which a gap may be off: the chunks of one step are parsed one after the other, at 50 µs and more
-	lateTPOT  = 0.01 // share by which TPOT may be off in either direction, as in the accuracy table
+	lateFirst = 5.0  // ms by which tuner bench may report a lower latency, if that includes the first token
+	lateChunk = 0.1  // ms per stream by which a gap may differ: vLLM parses the chunks of one step one after the other, each in 50 µs or more
+	lateTPOT  = 0.01 // share by which TPOT may differ in either direction, as in the accuracy table
 
-	// lateNext is by how many ms a first token may come later with tuner bench in a closed loop: what comes sooner after the
-	// answer before it waits longer for the engine's next step.
+	// lateNext is by how many ms tuner bench's first token may be later in a closed loop. tuner bench sends the next request
+	// sooner, and the request then waits longer for the engine's next step.
 	lateNext = 1.0
 )
 
-// A comparedCase is a case with what both tools said of it, repeat by repeat.
+// A comparedCase is a case with the results of both tools, repeat by repeat.
 type comparedCase struct {
 	parityCase
 	version      string // of vLLM
@@ -62,7 +62,7 @@ type comparedField struct {
 	verdict      string
 }
 
-// fields returns what both tools wrote in every repeat, counts first and then one latency after the other.
+// fields returns the fields that both tools wrote in every repeat: counts first, then the latencies one by one.
 func (c comparedCase) fields() []comparedField {
 	var all []comparedField
 	for name := range c.ours[0] {
@@ -83,7 +83,7 @@ func (c comparedCase) fields() []comparedField {
 	return all
 }
 
-// place puts latencies behind the rest, and the figures of one latency together.
+// place orders the fields: latencies last, the figures of one latency together.
 func (f comparedField) place() string {
 	if metric := f.metric(); metric != "" {
 		return "latency " + metric + f.name
@@ -101,7 +101,7 @@ func (f comparedField) metric() string {
 	return metric
 }
 
-// isExact reports whether the field says what was sent and served, and not how fast.
+// isExact reports whether the field counts what was sent and served, and measures no speed.
 func (f comparedField) isExact() bool {
 	return slices.Contains([]string{"completed", "failed", "num_prompts", "total_input_tokens", "total_output_tokens", "request_rate", "max_concurrency"}, f.name)
 }
@@ -114,19 +114,19 @@ func (f comparedField) isMedian() bool {
 	return strings.HasPrefix(f.name, "median_") || strings.HasPrefix(f.name, "p50_")
 }
 
-// apart returns by how much tuner bench's median is above that of vllm bench serve.
-func (f comparedField) apart() float64 { return midmost(f.ours) - midmost(f.theirs) }
+// apart returns how much tuner bench's median exceeds vllm bench serve's.
+func (f comparedField) apart() float64 { return medianOf(f.ours) - medianOf(f.theirs) }
 
 // String names the field with both medians and ranges.
 func (f comparedField) String() string {
 	return fmt.Sprintf("%s is %s: tuner bench %s, vllm bench serve %s", f.name, f.verdict, spread(f.ours), spread(f.theirs))
 }
 
-// judge says whether the tools agree on a field.
+// judge returns the verdict on a field.
 func (c comparedCase) judge(f comparedField) string {
 	band := max(width(f.ours), width(f.theirs))
 	if c.streams > fewStreams {
-		band = max(band, manyApart*midmost(f.theirs))
+		band = max(band, manyApart*medianOf(f.theirs))
 	}
 	switch {
 	case f.isExact():
@@ -157,25 +157,25 @@ func (c comparedCase) isTemplate(f comparedField) bool {
 	return f.name == "total_input_tokens" && perRequest > 0 && perRequest == math.Trunc(perRequest) || f.name == "total_token_throughput"
 }
 
-// isLate reports whether late stamps in vLLM's client explain how far apart the tools are; see lateFirst.
+// isLate reports whether late stamps in vLLM's client explain the difference between the tools; see lateFirst.
 func (c comparedCase) isLate(f comparedField) bool {
 	least, most := c.allowed(f)
 	return least <= f.apart() && f.apart() <= most
 }
 
-// allowed returns by how much tuner bench's median may be above that of vllm bench serve where it is outside the spread.
+// allowed returns how much tuner bench's median may exceed vllm bench serve's outside the spread.
 func (c comparedCase) allowed(f comparedField) (least, most float64) {
 	const intoTPOT = lateFirst / (shortAnswer - 1) // a late first token leaves less time for those after it
 	next, waves := lateNext, float64(c.requests)/float64(c.streams)
 	if c.rate > 0 {
-		next, waves = 0, 0 // nothing waits for an answer before it
+		next, waves = 0, 0 // no request waits for the answer before it
 	}
-	theirs := midmost(f.theirs)
+	theirs := medianOf(f.theirs)
 	isStd := strings.HasPrefix(f.name, "std_")
 	switch metric := f.metric(); {
 	case metric == "itl":
 		return -lateChunk * float64(c.streams), lateChunk * float64(c.streams)
-	case metric == "tpot" && isStd: // of values that are too small by 0 to intoTPOT
+	case metric == "tpot" && isStd: // each value is too small by 0 to intoTPOT
 		return -intoTPOT / 2, intoTPOT / 2
 	case metric == "tpot":
 		return -lateTPOT * theirs, max(lateTPOT*theirs, intoTPOT)
@@ -183,19 +183,19 @@ func (c comparedCase) allowed(f comparedField) (least, most float64) {
 		return -lateFirst / 2, lateFirst / 2
 	case metric == "ttft" || metric == "e2el":
 		return -lateFirst, next
-	case f.name == "max_output_tokens_per_s": // a step that lies on the edge of its second is stamped behind it
+	case f.name == "max_output_tokens_per_s": // a step at the end of a second is stamped in the next one
 		return -float64(c.streams), float64(c.streams)
 	case f.name == "duration": // in a closed loop the sum of the latencies of each stream
 		return -lateFirst * waves, next * waves
 	case f.isThroughput():
-		took := 1000 * midmost(lo.Map(c.ours, func(r parityResult, _ int) float64 { return r["duration"] }))
+		took := 1000 * medianOf(lo.Map(c.ours, func(r parityResult, _ int) float64 { return r["duration"] }))
 		return -theirs * next * waves / took, theirs * lateFirst * waves / took
 	}
 	return 0, 0
 }
 
-// midmost returns the median.
-func midmost(all []float64) float64 {
+// medianOf returns the median.
+func medianOf(all []float64) float64 {
 	sorted := slices.Sorted(slices.Values(all))
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
@@ -210,7 +210,7 @@ func spread(all []float64) string {
 		}
 		return fmt.Sprintf("%.4g", v)
 	}
-	return fmt.Sprintf("%s (%s to %s)", digits(midmost(all)), digits(slices.Min(all)), digits(slices.Max(all)))
+	return fmt.Sprintf("%s (%s to %s)", digits(medianOf(all)), digits(slices.Min(all)), digits(slices.Max(all)))
 }
 
 func TestParityVerdict(t *testing.T) {
@@ -274,7 +274,7 @@ median of its repeats and, in brackets, their range. In a row "p50" beside "medi
 
 const versionTitle = "## vLLM "
 
-// write puts this version's part into the file, and leaves those of other versions as they are.
+// write puts this version's part into the file, and keeps the parts of other versions.
 func (p *parity) write(t *testing.T, file string, busy float64) {
 	t.Helper()
 	before, err := os.ReadFile(file)
@@ -294,7 +294,7 @@ func (p *parity) write(t *testing.T, file string, busy float64) {
 	}
 }
 
-// markdown returns this version's part without the mark of its title.
+// markdown returns this version's part without the heading mark of its title.
 func (p *parity) markdown(t *testing.T, busy float64) string {
 	t.Helper()
 	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()

@@ -19,24 +19,24 @@ import (
 	"vllmtuner/trial/vllmserve"
 )
 
-// The variables by which make bench-parity chooses; the comparison is skipped without the first.
+// make bench-parity sets these variables. Without the first, the comparison is skipped.
 const (
-	parityVariable        = "BENCH_PARITY"         // file that the tables go to
+	parityVariable        = "BENCH_PARITY"         // the file for the tables
 	parityRepeatsVariable = "BENCH_PARITY_REPEATS" // of each tool in each case; 5 unless given
 	parityRepeats         = 5
 )
 
 // A parityCase is one load that both tools send to one server.
 type parityCase struct {
-	server   string // that it is sent to
+	server   string // the server that gets the load
 	endpoint string
-	streams  int     // of the closed loop, or about as many as are in flight at the rate
+	streams  int     // of the closed loop, or the approximate number in flight at the rate
 	rate     float64 // requests per second of the open loop, at constant gaps; 0 is a closed loop
 	requests int
 }
 
-// Rates are no whole numbers: else a request would be due at each full second, and chance would say in which of vLLM's
-// buckets of a second it lies.
+// Rates are not whole numbers. Otherwise a request would be due at each full second, and chance would decide in which of vLLM's
+// one-second buckets it falls.
 var parityCases = []parityCase{
 	{server: realServer, endpoint: workload.Completions, streams: 4, requests: 48},
 	{server: realServer, endpoint: workload.Completions, streams: 8, requests: 80},
@@ -55,7 +55,7 @@ const (
 	simulatedServer = "tuner sim serve"
 )
 
-// String says in words what the load is.
+// String describes the load.
 func (c parityCase) String() string {
 	if c.rate > 0 {
 		return fmt.Sprintf("%s, %s, %d requests at %g req/s, about %d in flight", c.server, c.endpoint, c.requests, c.rate, c.streams)
@@ -64,7 +64,7 @@ func (c parityCase) String() string {
 }
 
 // TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns, to real vLLM
-// and to the simulated server, and holds every field that both write against the other's.
+// and to the simulated server. It compares every field that both tools write.
 func TestBenchParity(t *testing.T) {
 	file := os.Getenv(parityVariable)
 	if file == "" {
@@ -86,7 +86,7 @@ func TestBenchParity(t *testing.T) {
 			for _, c := range parityCases {
 				if c.server != served {
 					url, served = p.start(t, c.server), c.server
-					p.ours(t, url, c) // what a server does for the first time is slower
+					p.ours(t, url, c) // a server does everything more slowly the first time
 				}
 				p.compare(t, url, c)
 			}
@@ -105,14 +105,14 @@ type parity struct {
 	cases   []comparedCase
 }
 
-// parityWords are each one token in the vocabulary of the rig's model, with a space in front and without, and for the simulated
-// server too, so that vLLM 0.14.1, which counts prompts with the model's tokenizer, and the server agree in how long they are.
+// Each of the parityWords is one token for the rig's model, with a leading space and without, and for the simulated server. So
+// vLLM 0.14.1, which counts prompts with the model's tokenizer, and the server agree on the length of a prompt.
 var parityWords = strings.Fields("self the name data file path line code key list type time open read text call from with not and for")
 
 // shortAnswer is the length in tokens of two thirds of the answers.
 const shortAnswer = 32
 
-// drawPrompts writes the file of requests that tuner bench reads. No two prompts begin alike.
+// drawPrompts writes the file of requests that tuner bench reads. No two prompts begin with the same words.
 func (p *parity) drawPrompts(t *testing.T) {
 	t.Helper()
 	const rows, leastWords, mostWords, longAnswer = 256, 30, 90, 64
@@ -140,8 +140,8 @@ func (p *parity) drawPrompts(t *testing.T) {
 
 func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl") }
 
-// start starts a server of a kind, in place of the one before it. It has no prefix cache, or each run would find the prompts
-// of the one before it, but for the first.
+// start starts a server of a kind, and stops the previous one. The server has no prefix cache; with one, each run but the first
+// would find the prompts of the run before it.
 func (p *parity) start(t *testing.T, server string) (url string) {
 	t.Helper()
 	const noCache = "--no-enable-prefix-caching"
@@ -156,8 +156,8 @@ func (p *parity) start(t *testing.T, server string) (url string) {
 	return url
 }
 
-// parityLayers make a step of the model take some 5 ms instead of 1. With its own two layers eight streams keep both cores of a small
-// machine busy, and the tool that takes more of them slows the server, which is another comparison.
+// parityLayers make a step of the model take about 5 ms instead of 1. With the model's own two layers, eight streams keep both
+// cores of a small machine busy. Then the tool that uses more CPU slows the server, which is not what this test compares.
 const parityLayers = `{"num_hidden_layers": 24}`
 
 // parityModel is the name under which both servers serve.
@@ -182,9 +182,9 @@ func (p *parity) compare(t *testing.T, url string, c parityCase) {
 // paritySeed orders the rows of the file.
 const paritySeed = 1
 
-// parityRules fit both installed versions: 0.32.0 still takes the chunk that names the role for the first token of a chat
-// (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1 it does not take the usage
-// chunk for the end, which follows within microseconds.
+// parityRules fit both installed versions. 0.32.0 still counts the chunk that names the role as the first token of a chat
+// (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1, it does not count the
+// usage chunk as the end; the end follows within microseconds.
 const parityRules = string(bench.Rules0141)
 
 // parityGoodput lies between the short and the long answers of eight simulated streams.
@@ -204,8 +204,8 @@ func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
 	return readParityResult(t, "tuner bench", []byte(command(t, args...)))
 }
 
-// arrivals are the requests of a case in the order in which tuner bench draws them from the file. They have no times: each tool
-// has options for the gaps.
+// arrivals returns the requests of a case in the order in which tuner bench draws them from the file. They have no times: each
+// tool has options for the gaps.
 func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 	t.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: p.prompts(), Endpoint: c.endpoint}, paritySeed)
@@ -248,12 +248,12 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 	return readParityResult(t, "vllm bench serve", text)
 }
 
-// A parityResult is the numbers of a result under vLLM's names.
+// A parityResult has the numbers of a result by vLLM's names.
 type parityResult map[string]float64
 
 func readParityResult(t *testing.T, tool string, text []byte) parityResult {
 	t.Helper()
-	// Python writes the burstiness of constant gaps as a word that JSON does not have.
+	// Python writes the burstiness of constant gaps as Infinity, which JSON does not allow.
 	text = bytes.ReplaceAll(text, []byte(": Infinity"), []byte(": null"))
 	var all map[string]any
 	if err := json.Unmarshal(text, &all); err != nil {

@@ -27,7 +27,7 @@ type rig struct {
 	others  []process // processes that had the rig's files open before the test began
 }
 
-// openRig returns the rig of a version, or skips the test where it is not installed.
+// openRig returns the rig of a version, or skips the test if it is not installed.
 func openRig(t *testing.T, version string) *rig {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -49,20 +49,20 @@ func openRig(t *testing.T, version string) *rig {
 	return r
 }
 
-// env is the environment of what is started beside the tuner: as in the study file, with one thread for each process.
+// env is the environment of programs other than the tuner. As in the study file, each process has one thread.
 func (r *rig) env() []string {
 	return append(os.Environ(), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
 		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
 }
 
-// A process is told apart from a later one of the same number by its start time, in clock ticks since boot.
+// A process has a start time, in clock ticks since boot, that tells it from a later process with the same PID.
 type process struct {
 	pid   int
 	start string
 }
 
-// processes returns the processes that have files of the rig mapped, whatever they call themselves and whoever their
-// parent is: vLLM renames its children, and orphans belong to init.
+// processes returns the processes that have files of the rig mapped. Neither names nor parents would find them all: vLLM renames
+// its children, and orphans belong to init.
 func (r *rig) processes(t *testing.T) []process {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -77,7 +77,7 @@ func (r *rig) processes(t *testing.T) []process {
 		}
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		if err != nil || !bytes.Contains(maps, []byte(r.dir+"/venv/")) {
-			continue // ended meanwhile, a zombie, or none of ours
+			continue // it has ended, is a zombie, or belongs to another user
 		}
 		stat := statOf(pid)
 		if stat == nil {
@@ -90,14 +90,14 @@ func (r *rig) processes(t *testing.T) []process {
 	return all
 }
 
-// Fields of /proc/PID/stat, counted from the one after the name: proc(5)'s numbers less three.
+// Fields of /proc/PID/stat, counted from the one after the name: three less than in proc(5).
 const (
 	userTicks   = 11
 	systemTicks = 12
 	startTime   = 19
 )
 
-// statOf returns the fields of /proc/PID/stat after the name, which may hold anything; nil when the process is gone.
+// statOf returns the fields of /proc/PID/stat after the name, because a name may hold anything; nil when the process is gone.
 func statOf(pid int) []string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -106,7 +106,7 @@ func statOf(pid int) []string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 }
 
-// cpuTime returns the time that the processes have had on a core so far.
+// cpuTime returns the CPU time of the processes so far.
 func cpuTime(processes []process) time.Duration {
 	var ticks int
 	for _, p := range processes {
@@ -119,7 +119,7 @@ func cpuTime(processes []process) time.Duration {
 	return time.Duration(ticks) * tick
 }
 
-// tick is Linux's unit of CPU time towards users on all its usual architectures (USER_HZ).
+// tick is the unit in which Linux reports CPU time on all common architectures (USER_HZ).
 const tick = time.Second / 100
 
 // machineTime returns the busy and the whole time of all cores since boot.
@@ -136,14 +136,14 @@ func machineTime(t *testing.T) (busy, all time.Duration) {
 			t.Fatalf("/proc/stat: %v", err)
 		}
 		all += time.Duration(ticks) * tick
-		if i != 3 && i != 4 { // idle, and idle while a disk is awaited
+		if i != 3 && i != 4 { // idle, and idle while waiting for a disk
 			busy += time.Duration(ticks) * tick
 		}
 	}
 	return busy, all
 }
 
-// checkNothingLeft allows a process that is on its way out some seconds.
+// checkNothingLeft waits a few seconds for processes that are ending.
 func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	var left []process
@@ -157,7 +157,7 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Errorf("%d processes of vLLM are left: %v", len(left), left)
 }
 
-// serve starts vLLM as a person would, and returns its URL when it is ready. The test's end stops it.
+// serve starts vLLM as a person would, and returns its URL when it is ready. It stops at the end of the test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -237,8 +237,8 @@ func (c *child) kill() {
 	<-c.exited
 }
 
-// stop asks the child to end, and kills its group after ten seconds: vLLM may wait for connections for ever. It comes back
-// when the child is gone, and does nothing the second time.
+// stop asks the child to end, and kills its group after ten seconds: vLLM may wait for connections for ever. It returns when the
+// child is gone. A second call does nothing.
 func (c *child) stop() {
 	if c.done() {
 		return

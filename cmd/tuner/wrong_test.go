@@ -14,32 +14,38 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/realtime"
 )
 
-// goWords are in errors of Go's library, and in none that a person should read.
+// goWords occur in errors of Go's library, and must not reach a user.
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
-// atLine begins what is wrong with a line of a file: of several mistakes in it all are told.
+// atLine begins a message about a line of a study file. All mistakes in the file are listed.
 var atLine = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
 
-// hangTime is far more than any of these takes on a busy machine.
+// hangTime is far longer than any of these commands takes on a busy machine.
 const hangTime = 45 * time.Second
 
-// wrongs are what the tests know of a command: arguments that are well, and the exit code with them.
+// wrongs has what the tests know of a command: valid arguments, and their exit code.
 type wrongs struct {
 	dir      string
 	study    string // a file
-	root     string // with the study small in it
+	root     string // contains the study small
 	longest  string
-	noFiles  map[string]string // by what stands there
+	noFiles  map[string]string // by the kind of thing at the path
 	badFiles []string
 }
 
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
-	t.Chdir(t.TempDir()) // some of the wrong values are names of files that a command may write
+	deep := filepath.Join(t.TempDir(), "a", "b", "c") // "../.." is a wrong value too, and must not be the folder of other tests
+	if err := os.MkdirAll(deep, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(deep) // some of the wrong values are names of files that a command may write
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
 	w.study = filepath.Join(dir, "study.yaml")
@@ -64,7 +70,7 @@ func newWrongs(t *testing.T) *wrongs {
 	return w
 }
 
-// check wants words that help: at most three lines, no words of Go's, and one of the names that stand for what is wrong.
+// check wants a helpful message: at most three lines, no goWords, and one of the names of what is wrong.
 func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string) {
 	t.Helper()
 	var stdout, stderr string
@@ -107,7 +113,7 @@ func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string
 	}
 }
 
-// wrongValues are none that any flag of a kind takes, and others that some do.
+// wrongValues lists, by kind of flag, values that no flag accepts, and values that only some accept.
 func wrongValues(f cli.Flag) (never, perhaps []string) {
 	switch f.(type) {
 	case *cli.IntFlag:
@@ -124,8 +130,25 @@ func wrongValues(f cli.Flag) (never, perhaps []string) {
 	return nil, []string{"", " ", "-", "--", "nope", "\xff", "🙂", "NaN", "-1", "a,b", "1:2000000000000:1", "0:1:1e-12", "=", ":", "://", "../..", "/dev/zero", strings.Repeat("x", 5000)}
 }
 
-// Each flag of each command, with each value that it cannot take.
+// Each flag of each command refuses each value that it cannot take.
 func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
+	realtime.Only(t, "thousands of command lines")
+	flagsRefuse(t, func(_ string, values []string) []string { return values })
+}
+
+// Each flag of each command, with two of the values that it cannot take: the flag's name picks them.
+func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
+	flagsRefuse(t, func(flag string, values []string) []string {
+		if len(values) == 0 {
+			return nil
+		}
+		return values[len(flag)%len(values):][:1]
+	})
+}
+
+// flagsRefuse gives each flag of each command wrong values: of those that no flag of its kind takes, and of those that some do, what pick returns.
+func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
+	t.Helper()
 	w := newWrongs(t)
 	missing := w.noFiles["nothing"]
 	bases := map[string][]string{
@@ -166,10 +189,10 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 				return slices.Concat(word, base, []string{"--" + flag, value})
 			}
 			never, perhaps := wrongValues(f)
-			for _, value := range never {
+			for _, value := range pick(flag, never) {
 				w.check(t, with(value), []int{exitUsage}, "--"+flag)
 			}
-			for _, value := range perhaps {
+			for _, value := range pick(flag, perhaps) {
 				w.check(t, with(value), []int{0, exitFailed, exitUsage, exitNothingMet}, "--"+flag, strings.ReplaceAll(flag, "-", " "), value, strings.ToValidUTF8(value, "\ufffd"), missing, "127.0.0.1:1", "nothing", "no study", "not ready")
 			}
 			for _, alike := range []string{"-" + flag + "x", "--" + flag + "x", "--x" + flag} {
@@ -179,7 +202,7 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	}
 }
 
-// Each file that a command reads, where something else stands in its place, or what is in it is none of its kind.
+// Each file that a command reads may be missing, something else, or have contents of another kind.
 func TestEachFileMayBeSomethingElse(t *testing.T) {
 	w := newWrongs(t)
 	bench := []string{"bench", "--url", "http://127.0.0.1:1"}
@@ -237,7 +260,7 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 	}
 }
 
-// What is wrong in a study file, and with a command line as a whole.
+// Mistakes in a study file, and in a command line as a whole, are named.
 func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	w := newWrongs(t)
 	text, err := os.ReadFile(w.study)
@@ -285,7 +308,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		{"a port that is too large", []string{"run", w.study, "--root", fresh, "--listen", ":99999"}, exitUsage, "with a port from 0 (any that is free) to 65535"},
 		{"no port", []string{"run", w.study, "--root", fresh, "--listen", "localhost"}, exitUsage, "--listen localhost: write HOST:PORT"},
 		{"a port that is taken", []string{"run", w.study, "--root", fresh, "--listen", taken.Addr().String()}, exitUsage, "another program listens there; choose another port"},
-		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "take an address of this machine"},
+		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "give an address of this machine"},
 		{"a command misspelled", []string{"stauts", "small"}, exitUsage, `did you mean "status"?`},
 		{"a command of sim misspelled", []string{"sim", "calibrat", "small"}, exitUsage, `did you mean "calibrate"?`},
 		{"a flag misspelled", []string{"list", "--rooot", "x"}, exitUsage, `--rooot: there is no such flag; did you mean "root"?`},

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// becomeSubreaper makes this process the parent of every descendant whose own parent dies (PR_SET_CHILD_SUBREAPER, Linux
-// 3.4, prctl(2)). Children do not inherit it. The first process of a container is that anyway.
+// becomeSubreaper makes this process the parent of every descendant whose own parent dies (PR_SET_CHILD_SUBREAPER,
+// Linux 3.4, prctl(2)). Children do not inherit the setting. The first process of a container is a subreaper anyway.
 var becomeSubreaper = sync.OnceValue(func() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of our orphans: %w", err)
@@ -22,50 +22,52 @@ var becomeSubreaper = sync.OnceValue(func() error {
 	return nil
 })
 
-// SubreaperSupport returns why descendants that lose their parent do not become ours; nil means they do.
+// SubreaperSupport returns why orphaned descendants do not become our children; nil means they do.
 func SubreaperSupport() error { return becomeSubreaper() }
 
-// A child of ours is either direct, which means that this program has forked it and will wait for it, or adopted, which
-// means that its parent died. The two must not be mixed up: nobody but us reaps an adopted one, and a direct one's status
-// belongs to who started it, through this package or any other.
+// direct reports whether this program forked the child itself. Otherwise the child is adopted: its parent died. A
+// direct child must be waited for by the code that started it, which needs its status. An adopted child has nobody
+// but us to reap it.
 //
-// Go's os package tells them apart: it forks with CLONE_PIDFD and keeps the pidfd until the status has arrived
-// (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26), so a direct child has a pidfd in our descriptor table from
-// its first to its last moment, and an adopted one never. Where the kernel or a sandbox has no pidfds, which the first
-// leader shows, the session tells: a direct child stays in ours, unless it is a leader or the watchdog, whose numbers we
-// know; what came of a tree has left ours and cannot come back (setsid(2) only makes new ones). There an orphan that a
-// plain child leaves in our session is not reaped: better a zombie than a stolen status.
+// Go's os package tells them apart. It forks with CLONE_PIDFD and keeps the pidfd until it has the status
+// (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26). So a direct child always has a pidfd in our descriptor
+// table, and an adopted one never.
 //
-// Only a C library that forks behind Go's back would be taken for adopted; nothing that the tuner links does.
-func (l *look) direct(s stat) bool {
-	if s.pid == l.home.dog.pid() {
+// A kernel or sandbox may have no pidfds, which the first leader shows. Then the session tells them apart. A direct
+// child stays in our session, except the leaders and the watchdog, whose PIDs we know. A descendant of a tree has
+// left our session and cannot return (setsid(2) only makes new ones). An orphan that a plain child leaves in our
+// session is not reaped then: a zombie is better than a stolen status.
+//
+// A C library that forks without Go would look adopted; the tuner links none that does.
+func (sc *scan) direct(s stat) bool {
+	if s.pid == sc.home.watchdog.pid() {
 		return true
 	}
-	for _, p := range l.home.trees {
+	for _, p := range sc.home.trees {
 		if p.record.PID == s.pid {
 			return true
 		}
 	}
-	if !l.home.pidfds {
-		return s.session == l.all[l.self].session || l.starting()
+	if !sc.home.pidfds {
+		return s.session == sc.all[sc.self].session || sc.starting()
 	}
-	held, err := l.held()
-	return err != nil || held[s.pid] // in doubt it is not ours to wait for
+	held, err := sc.held()
+	return err != nil || held[s.pid] // when in doubt, it is not ours to wait for
 }
 
-// adopted reports whether a child of ours is an adopted one. The second reading makes it certain: a direct child that was
-// reaped between our reading of /proc and that of our pidfds looks adopted, but then it is gone.
-func (l *look) adopted(s stat) bool {
-	if l.direct(s) {
+// adopted reports whether a child of ours is adopted. It reads the process again to be certain: a direct child that
+// was reaped between the readings of /proc and of our pidfds looks adopted, but then it is gone.
+func (sc *scan) adopted(s stat) bool {
+	if sc.direct(s) {
 		return false
 	}
 	again, err := readStat(s.pid)
 	return err == nil && again.startTime == s.startTime
 }
 
-// starting reports whether a tree is being forked: its leader's number is not known yet.
-func (l *look) starting() bool {
-	for _, p := range l.home.trees {
+// starting reports whether a tree is being forked, so that its leader's PID is not known yet.
+func (sc *scan) starting() bool {
+	for _, p := range sc.home.trees {
 		if p.record.PID == 0 {
 			return true
 		}
@@ -73,21 +75,23 @@ func (l *look) starting() bool {
 	return false
 }
 
-// byAdoption finds whose tree a child of ours came of that bears no mark: it has left the session, cleared its
-// environment, and its parent was dead before any look saw it. With one tree there is no doubt. With several it is left
-// open until one remains that is older than the orphan, so the last one to be stopped ends it: to kill another server's
-// process would spoil a measurement, and an orphan is never left to live. What was a child of ours before, or an orphan
-// in our own session, came of none. As the first process of a container we also inherit orphans of strangers; those that
-// were seen with a stranger for a parent bear a mark, and the others count as ours: the container is the server's.
-func (l *look) byAdoption(s stat) (owner *Process, known bool) {
-	if l.direct(s) {
-		return nil, !l.starting() // it may be the leader that is being started
+// byAdoption finds the tree of a child of ours that has no mark: it left the session, cleared its environment, and
+// its parent died before any scan saw it. With one tree the answer is certain. With several, byAdoption waits until
+// only one tree is left that is older than the orphan, so the last such tree to be stopped ends it. Killing another
+// server's process would spoil a measurement, and no orphan may survive.
+//
+// A child that was ours before, or an orphan in our own session, belongs to no tree. The first process of a container
+// also inherits orphans of strangers. Those that a scan saw below a stranger have a mark; the others count as ours,
+// because the container is the server's.
+func (sc *scan) byAdoption(s stat) (owner *Process, known bool) {
+	if sc.direct(s) {
+		return nil, !sc.starting() // it may be the leader that is being started
 	}
-	if s.session == l.all[l.self].session {
+	if s.session == sc.all[sc.self].session {
 		return nil, true
 	}
 	var older []*Process
-	for _, p := range l.home.trees {
+	for _, p := range sc.home.trees {
 		if p.record.PID == 0 || p.record.StartTime <= s.startTime {
 			older = append(older, p)
 		}
@@ -95,26 +99,26 @@ func (l *look) byAdoption(s stat) (owner *Process, known bool) {
 	switch {
 	case len(older) == 0:
 		return nil, true
-	case len(older) > 1 || older[0].record.PID == 0 || !l.adopted(s):
+	case len(older) > 1 || older[0].record.PID == 0 || !sc.adopted(s):
 		return nil, false
 	}
 	return older[0], true
 }
 
-// reap waits for the adopted dead, for each by its number. An adopted zombie keeps its number until we wait for it.
-func (l *look) reap() {
-	for _, s := range l.all {
-		if s.parent == l.self && s.dead() && l.adopted(s) {
-			_ = unix.Waitid(unix.P_PID, s.pid, nil, unix.WEXITED|unix.WNOHANG, nil) // the next look tries again
+// reap waits for each adopted dead process by its PID. An adopted zombie keeps its PID until we wait for it.
+func (sc *scan) reap() {
+	for _, s := range sc.all {
+		if s.parent == sc.self && s.dead() && sc.adopted(s) {
+			_ = unix.Waitid(unix.P_PID, s.pid, nil, unix.WEXITED|unix.WNOHANG, nil) // if it fails, the next scan tries again
 		}
 	}
 }
 
-// heldPidfds returns the processes of which this process holds a pidfd, by the Pid line of its fdinfo (proc(5)).
+// heldPidfds returns the processes whose pidfd this process holds, from the Pid line of their fdinfo (proc(5)).
 func heldPidfds() (map[int]bool, error) {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return nil, fmt.Errorf("look for our pidfds: %w", err)
+		return nil, fmt.Errorf("list our pidfds: %w", err)
 	}
 	held := map[int]bool{}
 	for _, fd := range fds {
@@ -140,24 +144,25 @@ func heldPidfds() (map[int]bool, error) {
 }
 
 const (
-	// lookShare is the share of a core that looks may cost while nothing happens: a pause is that many times the look
-	// before it. It takes about 1 ms for 100 processes.
-	lookShare = 1000
-	// A look that took no time is still not repeated before minPause, and a slow one not later than maxPause.
+	// idleScanRatio bounds the cost of scans while nothing happens to 1/1000 of a core: the pause after a scan is 1000
+	// times as long as the scan. A scan takes about 1 ms for 100 processes.
+	idleScanRatio = 1000
+	// The pause is at least minPause after a very fast scan, and at most maxPause after a slow one.
 	minPause, maxPause = time.Second, 10 * time.Second
-	// burstPause bounds the looks when many children die.
+	// burstPause is the least pause between two scans when many children die.
 	burstPause = 100 * time.Millisecond
 )
 
-// A reaper looks when a child dies, and now and then: it reaps, and it sees processes while their parents live.
+// A reaper scans when a child dies, and from time to time. It reaps, and it sees processes while their parents are
+// alive.
 type reaper struct {
 	quit, done chan struct{}
 }
 
-func startReaper(h *household) *reaper {
+func startReaper(h *registry) *reaper {
 	r := &reaper{quit: make(chan struct{}), done: make(chan struct{})}
 	children := make(chan os.Signal, 1)
-	signal.Notify(children, syscall.SIGCHLD) // also sent for an orphan that is dead when we get it
+	signal.Notify(children, syscall.SIGCHLD) // also sent for an adopted child that is already dead
 	go r.run(h, children)
 	return r
 }
@@ -168,7 +173,7 @@ func (r *reaper) stop() {
 	<-r.done
 }
 
-func (r *reaper) run(h *household, children chan os.Signal) {
+func (r *reaper) run(h *registry, children chan os.Signal) {
 	defer close(r.done)
 	defer signal.Stop(children)
 	timer := time.NewTimer(minPause)
@@ -179,14 +184,14 @@ func (r *reaper) run(h *household, children chan os.Signal) {
 			return
 		case <-children:
 			if !childWaits() {
-				continue // os/exec was faster, as usual
+				continue // os/exec was faster, as it mostly is
 			}
 		case <-timer.C:
 		}
-		pause, lost := h.glance()
+		pause, lost := h.scanOnce()
 		timer.Reset(pause)
 		if lost {
-			h.dog.replace()
+			h.watchdog.replace()
 		}
 		select {
 		case <-r.quit:
@@ -196,17 +201,17 @@ func (r *reaper) run(h *household, children chan os.Signal) {
 	}
 }
 
-// glance looks once, and returns how long the next look may wait and whether the watchdog was seen dead.
-func (h *household) glance() (pause time.Duration, lost bool) {
+// scanOnce scans, and returns the pause until the next scan and whether the watchdog was seen dead.
+func (h *registry) scanOnce() (pause time.Duration, lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	begin := time.Now()
-	all, _ := h.look() // a look that fails is repeated; that of Stop and Members reports
-	dog, found := all[h.dog.pid()]
-	return min(max(minPause, lookShare*time.Since(begin)), maxPause), found && dog.dead()
+	all, _ := h.scan() // the reaper tries again; Stop and Members report the error
+	dead, found := all[h.watchdog.pid()]
+	return min(max(minPause, idleScanRatio*time.Since(begin)), maxPause), found && dead.dead()
 }
 
-// childWaits reports whether any dead child waits to be waited for. WNOWAIT leaves it as it is.
+// childWaits reports whether a dead child waits to be reaped. WNOWAIT leaves it unreaped.
 func childWaits() bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)

@@ -21,12 +21,12 @@ const cgroupPrefix = "tuner-"
 // groupLimit is how long the kernel may refuse to remove a cgroup whose last process has just died.
 const groupLimit = time.Second
 
-// A cgroup is the directory of a cgroup v2 that holds one tree (Documentation/admin-guide/cgroup-v2.rst of Linux). What
-// its processes fork is in it too, whatever their session, environment and parents. Empty means none.
+// A cgroup is the directory of a cgroup v2 that holds one tree (Documentation/admin-guide/cgroup-v2.rst of Linux). A
+// forked process is in it too, whatever its session, environment and parents. Empty means none.
 type cgroup string
 
-// CgroupSupport returns why servers are started without a cgroup of their own; nil means they have one. In most
-// containers and on many desktops the cgroups are not ours to write: nothing is wrong then.
+// CgroupSupport returns why servers have no cgroup of their own; nil means they have one. In most containers and on
+// many desktops we may not write the cgroups, and nothing is wrong then.
 func CgroupSupport() error {
 	home.mu.Lock()
 	obstacle := home.obstacle
@@ -64,7 +64,7 @@ func newCgroup(token string) (cgroup, error) {
 
 func (c cgroup) file(name string) string { return filepath.Join(string(c), name) }
 
-// directories are the group's own and those below it, each after the one that holds it. None is not an error.
+// directories returns the group's directory and those below it, parents first. It is no error when there are none.
 func (c cgroup) directories() ([]string, error) {
 	if c == "" {
 		return nil, nil
@@ -82,7 +82,7 @@ func (c cgroup) directories() ([]string, error) {
 	return found, err
 }
 
-// pids are the processes in the group and in those below it, zombies excluded.
+// pids returns the processes in the group and in the groups below it, without zombies.
 func (c cgroup) pids() ([]int, error) {
 	directories, err := c.directories()
 	if err != nil {
@@ -91,7 +91,7 @@ func (c cgroup) pids() ([]int, error) {
 	var pids []int
 	for _, directory := range directories {
 		text, err := os.ReadFile(filepath.Join(directory, "cgroup.procs"))
-		if vanished(err) || errors.Is(err, syscall.EOPNOTSUPP) { // a threaded group: its domain's file has the processes
+		if vanished(err) || errors.Is(err, syscall.EOPNOTSUPP) { // a threaded group: the file of its domain lists the processes
 			continue
 		}
 		if err != nil {
@@ -102,13 +102,13 @@ func (c cgroup) pids() ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("read cgroup.procs of %s: %w", directory, err)
 			}
-			pids = append(pids, pid) // 0 for one that our PID namespace does not see: nobody has that number
+			pids = append(pids, pid) // 0 for a process outside our PID namespace: no process has that PID
 		}
 	}
 	return pids, nil
 }
 
-// kill sends SIGKILL to every process in the group and in those below it, also to those that are being forked (Linux 5.14).
+// kill sends SIGKILL to every process in the group and in the groups below it, even while they fork (Linux 5.14).
 func (c cgroup) kill() error {
 	if c == "" {
 		return nil
@@ -121,7 +121,7 @@ func (c cgroup) kill() error {
 	return errors.Join(err, f.Close())
 }
 
-// remove removes the group and those below it, which must hold no process. To have none is what is wanted.
+// remove removes the group and those below it, which must hold no process. It is no error when there are none.
 func (c cgroup) remove() error {
 	for deadline := time.Now().Add(groupLimit); ; time.Sleep(pollEvery) {
 		err := c.removeOnce()
@@ -140,7 +140,7 @@ func (c cgroup) removeOnce() error {
 		return err
 	}
 	for _, directory := range slices.Backward(directories) {
-		// Not os.Remove: it would take files too, should this ever not be a cgroup.
+		// Not os.Remove: it would remove files too, if this were not a cgroup.
 		if err := syscall.Rmdir(directory); err != nil && !vanished(err) {
 			return err
 		}

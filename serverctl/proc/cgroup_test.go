@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Whatever keeps us from a cgroup, the server starts, and doctor can say why.
+// The server starts without a cgroup, whatever the reason, and doctor can say why.
 func TestAServerStartsWithoutACgroup(t *testing.T) {
 	for _, row := range []struct {
 		name     string
@@ -58,7 +58,7 @@ func TestAMissingProgramIsNotBlamedOnTheCgroup(t *testing.T) {
 	}
 }
 
-// What forks faster than we can look cannot be killed faster than it forks, but by the kernel.
+// Processes that fork faster than a scan can only be killed by the kernel.
 func TestTheKernelKillsACgroup(t *testing.T) {
 	if err := CgroupSupport(); err != nil {
 		t.Skipf("there is no cgroup for a server here: %v", err)

@@ -8,46 +8,45 @@ import (
 	"time"
 )
 
-// A family is what one look found of a tree.
-type family struct {
-	living []stat // that run as our user, in ascending order
-	dead   []stat // that wait to be reaped, or were by this look
+// A treeState is what one scan found of a tree.
+type treeState struct {
+	living []stat // processes of our user, in ascending order
+	dead   []stat // waiting to be reaped, or reaped by this scan
 }
 
-// killAll kills the group and sends SIGKILL to every member that look finds, until two looks in a row are quiet. It is not
-// enough that they find nobody alive: a process can live when /proc is listed, bear another behind the back of the look,
-// and be dead when its turn comes to be read. But then it is one that was not dead before, so a look is quiet when it
-// finds nobody alive and nobody newly dead. As long as there are new ones killAll does not pause: what forks as fast as
-// it can is caught by being faster. It returns the numbers of what it has killed.
-func killAll(leader int, group cgroup, look func() (family, error)) (killed []int, err error) {
+// killAll kills the cgroup and sends SIGKILL to every member that scan finds, until two scans in a row are quiet. A
+// scan is quiet when it finds no living and no newly dead member. Finding nobody alive is not enough: after /proc was
+// listed, a process can fork another one and die before the scan reads it. While new members appear, killAll does not
+// pause, so that it is faster than a process that forks in a loop. It returns the PIDs of the processes it killed.
+func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed []int, err error) {
 	signalled, knownDead := map[int]stat{}, map[int]stat{}
 	var refused error
 	deadline := time.Now().Add(killLimit)
 	for quiet, first := 0, true; quiet < 2; first = false {
-		found, err := look()
+		found, err := scan()
 		if err != nil {
 			return killed, err
 		}
-		if first { // after the look, which tells what there was to kill
-			_ = group.kill() // before Linux 5.14 there is no such thing: then signals do it alone
+		if first { // after the scan, which tells what there was to kill
+			_ = group.kill() // unknown before Linux 5.14; then the signals do it alone
 		}
 		living := append(found.living, dying(signalled, found.living)...)
-		if !takeIn(knownDead, found.dead) && len(living) == 0 {
+		if !addNew(knownDead, found.dead) && len(living) == 0 {
 			quiet++
 			continue
 		}
 		quiet = 0
 		if time.Now().After(deadline) {
-			return killed, errors.Join(fmt.Errorf("wait for server %d to end: processes %v are alive, or new ones born, %v "+
-				"after SIGKILL", leader, numbers(living), killLimit), refused)
+			return killed, errors.Join(fmt.Errorf("wait for server %d to end: processes %v are alive, or keep forking, %v "+
+				"after SIGKILL", leader, pidsOf(living), killLimit), refused)
 		}
 		for _, s := range living {
 			if err := killOne(s); err != nil {
-				refused = err // the others must not live for it
+				refused = err // the other members must be killed all the same
 			}
 			killed = append(killed, s.pid)
 		}
-		if !takeIn(signalled, living) && len(living) > 0 {
+		if !addNew(signalled, living) && len(living) > 0 {
 			time.Sleep(pollEvery)
 		}
 	}
@@ -55,8 +54,8 @@ func killAll(leader int, group cgroup, look func() (family, error)) (killed []in
 	return slices.Compact(killed), nil
 }
 
-// takeIn adds processes to those that are known, and reports whether any of them was not.
-func takeIn(known map[int]stat, found []stat) (news bool) {
+// addNew adds processes to known, and reports whether any of them was new.
+func addNew(known map[int]stat, found []stat) (news bool) {
 	for _, s := range found {
 		if known[s.pid].startTime != s.startTime {
 			known[s.pid], news = s, true
@@ -65,9 +64,9 @@ func takeIn(known map[int]stat, found []stat) (news bool) {
 	return news
 }
 
-// dying are those of the signalled that are not dead yet and are no more among the members. A process that ends gives up
-// its memory, and with it the environment that has its token, and leaves its cgroup before it closes its files (do_exit in
-// kernel/exit.c of Linux): it may still hold a port, and a GPU for seconds.
+// dying returns the signalled processes that are neither dead nor listed as members. A process that ends first gives
+// up its memory, with the token in its environment, and leaves its cgroup. Only then it closes its files (do_exit in
+// kernel/exit.c of Linux). So it may still hold a port, or a GPU for seconds.
 func dying(signalled map[int]stat, members []stat) []stat {
 	var left []stat
 	for pid, s := range signalled {
@@ -82,18 +81,18 @@ func dying(signalled map[int]stat, members []stat) []stat {
 	return left
 }
 
-// killOne takes hold of the process and only then looks whether it is still the one that was meant: between the look and
-// the signal the number may have changed hands. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill signals
-// through it (pidfdFind and pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
+// killOne opens the process and only then checks that it is the intended one: its PID may have been reused since the
+// scan. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill signals through it (pidfdFind and
+// pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
 func killOne(meant stat) error {
 	p, err := os.FindProcess(meant.pid)
 	if err != nil {
-		return fmt.Errorf("take hold of process %d: %w", meant.pid, err)
+		return fmt.Errorf("open process %d: %w", meant.pid, err)
 	}
-	defer p.Release() // an error would mean that it was released already
+	defer p.Release() // it fails only after an earlier release
 	s, err := readStat(meant.pid)
 	if err != nil || s.startTime != meant.startTime {
-		return nil // gone by itself
+		return nil // it has ended by itself
 	}
 	if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill process %d: %w", meant.pid, err)
@@ -101,8 +100,8 @@ func killOne(meant stat) error {
 	return nil
 }
 
-// numbers are the process numbers, in the order given.
-func numbers(members []stat) []int {
+// pidsOf returns the PIDs, in the order given.
+func pidsOf(members []stat) []int {
 	var pids []int
 	for _, s := range members {
 		pids = append(pids, s.pid)

@@ -1,11 +1,11 @@
-// Package proc owns a process tree until it is gone: it starts a command in a session of its own, knows everything that
-// comes of it, ends it, and sees to it that nothing outlives the owner either: a watchdog ends what a killed owner leaves
-// behind, and the next run reclaims what a watchdog could not. It knows nothing of vLLM, and never finds a process by its
-// name. It is for Linux.
+// Package proc starts a command in its own session, knows every process that descends from it, and owns this process
+// tree until it is gone. Nothing outlives the owner: a watchdog ends what a killed owner leaves behind, and the next
+// run reclaims what the watchdog could not. The package knows nothing of vLLM, and never finds a process by its name.
+// It is for Linux.
 //
-// What comes of a command is known by several marks, because each can be shed: its session (a daemon leaves it), a token
-// in the environment (cleared by env -i), its cgroup v2 where we may have one (shed only with rights over cgroups), its
-// parents as they were seen, and its being handed to us when its parent died, for this process is a child subreaper.
+// A descendant is known by several marks, because it can shed each of them: its session (a daemon leaves it), a token
+// in its environment (env -i clears it), its cgroup v2 if we may make one (only rights over cgroups shed it), and its
+// parents as we saw them. This process is also a child subreaper: it inherits descendants whose parent died.
 package proc
 
 import (
@@ -22,48 +22,49 @@ import (
 	"time"
 )
 
-// tokenVariable marks a child and all that comes of it. A process inherits it even when it leaves the session.
+// tokenVariable holds a token that marks a child and its descendants. A process keeps it when it leaves the session.
 const tokenVariable = "TUNER_SERVER_TOKEN"
 
 const (
-	// killLimit is how long SIGKILLed processes may take to disappear. A CUDA context of 140 GiB is torn down within it.
+	// killLimit is how long processes may take to disappear after SIGKILL. Tearing down a CUDA context of 140 GiB takes
+	// less.
 	killLimit = 10 * time.Second
-	// orphanGrace is what processes get that outlive their leader: nobody is left who would tell them to end.
-	orphanGrace = time.Second
-	// outputGrace is how long the last output of a dead leader is waited for. A process that lives on may hold the pipe.
+	// outputGrace is how long to wait for the last output of a dead leader. A living process may hold the pipe open.
 	outputGrace = 500 * time.Millisecond
-	// outputLimit is how long the writer may take over the last 64 KiB that the pipe held: a disk may have a bad moment.
+	// outputLimit is how long the writer may take for the last 64 KiB of the pipe: a disk may have a bad moment.
 	outputLimit = 10 * time.Second
-	// pollEvery is how often /proc is read while something is waited for. One reading of 200 processes takes about 2 ms.
+	// pollEvery is the pause between two readings of /proc while waiting. One reading of 200 processes takes about 2 ms.
 	pollEvery = 20 * time.Millisecond
 )
+
+// orphanGrace is how long processes may outlive their leader: nobody is left to tell them to end. Tests shorten it.
+var orphanGrace = time.Second
 
 // A Spec says what to start.
 type Spec struct {
 	Argv   []string  // the program and its args; a program without a slash is looked up in the owner's PATH
 	Env    []string  // KEY=VALUE; nil means the owner's environment
 	Dir    string    // working directory; empty means the owner's
-	Output io.Writer // gets stdout and stderr in pieces of 32 KiB at most, from one goroutine; nil means they are discarded
+	Output io.Writer // gets stdout and stderr in pieces of at most 32 KiB, from one goroutine; nil discards them
 }
 
-// A Process is a started command with everything that came of it.
+// A Process is a started command with all its descendants.
 type Process struct {
-	record Record // complete, and fixed, when Start has returned; until then it is guarded by the household's lock
+	record Record // complete and fixed when Start has returned; until then guarded by the registry's lock
 	cmd    *exec.Cmd
 	pipe   *os.File // read end of its output
 
 	exited    chan struct{} // closed when the leader was reaped
 	read      chan struct{} // closed when the output was read to its end
 	outputErr error         // first error of Spec.Output; to be read after read is closed
-	gone      atomic.Bool   // no member lived any more; from then on a number may mean another process
-	released  sync.Once     // the household has forgotten it
+	gone      atomic.Bool   // no member is alive any more; from then on a PID may mean another process
+	released  sync.Once     // the registry has forgotten it
 }
 
-// Start starts the command in a session of its own. It dies when this process dies, however that happens; what it
-// started itself is then ended by the watchdog (see Main), or by Reclaim with its Record. The caller must call Stop, also
-// when the leader has exited. A missing cgroup or watchdog does not keep it from starting: see CgroupSupport and
-// WatchdogSupport. From the first Start on this process is a child subreaper: orphans of what it started become its
-// children.
+// Start starts the command in its own session. The kernel kills it when this process dies, for whatever reason; the
+// watchdog (see Main), or Reclaim with its Record, then ends its descendants. The caller must call Stop, even when
+// the leader has exited. Start works without a cgroup and without a watchdog: see CgroupSupport and WatchdogSupport.
+// The first Start makes this process a child subreaper: orphaned descendants become its children.
 func Start(spec Spec) (*Process, error) {
 	if len(spec.Argv) == 0 {
 		return nil, errors.New("start a process: no program is given")
@@ -81,19 +82,19 @@ func Start(spec Spec) (*Process, error) {
 	started := make(chan error)
 	go p.run(spec, input, started)
 	err = <-started
-	input.Close() // the child has its own copy; ours would keep the pipe from ending
+	input.Close() // the child has its own copy; ours would keep the pipe open
 	if err != nil {
 		output.Close()
 		p.release()
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
-	home.dog.keep(p.record) // its token alone was told before: now its session can be found too
+	home.watchdog.keep(p.record) // before the fork it got the token alone; now it can find the session too
 	go p.readOutput(spec.Output)
 	return p, nil
 }
 
-// run starts the leader and waits for it, on one thread: the kernel sends the parent-death signal when the thread that
-// forked dies (prctl(2)), and Go ends the thread of a goroutine that exits locked to it.
+// run starts the leader and waits for it, on one thread. The kernel sends the parent-death signal when the thread
+// that forked dies (prctl(2)), and Go ends the thread of a goroutine that exits while locked to it.
 func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -102,7 +103,7 @@ func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	if err != nil {
 		return
 	}
-	_ = p.cmd.Wait() // how it ended is kept in ProcessState
+	_ = p.cmd.Wait() // ProcessState keeps how it ended
 	select {
 	case <-p.read:
 	case <-time.After(outputGrace):
@@ -110,8 +111,8 @@ func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	close(p.exited)
 }
 
-// fork starts the leader in its cgroup, or without when that does not work. Whether the cgroup or the program is at fault
-// cannot be told from the error: seccomp profiles answer ENOSYS to clone3, and a missing program is ENOENT either way.
+// fork starts the leader in its cgroup, and without one if that fails. The error does not tell whether the cgroup or
+// the program is at fault: seccomp profiles answer ENOSYS to clone3, and a missing program gives ENOENT either way.
 func (p *Process) fork(spec Spec, input *os.File) error {
 	err := p.forkInto(p.record.group(), spec, input)
 	if err == nil || p.record.Cgroup == "" {
@@ -140,14 +141,14 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	if env == nil {
 		env = os.Environ()
 	}
-	// setproctitle writes its titles over the environment, and the token with it, unless SPT_NOENV is set.
+	// setproctitle overwrites the environment, and with it the token, unless SPT_NOENV is set.
 	cmd.Env = append(env[:len(env):len(env)], tokenVariable+"="+p.record.Token, "SPT_NOENV=1")
 	cmd.Dir = spec.Dir
 	cmd.Stdout, cmd.Stderr = input, input
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s, err := readStat(cmd.Process.Pid) // it was not reaped yet, so its entry is there even if it has died
+	s, err := readStat(cmd.Process.Pid) // not reaped yet, so its entry is there even if it is dead
 	if err != nil {
 		return errors.Join(err, cmd.Process.Kill(), reaped(cmd.Wait()))
 	}
@@ -156,7 +157,7 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	return nil
 }
 
-// reaped drops the error that only says how a reaped process ended.
+// reaped drops an error that only says how a reaped process ended.
 func reaped(err error) error {
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
@@ -164,8 +165,8 @@ func reaped(err error) error {
 	return err
 }
 
-// readOutput reads until the last process that holds the pipe has ended. It goes on when the writer fails: a full pipe
-// would stop the child. However much a child writes, 32 KiB of it are held.
+// readOutput reads until the last process that holds the pipe has ended. It continues when the writer fails, because
+// a full pipe would block the child. It buffers at most 32 KiB.
 func (p *Process) readOutput(w io.Writer) {
 	defer close(p.read)
 	defer p.pipe.Close()
@@ -183,16 +184,17 @@ func (p *Process) readOutput(w io.Writer) {
 	}
 }
 
-// PID is the number of the leader, and of its session.
+// PID is the process ID of the leader, and the ID of its session.
 func (p *Process) PID() int { return p.record.PID }
 
 // Record is what a later owner needs to reclaim the process.
 func (p *Process) Record() Record { return p.record }
 
-// Exited is closed when the leader has ended and what it wrote has reached the output. Others may live on: see Members.
+// Exited is closed when the leader has ended and its output was written. Other members may still be alive: see
+// Members.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// ExitCode is the leader's exit code; -1 while it runs, and when a signal ended it.
+// ExitCode is the leader's exit code. It is -1 while the leader runs, and when a signal ended it.
 func (p *Process) ExitCode() int {
 	select {
 	case <-p.exited:
@@ -202,7 +204,7 @@ func (p *Process) ExitCode() int {
 	}
 }
 
-// Ending says how the leader ended, such as "exit status 1" or "signal: killed"; it is empty while the leader runs.
+// Ending says how the leader ended, such as "exit status 1" or "signal: killed". It is empty while the leader runs.
 func (p *Process) Ending() string {
 	select {
 	case <-p.exited:
@@ -212,22 +214,22 @@ func (p *Process) Ending() string {
 	}
 }
 
-// Members are the living processes of our user, zombies excluded, that came of the leader, in ascending order.
+// Members returns the living processes of the tree that run as our user, without zombies, in ascending order.
 func (p *Process) Members() ([]int, error) {
-	f, err := p.family()
-	return numbers(f.living), err
+	f, err := p.state()
+	return pidsOf(f.living), err
 }
 
-func (p *Process) family() (family, error) {
+func (p *Process) state() (treeState, error) {
 	if p.gone.Load() {
-		return family{}, nil
+		return treeState{}, nil
 	}
-	return home.family(p)
+	return home.state(p)
 }
 
-// Stop ends the process: SIGTERM to the leader, grace for it to end, then SIGKILL to every member until none is left. The
-// end of ctx cuts the grace short and nothing else. Stop returns when no member lives, with an error when one survives
-// SIGKILL for ten seconds, or when the output could not be written. It is safe to call again.
+// Stop ends the tree: it sends SIGTERM to the leader, waits for grace, then sends SIGKILL to every member until none
+// is left. The end of ctx cuts only the grace short. Stop returns when no member is alive. It fails when a member
+// survives SIGKILL for ten seconds, or when the output could not be written. Stop may be called again.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	refused := p.terminate()
 	if refused == nil {
@@ -236,20 +238,20 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	if err := errors.Join(refused, p.kill()); err != nil {
 		return err
 	}
-	// Nobody who belongs here writes any more. A stranger who was handed the pipe must not keep the reader.
-	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // fails when the reader is done already
+	// No member writes any more. A stranger that was handed the pipe must not block the reader.
+	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // fails when the reader has already finished
 	select {
 	case <-p.read:
 	case <-time.After(outputLimit):
-		return fmt.Errorf("wait for the last output of process %d to be written: not done after %v; see whether its disk "+
-			"still takes data", p.record.PID, outputLimit)
+		return fmt.Errorf("write the last output of process %d: not done after %v; check that the disk of the log "+
+			"still accepts data", p.record.PID, outputLimit)
 	}
-	<-p.exited // the leader is dead and the output is read: nothing is left to wait for
+	<-p.exited // the leader is dead and the output is read, so this returns at once
 	p.release()
 	return p.outputErr
 }
 
-// terminate asks the leader to end. It is refused when the leader has become another user.
+// terminate sends SIGTERM to the leader. It fails when the leader runs as another user.
 func (p *Process) terminate() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send SIGTERM to process %d: %w", p.record.PID, err)
@@ -257,7 +259,7 @@ func (p *Process) terminate() error {
 	return nil
 }
 
-// awaitEnd waits until the leader has ended and its descendants have, for grace at most.
+// awaitEnd waits until the leader and its descendants have ended, but at most for grace.
 func (p *Process) awaitEnd(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -275,24 +277,23 @@ func (p *Process) awaitEnd(ctx context.Context, grace time.Duration) {
 	}
 }
 
-// kill kills every member.
 func (p *Process) kill() error {
 	if p.gone.Load() {
 		return nil
 	}
-	if _, err := killAll(p.record.PID, p.record.group(), p.family); err != nil {
+	if _, err := killAll(p.record.PID, p.record.group(), p.state); err != nil {
 		return err
 	}
 	p.gone.Store(true)
 	return nil
 }
 
-// release makes the household, the watchdog and the kernel forget a process that is gone. The group goes first: should we
-// die in between, the watchdog still knows of it.
+// release removes a tree that is gone from the kernel, the watchdog and the registry. The cgroup goes first: if we
+// die in between, the watchdog still knows the tree.
 func (p *Process) release() {
 	p.released.Do(func() {
 		home.removeGroup(p.record.group())
-		home.dog.drop(p.record.Token)
+		home.watchdog.drop(p.record.Token)
 		home.end(p)
 	})
 }

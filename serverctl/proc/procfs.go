@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// A stat is what we use of /proc/PID/stat, proc(5).
+// A stat is the part of /proc/PID/stat that we use (proc(5)).
 type stat struct {
 	pid       int
 	state     byte
@@ -21,16 +21,15 @@ type stat struct {
 	startTime uint64 // clock ticks since boot
 }
 
-// dead reports whether the process has ended and only waits to be reaped. A process whose main thread alone has ended is
-// shown as a zombie too, and lives.
+// dead reports whether the process has ended and waits to be reaped. A process whose main thread alone has ended is
+// shown as a zombie too, but is alive.
 func (s stat) dead() bool {
 	return s.state == 'X' || s.state == 'x' || s.state == 'Z' && s.threads <= 1
 }
 
 func procPath(pid int, file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
 
-// processes returns every process of the machine, or at least of our PID namespace, by its number. One that ends
-// meanwhile may be left out.
+// processes returns every process of our PID namespace by its PID. A process that ends meanwhile may be missing.
 func processes() (map[int]stat, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -47,7 +46,7 @@ func processes() (map[int]stat, error) {
 			continue // not a process
 		}
 		s, err := readStat(pid)
-		if vanished(err) || errors.Is(err, fs.ErrPermission) { // with hidepid (proc(5)) others' processes are closed to us
+		if vanished(err) || errors.Is(err, fs.ErrPermission) { // hidepid (proc(5)) hides other users' processes
 			continue
 		}
 		if err != nil {
@@ -70,8 +69,8 @@ func readStat(pid int) (stat, error) {
 	return s, nil
 }
 
-// parseStat reads one line of /proc/PID/stat. The second field is the command in parentheses, which may itself hold
-// spaces and parentheses; the fields after the last one are numbers and the state.
+// parseStat parses a line of /proc/PID/stat. The second field is the command in parentheses, which may hold spaces
+// and parentheses itself. The fields after it are the state and numbers.
 func parseStat(line string) (stat, error) {
 	open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if open < 0 || end < open {
@@ -91,9 +90,9 @@ func parseStat(line string) (stat, error) {
 	return s, errors.Join(err1, err2, err3, err4, err5)
 }
 
-// Listens reports whether a TCP port of the loopback address is served by members alone: at least one socket listens on
-// it, or on the port of any address, and every one that does is held by a member. A stranger who shares the port (SO_REUSEPORT) would answer part of the
-// requests.
+// Listens reports whether only members of the tree listen on a TCP port of the loopback address: at least one socket
+// listens, and members hold every such socket. A stranger that shares the port (SO_REUSEPORT) would answer some of
+// the requests.
 func (p *Process) Listens(port int) (bool, error) {
 	wanted := map[string]bool{}
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -102,7 +101,7 @@ func (p *Process) Listens(port int) (bool, error) {
 			continue // a kernel without IPv6
 		}
 		if err != nil {
-			return false, fmt.Errorf("look for the listener of port %d: %w", port, err)
+			return false, fmt.Errorf("find the listener of port %d: %w", port, err)
 		}
 		for _, inode := range listeners(string(b), port) {
 			wanted["socket:["+inode+"]"] = true
@@ -117,14 +116,15 @@ func (p *Process) Listens(port int) (bool, error) {
 	}
 	for _, pid := range members {
 		if err := dropHeld(wanted, pid); err != nil {
-			return false, fmt.Errorf("look for the listener of port %d: %w", port, err)
+			return false, fmt.Errorf("find the listener of port %d: %w", port, err)
 		}
 	}
 	return len(wanted) == 0, nil
 }
 
-// listeners returns the inodes of the sockets that listen on a port, from the text of /proc/net/tcp or tcp6: fields are
-// the slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user, timeout, inode.
+// listeners returns the inodes of the sockets that listen on a port, from the text of /proc/net/tcp or tcp6. The
+// fields are slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user,
+// timeout, inode.
 func listeners(table string, port int) []string {
 	suffix := fmt.Sprintf(":%04X", port)
 	var inodes []string
@@ -141,14 +141,14 @@ func listeners(table string, port int) []string {
 	return inodes
 }
 
-// reachable are the local addresses that answer who connects to 127.0.0.1, in the kernel's hex: words in the byte order of
-// the machine, which is little-endian wherever vLLM runs.
+// reachable lists the local addresses that receive connections to 127.0.0.1, in the kernel's hex. Its words have the
+// byte order of the machine, which is little-endian wherever vLLM runs.
 var reachable = []string{
 	"0100007F", "00000000", // 127.0.0.1 and any
 	"00000000000000000000000000000000", "0000000000000000FFFF00000100007F", // :: and ::ffff:127.0.0.1
 }
 
-// dropHeld removes from sockets those that a process holds open.
+// dropHeld removes the sockets that a process holds open.
 func dropHeld(sockets map[string]bool, pid int) error {
 	fds, err := os.ReadDir(procPath(pid, "fd"))
 	if vanished(err) {

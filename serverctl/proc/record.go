@@ -16,33 +16,34 @@ import (
 
 // A Record identifies a process tree beyond the life of its owner. It is stored before the server is used.
 type Record struct {
-	PID       int    `json:"pid"`        // of the leader, which is also the number of its session
+	PID       int    `json:"pid"`        // of the leader, which is also the session ID
 	StartTime uint64 `json:"start_time"` // of the leader, in clock ticks since boot (field 22 of /proc/PID/stat, proc(5))
 	BootID    string `json:"boot_id"`    // /proc/sys/kernel/random/boot_id
-	Token     string `json:"token"`      // in the environment of everything that came of the leader
-	// PIDNamespace is that of the owner, such as "pid:[4026531836]": process numbers mean something within it only.
-	// A restarted container has the boot id of the one before, and other numbers.
+	Token     string `json:"token"`      // in the environment of every descendant
+	// PIDNamespace is the owner's, such as "pid:[4026531836]". PIDs mean something only within it: a restarted container
+	// has the same boot ID and other PIDs.
 	PIDNamespace string `json:"pid_namespace,omitempty"`
 	Cgroup       string `json:"cgroup,omitempty"` // directory of the tree's cgroup v2; empty means it has none
 }
 
-// newRecord identifies a tree that is yet to be started.
+// newRecord returns the record of a tree that will be started.
 func newRecord() (Record, error) {
 	token := make([]byte, 16)
-	rand.Read(token) // never fails: crypto/rand ends the program rather than return an error
+	rand.Read(token) // never fails: crypto/rand ends the program instead
 	r := Record{Token: hex.EncodeToString(token)}
 	var err error
 	r.BootID, r.PIDNamespace, err = here()
 	return r, err
 }
 
-// Reclaim kills what is left of a recorded tree whose owner has died, removes its cgroup, and returns the numbers of what
-// it killed. It keeps to what can be proved without having seen the tree grow: the token; the cgroup, whose name carries
-// the token; and the session, as long as its leader is dead or is the recorded one. So a process that merely got a
-// recycled number is left alone, and so are other users' processes; a daemon that has left its session, cleared its
-// environment and is in no cgroup of ours is found by Stop alone, and without a cgroup a tree that goes on forking faster
-// than /proc can be read may escape. After a reboot nothing is left, and nothing is done. It
-// returns an error when a process survives SIGKILL for ten seconds.
+// Reclaim kills what is left of a recorded tree whose owner has died, removes its cgroup, and returns the PIDs that
+// it killed. It fails when a process survives SIGKILL for ten seconds. After a reboot it does nothing.
+//
+// Reclaim kills only what it can prove without having seen the tree grow. A member has the token, or is in the cgroup
+// that carries the token in its name, or is in the session while the leader is dead or is the recorded one. So
+// processes with a reused PID and other users' processes are safe. Two things can escape Reclaim, but not Stop: a
+// daemon that left its session, cleared its environment and has no cgroup of ours; and, without a cgroup, a tree that
+// forks faster than /proc can be read.
 func Reclaim(r Record) (killed []int, err error) {
 	if r.PID <= 0 {
 		return nil, fmt.Errorf("reclaim a server: its record names no process (pid %d)", r.PID)
@@ -50,7 +51,7 @@ func Reclaim(r Record) (killed []int, err error) {
 	return r.reclaim()
 }
 
-// reclaim is Reclaim for a record that may lack the leader's number.
+// reclaim is Reclaim for a record that may lack the leader's PID.
 func (r Record) reclaim() (killed []int, err error) {
 	if r.Token == "" {
 		return nil, errors.New("reclaim a server: its record has no token") // most processes have none
@@ -63,14 +64,14 @@ func (r Record) reclaim() (killed []int, err error) {
 		return nil, nil
 	}
 	if r.PIDNamespace != "" && r.PIDNamespace != namespace {
-		r.PID = 0 // the token and the cgroup mean the same everywhere
+		r.PID = 0 // the token and the cgroup are the same in every namespace
 	}
-	killed, err = killAll(r.PID, r.group(), r.family)
-	_ = r.group().remove() // it stays when it is not ours to remove, or not empty, which err says
+	killed, err = killAll(r.PID, r.group(), r.state)
+	_ = r.group().remove() // it fails when the cgroup is not ours to remove, or not empty, and then err says so
 	return killed, err
 }
 
-// group is the recorded cgroup, if its name carries the token: then it is nobody else's.
+// group is the recorded cgroup if its name carries the token; otherwise it may be somebody else's.
 func (r Record) group() cgroup {
 	if filepath.Base(r.Cgroup) != cgroupPrefix+r.Token {
 		return ""
@@ -78,26 +79,26 @@ func (r Record) group() cgroup {
 	return cgroup(r.Cgroup)
 }
 
-// Members are the living processes that Reclaim would kill, in ascending order.
+// Members returns the living processes that Reclaim would kill, in ascending order.
 func (r Record) Members() ([]int, error) {
-	f, err := r.family()
-	return numbers(f.living), err
+	f, err := r.state()
+	return pidsOf(f.living), err
 }
 
-// family returns what is there of the tree. Of the dead only those in the session can be told.
-func (r Record) family() (family, error) {
+// state returns the processes of the tree. It knows the dead ones of the session only.
+func (r Record) state() (treeState, error) {
 	all, err := processes()
 	if err != nil {
-		return family{}, fmt.Errorf("look for processes of server %d: %w", r.PID, err)
+		return treeState{}, fmt.Errorf("list the processes of server %d: %w", r.PID, err)
 	}
 	grouped := map[int]bool{}
-	pids, _ := r.group().pids() // what a cgroup cannot tell, the token must
+	pids, _ := r.group().pids() // if the cgroup cannot be read, the token decides
 	for _, pid := range pids {
 		grouped[pid] = true
 	}
 	leader, lives := all[r.PID]
-	session := r.PID > 0 && (!lives || leader.startTime == r.StartTime) // its number still means the recorded session
-	var f family
+	session := r.PID > 0 && (!lives || leader.startTime == r.StartTime) // its PID still means the recorded session
+	var f treeState
 	for pid, s := range all {
 		inSession := session && s.session == r.PID
 		switch {
@@ -110,21 +111,21 @@ func (r Record) family() (family, error) {
 			f.living = append(f.living, s)
 		}
 	}
-	sortByNumber(f.living)
+	sortByPID(f.living)
 	return f, nil
 }
 
-// here identifies the time since the last boot and our PID namespace: process numbers and start times mean something
-// within both only. It is an error when /proc shows another namespace: its numbers would be other processes to us.
+// here identifies this boot and our PID namespace: PIDs and start times mean something only within both. It fails
+// when /proc shows another namespace, where the same PIDs are other processes.
 func here() (bootID, namespace string, err error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", "", fmt.Errorf("read the boot id: %w", err)
 	}
-	namespace, _ = os.Readlink("/proc/self/ns/pid") // a kernel without namespaces has one, and no name for it
+	namespace, _ = os.Readlink("/proc/self/ns/pid") // a kernel without namespaces has only one, without a name
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
-		return "", "", fmt.Errorf("read our number: %w", err)
+		return "", "", fmt.Errorf("read our PID: %w", err)
 	}
 	if self != strconv.Itoa(os.Getpid()) {
 		return "", "", fmt.Errorf("/proc says we are process %s, but we are %d: it belongs to another PID namespace; "+
@@ -133,8 +134,8 @@ func here() (bootID, namespace string, err error) {
 	return strings.TrimSpace(string(b)), namespace, nil
 }
 
-// ownUser reports whether the process was started by the user that this process runs as: only then is it killed. The
-// owner of /proc/PID would not tell: it is root for a process that may not be dumped (proc(5)).
+// ownUser reports whether the process runs as our real user; only such a process is killed. The owner of /proc/PID
+// would not do: it is root for a process that may not be dumped (proc(5)).
 func ownUser(pid int) bool {
 	status, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil {
@@ -153,7 +154,7 @@ func ownUser(pid int) bool {
 func tokenOf(pid int) string {
 	environ, err := os.ReadFile(procPath(pid, "environ"))
 	if err != nil {
-		return "" // gone, or closed to us: then it is not ours
+		return "" // gone, or not ours to read: then it is not ours
 	}
 	for variable := range bytes.SplitSeq(environ, []byte{0}) {
 		if token, ok := bytes.CutPrefix(variable, []byte(tokenVariable+"=")); ok {
@@ -163,7 +164,7 @@ func tokenOf(pid int) string {
 	return ""
 }
 
-// vanished reports whether an error of a file below /proc/PID, or of a cgroup, means that it has gone in the meantime.
+// vanished reports whether an error of a file below /proc/PID, or of a cgroup, means that it has gone.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.ENODEV)
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Nobody is there to end what a killed owner leaves when its watchdog was killed before it: the next run does.
+// If the watchdog was killed before its owner, the next run ends what the owner left.
 func TestReclaimAfterTheOwnerWasKilled(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
 		o := own(t, "own family")
@@ -44,9 +44,9 @@ func TestReclaimSparesWhatIsNotTheRecordedServer(t *testing.T) {
 		name   string
 		change func(*Record)
 	}{
-		{"another process got the number", func(r *Record) { r.StartTime--; r.Token, r.Cgroup = "other", "" }},
+		{"another process got the PID", func(r *Record) { r.StartTime--; r.Token, r.Cgroup = "other", "" }},
 		{"the machine was booted since", func(r *Record) { r.BootID = "earlier" }},
-		{"the number is one of another container", func(r *Record) { r.PIDNamespace, r.Token, r.Cgroup = "pid:[1]", "other", "" }},
+		{"the PID is one of another container", func(r *Record) { r.PIDNamespace, r.Token, r.Cgroup = "pid:[1]", "other", "" }},
 		{"the cgroup is not named for the token", func(r *Record) { r.StartTime--; r.Token = "other" }},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -28,7 +28,7 @@ const (
 	groupsVariable = "PROC_TEST_CGROUPS"
 )
 
-// A role whose main thread ends needs to be on it, and only an init function can bind it there.
+// The role headless ends its main thread. Only an init function can bind it to that thread.
 func init() {
 	if os.Getenv(roleVariable) == "headless" {
 		runtime.LockOSThread()
@@ -47,12 +47,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	orphanGrace, tellLimit = orphanGrace/5, tellLimit/5 // waited for in full by many tests
 	os.Exit(m.Run())
 }
 
 func noGroup(string) (cgroup, error) { return "", errors.New("this test does without cgroups") }
 
-// lifetime ends every role by itself, so that a failing test leaves nothing behind for long.
+// lifetime is when every role ends by itself, so that a failing test leaves nothing behind for long.
 const lifetime = time.Minute
 
 func play(role string) error {
@@ -80,7 +81,7 @@ func play(role string) error {
 		}
 	case "flood":
 		return flood(arg)
-	case "headless": // its main thread ends, the others live on
+	case "headless": // its main thread ends, its other threads live on
 		fmt.Println("ready")
 		time.AfterFunc(lifetime, func() { os.Exit(0) })
 		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
@@ -104,16 +105,16 @@ func play(role string) error {
 	return nil
 }
 
-// playParent plays those that have children, and reports whether it lives on.
+// playParent plays the roles that have children, and reports whether the role lives on.
 func playParent(role, arg string) (stays bool, err error) {
 	switch role {
 	case "family": // has a stubborn child in the same session and one that left it
 		return true, errors.Join(bear("stubborn", inSession), bear("stubborn", leaving))
 	case "abandon": // dies and leaves a stubborn child
 		return false, bear("stubborn", inSession)
-	case "daemonise": // its daemon has left the session, cleared its environment, and lost its parent
+	case "daemonise": // its daemon leaves the session, clears its environment, and loses its parent
 		return true, command("bear-and-exit stubborn", clean).Run()
-	case "daemonise-later": // by the role that it is given
+	case "daemonise-later": // the role it is given says how
 		told := make(chan os.Signal, 1)
 		signal.Notify(told, syscall.SIGUSR1)
 		fmt.Println("waiting")
@@ -123,13 +124,13 @@ func playParent(role, arg string) (stays bool, err error) {
 		return false, bear(arg, clean)
 	case "bear-marked-and-exit":
 		return false, bear(arg, leaving)
-	case "nest": // as daemonise, but the daemon's parent lives
+	case "nest": // like daemonise, but the daemon's parent lives
 		return true, bear("nested", clean)
 	case "nested":
 		return true, bear("stubborn", clean)
-	case "zombies": // waits for none of its children
+	case "zombies": // it waits for none of its children
 		return true, errors.Join(bearZombie(), bearZombie(), bearZombie())
-	case "zombie-maker": // makes orphans that die, over and over
+	case "zombie-maker": // it makes orphans that die, over and over
 		fmt.Println("ready")
 		for end := time.Now().Add(lifetime); time.Now().Before(end); {
 			if err := command("bear-and-exit brief", clean).Run(); err != nil {
@@ -144,7 +145,7 @@ func playParent(role, arg string) (stays bool, err error) {
 			err = errors.Join(err, command("hop "+end, clean).Start())
 		}
 		return true, err
-	case "hop": // never lives long, and never dies out
+	case "hop": // each process is short-lived, but there is always a next one
 		end, err := strconv.ParseInt(arg, 10, 64)
 		if err != nil || time.Now().UnixMilli() > end {
 			return false, err
@@ -169,7 +170,7 @@ func bearZombie() error {
 	return nil
 }
 
-// flood writes so many MiB, or without end.
+// flood writes the given number of MiB, or writes without end.
 func flood(mebibytes string) error {
 	n, err := strconv.Atoi(mebibytes)
 	if err != nil {
@@ -184,31 +185,31 @@ func flood(mebibytes string) error {
 	return nil
 }
 
-// A report is what an owner says of itself.
+// A report is what an owner tells the test about itself.
 type report struct {
 	Records  []Record
 	Members  []int
 	Watchdog int
 }
 
-// playOwner is a tuner that will be killed.
+// playOwner plays a tuner that will be killed.
 func playOwner(role, arg string) error {
 	switch role {
-	case "own-untold": // is killed while it forks: the watchdog knows a token, and never hears of a number
+	case "own-untold": // killed while it forks: the watchdog knows a token but no PID
 		return dieForking()
-	case "own-unready": // is killed as soon as it has forked
+	case "own-unready": // killed as soon as it has forked
 		p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ(arg)})
 		if err != nil {
 			return err
 		}
-		r := report{Records: []Record{p.Record()}, Watchdog: home.dog.pid()}
+		r := report{Records: []Record{p.Record()}, Watchdog: home.watchdog.pid()}
 		return errors.Join(tell(r), syscall.Kill(os.Getpid(), syscall.SIGKILL))
 	case "own-orderly":
 		p, err := startReady(arg)
 		if err != nil {
 			return err
 		}
-		r := report{Records: []Record{p.Record()}, Watchdog: home.dog.pid()}
+		r := report{Records: []Record{p.Record()}, Watchdog: home.watchdog.pid()}
 		if err := errors.Join(p.Stop(context.Background(), time.Second), tell(r)); err != nil {
 			return err
 		}
@@ -220,8 +221,8 @@ func playOwner(role, arg string) error {
 	}
 	r := report{Records: []Record{p.Record()}}
 	r.Members, err = p.Members()
-	if role == "own-twice" { // and its first watchdog has died
-		first := home.dog.pid()
+	if role == "own-twice" { // its first watchdog has died
+		first := home.watchdog.pid()
 		err = errors.Join(err, syscall.Kill(first, syscall.SIGKILL))
 		for end := time.Now().Add(waitLimit); alive(first) && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
@@ -235,13 +236,13 @@ func playOwner(role, arg string) error {
 		members, err = second.Members()
 		r.Members = append(r.Members, members...)
 	}
-	r.Watchdog = home.dog.pid()
+	r.Watchdog = home.watchdog.pid()
 	return errors.Join(err, tell(r))
 }
 
 func tell(r report) error { return json.NewEncoder(os.Stdout).Encode(r) }
 
-// dieForking does what Start does until a child exists, and then dies. The child is one that outlives it.
+// dieForking does what Start does until a child exists, and then dies. The child outlives it.
 func dieForking() error {
 	record, err := newRecord()
 	if err != nil {
@@ -258,15 +259,15 @@ func dieForking() error {
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		return err
 	}
-	r := report{Records: []Record{p.record}, Members: []int{cmd.Process.Pid}, Watchdog: home.dog.pid()}
+	r := report{Records: []Record{p.record}, Members: []int{cmd.Process.Pid}, Watchdog: home.watchdog.pid()}
 	return errors.Join(tell(r), syscall.Kill(os.Getpid(), syscall.SIGKILL))
 }
 
-// A manner is how a child comes into the world.
+// A manner is how a child is started.
 type manner int
 
 const (
-	inSession manner = iota // as by default
+	inSession manner = iota // the default
 	leaving                 // it leaves the session
 	clean                   // it leaves the session and clears its environment
 )
@@ -281,7 +282,7 @@ func command(role string, m manner) *exec.Cmd {
 	return cmd
 }
 
-// bear starts a child that plays a role and waits until it has said something. Its own children may hold the pipe.
+// bear starts a child in a role, and waits for its first output. Grandchildren may hold the pipe.
 func bear(role string, m manner) error {
 	cmd := command(role, m)
 	out, err := cmd.StdoutPipe()
@@ -295,10 +296,10 @@ func bear(role string, m manner) error {
 	return err
 }
 
-// quickExit spares a process that was built with the race detector its second of waiting at the end.
+// quickExit keeps the race detector from sleeping for a second when a process ends.
 const quickExit = "GORACE=atexit_sleep_ms=0"
 
-// environ is that of a role.
+// environ returns the environment of a role.
 func environ(role string) []string {
 	return append(os.Environ(), roleVariable+"="+role, quickExit)
 }
@@ -321,7 +322,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// waitLimit is how long a test waits for what must come: two busy cores are slow.
+// waitLimit is how long a test waits for something that must happen: two busy cores are slow.
 const waitLimit = 20 * time.Second
 
 // startReady starts a role and waits until it is ready.
@@ -353,7 +354,7 @@ func startTalking(t *testing.T, role, want string) (*Process, *output) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.Stop(context.Background(), 0) }) // a test that stopped it itself has seen the error
+	t.Cleanup(func() { p.Stop(context.Background(), 0) }) // a test that stopped it has already seen the error
 	eventually(t, "process says "+want, func() bool { return strings.Contains(out.String(), want) })
 	return p, &out
 }
@@ -372,7 +373,7 @@ func alive(pid int) bool {
 	return err == nil && !s.dead()
 }
 
-// members fails the test when they cannot be read.
+// members returns the members of a process, and fails the test when they cannot be read.
 func members(t *testing.T, p *Process) []int {
 	t.Helper()
 	pids, err := p.Members()
@@ -382,7 +383,7 @@ func members(t *testing.T, p *Process) []int {
 	return pids
 }
 
-// neighbour starts a process that is none of ours, as another part of the program or another user's shell would.
+// neighbour starts a process outside every tree, as another part of the program or another user's shell would.
 func neighbour(t *testing.T, cmd *exec.Cmd) int {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
@@ -394,7 +395,7 @@ func neighbour(t *testing.T, cmd *exec.Cmd) int {
 	}
 	t.Cleanup(func() {
 		cmd.Process.Kill()
-		cmd.Wait() // that it was killed is known
+		cmd.Wait() // we killed it
 	})
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)
@@ -402,8 +403,8 @@ func neighbour(t *testing.T, cmd *exec.Cmd) int {
 	return cmd.Process.Pid
 }
 
-// descendants are all that came of this process and are still in /proc, zombies included, but for the watchdog: as a
-// child subreaper it is the ancestor of every orphan too.
+// descendants returns every descendant of this process in /proc, zombies included, except the watchdog. As a child
+// subreaper this process is the ancestor of every orphan too.
 func descendants() ([]stat, error) {
 	all, err := processes()
 	if err != nil {
@@ -412,7 +413,7 @@ func descendants() ([]stat, error) {
 	var found []stat
 	for _, s := range all {
 		for at, steps := s, 0; at.parent != 0 && steps < len(all); at, steps = all[at.parent], steps+1 {
-			if at.pid == home.dog.pid() {
+			if at.pid == home.watchdog.pid() {
 				break
 			}
 			if at.parent == os.Getpid() {
@@ -421,11 +422,11 @@ func descendants() ([]stat, error) {
 			}
 		}
 	}
-	sortByNumber(found)
+	sortByPID(found)
 	return found, nil
 }
 
-// nothingLeft fails the test when anything that came of this process is still there, but for the numbers given.
+// nothingLeft fails the test when a descendant of this process is left, except the given PIDs.
 func nothingLeft(t *testing.T, but ...int) {
 	t.Helper()
 	left, err := descendants()
@@ -438,7 +439,7 @@ func nothingLeft(t *testing.T, but ...int) {
 	}
 }
 
-// inBothWays runs a test with cgroups, where this machine lets us, and without.
+// inBothWays runs a test with cgroups, if this machine allows them, and without.
 func inBothWays(t *testing.T, test func(t *testing.T)) {
 	t.Run("with a cgroup", func(t *testing.T) {
 		if err := CgroupSupport(); err != nil {
@@ -452,7 +453,7 @@ func inBothWays(t *testing.T, test func(t *testing.T)) {
 	})
 }
 
-// groupsOff is whether owners among the roles do without cgroups too.
+// groupsOff makes owners among the roles do without cgroups too.
 var groupsOff bool
 
 func withoutGroups(t *testing.T) {
@@ -461,7 +462,7 @@ func withoutGroups(t *testing.T) {
 	useGroups(t, noGroup)
 }
 
-// useGroups replaces what makes cgroups for a test.
+// useGroups replaces the function that makes cgroups for the time of a test.
 func useGroups(t *testing.T, newGroup func(string) (cgroup, error)) {
 	t.Helper()
 	home.newGroup = newGroup

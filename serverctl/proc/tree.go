@@ -8,35 +8,36 @@ import (
 	"sync"
 )
 
-// home is the household of this process. There is one, because what it rests on belongs to the process as a whole: whose
-// children orphans become, and who may wait for which child.
-var home = household{newGroup: newCgroup, held: heldPidfds}
+// home is the registry of this process. There is only one, because it depends on properties of the whole process:
+// which orphans become our children, and who may wait for which child.
+var home = registry{newGroup: newCgroup, held: heldPidfds}
 
-// A household is every tree that this process has started and not ended, with what is known of the machine's processes.
-type household struct {
-	newGroup func(token string) (cgroup, error) // newCgroup; tests do without
-	held     func() (map[int]bool, error)       // heldPidfds; tests do without
+// A registry holds every tree that this process has started and not ended, and what the last scan found on the
+// machine.
+type registry struct {
+	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
+	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
 
 	mu       sync.Mutex
 	trees    []*Process   // begun and not released, in the order of their start
-	marks    map[int]mark // what the last look found, by process number
+	marks    map[int]mark // what the last scan found, by PID
 	pidfds   bool         // os/exec was seen to hold a pidfd of its child
 	obstacle error        // why the last tree has no cgroup
 	reaper   *reaper      // runs while there are trees
 
-	dog watchdog // takes its own lock before ours
+	watchdog watchdog // its lock is taken before ours
 }
 
 // A mark is what is known of one process.
 type mark struct {
-	startTime uint64   // tells the process from a later one with the same number
-	owner     *Process // whose tree it came of; nil: of none of ours
+	startTime uint64   // tells the process from a later one with the same PID
+	owner     *Process // the tree it belongs to; nil: none of ours
 }
 
-// begin takes a tree in before it has a process: it gets its cgroup, and the watchdog its token. If we are killed while
-// we fork, what was born is found by these.
-func (h *household) begin(p *Process) {
-	_ = becomeSubreaper() // without it orphans are known by their other marks
+// begin registers a tree before it has a process: it makes the cgroup and tells the watchdog the token. If we are
+// killed during the fork, these two find what was born.
+func (h *registry) begin(p *Process) {
+	_ = becomeSubreaper() // if it fails, the other marks find orphans
 	group, err := h.newGroup(p.record.Token)
 	h.mu.Lock()
 	p.record.Cgroup, h.obstacle = string(group), err
@@ -45,11 +46,11 @@ func (h *household) begin(p *Process) {
 		h.reaper = startReaper(h)
 	}
 	h.mu.Unlock()
-	h.dog.keep(p.record)
+	h.watchdog.keep(p.record)
 }
 
-// born completes the tree's record: its leader lives.
-func (h *household) born(p *Process, leader stat) {
+// born completes the tree's record: its leader is alive.
+func (h *registry) born(p *Process, leader stat) {
 	held, err := h.held()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -59,8 +60,8 @@ func (h *household) born(p *Process, leader stat) {
 	}
 }
 
-// end forgets a tree that is gone, and ends the reaper with the last one.
-func (h *household) end(p *Process) {
+// end removes a tree that is gone. With the last tree it stops the reaper.
+func (h *registry) end(p *Process) {
 	h.mu.Lock()
 	h.trees = slices.DeleteFunc(h.trees, func(other *Process) bool { return other == p })
 	var idle *reaper
@@ -73,8 +74,8 @@ func (h *household) end(p *Process) {
 	}
 }
 
-// dropGroup lets a tree go on without its cgroup, for a reason.
-func (h *household) dropGroup(p *Process, reason error) {
+// dropGroup removes the cgroup of a tree that could not use it, and keeps the reason.
+func (h *registry) dropGroup(p *Process, reason error) {
 	h.mu.Lock()
 	group := p.record.group()
 	p.record.Cgroup, h.obstacle = "", reason
@@ -82,9 +83,9 @@ func (h *household) dropGroup(p *Process, reason error) {
 	h.removeGroup(group)
 }
 
-// removeGroup removes the cgroup of a tree that is gone. One that stays is empty and harmless, so its reason is for
-// doctor alone.
-func (h *household) removeGroup(group cgroup) {
+// removeGroup removes the cgroup of a tree that is gone. A cgroup that cannot be removed is empty and harmless, so
+// only doctor shows the reason.
+func (h *registry) removeGroup(group cgroup) {
 	if err := group.remove(); err != nil {
 		h.mu.Lock()
 		h.obstacle = err
@@ -92,8 +93,8 @@ func (h *household) removeGroup(group cgroup) {
 	}
 }
 
-// records are those of all trees.
-func (h *household) records() []Record {
+// records returns the records of all trees.
+func (h *registry) records() []Record {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var records []Record
@@ -103,15 +104,15 @@ func (h *household) records() []Record {
 	return records
 }
 
-// family looks and returns what is there of one tree.
-func (h *household) family(p *Process) (family, error) {
+// state scans /proc and returns the processes of one tree.
+func (h *registry) state(p *Process) (treeState, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all, err := h.look()
+	all, err := h.scan()
 	if err != nil {
-		return family{}, err
+		return treeState{}, err
 	}
-	var f family
+	var f treeState
 	for pid, m := range h.marks {
 		switch s := all[pid]; {
 		case m.owner != p:
@@ -121,106 +122,106 @@ func (h *household) family(p *Process) (family, error) {
 			f.living = append(f.living, s)
 		}
 	}
-	sortByNumber(f.living)
+	sortByPID(f.living)
 	return f, nil
 }
 
-func sortByNumber(processes []stat) {
+func sortByPID(processes []stat) {
 	slices.SortFunc(processes, func(a, b stat) int { return cmp.Compare(a.pid, b.pid) })
 }
 
-// look reads /proc, finds the tree that each process came of, and reaps the adopted dead. The caller holds the lock.
-func (h *household) look() (map[int]stat, error) {
+// scan reads /proc, finds the tree of each process, and reaps the adopted dead. The caller holds the lock.
+func (h *registry) scan() (map[int]stat, error) {
 	all, err := processes()
 	if err != nil {
-		return nil, fmt.Errorf("look for the processes of our servers: %w", err)
+		return nil, fmt.Errorf("list the processes of our servers: %w", err)
 	}
-	l := look{
+	sc := scan{
 		home: h, self: os.Getpid(), all: all, marks: make(map[int]mark, len(all)), grouped: map[int]*Process{},
-		held: sync.OnceValues(h.held), // after all was read, and only if it is needed
+		held: sync.OnceValues(h.held), // read after /proc, and only when needed
 	}
 	for _, p := range h.trees {
-		pids, _ := p.record.group().pids() // what a cgroup cannot tell, the other marks must
+		pids, _ := p.record.group().pids() // if the cgroup cannot be read, the other marks decide
 		for _, pid := range pids {
-			l.grouped[pid] = p
+			sc.grouped[pid] = p
 		}
 	}
 	for pid := range all {
-		l.owner(pid, len(all))
+		sc.owner(pid, len(all))
 	}
-	h.marks = l.marks
-	l.reap()
+	h.marks = sc.marks
+	sc.reap()
 	return all, nil
 }
 
-// A look is one reading of /proc while it is understood.
-type look struct {
-	home    *household
+// A scan is one reading of /proc, with the owners found so far.
+type scan struct {
+	home    *registry
 	self    int
 	all     map[int]stat
 	marks   map[int]mark
 	grouped map[int]*Process             // by cgroup
-	held    func() (map[int]bool, error) // the processes of which we hold a pidfd
+	held    func() (map[int]bool, error) // the processes whose pidfd we hold
 }
 
-// owner returns whose tree a process came of, nil for none of ours, and whether that is known. It follows the parents for
-// depth steps: /proc is not read in one instant, and numbers that changed hands meanwhile could lead in a circle.
-func (l *look) owner(pid, depth int) (owner *Process, known bool) {
-	s, ok := l.all[pid]
+// owner returns the tree of a process, or nil for none of ours, and whether that is known. It follows at most depth
+// parents: /proc is not read in one instant, and reused PIDs could form a circle.
+func (sc *scan) owner(pid, depth int) (owner *Process, known bool) {
+	s, ok := sc.all[pid]
 	if !ok || depth == 0 {
-		return nil, false // a later look knows more
+		return nil, false // a later scan knows more
 	}
-	if m, ok := l.marks[pid]; ok {
+	if m, ok := sc.marks[pid]; ok {
 		return m.owner, true
 	}
-	if owner, known = l.find(s, depth); known {
-		l.marks[pid] = mark{s.startTime, owner}
+	if owner, known = sc.find(s, depth); known {
+		sc.marks[pid] = mark{s.startTime, owner}
 	}
 	return owner, known
 }
 
-// find applies the marks of a process, the surest first. What an earlier look found comes before what can be shed: a
-// process that changes its session or environment stays whose it was, and so does one whose parent has died.
-func (l *look) find(s stat, depth int) (owner *Process, known bool) {
-	if p := l.bySession(s); p != nil {
+// find applies the marks of a process, the surest first. What an earlier scan found comes before marks that a process
+// can shed. So a process that changes its session or environment, or whose parent dies, keeps its owner.
+func (sc *scan) find(s stat, depth int) (owner *Process, known bool) {
+	if p := sc.bySession(s); p != nil {
 		return p, true
 	}
-	if m, ok := l.home.marks[s.pid]; ok && m.startTime == s.startTime {
+	if m, ok := sc.home.marks[s.pid]; ok && m.startTime == s.startTime {
 		return m.owner, true
 	}
-	if p := l.grouped[s.pid]; p != nil {
+	if p := sc.grouped[s.pid]; p != nil {
 		return p, true
 	}
-	if p := l.byToken(s); p != nil {
+	if p := sc.byToken(s); p != nil {
 		return p, true
 	}
 	switch s.parent {
-	case 0: // the first process, the kernel's threads, and who entered our PID namespace from outside, as kubectl exec does
+	case 0: // the first process, kernel threads, and processes that entered our PID namespace from outside (kubectl exec)
 		return nil, true
-	case l.self:
-		return l.byAdoption(s)
+	case sc.self:
+		return sc.byAdoption(s)
 	default:
-		return l.owner(s.parent, depth-1)
+		return sc.owner(s.parent, depth-1)
 	}
 }
 
-// bySession finds the tree whose session a process is in. The kernel gives a session's number away again only when no
-// process has it, so a living leader with another start time means a new session.
-func (l *look) bySession(s stat) *Process {
-	for _, p := range l.home.trees {
+// bySession finds the tree of a process by its session. The kernel reuses a session ID only when no process is left
+// in the session, so a living leader with another start time means a new session.
+func (sc *scan) bySession(s stat) *Process {
+	for _, p := range sc.home.trees {
 		if s.session != p.record.PID || s.session == 0 {
 			continue
 		}
-		if leader, ok := l.all[s.session]; !ok || leader.startTime == p.record.StartTime {
+		if leader, ok := sc.all[s.session]; !ok || leader.startTime == p.record.StartTime {
 			return p
 		}
 	}
 	return nil
 }
 
-func (l *look) byToken(s stat) *Process {
+func (sc *scan) byToken(s stat) *Process {
 	token := tokenOf(s.pid)
-	for _, p := range l.home.trees {
+	for _, p := range sc.home.trees {
 		if p.record.Token == token {
 			return p
 		}

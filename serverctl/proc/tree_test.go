@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// What is called like a server, by whomever, is left alone: neither a Process nor a Reclaim looks at names.
+// A process with the name of a server is left alone: neither a Process nor a Reclaim looks at names.
 func TestANeighbourIsLeftAlone(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		cmd  *exec.Cmd
 	}{
-		{"one that we started by other means", command("polite", inSession)},
-		{"one in a session of its own", command("polite", leaving)},
+		{"a process that we started by other means", command("polite", inSession)},
+		{"a process in its own session", command("polite", leaving)},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			row.cmd.Args = []string{"vllm", "serve", "model"}
@@ -39,7 +39,7 @@ func TestANeighbourIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A child of ours that lost its parent before the server was started came of something else.
+// A child of ours that lost its parent before the server was started belongs to no server.
 func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	if err := SubreaperSupport(); err != nil {
 		t.Fatal(err)
@@ -55,10 +55,10 @@ func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	defer func() {
 		syscall.Kill(orphan, syscall.SIGKILL)
 		eventually(t, "the orphan dies", func() bool { return !alive(orphan) })
-		home.glance() // reaps it
+		home.scanOnce() // reaps it
 		nothingLeft(t)
 	}()
-	time.Sleep(50 * time.Millisecond) // start times are in ticks of 10 ms: the leader's must be a later one
+	time.Sleep(50 * time.Millisecond) // start times are in ticks of 10 ms, and the leader must start in a later tick
 	p := start(t, "polite", "ready")
 	if got := members(t, p); !slices.Equal(got, []int{p.PID()}) {
 		t.Errorf("members = %v, want the leader alone", got)
@@ -71,7 +71,7 @@ func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	}
 }
 
-// Two servers side by side: who came of which is known when it was seen while its parent lived.
+// With two servers, the owner of a process is known when a scan saw the process while its parent was alive.
 func TestAnOrphanGoesToTheServerItWasSeenWith(t *testing.T) {
 	withoutGroups(t)
 	other := start(t, "polite", "ready")
@@ -113,21 +113,21 @@ func parentOf(t *testing.T, pid int) int {
 	return s.parent
 }
 
-// When nobody saw it, and it has shed its token too, the last of the servers that may have borne it takes it along.
+// If no scan saw it, and it has shed its token too, the last server that may be its ancestor ends it.
 func TestAnOrphanThatNobodySaw(t *testing.T) {
 	withoutGroups(t)
 	for _, row := range []struct {
 		name  string
 		role  string
-		known bool // while two servers live
+		known bool // while two servers are alive
 	}{
-		{"one with a token is known by it", "bear-marked-and-exit stubborn", true},
-		{"one without goes to the last server", "bear-and-exit stubborn", false},
+		{"a process with a token is known by it", "bear-marked-and-exit stubborn", true},
+		{"a process without a token goes to the last server", "bear-and-exit stubborn", false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			other := start(t, "polite", "ready")
 			p, said := startTalking(t, "daemonise-later "+row.role, "waiting")
-			home.mu.Lock() // nobody looks while it daemonises
+			home.mu.Lock() // no scan while it daemonises
 			if err := syscall.Kill(p.PID(), syscall.SIGUSR1); err != nil {
 				t.Fatal(err)
 			}
@@ -159,7 +159,7 @@ func BenchmarkLook(b *testing.B) {
 	home.mu.Lock()
 	defer home.mu.Unlock()
 	for b.Loop() {
-		if _, err := home.look(); err != nil {
+		if _, err := home.scan(); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An owner is a tuner in a process of its own, which a test kills.
+// An owner is a tuner in its own process, which a test kills.
 type owner struct {
 	report
 	cmd *exec.Cmd
 }
 
-// own starts an owner and waits for its report. What it leaves behind is gone when the test ends.
+// own starts an owner and waits for its report. The cleanup of the test ends what it leaves behind.
 func own(t *testing.T, role string) *owner {
 	t.Helper()
 	o := &owner{cmd: command(role, inSession)}
@@ -45,7 +45,7 @@ func own(t *testing.T, role string) *owner {
 	t.Cleanup(func() {
 		o.kill(t)
 		eventually(t, "the owner's watchdog ends", func() bool { return !alive(o.Watchdog) })
-		home.glance() // we inherit its orphans, and reap them
+		home.scanOnce() // we inherit its orphans, and reap them
 	})
 	if err != nil {
 		t.Fatalf("the owner does not report: %v", err)
@@ -71,16 +71,16 @@ func (o *owner) end(t *testing.T, pid int, signal syscall.Signal) {
 	eventually(t, fmt.Sprintf("process %d dies", pid), func() bool { return !alive(pid) })
 }
 
-// left are the members of its trees that live, as the records and the owner's own looks have them.
+// left returns the living members of its trees, by the records and by the owner's own scans.
 func (o *owner) left(t *testing.T) []int {
 	t.Helper()
 	var left []int
 	for _, r := range o.Records {
-		f, err := r.family()
+		f, err := r.state()
 		if err != nil {
 			t.Fatal(err)
 		}
-		left = append(left, numbers(f.living)...)
+		left = append(left, pidsOf(f.living)...)
 	}
 	for _, pid := range o.Members {
 		if alive(pid) {
@@ -91,7 +91,7 @@ func (o *owner) left(t *testing.T) []int {
 	return slices.Compact(left)
 }
 
-// reclaimLimit is within what time a watchdog has ended what its owner left behind.
+// reclaimLimit is how soon a watchdog must have ended what its owner left behind.
 const reclaimLimit = 3 * time.Second
 
 func TestTheWatchdogLeavesNothingOfAKilledOwner(t *testing.T) {
@@ -103,18 +103,18 @@ func testWatchdogLeavesNothing(t *testing.T) {
 		name    string
 		role    string
 		members int
-		cgroup  bool // only a cgroup can prove it
+		cgroup  bool // only a cgroup can prove that it is ours
 	}{
 		{"a stubborn family, one of them in another session", "own family", 3, false},
-		{"a daemon that left everything but its cgroup", "own daemonise", 2, true},
+		{"a daemon that shed every mark but its cgroup", "own daemonise", 2, true},
 		{"two servers, the second of which got a new watchdog", "own-twice family", 6, false},
 		{"an owner that was killed before it used the server", "own-unready family", 0, false},
-		{"an owner that was killed while it forked: only the token was told", "own-untold", 1, false},
-		{"processes that never live longer than a few milliseconds", "own hoppers", 0, true},
+		{"an owner that was killed while it forked: the watchdog knows only the token", "own-untold", 1, false},
+		{"processes that live for a few milliseconds", "own hoppers", 0, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			if row.cgroup && CgroupSupport() != nil {
-				t.Skip("there is no cgroup, and without one it cannot be proved to be ours")
+				t.Skip("without a cgroup nobody can prove that the daemon is ours")
 			}
 			o := own(t, row.role)
 			if row.members > 0 && len(o.Members) != row.members {
@@ -135,7 +135,7 @@ func testWatchdogLeavesNothing(t *testing.T) {
 	}
 }
 
-// The watchdog hears of a server before it can have a process, again when it has one, and that it is gone.
+// The watchdog hears of a server before the fork, again when its process exists, and when it is gone.
 func TestTheWatchdogIsToldInTime(t *testing.T) {
 	if err := WatchdogSupport(); err != nil {
 		t.Fatal(err)
@@ -146,9 +146,9 @@ func TestTheWatchdogIsToldInTime(t *testing.T) {
 	}
 	defer r.Close()
 	listenIn := func(orders *os.File) (before *os.File) {
-		home.dog.mu.Lock()
-		defer home.dog.mu.Unlock()
-		before, home.dog.orders = home.dog.orders, orders
+		home.watchdog.mu.Lock()
+		defer home.watchdog.mu.Unlock()
+		before, home.watchdog.orders = home.watchdog.orders, orders
 		return before
 	}
 	defer listenIn(listenIn(w))
@@ -174,7 +174,7 @@ func TestTheWatchdogIsToldInTime(t *testing.T) {
 	}
 }
 
-// An owner that is killed takes its own servers with it, and nobody else's.
+// A killed owner takes its own servers with it, and nobody else's.
 func TestTwoOwnersSideBySide(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
 		first, second := own(t, "own family"), own(t, "own family")
@@ -207,20 +207,21 @@ func TestAnOrderlyOwnerEndsItsWatchdog(t *testing.T) {
 	}
 }
 
-// What ends a terminal, a session or a process group does not reach it, it holds nothing of ours, and ps says what it is.
+// The watchdog survives the signals that end a terminal, a session or a process group. It holds no file of ours, and
+// ps says what it is.
 func TestTheWatchdogStaysAtItsPost(t *testing.T) {
-	home.dog.mu.Lock()
-	if home.dog.cmd != nil {
-		home.dog.end() // the next is born while we hold a file that a child would inherit
+	home.watchdog.mu.Lock()
+	if home.watchdog.cmd != nil {
+		home.watchdog.end() // the next watchdog starts while we hold a file that a child would inherit
 	}
-	home.dog.mu.Unlock()
-	inherited, err := unix.Dup(int(os.Stdin.Fd())) // without close-on-exec, dup(2)
+	home.watchdog.mu.Unlock()
+	inherited, err := unix.Dup(int(os.Stdin.Fd())) // without close-on-exec (dup(2))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(inherited)
 	p := start(t, "family", "ready")
-	pid := home.dog.pid()
+	pid := home.watchdog.pid()
 	signals := []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}
 	eventually(t, "ps -e says tuner-watchdog", func() bool { return status(t, pid, "Name") == "tuner-watchdog" })
 	eventually(t, "the watchdog ignores signals", func() bool {
@@ -232,8 +233,8 @@ func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := WatchdogSupport(); err != nil || home.dog.pid() != pid {
-		t.Errorf("after signals the watchdog is %d, %v; want %d", home.dog.pid(), err, pid)
+	if err := WatchdogSupport(); err != nil || home.watchdog.pid() != pid {
+		t.Errorf("after signals the watchdog is %d, %v; want %d", home.watchdog.pid(), err, pid)
 	}
 	if s, err := readStat(pid); err != nil || s.session != pid || s.parent != os.Getpid() {
 		t.Errorf("the watchdog %d is %+v, %v; want it in a session of its own", pid, s, err)
@@ -261,7 +262,7 @@ func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 	t.Logf("the watchdog's memory is %s, of which its own %s", status(t, pid, "VmRSS"), status(t, pid, "RssAnon"))
 }
 
-// status is a line of /proc/PID/status.
+// status returns a line of /proc/PID/status.
 func status(t *testing.T, pid int, name string) string {
 	t.Helper()
 	f, err := os.Open(procPath(pid, "status"))
@@ -287,7 +288,7 @@ func arguments(t *testing.T, pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 }
 
-// openIn are the files that a process holds open, by descriptor.
+// openIn returns the files that a process holds open, by descriptor.
 func openIn(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	names, err := filepath.Glob(procPath(pid, "fd/*"))
@@ -303,7 +304,8 @@ func openIn(t *testing.T, pid int) map[string]string {
 	return files
 }
 
-// closesOnExec reports whether a process has opened the file itself, as Go does: what it inherited has survived an exec.
+// closesOnExec reports whether the process itself opened the file, as Go does: an inherited file has survived an
+// exec.
 func closesOnExec(t *testing.T, pid int, fd string) bool {
 	t.Helper()
 	text, err := os.ReadFile(procPath(pid, "fdinfo/"+fd))
@@ -326,24 +328,24 @@ func closesOnExec(t *testing.T, pid int, fd string) bool {
 // ordersPipe is the name of the watchdog's pipe in /proc.
 func ordersPipe(t *testing.T) string {
 	t.Helper()
-	info, err := home.dog.orders.Stat()
+	info, err := home.watchdog.orders.Stat()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("pipe:[%d]", info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// One that dies while a server runs is replaced before the next Start.
+// A watchdog that dies while a server runs is replaced before the next Start.
 func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
-	pid := home.dog.pid()
-	home.dog.mu.Lock()
-	home.dog.since = home.dog.since.Add(-replaceAfter) // it has lived long enough
-	home.dog.mu.Unlock()
+	pid := home.watchdog.pid()
+	home.watchdog.mu.Lock()
+	home.watchdog.since = home.watchdog.since.Add(-replaceAfter) // it has lived long enough
+	home.watchdog.mu.Unlock()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another one takes its post", func() bool { return home.dog.pid() != 0 && home.dog.pid() != pid })
+	eventually(t, "another one takes its post", func() bool { return home.watchdog.pid() != 0 && home.watchdog.pid() != pid })
 	if exists(procPath(pid, "")) {
 		t.Error("the dead one was not waited for")
 	}
@@ -353,16 +355,16 @@ func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	nothingLeft(t)
 }
 
-// One that hangs is as bad as one that died: it is replaced too, after a second.
+// A watchdog that hangs is as bad as a dead one: it is replaced after tellLimit.
 func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
-	pid := home.dog.pid()
+	pid := home.watchdog.pid()
 	freeze(t, pid)
 	const pipeHolds = 64 << 10 // pipe(7)
-	for sent := 0; sent < 2*pipeHolds && home.dog.pid() == pid; sent += len(p.record.Token) {
-		home.dog.keep(p.record)
+	for sent := 0; sent < 2*pipeHolds && home.watchdog.pid() == pid; sent += len(p.record.Token) {
+		home.watchdog.keep(p.record)
 	}
-	if now := home.dog.pid(); now == pid || now == 0 || alive(pid) {
+	if now := home.watchdog.pid(); now == pid || now == 0 || alive(pid) {
 		t.Errorf("the watchdog is %d after %d, which lives: %v; want another", now, pid, alive(pid))
 	}
 	if err := WatchdogSupport(); err != nil {
@@ -370,26 +372,26 @@ func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
 	}
 }
 
-// Started again, such a program would not become a watchdog: it would run once more, and start one, and so on.
+// Started again, such a program would not become a watchdog: it would run as itself, start another one, and so on.
 func TestAProgramWithoutMainHasNoWatchdog(t *testing.T) {
-	home.dog.mu.Lock()
-	if home.dog.cmd != nil {
-		home.dog.end()
+	home.watchdog.mu.Lock()
+	if home.watchdog.cmd != nil {
+		home.watchdog.end()
 	}
-	home.dog.mu.Unlock()
+	home.watchdog.mu.Unlock()
 	mainCalled.Store(false)
 	defer mainCalled.Store(true)
 	p := start(t, "polite", "ready")
-	if err := WatchdogSupport(); err == nil || !strings.Contains(err.Error(), "proc.Main") || home.dog.pid() != 0 {
-		t.Errorf("WatchdogSupport() = %v with process %d, want a reason and none", err, home.dog.pid())
+	if err := WatchdogSupport(); err == nil || !strings.Contains(err.Error(), "proc.Main") || home.watchdog.pid() != 0 {
+		t.Errorf("WatchdogSupport() = %v with process %d, want a reason and none", err, home.watchdog.pid())
 	}
 	if err := p.Stop(t.Context(), time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	nothingLeft(t)
 	mainCalled.Store(true)
-	if err := WatchdogSupport(); err != nil || home.dog.pid() == 0 {
-		t.Errorf("WatchdogSupport() = %v with process %d, want one", err, home.dog.pid())
+	if err := WatchdogSupport(); err != nil || home.watchdog.pid() == 0 {
+		t.Errorf("WatchdogSupport() = %v with process %d, want one", err, home.watchdog.pid())
 	}
 }
 

@@ -1,14 +1,13 @@
 package sim
 
-// A blockPool is the KV cache in blocks of 16 tokens: a free list in least-recently-used order, and the content of the
-// blocks by hash, so that a freed block can be found again until it is taken for something else
-// (vLLM 0.14.1, vllm/v1/core/block_pool.py).
+// A blockPool is the KV cache in blocks of 16 tokens. Its free list is in least-recently-used order. A freed block keeps its
+// content, and can be found by its hash until another request takes it (vllm/v1/core/block_pool.py, 0.14.1).
 type blockPool struct {
 	next, prev []int32 // free list; the entry at index n is its anchor
 	refs       []int32 // how many sequences hold the block
 	hash       []uint64
 	byHash     map[uint64]int32
-	after      []int32 // the block that was found after it last: most often it is again
+	after      []int32 // the block that was last found after this one; a guess that spares lookups in byHash
 	free       int
 }
 
@@ -31,7 +30,7 @@ func (p *blockPool) unlink(b int32) {
 	p.free--
 }
 
-// take returns the least recently used free block, whose old content is forgotten. There must be one.
+// take removes the least recently used free block from the list and returns it. There must be one.
 func (p *blockPool) take() int32 {
 	b := p.next[len(p.refs)]
 	p.unlink(b)
@@ -47,7 +46,7 @@ func (p *blockPool) forget(b int32) {
 	}
 }
 
-// find returns the block with that content, if it is cached. last is the block before it in the sequence, or -1.
+// find returns the block with that hash, if it is cached. last is the block before it in the sequence, or -1.
 func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
 	b, ok := int32(0), false
 	if last >= 0 {
@@ -65,7 +64,7 @@ func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
 	return b, true
 }
 
-// hold takes a hold on blocks that were found.
+// hold adds a holder to blocks that find has returned.
 func (p *blockPool) hold(blocks []int32) {
 	for _, b := range blocks {
 		if p.refs[b] == 0 {
@@ -75,7 +74,7 @@ func (p *blockPool) hold(blocks []int32) {
 	}
 }
 
-// register says what a block holds. The first block with a content is the one that is found.
+// register stores the content of a block. Of several blocks with the same content, find returns the first.
 func (p *blockPool) register(b int32, hash uint64) {
 	if _, ok := p.byHash[hash]; ok || p.hash[b] != 0 {
 		return
@@ -84,7 +83,8 @@ func (p *blockPool) register(b int32, hash uint64) {
 	p.byHash[hash] = b
 }
 
-// release gives up the hold on blocks of one sequence, tail first, so that tails are taken before heads.
+// release removes a holder from the blocks of one sequence, from the last to the first, so that take reuses the ends of sequences
+// before their beginnings.
 func (p *blockPool) release(blocks []int32) {
 	anchor := int32(len(p.refs))
 	for i := len(blocks) - 1; i >= 0; i-- {
@@ -98,7 +98,7 @@ func (p *blockPool) release(blocks []int32) {
 	}
 }
 
-// reset forgets all content. Every block must be free.
+// reset drops all content. Every block must be free.
 func (p *blockPool) reset() {
 	clear(p.byHash)
 	clear(p.hash)

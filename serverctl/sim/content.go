@@ -1,12 +1,11 @@
 package sim
 
 import (
-	"iter"
 	"slices"
 	"strings"
 )
 
-// mix joins two 64-bit words into one well-spread word that is never 0 (the finalizer of splitmix64).
+// mix hashes two 64-bit words into one that is never 0 (the finalizer of splitmix64).
 func mix(a, b uint64) uint64 {
 	z := a*0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
@@ -14,8 +13,8 @@ func mix(a, b uint64) uint64 {
 	return (z ^ z>>31) | 1
 }
 
-// HashBlocks returns the content hash of each full block of a prompt; each depends on all tokens before it, so that equal
-// hashes mean equal prefixes.
+// HashBlocks returns the content hash of each full block of a prompt. A hash depends on all tokens before it too, so equal hashes
+// mean equal prefixes.
 func HashBlocks(tokens []int32) []uint64 {
 	hashes := make([]uint64, 0, len(tokens)/BlockSize)
 	chain := uint64(0)
@@ -28,34 +27,18 @@ func HashBlocks(tokens []int32) []uint64 {
 	return hashes
 }
 
-// Tokenize cuts a text into about as many tokens as a model's tokenizer would: words and their pieces of at most four bytes.
-// Equal prefixes give equal tokens.
+// Tokenize cuts a text into about as many tokens as a model's tokenizer would: words, in pieces of at most four bytes. Equal
+// prefixes give equal tokens.
 func Tokenize(text string) []int32 {
 	tokens := make([]int32, 0, len(text)/4+1)
-	for piece := range pieces(text) {
-		var id uint64
-		for _, c := range []byte(piece) {
-			id = id<<8 | uint64(c)
+	for word := range strings.FieldsSeq(text) {
+		for piece := range slices.Chunk([]byte(word), 4) {
+			var id uint64
+			for _, c := range piece {
+				id = id<<8 | uint64(c)
+			}
+			tokens = append(tokens, int32(mix(id, 0)%30000)+3)
 		}
-		tokens = append(tokens, int32(mix(id, 0)%30000)+3)
 	}
 	return tokens
-}
-
-// tokenPieces returns the texts of the tokens.
-func tokenPieces(text string) []string { return slices.Collect(pieces(text)) }
-
-// pieces are the words of a text in pieces of at most four bytes.
-func pieces(text string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for word := range strings.FieldsSeq(text) {
-			for len(word) > 0 {
-				n := min(4, len(word))
-				if !yield(word[:n]) {
-					return
-				}
-				word = word[n:]
-			}
-		}
-	}
 }

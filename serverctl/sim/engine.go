@@ -6,14 +6,14 @@ import "slices"
 type Request struct {
 	Prompt int      // tokens
 	Output int      // tokens to generate
-	Hashes []uint64 // content of each full block of the prompt, chained as by HashBlocks
-	Salt   uint64   // makes the content of the output blocks its own
+	Hashes []uint64 // of the full blocks of the prompt, from HashBlocks
+	Salt   uint64   // tells the output blocks of requests apart
 	Tag    int      // for the caller
 
 	First     float64 // end of the step that gave the first token; 0 before
 	Last      float64 // end of the step that gave the last token so far
 	Tokens    int     // generated so far
-	Chunks    int     // steps that gave tokens: as many as tokens but for speculation
+	Chunks    int     // steps that gave tokens; fewer than Tokens with speculation
 	Cached    int     // prompt tokens found in the cache when first admitted; -1 before
 	Preempted int     // how often the engine took its blocks away
 
@@ -26,16 +26,18 @@ type Request struct {
 // Finished reports whether the request has all its tokens.
 func (r *Request) Finished() bool { return r.Tokens >= r.Output }
 
-// decodes reports whether the request's next step is a decode: all of it but the last token is computed.
+// decodes reports whether the request's next step is a decode: only its last token is not computed yet.
 func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
 
-// forget lets go of what was computed. Blocks that are held must have been given back.
-func (r *Request) forget() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
+// reset drops what was computed. The caller has released the blocks.
+func (r *Request) reset() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
 
-// lacks returns how many blocks the request needs besides its own to compute n more tokens.
-func (r *Request) lacks(n int) int { return (r.computed+n+BlockSize-1)/BlockSize - len(r.blocks) }
+// missingBlocks returns how many more blocks the request needs to compute n more tokens.
+func (r *Request) missingBlocks(n int) int {
+	return (r.computed+n+BlockSize-1)/BlockSize - len(r.blocks)
+}
 
-// length is how many tokens have to be computed before the next one can be generated.
+// length returns how many tokens must be computed before the next one can be generated.
 func (r *Request) length() int { return r.Prompt + r.Tokens }
 
 // Totals are the engine's counters since its start.
@@ -45,25 +47,25 @@ type Totals struct {
 	Preemptions, Finished          int
 	Steps                          int
 
-	Drafts, DraftTokens, AcceptedTokens int   // proposals of a drafter, their tokens, and those that the model took
-	AcceptedPerPos                      []int // accepted tokens by their place in the proposal; nil without speculation
+	Drafts, DraftTokens, AcceptedTokens int   // drafts, their tokens, and the draft tokens that the model accepted
+	AcceptedPerPos                      []int // accepted tokens by their position in the draft; nil without speculation
 }
 
-// An Engine is vLLM V1's scheduler and KV cache in virtual time: first come first served, chunked prefill, prefix caching,
-// preemption by recomputing, speculative decoding. It is deterministic and not safe for concurrent use.
+// An Engine is vLLM V1's scheduler and KV cache in virtual time. It schedules first come first served, with chunked prefill,
+// prefix caching, preemption by recomputing, and speculative decoding. It is deterministic and not safe for concurrent use.
 type Engine struct {
 	Profile *Profile
 	Options Options
-	Seed    uint64 // of the noise in its steps, and of what is accepted of a draft
+	Seed    uint64 // of the noise in the step times, and of the acceptance of drafts
 	Totals  Totals
 	Served  int        // requests that got tokens in the last step
-	Emitted []*Request // those of them that got their first or their last token; with Each all. Valid until the next step
+	Emitted []*Request // those that got their first or their last token; with Each, all of them. Valid until the next step
 
-	// NoAcceptance makes the model choose other tokens than a drafter proposes, all of them.
+	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
 
-	// Each names every request in Emitted and brings its figures up to date after every step, which costs time in
-	// proportion to the running requests.
+	// Each puts every served request into Emitted and updates its fields after every step. That costs time in proportion
+	// to the running requests.
 	Each bool
 
 	pool    *blockPool
@@ -71,19 +73,20 @@ type Engine struct {
 	running []*Request
 	span    span
 	steps   *stepTimer
-	hits    bool // prefix caching is on
+	caching bool // of prefixes
 }
 
-// NewEngine returns an idle engine with an empty cache, or a *StartError when vLLM would refuse to start.
+// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a *ConfigError
+// for what cannot be simulated.
 func NewEngine(p *Profile, o Options) (*Engine, error) {
-	if err := p.knows(o); err != nil {
+	if err := p.checkSimulated(o); err != nil {
 		return nil, err
 	}
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / BlockSize), steps: newStepTimer(p, o), hits: !o.NoPrefixCaching}
+	e := &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / BlockSize), steps: newStepTimer(p, o), caching: !o.NoPrefixCaching}
 	if o.SpeculativeTokens > 0 {
 		e.Totals.AcceptedPerPos = make([]int, o.SpeculativeTokens)
 	}
@@ -102,9 +105,9 @@ func (e *Engine) Running() int { return len(e.running) }
 // Waiting returns the number of waiting requests.
 func (e *Engine) Waiting() int { return len(e.waiting) }
 
-// InFlight returns the running requests, their figures up to date.
+// InFlight returns the running requests with up-to-date fields.
 func (e *Engine) InFlight() []*Request {
-	e.settle()
+	e.endSpan()
 	return e.running
 }
 
@@ -117,10 +120,10 @@ func (e *Engine) KVTokens() int { return e.pool.total() * BlockSize }
 // HeldBlocks returns the number of KV blocks that requests hold.
 func (e *Engine) HeldBlocks() int { return e.pool.total() - e.pool.free }
 
-// KVUsage returns the part of the blocks that is held, 0 to 1.
+// KVUsage returns the share of the blocks that requests hold, from 0 to 1.
 func (e *Engine) KVUsage() float64 { return 1 - float64(e.pool.free)/float64(e.pool.total()) }
 
-// ResetCache empties the prefix cache and reports whether it could: no block may be held.
+// ResetCache empties the prefix cache. It fails, and returns false, while a request holds a block.
 func (e *Engine) ResetCache() bool {
 	if e.pool.free != e.pool.total() {
 		return false
@@ -129,9 +132,9 @@ func (e *Engine) ResetCache() bool {
 	return true
 }
 
-// Abort drops a request, wherever it is.
+// Abort drops a request that waits or runs.
 func (e *Engine) Abort(r *Request) {
-	e.settle()
+	e.endSpan()
 	if i := slices.Index(e.waiting, r); i >= 0 {
 		e.waiting = slices.Delete(e.waiting, i, i+1)
 	}
@@ -143,7 +146,7 @@ func (e *Engine) Abort(r *Request) {
 
 // AbortAll drops every request.
 func (e *Engine) AbortAll() {
-	e.settle()
+	e.endSpan()
 	for _, r := range e.running {
 		e.release(r)
 	}
@@ -152,17 +155,17 @@ func (e *Engine) AbortAll() {
 	e.running, e.waiting = e.running[:0], e.waiting[:0]
 }
 
-// Step schedules and computes one step that begins at now, and returns when it ends. Nothing to do returns now.
+// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it returns now.
 func (e *Engine) Step(now float64) float64 {
 	e.Served, e.Emitted = 0, e.Emitted[:0]
-	if e.spans() && e.stepSpan(&now) {
+	if e.inSpan() && e.stepSpan(&now) {
 		return now
 	}
-	e.settle()
+	e.endSpan()
 	return e.step(now)
 }
 
-// step looks at every running request and at those that wait.
+// step computes a step that visits every running and waiting request.
 func (e *Engine) step(now float64) float64 {
 	budget := e.Options.MaxNumBatchedTokens
 	var b batch
@@ -178,15 +181,15 @@ func (e *Engine) step(now float64) float64 {
 	return end
 }
 
-// duration returns how long the next step takes, in seconds, and counts it.
+// duration returns how long the next step takes, in seconds, and counts the step.
 func (e *Engine) duration(b batch) float64 {
 	ms := e.steps.milliseconds(b)
 	e.Totals.Steps++
-	return e.Profile.Noise.disturb(ms, e.Seed, e.Totals.Steps) / 1000
+	return e.Profile.Noise.add(ms, e.Seed, e.Totals.Steps) / 1000
 }
 
-// scheduleRunning gives every running request its tokens of this step: for a decode one and those of the draft, for a
-// prefill that is not through the rest of the budget. It reports whether one had to be preempted.
+// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill gets
+// the rest of the budget. It reports whether it preempted a request.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
@@ -208,17 +211,17 @@ func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	return preempted
 }
 
-// admit takes waiting requests in while there is budget, a free place and room for their next chunk.
+// admit moves waiting requests to the running ones while there is budget, a free slot and room for their next chunk.
 func (e *Engine) admit(b *batch, budget *int) {
 	taken := 0
 	for _, r := range e.waiting {
 		if *budget == 0 || len(e.running) >= e.Options.MaxNumSeqs {
 			break
 		}
-		idle := e.findCached(r)
+		unheld := e.findCached(r)
 		n := min(r.length()-r.computed, *budget)
-		if r.lacks(n)+idle > e.pool.free {
-			r.forget()
+		if r.missingBlocks(n)+unheld > e.pool.free {
+			r.reset()
 			break
 		}
 		e.pool.hold(r.blocks)
@@ -235,12 +238,11 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached notes the longest run of the request's full blocks that the cache has, one token less than all of them at most,
-// without holding them, and returns how many of them nobody holds. As vLLM does it counts the look itself, also one that comes
-// to nothing because there is no room, but none of a request that was preempted (get_computed_blocks in
-// vllm/v1/core/kv_cache_manager.py, 0.14.1).
-func (e *Engine) findCached(r *Request) (idle int) {
-	if !e.hits {
+// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of them nobody holds.
+// It holds none of them. At least one token is left to compute. As in vLLM, every lookup counts as a query, even when the request
+// then finds no room; lookups of preempted requests do not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
+func (e *Engine) findCached(r *Request) (unheld int) {
+	if !e.caching {
 		return 0
 	}
 	defer func() {
@@ -249,24 +251,24 @@ func (e *Engine) findCached(r *Request) (idle int) {
 			e.Totals.PrefixHits += r.computed
 		}
 	}()
-	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // all that it will need, at once
+	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // one allocation for all that it will need
 	block := int32(-1)
 	for i := 0; (i+1)*BlockSize < r.length(); i++ {
 		hash, ok := e.blockHash(r, i), false
 		if block, ok = e.pool.find(hash, block); !ok {
-			return idle
+			return unheld
 		}
 		if e.pool.refs[block] == 0 {
-			idle++
+			unheld++
 		}
 		r.blocks = append(r.blocks, block)
 		r.computed += BlockSize
 		r.chain = hash
 	}
-	return idle
+	return unheld
 }
 
-// blockHash returns the content of the request's i-th block, which must be full. r.chain must be that of block i-1.
+// blockHash returns the hash of the request's i-th block, which must be full. r.chain must be the hash of block i-1.
 func (e *Engine) blockHash(r *Request, i int) uint64 {
 	if i < len(r.Hashes) {
 		return r.Hashes[i]
@@ -274,9 +276,9 @@ func (e *Engine) blockHash(r *Request, i int) uint64 {
 	return mix(mix(r.chain, r.Salt), uint64(i))
 }
 
-// reserve makes sure that the request has blocks for n more tokens, or leaves everything as it is.
+// reserve gives the request blocks for n more tokens. It changes nothing, and returns false, when too few are free.
 func (e *Engine) reserve(r *Request, n int) bool {
-	need := r.lacks(n)
+	need := r.missingBlocks(n)
 	if need > e.pool.free {
 		return false
 	}
@@ -286,7 +288,7 @@ func (e *Engine) reserve(r *Request, n int) bool {
 	return true
 }
 
-// compute puts n tokens of the request into the batch. Those of a draft are not in the cache before they are accepted.
+// compute puts n tokens of the request into the batch. Draft tokens enter the cache only when they are accepted.
 func (e *Engine) compute(r *Request, n int, b *batch) {
 	if r.decodes() {
 		b.decodes++
@@ -305,7 +307,7 @@ func (e *Engine) compute(r *Request, n int, b *batch) {
 func (e *Engine) advance(r *Request, n int) {
 	first := r.computed / BlockSize
 	r.computed += n
-	if !e.hits {
+	if !e.caching {
 		return
 	}
 	for i := first; i < r.computed/BlockSize; i++ {
@@ -314,8 +316,8 @@ func (e *Engine) advance(r *Request, n int) {
 	}
 }
 
-// preempt puts the last running request back to the front of the queue. What it has computed stays in the cache
-// for as long as nobody takes it.
+// preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another request
+// takes them.
 func (e *Engine) preempt(r *Request) {
 	e.running = e.running[:len(e.running)-1]
 	e.release(r)
@@ -326,10 +328,10 @@ func (e *Engine) preempt(r *Request) {
 
 func (e *Engine) release(r *Request) {
 	e.pool.release(r.blocks)
-	r.forget()
+	r.reset()
 }
 
-// emit gives its tokens to every running request that is computed up to its end, and lets the finished ones go.
+// emit gives tokens to every running request that is computed up to its end, and releases the finished requests.
 func (e *Engine) emit(end float64) {
 	kept := e.running[:0]
 	for _, r := range e.running {
@@ -347,7 +349,7 @@ func (e *Engine) emit(end float64) {
 	e.running = kept
 }
 
-// give gives a request its tokens of a step: one, and what was accepted of the draft.
+// give gives a request its tokens of a step: one, and the accepted draft tokens.
 func (e *Engine) give(r *Request, end float64) {
 	first := r.Tokens == 0
 	if first {

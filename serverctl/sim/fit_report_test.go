@@ -9,15 +9,17 @@ import (
 	"testing"
 )
 
-// report writes the fit as a page.
+// report returns the fit as a page.
 func (f fit) report(t *testing.T) string {
 	var b strings.Builder
-	b.WriteString(`# How well the simulator tells what was measured
+	b.WriteString(`# How well the simulator agrees with measurements
 
-Written by ` + "`make sim-fit`" + ` from the measurements in serverctl/sim/testdata/seed. "Simulated" is the engine of the profile with the
-trace of serverctl/sim/testdata/trace_h200.csv; errors are relative to the measured value. "Guess" is the mean over all
-configurations at that rate: what one would say without a simulator. A simulator that is not clearly better than the guess has told
-nothing about flags.
+Look up here how large the simulator's errors are, by metric and configuration, before you trust a simulated figure. "Simulated" is the
+engine of the profile; errors are relative to the measured value. "Guess" is the mean over all configurations at that rate: a prediction
+without a simulator. Only where the simulator is clearly better than the guess does it say anything about flags.
+
+` + "`make sim-fit`" + ` writes this page from the measurements in serverctl/sim/testdata/seed and the trace in
+serverctl/sim/testdata/trace_h200.csv.
 
 ## KV cache, GiB
 
@@ -34,7 +36,7 @@ nothing about flags.
 	f.writeGains(&b)
 	f.writeMatrix(&b)
 	b.WriteString("\n## EAGLE-3 on the same server: k = 3, nothing accepted, 8 rates\n\n")
-	b.WriteString("The run had other prompts; of its answers only the mean of 858 tokens is known, so those of the trace are stretched to it.\n\n")
+	b.WriteString("The run had other prompts. Only the mean length of its answers is known, 858 tokens, so the answers of the trace are lengthened to this mean.\n\n")
 	writeErrors(&b, f.eagle, false)
 	b.WriteString("\n## Qwen2.5 0.5B on one L4: closed loop, 6 concurrencies\n\n")
 	writeErrors(&b, f.l4, false)
@@ -103,16 +105,16 @@ func writeTable(b *strings.Builder, cells []cell) {
 	}
 }
 
-// writeGains says what the flags did, beside what the simulator says they did.
+// writeGains writes the measured effect of the flags beside the simulated effect.
 func (f fit) writeGains(b *strings.Builder) {
-	b.WriteString("\nWhat the flags changed: the five changed configurations against the baseline, mean over configurations and the rates 0.75 to 3.\nThe guess, the same for all configurations, says 0.\n\n| metric | against | measured | simulated |\n|---|---|---|---|\n")
+	b.WriteString("\nThe effect of the flags: the five changed configurations against the baseline, as the mean over configurations and the rates 0.75 to 3.\nThe guess is the same for all configurations, so its effect is 0.\n\n| metric | against | measured | simulated |\n|---|---|---|---|\n")
 	for _, metric := range []string{"ttft_p99_ms", "tpot_p99_ms"} {
 		for _, against := range [][]string{baselines, {baselines[0]}, {baselines[1]}} {
 			fmt.Fprintf(b, "| %s | %s | %+.1f %% | %+.1f %% |\n", metric, strings.Join(against, " and "),
 				100*f.gain(metric, observed, against...), 100*f.gain(metric, simulated, against...))
 		}
 	}
-	b.WriteString("\nThe profile's noise is left out of all of this: it is what two equal sweeps differ by. With it, over eight seeds:\n\n| | least | most |\n|---|---|---|\n")
+	b.WriteString("\nAll figures above are without the profile's noise, which is the difference between two equal sweeps. With noise, over eight seeds:\n\n| | min | max |\n|---|---|---|\n")
 	spread := func(name, format string, of func(fit) float64) {
 		var values []float64
 		for _, f := range f.noisy {
@@ -146,7 +148,7 @@ func (f fit) writeMatrix(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "\nThe SLO matrix (p99 TTFT < %g ms, p99 TPOT < %g ms), %d cells:\n\n| | simulated | guess | \"pass up to 2.0\" |\n|---|---|---|---|\n"+
 		"| pass or fail as measured | %d | %d | %d |\n| the same limits broken | %d | %d | – |\n\n", ttftLimit, tpotLimit, len(vs), passes[0], passes[1], byRate, fails[0], fails[1])
-	b.WriteString("Pass or fail alone proves nothing: a rule that knows no configuration does as well. Cells that differ (measured → simulated):\n\n")
+	b.WriteString("Pass or fail alone proves nothing, because a rule that ignores the configuration does as well. Cells that differ (measured → simulated):\n\n")
 	for _, v := range vs {
 		if v.observed != v.simulated {
 			fmt.Fprintf(b, "- %s at %g: %s → %s\n", v.config, v.rate, cmp.Or(v.observed, "pass"), cmp.Or(v.simulated, "pass"))
@@ -161,7 +163,7 @@ func (f fit) writeMatrix(b *strings.Builder) {
 	}
 }
 
-// writeUnexplained says what the model does not tell, with the figures of this fit.
+// writeUnexplained writes what the model cannot explain, with the figures of this fit.
 func (f fit) writeUnexplained(b *strings.Builder) {
 	b.WriteString("\n## What it cannot explain\n\n")
 	say := func(format string, args ...any) { fmt.Fprintf(b, "- "+format+"\n", args...) }
@@ -174,22 +176,22 @@ func (f fit) writeUnexplained(b *strings.Builder) {
 		return cell{}
 	}
 	c := at(f.phase1, "phase1-seqs128", "ttft_p99_ms", 3.5)
-	say("The onset of queueing: p99 TTFT of seqs128 at 3.5 requests/s is %.0f ms, measured %.0f. A few requests more or less in flight decide.", c.simulated, c.observed)
+	say("The onset of queueing: p99 TTFT of seqs128 at 3.5 requests/s is %.0f ms, measured %.0f. A few requests in flight make the difference.", c.simulated, c.observed)
 	c = at(f.phase1, "phase1-baseline-rerun", "ttft_p99_ms", 2)
-	say("One draw decides a p99 of 300 requests: the baseline's two runs, the same flags on the same server, had %.0f and %.0f ms at 2 requests/s (simulated %.0f).",
+	say("The p99 of 300 requests depends on chance: two runs of the baseline on the same server had %.0f and %.0f ms at 2 requests/s (simulated %.0f).",
 		at(f.phase1, "phase0", "ttft_p99_ms", 2).observed, c.observed, c.simulated)
 	c = at(f.phase1, "phase0", "max_concurrent", 3)
-	say("Requests in flight are too many between 2.5 and 3 requests/s: %.0f, measured %.0f.", c.simulated, c.observed)
+	say("Between 2.5 and 3 requests/s the simulator has too many requests in flight: %.0f, measured %.0f.", c.simulated, c.observed)
 	var large []float64
 	for _, c := range f.detail {
 		if c.metric == "ttft_p95_ms" && slices.Contains([]string{"phase1-mem095", "phase1-moderate", "phase1-aggressive"}, c.config) {
 			large = append(large, c.err())
 		}
 	}
-	say("With large caches the real server misses more than the model: p95 TTFT at 2 requests/s is %+.0f %% off for util 0.95.", 100*mean(large))
+	say("With large caches the real server has more cache misses than the model: p95 TTFT at 2 requests/s is %+.0f %% off for util 0.95.", 100*mean(large))
 	c = at(f.l4, "l4", "ttft_p95_ms", 1)
-	say("One stream on the L4: %.1f ms p95 TTFT, simulated %.1f. One slow first request; no model has it.", c.observed, c.simulated)
-	say("Whether the prefix cache lived on from rate to rate is not known. h200-llama70b-fp8 takes it so, h200-llama70b-fp8-reset takes it as emptied; " +
-		"both fit about as well, and they disagree on whether a larger cache carries more traffic.")
-	say("Constants that only show together: the fixed time of a step with that of the weights, a token's compute with its attention, the cost of a sequence with that of its KV cache.")
+	say("One stream on the L4: p95 TTFT is %.1f ms, simulated %.1f. One slow first request causes it, and the model has no such request.", c.observed, c.simulated)
+	say("Nobody knows whether the prefix cache was kept from rate to rate. h200-llama70b-fp8 assumes that it was kept, h200-llama70b-fp8-reset that it was emptied. " +
+		"Both fit about equally well, but they disagree on whether a larger cache carries more traffic.")
+	say("Some constants show only as a sum: the fixed time of a step and the time of the weights; a token's compute and its attention; the cost of a sequence and of its KV cache.")
 }

@@ -10,34 +10,34 @@ const gib = 1 << 30
 // BlockSize is the number of tokens in a block of the KV cache: vLLM's default on CUDA.
 const BlockSize = 16
 
-// A StartError is a refusal to start, with the text that vLLM logs for it.
+// A StartError is a failed start, with the text that vLLM logs for it.
 type StartError struct {
 	Text string
-	OOM  bool // out of memory rather than a KV cache that is too small
+	OOM  bool // the GPU is out of memory; otherwise the KV cache is too small
 }
 
 // Error returns vLLM's text.
 func (e *StartError) Error() string { return e.Text }
 
-// KVGiB returns the size of the KV cache in GiB for the options; it may be negative:
+// KVGiB returns the size of the KV cache in GiB. It may be negative:
 //
 //	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
 //
-// The peaks of prefill and of the sampler's dummy run do not add, because they are not held at the same time. The equation
-// gives the seven KV sizes of the H200 start-up logs to 0.01 GiB.
+// The peak of the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other. The
+// equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
 func (p *Profile) KVGiB(o Options) float64 {
 	m := p.Memory
 	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
 	activation := m.ActivationGiB * math.Pow(batched/8192, m.ActivationExponent)
 	sampler := m.SamplerBytesPerSeq * seqs / gib
 	kv := o.GPUMemoryUtilization*m.GPUGiB - m.FixedGiB - m.BatchBytesPerToken*batched/gib - max(activation, sampler)
-	if o.drafts() {
+	if o.hasDrafter() {
 		kv -= p.Speculation.DrafterGiB
 	}
 	return kv
 }
 
-// KVTokens returns how many tokens the KV cache holds, in whole blocks, or a *StartError when the server would not start.
+// KVTokens returns how many tokens the KV cache holds, in whole blocks. Its error is a *StartError when the server would not start.
 func (p *Profile) KVTokens(o Options) (int, error) {
 	kv := p.KVGiB(o)
 	if kv <= 0 {
@@ -59,16 +59,16 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 	return tokens, nil
 }
 
-// mostKVTokens is how large a cache may be that is simulated block by block.
-const mostKVTokens = 200_000_000
+// maxKVTokens limits the cache, which is simulated block by block.
+const maxKVTokens = 200_000_000
 
-// knows refuses what the profile has no constants for, and what is too large to be simulated, with a *ConfigError.
-func (p *Profile) knows(o Options) error {
+// checkSimulated refuses, with a *ConfigError, what the profile has no constants for and what is too large to simulate.
+func (p *Profile) checkSimulated(o Options) error {
 	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
-		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants of speculative decoding", p.Name)}
+		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants for speculative decoding", p.Name)}
 	}
-	if tokens := p.KVGiB(o) * gib / p.Memory.KVBytesPerToken; tokens > mostKVTokens {
-		return &ConfigError{Text: fmt.Sprintf("the KV cache would hold %.3g tokens; the simulator keeps %d at most", tokens, mostKVTokens)}
+	if tokens := p.KVGiB(o) * gib / p.Memory.KVBytesPerToken; tokens > maxKVTokens {
+		return &ConfigError{Text: fmt.Sprintf("the KV cache would hold %.3g tokens; the simulator can hold at most %d", tokens, maxKVTokens)}
 	}
 	return nil
 }

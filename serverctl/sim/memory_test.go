@@ -93,7 +93,7 @@ func TestParseArgs(t *testing.T) {
 
 func TestProfileUnknown(t *testing.T) {
 	_, err := LoadProfile("h100")
-	if err == nil || !strings.Contains(err.Error(), "known are h200-llama70b-fp8, h200-llama70b-fp8-reset, l4-qwen0.5b, small-fast") {
+	if err == nil || !strings.Contains(err.Error(), "use one of h200-llama70b-fp8, h200-llama70b-fp8-reset, l4-qwen0.5b, small-fast") {
 		t.Errorf("LoadProfile(h100) = %v, want the list of profiles", err)
 	}
 }

@@ -2,17 +2,17 @@ package sim
 
 import "slices"
 
-// modelled are the flags that change what a simulated server can carry.
+// modelled are the flags that change the capacity of a simulated server.
 var modelled = []string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-prefix-caching",
 	"enforce-eager", "speculative-config"}
 
-// harmless are flags that change nothing of it on a real server either.
+// harmless are flags that do not change the capacity of a real server either.
 var harmless = []string{"api-key", "chat-template", "disable-log-requests", "disable-log-stats", "download-dir", "enable-log-requests", "host", "load-format",
 	"port", "seed", "served-model-name", "tokenizer", "trust-remote-code", "uvicorn-log-level"}
 
-// Models reports whether a flag, named without its leading dashes, changes what a simulated server can carry. Every value of one
-// that does not measures the same.
+// Models reports whether a flag, named without its leading dashes, changes the capacity of a simulated server. All values of other
+// flags give the same measurements.
 func Models(flag string) bool { return slices.Contains(modelled, flag) }
 
-// Ignores reports whether a flag would change what a real server can carry, and is taken by a simulated one without effect.
+// Ignores reports whether a flag could change the capacity of a real server and has no effect on a simulated one.
 func Ignores(flag string) bool { return !Models(flag) && !slices.Contains(harmless, flag) }

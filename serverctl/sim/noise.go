@@ -2,15 +2,15 @@ package sim
 
 import "math"
 
-// Noise is what makes a step take another time than the equation says. It depends on the seed and the step's number alone.
+// Noise changes the time of a step at random. It depends only on the seed and on the step's number.
 type Noise struct {
 	Relative float64 // standard deviation of the factor on a step's time
 	Jitter   float64 // mean of an exponential time on top of each step, ms
-	Stall    float64 // a rare pause, ms
-	StallGap float64 // mean time of computing between two stalls, s; 0 means none
+	Stall    float64 // length of a rare pause, ms
+	StallGap float64 // mean computing time between two pauses, s; 0 means no pauses
 }
 
-// The streams of random numbers of one step.
+// The random numbers of one step, each from its own stream.
 const (
 	jitterStream = iota + 1
 	stallStream
@@ -18,8 +18,8 @@ const (
 	angleStream
 )
 
-// disturb returns the time of a step in milliseconds with its noise.
-func (n Noise) disturb(ms float64, seed uint64, step int) float64 {
+// add returns the time of a step, in milliseconds, with noise.
+func (n Noise) add(ms float64, seed uint64, step int) float64 {
 	number := uint64(step)
 	if n.Relative > 0 {
 		ms *= max(0.5, 1+n.Relative*normal(uniform(seed, number, radiusStream), uniform(seed, number, angleStream)))

@@ -18,11 +18,11 @@ import (
 //go:embed profiles/*.yaml
 var profiles embed.FS
 
-// A Profile is one model on one GPU, as data: the constants of the memory and step-time equations.
+// A Profile describes one model on one GPU by the constants of the memory and step-time equations.
 type Profile struct {
-	Name  string // a word; of a file of the user's its path
+	Name  string // of a built-in profile; of a file, its path
 	Model string
-	About string // what it is made of
+	About string // where its constants come from
 
 	Memory      Memory
 	Step        StepCost
@@ -34,22 +34,22 @@ type Profile struct {
 	Vocabulary  float64 // tokens
 	Defaults    Options
 
-	Constants []Constant // where each constant comes from, in the order of the file's keys
+	Constants []Constant // in the order of the file's keys
 }
 
 // A Constant is one figure of a profile with its origin.
 type Constant struct {
 	Path       string    // such as step.weights
 	Unit       string    // "1" for a plain number
-	Values     []float64 // one but for acceptance
+	Values     []float64 // one; acceptance may have several
 	Source     string
 	Confidence string // one of Confidences
 }
 
-// Confidences are how sure a constant can be, best first.
+// Confidences are the degrees of confidence in a constant, best first.
 var Confidences = []string{"given", "solved", "measured", "fit", "assumed", "made up"}
 
-// Memory holds the constants of the KV-cache size; see Profile.KVGiB.
+// Memory holds the constants of the KV-cache size (KVGiB).
 type Memory struct {
 	GPUGiB             float64
 	FixedGiB           float64
@@ -58,10 +58,10 @@ type Memory struct {
 	SamplerBytesPerSeq float64
 	ActivationGiB      float64 // at 8192 batched tokens
 	ActivationExponent float64
-	GraphReserveGiB    float64 // taken outside of gpu-memory-utilization
+	GraphReserveGiB    float64 // for CUDA graphs, on top of gpu-memory-utilization
 }
 
-// StepCost holds the constants of one engine step in milliseconds; see stepTimer.milliseconds.
+// StepCost holds the constants of one engine step, in milliseconds (stepTimer.milliseconds).
 type StepCost struct {
 	Fixed            float64
 	Weights          float64
@@ -71,11 +71,11 @@ type StepCost struct {
 	PerKVToken       float64
 	PerAttentionPair float64
 	PrefillExtra     float64
-	EagerExtra       float64 // of a decode for which there is no CUDA graph
-	GraphPadding     float64 // part of the compute of a graph's empty places that costs time, 0 to 1
+	EagerExtra       float64 // for a decode without a CUDA graph
+	GraphPadding     float64 // share of the compute of a graph's empty places that costs time, 0 to 1
 }
 
-// Latency is what the API server adds around the engine, in milliseconds.
+// Latency is the time that the API server adds before and after the engine, in milliseconds.
 type Latency struct {
 	BeforeScheduling float64
 	AfterStep        float64
@@ -89,12 +89,12 @@ type StartUp struct {
 	Graphs  float64
 }
 
-// Total returns the whole start-up time.
+// Total returns the start-up time.
 func (s StartUp) Total() time.Duration {
 	return time.Duration((s.Weights + s.Profile + s.Compile + s.Graphs) * float64(time.Second))
 }
 
-// StopTime returns how long the server takes to end.
+// StopTime returns how long the server takes to stop.
 func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
 
 // Quiet returns the profile without noise.
@@ -117,12 +117,12 @@ func ProfileNames() []string {
 	return files
 }
 
-// IsProfileFile reports whether a profile's name is the path of a file of the user's.
+// IsProfileFile reports whether the name of a profile is the path of a file.
 func IsProfileFile(name string) bool {
 	return strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml")
 }
 
-// LoadProfile returns the built-in profile of that name, or the one in the file of that path.
+// LoadProfile returns the built-in profile with that name, or the profile in the file at that path.
 func LoadProfile(name string) (*Profile, error) {
 	if IsProfileFile(name) {
 		text, err := foreign.Read(name, 1<<20)
@@ -133,7 +133,7 @@ func LoadProfile(name string) (*Profile, error) {
 	}
 	text, err := profiles.ReadFile("profiles/" + name + ".yaml")
 	if err != nil {
-		return nil, fmt.Errorf("no simulator profile %q; %s, or write the path of a file", name, space.DidYouMean(name, ProfileNames()))
+		return nil, fmt.Errorf("no simulator profile %q; %s, or give the path of a file", name, space.DidYouMean(name, ProfileNames()))
 	}
 	return ParseProfile("profiles/"+name+".yaml", text)
 }

@@ -16,65 +16,64 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// An entry is a constant of a profile as its file has it.
+// An entry describes one constant in a profile's file.
 type entry struct {
 	path, unit string
-	to         any     // *float64 or *[]float64
-	least      float64 // that it may be
-	most       float64 // likewise
-	optional   bool    // 0 when it is not there
+	to         any // the field of the Profile: *float64 or *[]float64
+	min, max   float64
+	optional   bool // 0 when the file lacks it
 }
 
-// Nobody's server is beyond these, but whoever writes MiB for GiB or s for ms is.
+// No real server is beyond these limits. They catch MiB written for GiB, and s for ms.
 const (
-	mostGiB = 4096
-	mostMS  = 60_000
+	maxGiB = 4096
+	maxMS  = 60_000
 )
 
-// entries are the constants of a profile in the order in which a file is written.
+// entries returns the constants of a profile in the order in which Text writes them.
 func (p *Profile) entries() []entry {
 	m, s, d, n, t := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp
 	return []entry{
-		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB, most: mostGiB},
-		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB, most: mostGiB},
-		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, least: 1, most: 1e9},
-		{path: "memory.batch_per_token", unit: "B/token", to: &m.BatchBytesPerToken, most: 1e9},
-		{path: "memory.sampler_per_sequence", unit: "B/sequence", to: &m.SamplerBytesPerSeq, most: 1e12},
-		{path: "memory.activation", unit: "GiB", to: &m.ActivationGiB, most: mostGiB},
-		{path: "memory.activation_exponent", unit: "1", to: &m.ActivationExponent, most: 64},
-		{path: "memory.graph_reserve", unit: "GiB", to: &m.GraphReserveGiB, most: mostGiB},
-		{path: "step.fixed", unit: "ms", to: &s.Fixed, most: mostMS},
-		{path: "step.weights", unit: "ms", to: &s.Weights, most: mostMS},
-		{path: "step.per_token", unit: "ms/token", to: &s.PerToken, most: mostMS},
-		{path: "step.roofline_exponent", unit: "1", to: &s.RooflineExponent, least: 1, most: 64},
-		{path: "step.per_sequence", unit: "ms/sequence", to: &s.PerSequence, most: mostMS},
-		{path: "step.per_kv_token", unit: "ms/token", to: &s.PerKVToken, most: mostMS},
-		{path: "step.per_attention_pair", unit: "ms/token²", to: &s.PerAttentionPair, most: 1},
-		{path: "step.prefill_extra", unit: "ms", to: &s.PrefillExtra, most: mostMS},
-		{path: "step.eager_extra", unit: "ms", to: &s.EagerExtra, optional: true, most: mostMS},
-		{path: "step.graph_padding", unit: "1", to: &s.GraphPadding, optional: true, most: 1},
-		{path: "latency.before_scheduling", unit: "ms", to: &p.Latency.BeforeScheduling, most: mostMS},
-		{path: "latency.after_step", unit: "ms", to: &p.Latency.AfterStep, most: mostMS},
-		{path: "speculation.drafter", unit: "GiB", to: &d.DrafterGiB, optional: true, most: mostGiB},
-		{path: "speculation.per_draft_token", unit: "ms/token", to: &d.PerDraftToken, optional: true, most: mostMS},
-		{path: "speculation.per_draft_token_and_sequence", unit: "ms/token", to: &d.PerDraftTokenAndSequence, optional: true, most: mostMS},
-		{path: "speculation.per_verified_token", unit: "ms/token", to: &d.PerVerifiedToken, optional: true, most: mostMS},
-		{path: "speculation.acceptance", unit: "1", to: &d.Acceptance, optional: true, most: 1},
-		{path: "speculation.lookup_acceptance", unit: "1", to: &d.LookupAcceptance, optional: true, most: 1},
-		{path: "noise.relative", unit: "1", to: &n.Relative, optional: true, most: 0.15},
-		{path: "noise.jitter", unit: "ms", to: &n.Jitter, optional: true, most: mostMS},
-		{path: "noise.stall", unit: "ms", to: &n.Stall, optional: true, most: mostMS},
-		{path: "noise.stall_gap", unit: "s", to: &n.StallGap, optional: true, most: 86400},
-		{path: "start_up.weights", unit: "s", to: &t.Weights, most: 86400},
-		{path: "start_up.profile", unit: "s", to: &t.Profile, most: 86400},
-		{path: "start_up.compile", unit: "s", to: &t.Compile, most: 86400},
-		{path: "start_up.graphs", unit: "s", to: &t.Graphs, most: 86400},
-		{path: "stop.time", unit: "s", to: &p.Stop, most: 86400},
-		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, least: 1, most: 1e8},
+		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB, max: maxGiB},
+		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB, max: maxGiB},
+		{path: "memory.kv_per_token", unit: "B/token", to: &m.KVBytesPerToken, min: 1, max: 1e9},
+		{path: "memory.batch_per_token", unit: "B/token", to: &m.BatchBytesPerToken, max: 1e9},
+		{path: "memory.sampler_per_sequence", unit: "B/sequence", to: &m.SamplerBytesPerSeq, max: 1e12},
+		{path: "memory.activation", unit: "GiB", to: &m.ActivationGiB, max: maxGiB},
+		{path: "memory.activation_exponent", unit: "1", to: &m.ActivationExponent, max: 64},
+		{path: "memory.graph_reserve", unit: "GiB", to: &m.GraphReserveGiB, max: maxGiB},
+		{path: "step.fixed", unit: "ms", to: &s.Fixed, max: maxMS},
+		{path: "step.weights", unit: "ms", to: &s.Weights, max: maxMS},
+		{path: "step.per_token", unit: "ms/token", to: &s.PerToken, max: maxMS},
+		{path: "step.roofline_exponent", unit: "1", to: &s.RooflineExponent, min: 1, max: 64},
+		{path: "step.per_sequence", unit: "ms/sequence", to: &s.PerSequence, max: maxMS},
+		{path: "step.per_kv_token", unit: "ms/token", to: &s.PerKVToken, max: maxMS},
+		{path: "step.per_attention_pair", unit: "ms/token²", to: &s.PerAttentionPair, max: 1},
+		{path: "step.prefill_extra", unit: "ms", to: &s.PrefillExtra, max: maxMS},
+		{path: "step.eager_extra", unit: "ms", to: &s.EagerExtra, optional: true, max: maxMS},
+		{path: "step.graph_padding", unit: "1", to: &s.GraphPadding, optional: true, max: 1},
+		{path: "latency.before_scheduling", unit: "ms", to: &p.Latency.BeforeScheduling, max: maxMS},
+		{path: "latency.after_step", unit: "ms", to: &p.Latency.AfterStep, max: maxMS},
+		{path: "speculation.drafter", unit: "GiB", to: &d.DrafterGiB, optional: true, max: maxGiB},
+		{path: "speculation.per_draft_token", unit: "ms/token", to: &d.PerDraftToken, optional: true, max: maxMS},
+		{path: "speculation.per_draft_token_and_sequence", unit: "ms/token", to: &d.PerDraftTokenAndSequence, optional: true, max: maxMS},
+		{path: "speculation.per_verified_token", unit: "ms/token", to: &d.PerVerifiedToken, optional: true, max: maxMS},
+		{path: "speculation.acceptance", unit: "1", to: &d.Acceptance, optional: true, max: 1},
+		{path: "speculation.lookup_acceptance", unit: "1", to: &d.LookupAcceptance, optional: true, max: 1},
+		{path: "noise.relative", unit: "1", to: &n.Relative, optional: true, max: 0.15},
+		{path: "noise.jitter", unit: "ms", to: &n.Jitter, optional: true, max: maxMS},
+		{path: "noise.stall", unit: "ms", to: &n.Stall, optional: true, max: maxMS},
+		{path: "noise.stall_gap", unit: "s", to: &n.StallGap, optional: true, max: 86400},
+		{path: "start_up.weights", unit: "s", to: &t.Weights, max: 86400},
+		{path: "start_up.profile", unit: "s", to: &t.Profile, max: 86400},
+		{path: "start_up.compile", unit: "s", to: &t.Compile, max: 86400},
+		{path: "start_up.graphs", unit: "s", to: &t.Graphs, max: 86400},
+		{path: "stop.time", unit: "s", to: &p.Stop, max: 86400},
+		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, min: 1, max: 1e8},
 	}
 }
 
-// Value returns where the profile keeps a constant of one number, or nil when it has no such constant.
+// Value returns the field of a constant that is one number; nil when there is none with that path.
 func (p *Profile) Value(path string) *float64 {
 	for _, f := range p.entries() {
 		if v, ok := f.to.(*float64); ok && f.path == path {
@@ -84,8 +83,8 @@ func (p *Profile) Value(path string) *float64 {
 	return nil
 }
 
-// Set gives a constant its numbers, one but for acceptance, and their origin. It reports whether there is such a constant. A
-// copy of the profile is not changed with it.
+// Set changes the values of a constant and their origin. It reports whether there is such a constant and it takes so many values.
+// Copies of the profile stay as they were.
 func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
 	i := slices.IndexFunc(p.entries(), func(f entry) bool { return f.path == path })
 	if i < 0 {
@@ -103,22 +102,22 @@ func (p *Profile) Set(path string, values []float64, confidence, source string) 
 	}
 	c := Constant{Path: path, Unit: f.unit, Values: slices.Clone(values), Source: source, Confidence: confidence}
 	p.Constants = slices.Clone(p.Constants)
-	if at := slices.IndexFunc(p.Constants, func(c Constant) bool { return c.Path == path }); at >= 0 {
-		p.Constants[at] = c
+	if i := slices.IndexFunc(p.Constants, func(c Constant) bool { return c.Path == path }); i >= 0 {
+		p.Constants[i] = c
 	} else {
 		p.Constants = append(p.Constants, c)
 	}
 	return true
 }
 
-// A profileReader collects what is wrong with a profile's file.
+// A profileReader reads a profile's file and collects all errors in it.
 type profileReader struct {
 	file  string
 	nodes map[string]ast.Node // by path
 	errs  []error
 }
 
-// ParseProfile reads a profile. file is its name in errors, which name the line and are told all at once.
+// ParseProfile reads a profile. Its error joins all mistakes in the file, each with the line; file is the name in these messages.
 func ParseProfile(file string, text []byte) (*Profile, error) {
 	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {
@@ -142,7 +141,7 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 		r.constant(p, f, root)
 	}
 	r.defaults(&p.Defaults, root)
-	r.together(p, root)
+	r.checkTogether(p, root)
 	r.unknown(p)
 	if len(r.errs) > 0 {
 		return nil, errors.Join(r.errs...)
@@ -154,7 +153,7 @@ func (r *profileReader) fail(at ast.Node, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s:%d: %s", r.file, at.GetToken().Position.Line, fmt.Sprintf(format, args...)))
 }
 
-// collect notes the nodes of a mapping by their paths.
+// collect stores the nodes of a mapping by their paths.
 func (r *profileReader) collect(path string, n ast.Node) {
 	if m, ok := n.(ast.MapNode); ok {
 		for i := m.MapRange(); i.Next(); {
@@ -172,7 +171,7 @@ func (r *profileReader) text(path string) string {
 	return ""
 }
 
-// constant reads one constant with its unit, its source and its confidence.
+// constant reads one constant with its unit, source and confidence.
 func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	at, ok := r.nodes[f.path]
 	if !ok {
@@ -188,7 +187,7 @@ func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	}
 	c := Constant{Path: f.path, Unit: r.text(f.path + ".unit"), Source: r.text(f.path + ".source"), Confidence: r.text(f.path + ".confidence")}
 	if c.Unit != f.unit {
-		r.fail(at, "%s is in %q, want it in %s", f.path, c.Unit, f.unit)
+		r.fail(at, "%s has the unit %q, want %q", f.path, c.Unit, f.unit)
 	}
 	if !slices.Contains(Confidences, c.Confidence) {
 		r.fail(at, "%s has the confidence %q; write one of %s", f.path, c.Confidence, strings.Join(Confidences, ", "))
@@ -208,7 +207,7 @@ func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	}
 }
 
-// missing says where a constant should stand: in its section, if that is there.
+// missing reports a missing constant, at its section if the file has that.
 func (r *profileReader) missing(f entry, root ast.Node) {
 	section, name, _ := strings.Cut(f.path, ".")
 	at, ok := r.nodes[section]
@@ -218,7 +217,7 @@ func (r *profileReader) missing(f entry, root ast.Node) {
 	r.fail(at, "%s is missing; add %s: {value: …, unit: %s, source: \"…\", confidence: …} under %s", f.path, name, f.unit, section)
 }
 
-// numbers reads the value of a constant, several where it may have several.
+// numbers reads the value of a constant: one number, or a list where the constant may have several.
 func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 	values := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
@@ -233,21 +232,21 @@ func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 		v, err := strconv.ParseFloat(n.String(), 64)
 		switch {
 		case err != nil || math.IsNaN(v) || math.IsInf(v, 0):
-			r.fail(n, "%s: %q is no number", f.path, n.String())
-		case v < f.least:
-			r.fail(n, "%s is %g, want at least %g", f.path, v, f.least)
-		case v > f.most:
-			r.fail(n, "%s is %g, want at most %g %s", f.path, v, f.most, f.unit)
+			r.fail(n, "%s: %q is not a number", f.path, n.String())
+		case v < f.min:
+			r.fail(n, "%s is %g, want at least %g", f.path, v, f.min)
+		case v > f.max:
+			r.fail(n, "%s is %g, want at most %g %s", f.path, v, f.max, f.unit)
 		}
 		numbers = append(numbers, v)
 	}
 	return numbers
 }
 
-// mostDefault is beyond every model's context.
-const mostDefault = 100_000_000
+// maxDefault is larger than the context of any model.
+const maxDefault = 100_000_000
 
-// defaultFlags are the flags whose defaults a profile has.
+// defaultFlags are the flags whose defaults a profile sets.
 func defaultFlags(o *Options) map[string]any {
 	return map[string]any{
 		"gpu_memory_utilization": &o.GPUMemoryUtilization, "max_num_seqs": &o.MaxNumSeqs,
@@ -255,7 +254,7 @@ func defaultFlags(o *Options) map[string]any {
 	}
 }
 
-// defaults reads the flags that a server has when nothing is said.
+// defaults reads the values that flags have when the command line does not set them.
 func (r *profileReader) defaults(o *Options, root ast.Node) {
 	flags := defaultFlags(o)
 	for _, name := range []string{"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len"} {
@@ -272,9 +271,9 @@ func (r *profileReader) defaults(o *Options, root ast.Node) {
 			*to, err = strconv.Atoi(n.String())
 		}
 		if err != nil {
-			r.fail(n, "defaults.%s: %q is no such number", name, n.String())
-		} else if to, ok := flags[name].(*int); ok && *to > mostDefault {
-			r.fail(n, "defaults.%s is %d, want at most %d", name, *to, mostDefault)
+			r.fail(n, "defaults.%s: %q is not a number of that kind", name, n.String())
+		} else if to, ok := flags[name].(*int); ok && *to > maxDefault {
+			r.fail(n, "defaults.%s is %d, want at most %d", name, *to, maxDefault)
 		}
 	}
 	if len(r.errs) == 0 {
@@ -284,8 +283,8 @@ func (r *profileReader) defaults(o *Options, root ast.Node) {
 	}
 }
 
-// together finds what makes no sense beside something else.
-func (r *profileReader) together(p *Profile, root ast.Node) {
+// checkTogether finds constants that contradict each other.
+func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
 	at := func(path string) ast.Node {
 		if n, ok := r.nodes[path]; ok {
 			return n
@@ -294,9 +293,9 @@ func (r *profileReader) together(p *Profile, root ast.Node) {
 	}
 	switch n := p.Noise; {
 	case n.Stall > 0 && n.StallGap == 0:
-		r.fail(at("noise.stall"), "noise.stall says how long a stall is, and nothing how often one comes; add noise.stall_gap")
+		r.fail(at("noise.stall"), "noise.stall gives the length of a stall, but nothing gives how often one comes; add noise.stall_gap")
 	case n.StallGap > 0 && n.Stall == 0:
-		r.fail(at("noise.stall_gap"), "noise.stall_gap says how often a stall comes, and nothing how long it is; add noise.stall")
+		r.fail(at("noise.stall_gap"), "noise.stall_gap gives how often a stall comes, but nothing gives its length; add noise.stall")
 	}
 	if p.Model == "" {
 		r.fail(root, "model.name is missing; add name under model")
@@ -306,7 +305,7 @@ func (r *profileReader) together(p *Profile, root ast.Node) {
 	}
 }
 
-// unknown names the keys that mean nothing.
+// unknown reports the keys that a profile does not have.
 func (r *profileReader) unknown(p *Profile) {
 	known := []string{"about", "model", "model.name", "defaults"}
 	for name := range defaultFlags(&Options{}) {
@@ -326,7 +325,7 @@ func (r *profileReader) unknown(p *Profile) {
 	}
 }
 
-// Text returns the profile as a file that ParseProfile reads.
+// Text returns the profile as a file for ParseProfile.
 func (p *Profile) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "about: %s\n", strconv.Quote(p.About))
@@ -357,7 +356,7 @@ func (p *Profile) Text() string {
 	return b.String()
 }
 
-// value writes the value with all its digits.
+// value returns the value with all its digits.
 func (f entry) value() string {
 	write := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	switch v := f.to.(type) {

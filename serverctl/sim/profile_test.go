@@ -62,10 +62,10 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 		return strings.Replace(good, old, new, 1)
 	}
 	for _, row := range []struct{ name, text, want string }{
-		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights is in "s", want it in ms`},
+		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights has the unit "s", want "ms"`},
 		{"a missing constant", change("  kv_per_token:", "  kv_per_tokem:"), "p.yaml:3: memory.kv_per_token is missing; add kv_per_token: {value: …, unit: B/token"},
 		{"a misspelt one", change("  kv_per_token:", "  kv_per_tokem:"), `unknown key memory.kv_per_tokem; did you mean "memory.kv_per_token"?`},
-		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is no number`},
+		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is not a number`},
 		{"below what it may be", change("value: 16,", "value: -1,"), "p.yaml:3: memory.gpu is -1, want at least 0"},
 		{"no value", change("value: 16, ", ""), "p.yaml:3: memory.gpu has no value; write {value: 1.5, unit: GiB"},
 		{"a list", change("value: 16,", "value: [1, 2],"), "p.yaml:3: memory.gpu is a list, want one number"},
@@ -75,7 +75,7 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 		{"a missing default", change("max_num_seqs: 256, ", ""), "p.yaml:1: defaults.max_num_seqs is missing"},
 		{"defaults that exclude each other", change("max_num_seqs: 256", "max_num_seqs: 4096"), "defaults: max_num_batched_tokens (2048) must be"},
 		{"MiB for GiB", change("value: 16,", "value: 16384,"), "memory.gpu is 16384, want at most 4096 GiB"},
-		{"a stall without a gap", change("start_up:", "noise: {stall: {value: 5, unit: ms, confidence: assumed, source: x}}\nstart_up:"), "nothing how often one comes; add noise.stall_gap"},
+		{"a stall without a gap", change("start_up:", "noise: {stall: {value: 5, unit: ms, confidence: assumed, source: x}}\nstart_up:"), "nothing gives how often one comes; add noise.stall_gap"},
 		{"no name of the model", change("name: \"example/small-fast\"", "name: \"\""), "model.name is missing"},
 		{"two documents", good + "---\n" + good, "p.yaml: the file holds 2 YAML documents"},
 		{"a context beyond all", change("max_model_len: 8192", "max_model_len: 1000000000000"), "defaults.max_model_len is 1000000000000, want at most"},

@@ -1,37 +1,37 @@
 package sim
 
-// A span is a run of steps in which every running request decodes one token and nothing else happens: nobody is admitted,
-// preempted, or finished. A step of it costs a few operations however many requests run: only those are touched whose block
-// is full or filled by this step. What their fields would say is made up for when the span ends.
+// A span is a run of steps in which every running request decodes one token, and no request is admitted, preempted or finished.
+// A step of a span costs a few operations, however many requests run. It visits only the requests whose last block is full, or
+// becomes full in this step. endSpan then updates the fields of all requests at once.
 type span struct {
 	left   int                // steps that may follow
 	steps  int                // computed so far
-	end    float64            // of the last one
+	end    float64            // of the last step
 	tokens int                // in the KV cache, of all requests, before the next step
-	phase  [BlockSize][]int32 // places in running, in order, by computed tokens modulo the block size when the span began
+	phase  [BlockSize][]int32 // indexes into running by computed tokens modulo the block size when the span began
 }
 
-// leastSpan is how many steps a span must promise to be worth its beginning.
-const leastSpan = 3
+// minSpan is the number of steps from which a span is worth its setup.
+const minSpan = 3
 
-// spans reports whether the next step belongs to a span, and begins one where that is possible.
-func (e *Engine) spans() bool {
+// inSpan reports whether the next step belongs to a span. It begins one where that is possible.
+func (e *Engine) inSpan() bool {
 	if e.Each || e.Options.SpeculativeTokens > 0 || len(e.waiting) > 0 && len(e.running) < e.Options.MaxNumSeqs {
 		return false
 	}
 	if e.span.left > 0 {
 		return true
 	}
-	e.settle()
+	e.endSpan()
 	return e.beginSpan()
 }
 
-// beginSpan begins a span when every running request decodes. It ends before the first of them has its last token.
+// beginSpan begins a span when every running request decodes. The span ends before the first request gets its last token.
 func (e *Engine) beginSpan() bool {
 	s := &e.span
 	left := 0
 	for i, r := range e.running {
-		if !r.decodes() || r.Output-r.Tokens <= leastSpan {
+		if !r.decodes() || r.Output-r.Tokens <= minSpan {
 			return false
 		}
 		if i == 0 || r.Output-r.Tokens <= left {
@@ -49,7 +49,7 @@ func (e *Engine) beginSpan() bool {
 	return true
 }
 
-// stepSpan computes a step of a span, or nothing when there are not enough blocks.
+// stepSpan computes a step of a span. It does nothing, and returns false, when too few blocks are free.
 func (e *Engine) stepSpan(now *float64) bool {
 	s := &e.span
 	at := s.steps % BlockSize
@@ -57,7 +57,7 @@ func (e *Engine) stepSpan(now *float64) bool {
 	if len(full) > e.pool.free {
 		return false
 	}
-	e.touch(full, filled)
+	e.updateBlocks(full, filled)
 	n := len(e.running)
 	*now += e.duration(batch{decodes: n, kvTokens: s.tokens})
 	s.left--
@@ -69,9 +69,9 @@ func (e *Engine) stepSpan(now *float64) bool {
 	return true
 }
 
-// touch gives a block to each request whose last one is full, and registers the blocks that this step fills, in the order
-// of the running requests, as the step that looks at all of them does.
-func (e *Engine) touch(full, filled []int32) {
+// updateBlocks gives a block to each request whose last block is full, and registers the blocks that this step fills. It works in
+// the order of the running requests, as the step that visits all of them does.
+func (e *Engine) updateBlocks(full, filled []int32) {
 	for len(full)+len(filled) > 0 {
 		if len(filled) == 0 || len(full) > 0 && full[0] < filled[0] {
 			r := e.running[full[0]]
@@ -81,7 +81,7 @@ func (e *Engine) touch(full, filled []int32) {
 		}
 		r := e.running[filled[0]]
 		filled = filled[1:]
-		if e.hits {
+		if e.caching {
 			i := (r.computed + e.span.steps) / BlockSize
 			r.chain = e.blockHash(r, i)
 			e.pool.register(r.blocks[i], r.chain)
@@ -89,11 +89,11 @@ func (e *Engine) touch(full, filled []int32) {
 	}
 }
 
-// settle ends a span: it brings the fields of the running requests up to date.
-func (e *Engine) settle() {
+// endSpan ends the span, if there is one, and updates the fields of the running requests.
+func (e *Engine) endSpan() {
 	s := &e.span
 	if s.left+s.steps == 0 {
-		return // there is none
+		return
 	}
 	if s.steps > 0 {
 		for _, r := range e.running {

@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Speculation holds the constants of speculative decoding: a drafter proposes k tokens a step for each sequence, and the
-// model computes them all to see which it would have chosen itself.
+// Speculation holds the constants of speculative decoding. In each step a drafter proposes k tokens for each sequence, and the
+// model computes all of them to check which it accepts.
 type Speculation struct {
 	DrafterGiB               float64   // GPU memory of the drafter and of its cache
-	PerDraftToken            float64   // ms for each token of the proposal, whatever the batch
+	PerDraftToken            float64   // ms for each token of the draft, whatever the batch
 	PerDraftTokenAndSequence float64   // ms
 	PerVerifiedToken         float64   // ms, on top of the token's compute
-	Acceptance               []float64 // of the j-th token of a proposal, given that those before it were accepted; the last value holds for all later ones
-	LookupAcceptance         []float64 // the same of tokens that are looked up in the prompt (ngram, suffix)
+	Acceptance               []float64 // chance of the j-th draft token, if those before it were accepted; the last value holds for all later tokens
+	LookupAcceptance         []float64 // the same for tokens that are looked up in the text so far (ngram, suffix)
 }
 
-// The methods that look proposals up in what was said before: they have no drafter.
+// The methods that look drafts up in the text so far. They have no drafter.
 const (
 	ngram  = "ngram"
 	suffix = "suffix"
@@ -61,13 +61,15 @@ func (o *Options) setSpeculation(value any) error {
 var speculativeMethods = []string{ngram, "medusa", "mlp_speculator", "draft_model", suffix, "eagle", "eagle3", "deepseek_mtp",
 	"mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "mtp", "pangu_ultra_moe_mtp"}
 
-// drafts reports whether a drafter model stands beside the model.
-func (o Options) drafts() bool { return o.SpeculativeTokens > 0 && !o.looksUp() }
+// hasDrafter reports whether a drafter model runs beside the model.
+func (o Options) hasDrafter() bool { return o.SpeculativeTokens > 0 && !o.usesLookup() }
 
-func (o Options) looksUp() bool { return o.SpeculativeMethod == ngram || o.SpeculativeMethod == suffix }
+func (o Options) usesLookup() bool {
+	return o.SpeculativeMethod == ngram || o.SpeculativeMethod == suffix
+}
 
-// accept draws how many tokens of a request's draft the model accepts. The draw belongs to the request and to its place in
-// the answer, so that it does not depend on who else is in the batch.
+// accept draws how many tokens of a request's draft the model accepts. The draw depends only on the request and on the position
+// in its answer, not on the rest of the batch.
 func (e *Engine) accept(r *Request) int {
 	if r.drafted == 0 {
 		return 0
@@ -84,20 +86,20 @@ func (e *Engine) accept(r *Request) int {
 	return n
 }
 
-// acceptance returns how likely the draft token at a 0-based place is accepted when those before it were: never, where the
-// profile says nothing of the method.
-func (e *Engine) acceptance(place int) float64 {
+// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted those before.
+// It is 0 where the profile has no constants for the method.
+func (e *Engine) acceptance(position int) float64 {
 	chances := e.Profile.Speculation.Acceptance
-	if e.Options.looksUp() {
+	if e.Options.usesLookup() {
 		chances = e.Profile.Speculation.LookupAcceptance
 	}
 	if len(chances) == 0 {
 		return 0
 	}
-	return chances[min(place, len(chances)-1)]
+	return chances[min(position, len(chances)-1)]
 }
 
-// uniform returns a number from 0 to 1 that depends on the words alone.
+// uniform returns a pseudo-random number from 0 to 1 that depends only on the words.
 func uniform(words ...uint64) float64 {
 	h := uint64(0)
 	for _, w := range words {

@@ -5,11 +5,13 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"vllmtuner/realtime"
 )
 
-// The calibrated model's median TPOT at 1 request/s after ten requests of warm-up, in ms, by tokens of a draft and by the chance
-// that one is accepted. Only
-// k = 3 with nothing accepted was measured; the other rows hold the engine against the program in which it was fitted.
+// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft tokens and by
+// the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows compare the engine with the
+// program in which it was fitted.
 var speculated = []struct {
 	k          int
 	acceptance float64
@@ -21,8 +23,20 @@ var speculated = []struct {
 
 func TestSpeculationCostsAndGainsAsCalibrated(t *testing.T) {
 	t.Parallel()
+	compareSpeculation(t, 3, 9)
+}
+
+func TestSpeculationWithDraftsOfAnyLength(t *testing.T) {
+	realtime.Only(t, "replays the trace for 13 combinations")
+	compareSpeculation(t, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+}
+
+// compareSpeculation replays the trace for some rows of speculated.
+func compareSpeculation(t *testing.T, rows ...int) {
+	t.Helper()
 	trace := readTrace(t)
-	for _, row := range speculated {
+	for _, i := range rows {
+		row := speculated[i]
 		p := profile(t, "h200-llama70b-fp8").Quiet()
 		p.Speculation.Acceptance = []float64{row.acceptance}
 		o := p.Defaults
@@ -48,7 +62,7 @@ func TestSpeculationCostsAndGainsAsCalibrated(t *testing.T) {
 	}
 }
 
-// What is counted of drafts adds up, and an answer is exactly as long as it was to be.
+// The counters of drafts add up, and an answer has exactly the wanted length.
 func TestDraftsAreCounted(t *testing.T) {
 	p := *profile(t, "small-fast")
 	p.Speculation.Acceptance = []float64{0.8, 0.5}
@@ -65,18 +79,18 @@ func TestDraftsAreCounted(t *testing.T) {
 		t.Errorf("%d tokens in %d steps, %+v", r.Tokens, r.Chunks, c)
 	}
 	sum := 0
-	for place, want := range []float64{0.8, 0.8 * 0.5, 0.8 * 0.5 * 0.5} {
-		sum += c.AcceptedPerPos[place]
-		if got := float64(c.AcceptedPerPos[place]) / float64(c.Drafts); math.Abs(got-want) > 0.04 {
-			t.Errorf("the draft token at place %d is accepted in %.3f of the drafts, want %.3f", place, got, want)
+	for position, want := range []float64{0.8, 0.8 * 0.5, 0.8 * 0.5 * 0.5} {
+		sum += c.AcceptedPerPos[position]
+		if got := float64(c.AcceptedPerPos[position]) / float64(c.Drafts); math.Abs(got-want) > 0.04 {
+			t.Errorf("the draft token at position %d is accepted in %.3f of the drafts, want %.3f", position, got, want)
 		}
 	}
 	if sum != c.AcceptedTokens {
-		t.Errorf("%d accepted tokens, %d by place", c.AcceptedTokens, sum)
+		t.Errorf("%d accepted tokens, %d by position", c.AcceptedTokens, sum)
 	}
 }
 
-// A proposal that is looked up in the prompt needs no drafter in memory.
+// The method ngram needs no memory for a drafter.
 func TestNgramNeedsNoDrafter(t *testing.T) {
 	p := profile(t, "h200-llama70b-fp8")
 	none, err := p.ParseArgs(nil)
@@ -96,7 +110,7 @@ func TestNgramNeedsNoDrafter(t *testing.T) {
 		}
 	}
 	if _, err := p.ParseArgs([]string{"--speculative-config", "{"}); err == nil {
-		t.Error("a broken --speculative-config is taken")
+		t.Error("a broken --speculative-config is accepted")
 	}
 }
 
@@ -118,12 +132,12 @@ func TestAWrongSpeculationIsRefused(t *testing.T) {
 	l4 := profile(t, "l4-qwen0.5b") // it was never measured with speculation
 	o := l4.Defaults
 	o.SpeculativeTokens, o.SpeculativeMethod = 3, "eagle3"
-	if _, err := NewEngine(l4, o); err == nil || !strings.Contains(err.Error(), "no constants of speculative decoding") {
-		t.Errorf("NewEngine = %v for a profile that knows nothing of speculation", err)
+	if _, err := NewEngine(l4, o); err == nil || !strings.Contains(err.Error(), "no constants for speculative decoding") {
+		t.Errorf("NewEngine = %v for a profile without constants for speculation", err)
 	}
 }
 
-// A look into the prompt is not as good as a drafter, and a profile says so of both.
+// A profile has one acceptance for drafters and another for lookups in the prompt.
 func TestAMethodHasItsOwnAcceptance(t *testing.T) {
 	p := profile(t, "small-fast")
 	share := func(method string) float64 {
@@ -137,6 +151,6 @@ func TestAMethodHasItsOwnAcceptance(t *testing.T) {
 		return float64(e.Totals.AcceptedTokens) / float64(e.Totals.DraftTokens)
 	}
 	if eagle, ngram := share("eagle3"), share("ngram"); math.Abs(eagle-0.7) > 0.04 || math.Abs(ngram-0.2) > 0.04 {
-		t.Errorf("of eagle3 %.2f are accepted and of ngram %.2f, want 0.7 and 0.2", eagle, ngram)
+		t.Errorf("the acceptance is %.2f with eagle3 and %.2f with ngram, want 0.7 and 0.2", eagle, ngram)
 	}
 }

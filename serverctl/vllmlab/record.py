@@ -123,11 +123,14 @@ def record_commands(venv, out, flags, version):
         f.write("[\n" + ",\n".join(json.dumps(flag) for flag in said["flags"]) + "\n]\n")
 
 
-def write_json(path, value, masks=()):
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def masked(text, masks):
     for secret, shown in masks:
         text = text.replace(secret, shown)
-    path.write_text(text)
+    return text
 
 
 def masks(venv, model):
@@ -142,10 +145,7 @@ def trim(log, masks):
     lines = log.read_text(errors="replace").splitlines(keepends=True)
     ready = next(i for i, line in enumerate(lines) if "Application startup complete" in line)
     end = max((i for i, line in enumerate(lines) if "] Shutting down FastAPI" in line or "shutdown triggered" in line), default=len(lines))
-    text = "".join(lines[:ready + 1] + lines[end:])
-    for secret, shown in masks:
-        text = text.replace(secret, shown)
-    log.write_text(text)
+    log.write_text(masked("".join(lines[:ready + 1] + lines[end:]), masks))
 
 
 def free_port():
@@ -196,7 +196,8 @@ def record_server(venv, model, requests, out):
                         answers[-1]["body"] = json.dumps({key: "" for key in json.loads(answers[-1]["body"])})
                 except Exception as e:
                     answers.append({"name": r["name"], "error": repr(e)})
-            write_json(out / "answers.json", answers, masks(venv, model))
+            lines = "[\n" + ",\n".join(json.dumps(a, ensure_ascii=False) for a in answers) + "\n]\n"
+            (out / "answers.json").write_text(masked(lines, masks(venv, model)))
             server.send_signal(signal.SIGTERM)
             say(f"exit code {server.wait(STOP_SECONDS)}")
         finally:

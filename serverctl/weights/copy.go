@@ -18,37 +18,37 @@ import (
 )
 
 const (
-	// lockFile is held by whoever copies into its folder, and says who that is and how far. It is never removed: another
-	// may have it open.
+	// lockFile is locked by the process that copies into the folder. Its text names the process and its progress. The
+	// file is never removed: another process may have it open.
 	lockFile = ".weights.lock"
-	// partial begins the name of a copy that is not complete. Whoever holds the lock may remove any of them.
+	// partial begins the name of an incomplete copy. The holder of the lock may remove any of them.
 	partial = ".partial-"
-	// spare is what is left free on a disk beside a copy, in bytes: others write there too.
+	// spare is how many bytes a copy leaves free on the disk: others write there too.
 	spare = 64 << 20
-	// deepest is how many folders a model's may hold within each other; links may lead in a circle.
-	deepest = 8
+	// maxDepth bounds how deep the folders of a model may nest; links may form a circle.
+	maxDepth = 8
 )
 
-// A copier makes copies with the waits and the disk that a test may shorten.
+// A copier makes copies. A test may replace its waits and its disk.
 type copier struct {
-	stall time.Duration                   // another tuner's copy may make no progress for so long
+	stall time.Duration                   // how long another tuner's copy may make no progress
 	free  func(dir string) (int64, error) // bytes
 }
 
-// Copy copies a model's folder (weights, configuration, tokenizer) into a folder of its own below to, and returns that. A copy of
-// the same files, by the path of the model, their names, sizes and times, is used again. Links are followed, so a snapshot in
-// the cache of the Hugging Face hub becomes a folder of files. What vLLM does not load either is left out: hidden files,
-// and the folder original.
+// Copy copies a model's folder (weights, configuration, tokenizer) into its own folder below to, and returns that
+// folder. It reuses an existing copy of the same files: the path of the model, and the names, sizes and times of its
+// files, must be the same. It follows links, so a snapshot in the cache of the Hugging Face hub becomes a folder of
+// files. It leaves out what vLLM does not load either: hidden files, and the folder original.
 //
-// Where another tuner copies into to, Copy waits for it as long as that makes progress in each two minutes. A copy that was
-// ended, by an error, the end of ctx or a crash, is removed, at the latest by the next Copy; a complete one never is.
-// progress and ctx are as in Warm.
+// If another tuner copies into to, Copy waits for it, as long as it makes progress every two minutes. A copy that an
+// error, the end of ctx or a crash cut short is removed, at the latest by the next Copy. A complete copy is never
+// removed. progress and ctx are as in Warm.
 func Copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
 	return copier{stall: 2 * time.Minute, free: freeBytes}.copy(ctx, model, to, progress)
 }
 
-// CheckCopy returns why Copy could not begin: the folder is no place for a copy, or has too little room. Where a copy is being made, or was left
-// half made, only Copy can tell what room there will be.
+// CheckCopy returns why Copy could not begin: no copy can be made in the folder, or it has too little room. If a copy
+// is in progress there, or was left incomplete, only Copy can tell how much room there will be.
 func CheckCopy(model, to string) error { return copier{free: freeBytes}.check(model, to) }
 
 func (c copier) check(model, to string) error {
@@ -118,9 +118,9 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 	return path, report, err
 }
 
-// target makes the folder for copies, and refuses one within the model's.
+// target makes the folder for copies. It refuses a folder inside the model's own.
 func target(to, model string) (string, error) {
-	errWithin := errors.New("the copy would lie within the model's own folder; choose another one")
+	errWithin := errors.New("the copy would be inside the model's own folder; choose another folder")
 	within := func(dir string) bool {
 		rest, err := filepath.Rel(model, dir)
 		return err == nil && filepath.IsLocal(rest)
@@ -150,11 +150,11 @@ func resolve(dir string) (string, error) {
 	return filepath.EvalSymlinks(dir)
 }
 
-// A tree is a model's folder with everything that is copied of it.
+// A tree is a model's folder with all files that are copied.
 type tree struct {
 	dir   string // without links
-	files []File // paths are within dir
-	key   string // of all names, sizes and times
+	files []File // paths are relative to dir
+	key   string // hash of all names, sizes and times
 }
 
 func openTree(model string) (*tree, error) {
@@ -165,7 +165,7 @@ func openTree(model string) (*tree, error) {
 	t := &tree{dir: dir}
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%q\n", dir)
-	if err := t.list(".", hash, deepest); err != nil {
+	if err := t.list(".", hash, maxDepth); err != nil {
 		return nil, err
 	}
 	if len(t.files) == 0 {
@@ -175,10 +175,10 @@ func openTree(model string) (*tree, error) {
 	return t, nil
 }
 
-// list adds the files below a folder of the tree. Their order is that of their names.
+// list adds the files below a folder of the tree, in the order of their names.
 func (t *tree) list(within string, hash io.Writer, depth int) error {
 	if depth == 0 {
-		return fmt.Errorf("%s: folders lie too deep within each other, or links lead in a circle", filepath.Join(t.dir, within))
+		return fmt.Errorf("%s: its folders are nested too deep, or links form a circle", filepath.Join(t.dir, within))
 	}
 	entries, err := os.ReadDir(filepath.Join(t.dir, within))
 	if err != nil {
@@ -186,7 +186,7 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 	}
 	for _, e := range entries {
 		name := filepath.Join(within, e.Name())
-		// "original/**/*" is what vLLM ignores (LoadConfig.ignore_patterns of 0.14.1): Meta's checkpoints, as large again.
+		// vLLM ignores "original/**/*" (LoadConfig.ignore_patterns of 0.14.1): Meta's checkpoints, as large again.
 		if strings.HasPrefix(e.Name(), ".") || name == "original" {
 			continue
 		}
@@ -209,7 +209,8 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 	return nil
 }
 
-// name is that of the tree's copy: what people know it by, and its key. The folder of a snapshot is named for a commit only.
+// name is the folder name of the tree's copy: a title for people, and the key. The folder of a snapshot has only a
+// commit as its name.
 func (t *tree) name() string { return t.title() + "-" + t.key }
 
 func (t *tree) title() string {
@@ -219,8 +220,8 @@ func (t *tree) title() string {
 	return filepath.Base(t.dir)
 }
 
-// isAt reports whether a complete copy is in a folder. It is renamed to its name when it is complete, so this finds what
-// somebody deleted from it.
+// isAt reports whether a complete copy is in a folder. A copy gets its name only when it is complete, so isAt finds
+// only files that somebody deleted.
 func (t *tree) isAt(dir string) bool {
 	for _, f := range t.files {
 		info, err := os.Stat(filepath.Join(dir, f.Path))
@@ -231,7 +232,7 @@ func (t *tree) isAt(dir string) bool {
 	return true
 }
 
-// copyTo makes a copy with that path. The caller holds the lock.
+// copyTo makes a copy at the path. The caller holds the lock.
 func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error) {
 	temp := filepath.Join(filepath.Dir(path), partial+filepath.Base(path))
 	defer func() {
@@ -254,12 +255,12 @@ func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error)
 		return err
 	}
 	if now.key != t.key {
-		return errors.New("the model changed while it was copied; start again when it is complete")
+		return errors.New("the model changed during the copy; run again when its files are complete")
 	}
 	if err := syncTree(temp); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(path); err != nil { // a copy of which something was deleted
+	if err := os.RemoveAll(path); err != nil { // a copy with deleted files
 		return err
 	}
 	if err := os.Rename(temp, path); err != nil {
@@ -282,8 +283,8 @@ func (t *tree) makeFiles(dir string) error {
 	return nil
 }
 
-// copySegment copies a stretch of a file to the same place in another, which exists. It is on the disk when copySegment returns:
-// else the last sync would wait for all of a large memory's dirty pages, and could not be ended.
+// copySegment copies a segment to the same place in another file, which exists. It also syncs the segment to disk.
+// Otherwise the last sync would have to write all dirty pages of a large memory, and could not be interrupted.
 func copySegment(ctx context.Context, from, to string, s segment, buffer []byte, done *tally) (err error) {
 	f, err := os.OpenFile(to, os.O_WRONLY, 0)
 	if err != nil {
@@ -306,14 +307,14 @@ func copySegment(ctx context.Context, from, to string, s segment, buffer []byte,
 	return nil
 }
 
-// syncTree waits until all files and names below a folder are on the disk.
+// syncTree waits until all files and names below a folder are on disk.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, syncPath(path))
 	})
 }
 
-// syncPath waits until a file's data, or a directory's names, are on the disk.
+// syncPath waits until a file's data, or a directory's names, are on disk.
 func syncPath(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -322,7 +323,7 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// removeLeft removes copies that were not completed. The caller holds the lock, so nobody is at work on them.
+// removeLeft removes incomplete copies. The caller holds the lock, so nobody is working on them.
 func removeLeft(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -333,13 +334,13 @@ func removeLeft(dir string) error {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("remove a copy that was not completed: %w", err)
+			return fmt.Errorf("remove an incomplete copy: %w", err)
 		}
 	}
 	return nil
 }
 
-// checkFree says no when a copy would not fit, and what else lies there.
+// checkFree fails when a copy would not fit, and names the other copies in the folder.
 func (c copier) checkFree(dir string, bytes int64) error {
 	free, err := c.free(dir)
 	if err != nil {
@@ -348,7 +349,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 	if free >= bytes+spare {
 		return nil
 	}
-	err = fmt.Errorf("it takes %s and %s to spare, and %s are free", sizeText(bytes), sizeText(spare), sizeText(free))
+	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", sizeText(bytes), sizeText(spare), sizeText(free))
 	entries, readErr := os.ReadDir(dir)
 	if readErr != nil {
 		return errors.Join(err, readErr)
@@ -360,12 +361,12 @@ func (c copier) checkFree(dir string, bytes int64) error {
 		}
 	}
 	if len(others) > 0 {
-		return fmt.Errorf("%w; remove what is needed no more of %s, or choose another folder", err, strings.Join(others, ", "))
+		return fmt.Errorf("%w; remove what you no longer need of %s, or choose another folder", err, strings.Join(others, ", "))
 	}
 	return fmt.Errorf("%w; make room, or choose another folder", err)
 }
 
-// freeBytes is what may be written to the file system of a folder.
+// freeBytes returns how many bytes may be written to the file system of a folder.
 func freeBytes(dir string) (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -374,10 +375,10 @@ func freeBytes(dir string) (int64, error) {
 	return int64(s.Bavail) * int64(s.Bsize), nil
 }
 
-// A lock is held until it is closed, or the process is gone.
+// A lock is held until it is closed or the process is gone.
 type lock struct{ *os.File }
 
-// lock waits for the lock of a folder: while whoever has it makes progress, and until ctx ends.
+// lock waits for the lock of a folder, until ctx ends or its holder stops making progress.
 func (c copier) lock(ctx context.Context, path string) (lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -394,7 +395,8 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 	var said []byte
 	moved := time.Now()
 	for {
-		// flock and not fcntl: it belongs to the open file, so that no other open and close of it in this process can lose it.
+		// flock, not fcntl: flock belongs to the open file, so another open and close of the file in this process cannot
+		// release it.
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return nil
@@ -421,7 +423,7 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 	}
 }
 
-// say tells those who wait who copies what, and how far. What it cannot tell only makes them impatient.
+// say tells waiting tuners who copies what, and how far it is. An error is ignored: they only wait without news.
 func (l lock) say(model string, done, total int64) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -429,6 +431,6 @@ func (l lock) say(model string, done, total int64) {
 	}
 	text := fmt.Sprintf("pid %d on %s has copied %d of %d bytes of %s\n", os.Getpid(), host, done, total, model)
 	if _, err := l.WriteAt([]byte(text), 0); err == nil {
-		_ = l.Truncate(int64(len(text))) // of the last holder's longer text
+		_ = l.Truncate(int64(len(text))) // the last holder's text may have been longer
 	}
 }

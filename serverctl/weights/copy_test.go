@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// The test binary is another tuner too: in its role it copies and stops in the middle.
+// In a role, the test binary is another tuner: it copies and stops in the middle.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("WEIGHTS_WARM"); path != "" {
 		warmAsChild(path)
@@ -30,14 +30,14 @@ func TestMain(m *testing.M) {
 // quickExit keeps the race detector from sleeping for a second at the end of a child.
 const quickExit = "atexit_sleep_ms=10"
 
-// copyAsChild says when the copy has begun, and goes on when it is told to.
+// copyAsChild prints when the copy has begun, and continues when told to.
 func copyAsChild(model, to string) {
 	said := false
 	path, _, err := Copy(context.Background(), model, to, func(_, _ int64) {
 		if !said {
 			said = true
 			fmt.Println("copying")
-			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // its end is a word too
+			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // the end of stdin counts too
 		}
 	})
 	fmt.Println(path, err)
@@ -50,7 +50,7 @@ type neighbour struct {
 	in io.WriteCloser
 }
 
-// copying starts a neighbour, and returns when it is in the middle of its copy.
+// copying starts a neighbour, and returns in the middle of its copy.
 func copying(t *testing.T, model, to string) *neighbour {
 	t.Helper()
 	self, err := os.Executable()
@@ -62,7 +62,7 @@ func copying(t *testing.T, model, to string) *neighbour {
 	out, err := n.StdoutPipe()
 	try(t, err, n.Start())
 	t.Cleanup(func() {
-		_ = n.Process.Kill() // it has usually ended
+		_ = n.Process.Kill() // it has mostly ended already
 		_ = n.Wait()
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "copying\n" {
@@ -71,10 +71,10 @@ func copying(t *testing.T, model, to string) *neighbour {
 	return n
 }
 
-// aModel is a folder with its files: of 20 MiB, which takes some time to copy.
+// aModel returns a folder with 20 MiB of files, which take some time to copy.
 func aModel(t *testing.T) (dir string, files map[string]string) { return aModelOf(t, 12<<20) }
 
-// aSmallModel is the same of 2 kB.
+// aSmallModel is like aModel, with 2 kB.
 func aSmallModel(t *testing.T) (dir string, files map[string]string) { return aModelOf(t, 1<<10) }
 
 func aModelOf(t *testing.T, shard int) (dir string, files map[string]string) {
@@ -88,7 +88,7 @@ func aModelOf(t *testing.T, shard int) (dir string, files map[string]string) {
 	return dir, files
 }
 
-// names returns what a folder holds, without the lock's file.
+// names returns the names in a folder, without the lock file.
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -325,12 +325,12 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 		other := filepath.Join(t.TempDir(), "other")
 		write(t, other, map[string]string{"model.safetensors": string(random(3, 1<<20))})
 		_, _, err = copier{stall: time.Second, free: func(string) (int64, error) { return 64 << 20, nil }}.copy(t.Context(), other, to, nil)
-		wantError(t, err, "it takes 1.0 MB and 67.1 MB to spare, and 67.1 MB are free", "remove what is needed no more of tiny-llama-", ", tiny-llama-old, or choose another folder")
+		wantError(t, err, "the copy takes 1.0 MB and must leave 67.1 MB free, but only 67.1 MB are free", "remove what you no longer need of tiny-llama-", ", tiny-llama-old, or choose another folder")
 	})
 	t.Run("on a small disk", func(t *testing.T) {
 		to := mount(t, "size=16m")
 		_, _, err := Copy(t.Context(), model, to, nil)
-		wantError(t, err, "copy the model "+model, "it takes 21.0 MB and 67.1 MB to spare, and 16.8 MB are free; make room, or choose another folder")
+		wantError(t, err, "copy the model "+model, "the copy takes 21.0 MB and must leave 67.1 MB free, but only 16.8 MB are free; make room, or choose another folder")
 		if got := names(t, to); len(got) != 0 {
 			t.Errorf("the folder holds %q, want nothing", got)
 		}
@@ -350,9 +350,9 @@ func TestAModelThatChangesWhileItIsCopied(t *testing.T) {
 		name, want string
 		change     func(dir string) error
 	}{
-		{"a file is written on", "the model changed while it was copied; start again when it is complete",
+		{"a file is written on", "the model changed during the copy; run again when its files are complete",
 			func(dir string) error { return os.WriteFile(filepath.Join(dir, "config.json"), []byte("{ }"), 0o644) }},
-		{"a file comes", "the model changed while it was copied",
+		{"a file comes", "the model changed during the copy",
 			func(dir string) error { return os.WriteFile(filepath.Join(dir, "more.json"), nil, 0o644) }},
 		{"it is removed", "no such file", os.RemoveAll},
 	} {
@@ -385,11 +385,11 @@ func TestWhatCannotBeCopied(t *testing.T) {
 		want      string
 	}{
 		{"a model that is not there", filepath.Join(model, "nowhere"), t.TempDir(), nil, "no such file"},
-		{"a folder within the model's", model, filepath.Join(model, "copies"), nil, "would lie within the model's own folder"},
-		{"the model's folder itself", model, model, nil, "would lie within the model's own folder"},
+		{"a folder within the model's", model, filepath.Join(model, "copies"), nil, "would be inside the model's own folder"},
+		{"the model's folder itself", model, model, nil, "would be inside the model's own folder"},
 		{"an empty folder", t.TempDir(), t.TempDir(), nil, "the folder holds no files"},
 		{"a link that leads nowhere", t.TempDir(), t.TempDir(), map[string]string{"model.safetensors": "->../blobs/gone"}, "model.safetensors: no such file"},
-		{"links in a circle", t.TempDir(), t.TempDir(), map[string]string{"a/b": "->."}, "links lead in a circle"},
+		{"links in a circle", t.TempDir(), t.TempDir(), map[string]string{"a/b": "->."}, "links form a circle"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			write(t, row.model, row.more)

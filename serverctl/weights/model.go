@@ -17,7 +17,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// ErrUnknown is returned for a model that is not on disk, or not all of it: vLLM will download it, or say itself what is wrong.
+// ErrUnknown is returned for a model that is not completely on disk. vLLM then downloads it, or says what is wrong.
 var ErrUnknown = errors.New("the model's weights are not on disk")
 
 // A Model says which model a server loads, in the words of vLLM's flags.
@@ -28,11 +28,12 @@ type Model struct {
 	Env      func(name string) string // the server's environment; nil means os.Getenv
 }
 
-// A kind is one form of weights, with the index that says which of its files belong to the model.
+// A kind is one format of weights, with the index file that lists the model's files.
 type kind struct{ pattern, index string }
 
-// kinds are in the order in which vLLM looks for them; the first that is there is loaded (load format auto of 0.14.1 and
-// 0.32.0, vllm/model_executor/model_loader/default_loader.py). It looks for no GGUF in a folder, but users point at one.
+// kinds has the order in which vLLM looks for them; it loads the first one it finds (load format auto of 0.14.1 and
+// 0.32.0, vllm/model_executor/model_loader/default_loader.py). vLLM does not look for GGUF in a folder, but users
+// name such folders.
 var kinds = []kind{
 	{"consolidated*.safetensors", "consolidated.safetensors.index.json"},
 	{"*.safetensors", "model.safetensors.index.json"},
@@ -41,13 +42,13 @@ var kinds = []kind{
 	{"*.gguf", ""},
 }
 
-// notWeights end the names of files that look like weights and belong to a training (filter_files_not_needed_for_inference in
-// vLLM's weight_utils.py, 0.14.1).
+// notWeights are the endings of files that look like weights but belong to a training
+// (filter_files_not_needed_for_inference in vLLM's weight_utils.py, 0.14.1).
 var notWeights = []string{"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 
-// Files returns the files that vLLM reads the model's weights from, sorted, and the folder where they lie. It wraps ErrUnknown
-// when the model is not on disk. A folder that lacks a file which its index names is an error of another kind: no server
-// can start from it.
+// Files returns the files that vLLM reads the model's weights from, sorted, and their folder. The error wraps
+// ErrUnknown when the model is not on disk. It does not when the folder lacks a file that its index names: no server
+// can start from such a folder.
 func Files(m Model) (files []File, where string, err error) {
 	info, err := os.Stat(m.Name)
 	switch {
@@ -74,11 +75,11 @@ func Files(m Model) (files []File, where string, err error) {
 	return files, where, err
 }
 
-// hubName is a name on the hub, such as nvidia/Llama-3.3-70B-Instruct-FP8 or gpt2.
+// hubName matches a name on the hub, such as nvidia/Llama-3.3-70B-Instruct-FP8 or gpt2.
 var hubName = regexp.MustCompile(`^[\w.-]+(/[\w.-]+)?$`)
 
-// snapshot returns the folder of the model's revision in the cache of the Hugging Face hub: refs/main holds the commit, and
-// snapshots/COMMIT links to the blobs.
+// snapshot returns the folder of the model's revision in the cache of the Hugging Face hub. refs/main holds the
+// commit, and snapshots/COMMIT links to the blobs.
 func (m Model) snapshot() (string, error) {
 	revision := cmp.Or(m.Revision, "main")
 	if !hubName.MatchString(m.Name) || !filepath.IsLocal(revision) {
@@ -100,7 +101,7 @@ func (m Model) snapshot() (string, error) {
 	return dir, nil
 }
 
-// hub is the cache of the Hugging Face hub (huggingface_hub/constants.py, 0.36.2).
+// hub returns the cache folder of the Hugging Face hub (huggingface_hub/constants.py, 0.36.2).
 func (m Model) hub() string {
 	env := m.Env
 	if env == nil {
@@ -116,7 +117,7 @@ func (m Model) hub() string {
 	return expand(cmp.Or(m.CacheDir, env("HF_HUB_CACHE"), env("HUGGINGFACE_HUB_CACHE"), filepath.Join(home, "hub")))
 }
 
-// weightFiles returns the weights in a folder, and what is missing of them in words; empty when nothing is.
+// weightFiles returns the weights in a folder, and says what is missing; empty when nothing is.
 func weightFiles(dir string) (files []File, missing string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -129,14 +130,14 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 	var absent []string
 	for _, name := range names {
 		file := filepath.Join(dir, name)
-		info, err := os.Stat(file) // of what a link leads to
+		info, err := os.Stat(file) // follows links
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			absent = append(absent, name)
 		case err != nil:
 			return nil, "", fmt.Errorf("look for weights: %w", err)
 		case !info.Mode().IsRegular():
-			return nil, "", fmt.Errorf("look for weights: %s is no file", file)
+			return nil, "", fmt.Errorf("look for weights: %s is not a file", file)
 		default:
 			files = append(files, File{file, info.Size()})
 		}
@@ -157,7 +158,7 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 	return files, missing, nil
 }
 
-// choose returns the names of the files that make up the model, sorted, and the index that says so; empty when there is none.
+// choose returns the names of the model's files, sorted, and the index that lists them; empty when there is none.
 func choose(dir string, entries []fs.DirEntry) (names []string, index string, err error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name })
@@ -181,7 +182,7 @@ func choose(dir string, entries []fs.DirEntry) (names []string, index string, er
 	return nil, "", nil
 }
 
-// matches returns the names of a kind.
+// matches returns the names of the weights of one kind.
 func matches(pattern string, entries []fs.DirEntry) (names []string) {
 	for _, e := range entries {
 		ok, _ := path.Match(pattern, e.Name()) // our patterns are well-formed
@@ -192,7 +193,7 @@ func matches(pattern string, entries []fs.DirEntry) (names []string) {
 	return names
 }
 
-// readIndex returns the files that an index of shards names.
+// readIndex returns the files that an index of shards lists.
 func readIndex(file string) ([]string, error) {
 	text, err := foreign.Read(file, 1<<30)
 	if err != nil {

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHidden is returned where the kernel does not tell what is in the page cache. Since 5.2 it says of a file that the caller
-// neither owns nor may write that all of it is (mm/mincore.c, can_do_mincore), and gVisor says so of every file.
-var ErrHidden = errors.New("the kernel does not tell whether a file is in the page cache to those who neither own it nor may write it")
+// ErrHidden is returned where the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file
+// as fully cached if the caller neither owns it nor may write it (mm/mincore.c, can_do_mincore). gVisor reports every
+// file so.
+var ErrHidden = errors.New("the kernel tells only owners and writers of a file whether it is in the page cache")
 
-// windowSize is how much of a file is mapped at once. Its answer takes 256 KiB.
+// windowSize is how much of a file is mapped at once. The kernel's answer for it takes 256 KiB.
 const windowSize = 1 << 30
 
-// Resident returns how many bytes of the files are in the page cache. It reads none of them. It wraps ErrHidden where that
-// cannot be known.
+// Resident returns how many bytes of the files are in the page cache. It reads none of them. The error wraps
+// ErrHidden where the kernel does not tell.
 func Resident(files []File) (int64, error) {
 	var n int64
 	for _, file := range files {
@@ -30,7 +31,8 @@ func Resident(files []File) (int64, error) {
 	return n, nil
 }
 
-// residentIn returns how many bytes of a stretch of a file are in the page cache. offset is a multiple of the page size.
+// residentIn returns how many bytes of a part of a file are in the page cache. offset must be a multiple of the page
+// size.
 func residentIn(path string, offset, length int64) (n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -45,7 +47,7 @@ func residentIn(path string, offset, length int64) (n int64, err error) {
 		window := min(windowSize, end-offset)
 		pages, err := incore(f, offset, window)
 		if err != nil {
-			return 0, fmt.Errorf("ask what of %s is in the page cache: %w", path, err)
+			return 0, fmt.Errorf("ask which part of %s is in the page cache: %w", path, err)
 		}
 		for i, state := range pages {
 			if state&1 != 0 { // the other bits are reserved
@@ -56,14 +58,14 @@ func residentIn(path string, offset, length int64) (n int64, err error) {
 	return n, nil
 }
 
-// honest asks for a page far behind the end of the file, which cannot be in the page cache: a kernel that says it is says so
-// of every page.
+// honest asks about a page far beyond the end of the file, which cannot be in the page cache. A kernel that claims it
+// is would claim it of every page.
 func honest(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	const far = 1 << 30 // no page of a file is so large that it reaches behind its end by so much
+	const far = 1 << 30 // no page is large enough to reach this far beyond the end
 	pages, err := incore(f, (info.Size()/far+2)*far, 1)
 	if err != nil {
 		return fmt.Errorf("ask what is in the page cache: %w", err)
@@ -74,9 +76,9 @@ func honest(f *os.File) error {
 	return nil
 }
 
-// incore asks the kernel for a byte to each page of a stretch of the file.
+// incore asks the kernel for one byte per page of a part of the file.
 func incore(f *os.File, offset, length int64) ([]byte, error) {
-	// What must not be touched cannot be read by mistake.
+	// PROT_NONE makes sure that no page is read by mistake.
 	mapped, err := unix.Mmap(int(f.Fd()), offset, int(length), unix.PROT_NONE, unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)

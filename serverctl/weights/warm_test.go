@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cold makes files of so many bytes each that are on the disk and not in the page cache.
+// cold makes files of the given sizes that are on disk but not in the page cache.
 func cold(t *testing.T, sizes ...int) []File {
 	t.Helper()
 	dir := t.TempDir()
 	if kind := Filesystem(dir); kind == "tmpfs" || kind == "ramfs" {
-		t.Skipf("%s is on %s, which is never out of memory; set TMPDIR to a disk", dir, kind)
+		t.Skipf("%s is on %s, which is always in memory; set TMPDIR to a disk", dir, kind)
 	}
 	var files []File
 	for i, size := range sizes {
@@ -32,7 +32,7 @@ func cold(t *testing.T, sizes ...int) []File {
 	return files
 }
 
-// forget takes files out of the page cache.
+// forget drops files from the page cache.
 func forget(t *testing.T, files []File) {
 	t.Helper()
 	for _, file := range files {
@@ -119,10 +119,10 @@ func TestWarmSaysWhichFileItCannotRead(t *testing.T) {
 	wantError(t, err, "warm the page cache", gone.Path, "no such file")
 	short := File{files[0].Path, 2 << 20}
 	_, err = Warm(t.Context(), []File{short}, 1<<30, nil)
-	wantError(t, err, "warm the page cache", short.Path, "became shorter while it was read")
+	wantError(t, err, "warm the page cache", short.Path, "was shortened while it was read")
 }
 
-// The kernel says of a file that belongs to another that all of it is in the page cache. That must not be believed.
+// The kernel reports another user's file as fully cached. Warm must not believe it.
 func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("to be somebody else needs root")
@@ -147,7 +147,7 @@ func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
 	}
 }
 
-// warmAsChild is what the test binary does in its role.
+// warmAsChild is the role of the test binary as another user.
 func warmAsChild(path string) {
 	files := []File{{path, 10 << 20}}
 	if _, err := Resident(files); !errors.Is(err, ErrHidden) {

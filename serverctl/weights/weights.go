@@ -1,6 +1,6 @@
-// Package weights keeps a model's weights near, in the page cache or as a copy on local disk, so that the server of the next
-// trial reads them from memory and not from a file server. It never downloads a model and knows nothing of servers. It is
-// for Linux.
+// Package weights keeps a model's weights near: in the page cache, or as a copy on local disk. The server of the next
+// trial then does not read them from a file server. The package never downloads a model and knows nothing of servers.
+// It is for Linux.
 package weights
 
 import (
@@ -25,28 +25,30 @@ type File struct {
 // A Report says what Warm or Copy did.
 type Report struct {
 	Bytes       int64         // of all files
-	WasResident int64         // so many of them were in the page cache before; -1 when the kernel does not tell, and of a copy
-	NowResident int64         // and are there now; less than Bytes where memory was too scarce to keep them; -1 likewise
-	Read        int64         // bytes that were read, or copied
-	Took        time.Duration // all of it, with waiting for another tuner
+	WasResident int64         // bytes that were in the page cache before; -1 when the kernel does not tell, and for a copy
+	NowResident int64         // bytes in the page cache now; less than Bytes if memory was short; -1 as above
+	Read        int64         // bytes read or copied
+	Took        time.Duration // including the wait for another tuner
 	Skipped     string        // why nothing was read or copied; empty when something was
 }
 
 const (
-	// workers read at once. A file server answers several requests in the time of one, and a local disk does no worse.
+	// workers is how many goroutines read at once. A file server answers several requests in the time of one, and a
+	// local disk is no slower for it.
 	workers = 4
-	// segmentSize is what one worker does in one go; what it asked the kernel to read ahead comes even if it is told to stop.
+	// segmentSize is how much one worker reads at a time. The kernel reads ahead a whole segment, even if the worker is
+	// then told to stop.
 	segmentSize = 64 << 20
 	blockSize   = 8 << 20 // of one read
 )
 
-// A segment is a stretch of a file.
+// A segment is a part of a file.
 type segment struct {
-	file           int // its place in the list
+	file           int // index in the list of files
 	offset, length int64
 }
 
-// segments cuts files up, in their order.
+// segments cuts the files into segments, in their order.
 func segments(files []File) []segment {
 	var all []segment
 	for i, f := range files {
@@ -57,7 +59,8 @@ func segments(files []File) []segment {
 	return all
 }
 
-// inParallel does the segments, some at once and in their order, until one fails or ctx ends. Each worker has a buffer of its own.
+// inParallel calls do for the segments in order, several at once, until one fails or ctx ends. Each worker has its
+// own buffer.
 func inParallel(ctx context.Context, all []segment, do func(ctx context.Context, s segment, buffer []byte) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
@@ -75,14 +78,14 @@ func inParallel(ctx context.Context, all []segment, do func(ctx context.Context,
 	return group.Wait()
 }
 
-// read reads a segment of a file block by block, and gives each to use with its offset.
+// read reads a segment of a file block by block, and passes each block to use with its offset.
 func read(ctx context.Context, path string, s segment, buffer []byte, use func(block []byte, offset int64) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// Advice only: a file system that does not know it reads as it does anyway.
+	// Only advice: a file system that does not support it reads normally.
 	_ = unix.Fadvise(int(f.Fd()), s.offset, s.length, unix.FADV_WILLNEED)
 	for end := s.offset + s.length; s.offset < end; {
 		if ctx.Err() != nil {
@@ -90,7 +93,7 @@ func read(ctx context.Context, path string, s segment, buffer []byte, use func(b
 		}
 		block := buffer[:min(int64(len(buffer)), end-s.offset)]
 		if _, err := f.ReadAt(block, s.offset); err == io.EOF {
-			return fmt.Errorf("%s became shorter while it was read", path)
+			return fmt.Errorf("%s was shortened while it was read", path)
 		} else if err != nil {
 			return err // which names the file
 		}
@@ -102,7 +105,7 @@ func read(ctx context.Context, path string, s segment, buffer []byte, use func(b
 	return nil
 }
 
-// A tally counts what several workers have done, and tells it to one listener at a time.
+// A tally counts the bytes that all workers have done, and tells one listener at a time.
 type tally struct {
 	mu    sync.Mutex
 	done  int64
@@ -127,8 +130,8 @@ func sum(files []File) (n int64) {
 	return n
 }
 
-// magics are the file systems that models lie on (linux/magic.h and the file systems' own headers). NFS has one for all its
-// versions, and so have ext2 to ext4.
+// magics names the file systems that models lie on (linux/magic.h and the file systems' own headers). All versions of
+// NFS share one number, and so do ext2 to ext4.
 var magics = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.CIFS_SUPER_MAGIC: "cifs", unix.SMB2_SUPER_MAGIC: "cifs", unix.CEPH_SUPER_MAGIC: "ceph",
 	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", 0x0bd00bd0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs",
@@ -136,8 +139,8 @@ var magics = map[int64]string{
 	unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.TMPFS_MAGIC: "tmpfs", unix.RAMFS_MAGIC: "ramfs",
 }
 
-// Filesystem names the kind of file system that a path is on, such as nfs, ext4, overlay or tmpfs. One that is not known is its
-// magic number in hexadecimal, and "unknown" is that of a path which cannot be looked at.
+// Filesystem returns the type of a path's file system, such as nfs, ext4, overlay or tmpfs. An unknown type is its
+// magic number in hexadecimal. A path that cannot be examined gives "unknown".
 func Filesystem(path string) string {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
@@ -149,7 +152,7 @@ func Filesystem(path string) string {
 	return fmt.Sprintf("%#x", s.Type)
 }
 
-// sizeText writes bytes as people say them, in powers of ten as disks are sold.
+// sizeText formats bytes in powers of ten, as disks are sold.
 func sizeText(n int64) string {
 	if n < 1e9 {
 		return fmt.Sprintf("%.1f MB", float64(n)/1e6)

@@ -21,7 +21,7 @@ func try(t testing.TB, errs ...error) {
 	}
 }
 
-// wantError fails unless the error says all of the words.
+// wantError fails the test unless the error contains all words.
 func wantError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -34,7 +34,7 @@ func wantError(t *testing.T, err error, words ...string) {
 	}
 }
 
-// write makes files, and the folders that they lie in. A text that begins with -> is where a link leads.
+// write makes files and their folders. A text that begins with -> makes a link.
 func write(t testing.TB, dir string, texts map[string]string) {
 	t.Helper()
 	for name, text := range texts {
@@ -48,14 +48,14 @@ func write(t testing.TB, dir string, texts map[string]string) {
 	}
 }
 
-// random are so many bytes that no two files share.
+// random returns n bytes that depend on the seed.
 func random(seed byte, n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // never fails
 	return b
 }
 
-// mount mounts a disk in memory, such as one of size=16m.
+// mount mounts a disk in memory, with options such as size=16m.
 func mount(t *testing.T, options string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,7 +107,7 @@ func TestFilesOfAFolder(t *testing.T) {
 		{"an index that is none", with(map[string]string{"model.safetensors.index.json": "{"}), nil, []string{"model.safetensors.index.json", "JSON"}},
 		{"an index that leads out of the folder", with(map[string]string{"model.safetensors.index.json": `{"weight_map": {"a": "../../etc/passwd"}}`}), nil,
 			[]string{"model.safetensors.index.json", `"../../etc/passwd", which is not in the model's folder`}},
-		{"a folder in the place of a file", map[string]string{"model.safetensors/x": "1"}, nil, []string{"model.safetensors is no file"}},
+		{"a folder in the place of a file", map[string]string{"model.safetensors/x": "1"}, nil, []string{"model.safetensors is not a file"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a [model]")
@@ -136,7 +136,7 @@ func TestFilesOfAFolder(t *testing.T) {
 	}
 }
 
-// hub is a cache of the Hugging Face hub with one model, whose main is commit aaa.
+// hub makes a cache of the Hugging Face hub with one model, whose main is commit aaa.
 func hub(t *testing.T, dir string) {
 	t.Helper()
 	write(t, filepath.Join(dir, "models--nvidia--tiny"), map[string]string{
@@ -231,7 +231,7 @@ func TestSegmentsCoverFiles(t *testing.T) {
 	}
 }
 
-// sameFiles fails unless a folder holds exactly these files.
+// sameFiles fails the test unless a folder holds exactly these files.
 func sameFiles(t *testing.T, dir string, want map[string]string) {
 	t.Helper()
 	found := 0

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// A Folder is a study's directory as a Disk. Nothing outside of it is touched, whatever a name says.
+// A Folder is a study's directory as a Disk. It touches nothing outside, whatever a name says.
 type Folder struct {
 	root  *os.Root
 	locks Locks
@@ -29,10 +29,10 @@ func OpenFolder(dir string, locks Locks) (*Folder, error) {
 	return &Folder{root, locks}, nil
 }
 
-// Close gives the directory back. Locks that were taken stay until they are closed.
+// Close closes the directory. Locks stay until they are closed themselves.
 func (f *Folder) Close() error { return f.root.Close() }
 
-// Locks says what locks are worth here.
+// Locks implements Disk.
 func (f *Folder) Locks() Locks { return f.locks }
 
 // Create implements Disk with O_EXCL, which NFS decides on the server (RFC 8881, 18.16.3), and fsync.
@@ -48,8 +48,8 @@ func (f *Folder) Create(name string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Open implements Disk. Where the disk can, it reads past the page cache: on NFS a cached page is as old as the time stamps of the server
-// are coarse.
+// Open implements Disk. It bypasses the page cache where the disk can: on NFS a cached page may be stale for as long as the server's time
+// stamps are coarse.
 func (f *Folder) Open(name string) (io.ReadCloser, error) {
 	file, err := f.open(name, os.O_RDONLY|unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) { // tmpfs, and others that have no direct reads
@@ -61,7 +61,7 @@ func (f *Folder) Open(name string) (io.ReadCloser, error) {
 	return &direct{file: file}, nil
 }
 
-// open opens a file, and nothing else.
+// open opens a regular file, and refuses anything else.
 func (f *Folder) open(name string, flag int) (*os.File, error) {
 	file, err := foreign.OpenRegular(flag, func(flag int) (*os.File, error) { return f.root.OpenFile(name, flag, rights.File(f.root.Name())) })
 	if errors.Is(err, foreign.ErrNoFile) {
@@ -125,7 +125,7 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 		return nil, err
 	}
 	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil || f.locks == NoLocks { // there nobody asks for it
+	if err == nil || f.locks == NoLocks { // without locks nobody asks for it
 		return file, nil
 	}
 	return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", name, err), file.Close())
@@ -134,7 +134,7 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 // Locked implements Disk.
 func (f *Folder) Locked(name string) (held bool, err error) {
 	file, err := f.open(name, os.O_RDONLY)
-	_, other := errors.AsType[DamagedError](err) // such as OwnerDir, of an owner that has not yet said who it is
+	_, other := errors.AsType[DamagedError](err) // such as OwnerDir itself, for an owner without an ID
 	if errors.Is(err, fs.ErrNotExist) || other {
 		return false, nil
 	}
@@ -149,11 +149,11 @@ func (f *Folder) Locked(name string) (held bool, err error) {
 	return false, err
 }
 
-// direct reads a file in aligned blocks, as O_DIRECT wants it.
+// direct reads a file in aligned blocks, as O_DIRECT requires.
 type direct struct {
 	file  *os.File
 	block []byte // aligned
-	rest  []byte // of it, not yet read
+	rest  []byte // the part of block that is not yet read
 }
 
 // directBlock is a multiple of every block size there is.

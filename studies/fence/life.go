@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Life is what a reader knows of a study's owner.
+// A Life says whether a study's owner lives, as far as a reader can tell.
 type Life struct {
-	Owner  Owner         // the last one; the zero Owner where nobody asked for its name
+	Owner  Owner         // the last owner; zero where its slot was not read
 	Alive  bool          // its lock proves it
-	Gone   bool          // it gave the study up, its lock proves it, or there never was one
-	Silent time.Duration // neither is known: so long ago the disk saw its last slot
+	Gone   bool          // it released the study, its lock proves it, or there never was an owner
+	Silent time.Duration // time since the last slot, by the disk's clock, where neither is known
 }
 
-// quiet is how long an owner's silence means nothing: it takes a slot every 15 s, and one of them may come late.
-const quiet = 2 * UsualSilence / beatsPerTTL
+// quiet is a normal time without a slot: a heartbeat comes every 15 s, and one may come late.
+const quiet = 2 * DefaultTTL / heartbeatsPerTTL
 
-// Doubtful reports whether the owner has been silent for longer than one that lives.
+// Doubtful reports whether the owner has been silent for longer than a living owner would be.
 func (l Life) Doubtful() bool { return l.Silent >= quiet }
 
 // LifeOf says whether a study's owner lives. It is for readers: it writes nothing, and cannot hold the owner up.
 //
-// On a disk that hosts share it opens nothing while the slots are fresh. Of an open file an NFS server may promise the reader that it does not
-// change, and the owner, which removes its slots, would have to wait for a reader that is cut off. A lock that is free is taken as a shared
-// one for a moment. No owner wants that lock any more: each has a lock of its own, and takes it before its first slot.
+// On a shared disk it opens nothing while the slots are fresh. An NFS server may promise a reader that an open file does not change.
+// The owner, which removes its slots, would have to wait for a reader that is cut off. LifeOf takes a free lock for a moment, as a
+// shared lock. No owner wants that lock again: each has a lock of its own, and takes it before its first slot.
 func LifeOf(ctx context.Context, f *Folder) (life Life, err error) {
-	for range attempts {
-		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since it was listed
+	for range maxAttempts {
+		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since the listing
 			break
 		}
 	}
@@ -55,7 +55,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 			return Life{Silent: silent}, nil
 		}
 	}
-	at, err := Look(f)
+	at, err := ReadPosition(f)
 	life := Life{Owner: at.Slot.Owner, Silent: silent}
 	if err != nil || f.Locks() == NoLocks {
 		life.Gone = err == nil && at.Slot.Kind == Released
@@ -64,7 +64,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 	return life.byLock(ctx, f, at)
 }
 
-// byLock says what the lock of the last owner proves, by the rules of a takeover.
+// byLock adds what the last owner's lock proves, by the rules of a takeover.
 func (l Life) byLock(ctx context.Context, f *Folder, at Position) (Life, error) {
 	if at.Slot.Kind == Released || at.Slot.Owner.ID == "" {
 		l.Gone = true
@@ -80,15 +80,15 @@ func (l Life) byLock(ctx context.Context, f *Folder, at Position) (Life, error) 
 		return l, err
 	}
 	now, err := slotNumbers(f)
-	if err == nil && now[0] != at.Top { // somebody is at work
+	if err == nil && now[0] != at.Top { // an owner has made a slot meanwhile
 		return Life{Owner: at.Slot.Owner, Alive: f.Locks() == CertainLocks}, nil
 	}
 	l.Gone, l.Alive = !held, held && f.Locks() == CertainLocks
 	return l, err
 }
 
-// changed says when a file or directory was changed last, by the clock of the disk. What this host remembers of it does not count: a
-// directory that is listed after this is listed as it is.
+// changed returns the time of the last change of a file or directory, by the disk's clock. It bypasses this host's cache, so a later
+// listing of that directory is up to date.
 func (f *Folder) changed(name string) (time.Time, error) {
 	dir, err := f.root.Open(".")
 	if err != nil {

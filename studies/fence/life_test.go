@@ -21,15 +21,15 @@ func TestLifeOfAnOwner(t *testing.T) {
 		age   time.Duration
 		want  Life // Silent is true or false only: not 0 stands for the age
 	}{
-		{"this host's disk: a held lock proves the owner alive, however long it is silent", CertainLocks, Beat, true, old, Life{Alive: true}},
+		{"this host's disk: a held lock proves the owner alive, however long it is silent", CertainLocks, Heartbeat, true, old, Life{Alive: true}},
 		{"this host's disk: a free lock proves it gone at once", CertainLocks, Commit, false, fresh, Life{Gone: true}},
 		{"this host's disk: an owner that gave the study up is gone", CertainLocks, Released, true, fresh, Life{Gone: true}},
 		{"no slot: nobody ever owned it here", SharedLocks, "", false, fresh, Life{Gone: true}},
-		{"a shared disk: a fresh slot is a sign of life, and nothing is opened", SharedLocks, Beat, false, fresh, Life{Silent: fresh}},
-		{"a shared disk: a free lock proves a silent owner gone", SharedLocks, Beat, false, old, Life{Gone: true, Silent: old}},
-		{"a shared disk: a held lock proves nothing, for its host may be cut off", SharedLocks, Beat, true, old, Life{Silent: old}},
+		{"a shared disk: a fresh slot is a sign of life, and nothing is opened", SharedLocks, Heartbeat, false, fresh, Life{Silent: fresh}},
+		{"a shared disk: a free lock proves a silent owner gone", SharedLocks, Heartbeat, false, old, Life{Gone: true, Silent: old}},
+		{"a shared disk: a held lock proves nothing, for its host may be cut off", SharedLocks, Heartbeat, true, old, Life{Silent: old}},
 		{"a shared disk: a slot says that it was given up", SharedLocks, Released, true, old, Life{Gone: true, Silent: old}},
-		{"a disk without locks: silence alone proves nothing to a reader", NoLocks, Beat, false, old, Life{Silent: old}},
+		{"a disk without locks: silence alone proves nothing to a reader", NoLocks, Heartbeat, false, old, Life{Silent: old}},
 		{"a disk without locks: a slot says that it was given up", NoLocks, Released, false, old, Life{Gone: true, Silent: old}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestLifeOfAnOwner(t *testing.T) {
 
 // A reader that looks again and again must not take an owner's lock away, nor keep a successor from the study.
 func TestLifeDisturbsNobody(t *testing.T) {
-	folder, _ := ownedFolder(t, CertainLocks, Beat, 0)
+	folder, _ := ownedFolder(t, CertainLocks, Heartbeat, 0)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

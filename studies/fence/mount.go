@@ -53,16 +53,16 @@ func innermost(path string, above []*mountinfo.Info) (Mount, error) {
 // Has reports whether an option is set.
 func (m Mount) Has(option string) bool { return slices.Contains(m.Options, option) }
 
-// NFS reports whether it is NFS, of any version.
+// NFS reports whether the file system is NFS, of any version.
 func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
 
-// own are the file systems of one host alone.
+// own are the types of file systems that one host has for itself.
 var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
 
-// shared are the file systems whose locks (flock(2)) all hosts see, unless the mount says otherwise.
+// shared are the types of file systems whose locks (flock(2)) all hosts see, unless the mount options say otherwise.
 var shared = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
 
-// Locks is what locks are worth on the mount. Of a file system that is not known they may be those of each host alone.
+// Locks says what locks on the mount prove. An unknown file system may keep them on each host alone.
 func (m Mount) Locks() Locks {
 	switch {
 	case slices.Contains(own, m.Type):
@@ -73,7 +73,7 @@ func (m Mount) Locks() Locks {
 	return SharedLocks
 }
 
-// Check says what makes the mount unfit for a study, and what a user should know of it.
+// Check returns why the mount is unfit for a study, as an error, and what a user should know of it.
 func (m Mount) Check() (warnings []string, err error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -82,7 +82,7 @@ func (m Mount) Check() (warnings []string, err error) {
 	return m.check(host)
 }
 
-// check is Check on a host of that name.
+// check is Check on a host with that name.
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {

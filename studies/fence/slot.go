@@ -16,7 +16,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// An Owner is one process that wants a study.
+// An Owner is one process that owns a study, or wants to.
 type Owner struct {
 	ID    string    `json:"id"` // random
 	Host  string    `json:"host"`
@@ -24,7 +24,7 @@ type Owner struct {
 	Since time.Time `json:"since"`
 }
 
-// String is who it is, for people.
+// String describes the owner for people.
 func (o Owner) String() string {
 	if o.ID == "" {
 		return "it has not yet said who it is"
@@ -32,34 +32,34 @@ func (o Owner) String() string {
 	return fmt.Sprintf("pid %d on %s since %s", o.PID, o.Host, o.Since.Format(time.RFC3339))
 }
 
-// lockName is the file that an owner has locked as long as it lives.
+// lockName is the file that an owner keeps locked as long as it lives.
 func (o Owner) lockName() string { return path.Join(OwnerDir, o.ID) }
 
-// A Kind says what a slot was taken for.
+// A Kind says why a slot was made.
 type Kind string
 
 // The kinds.
 const (
-	Claim    Kind = "claim"    // the study is being taken over: the slot begins an epoch
-	Opened   Kind = "open"     // the epoch has all of the study
-	Commit   Kind = "commit"   // something was stored
-	Beat     Kind = "beat"     // nothing was, but the owner lives
-	Released Kind = "released" // the owner has gone of its own will
+	Claim     Kind = "claim"    // a takeover begins: the slot's number is that of the new epoch
+	Opened    Kind = "open"     // the new epoch has the whole study
+	Commit    Kind = "commit"   // a commit is acknowledged
+	Heartbeat Kind = "beat"     // a heartbeat: the owner lives and has nothing to store
+	Released  Kind = "released" // the owner gave the study up
 )
 
-// A Slot is one step in the life of a study. Together, in their order, they tell who owned it when.
+// A Slot is one step in the life of a study. The slots in their order tell who owned it when.
 type Slot struct {
 	Kind    Kind      `json:"kind"`
-	Epoch   int64     `json:"epoch"`   // where the study is; of a claim, where it is copied from; 0 is nowhere yet
+	Epoch   int64     `json:"epoch"`   // the epoch that has the study; of a claim, the epoch to copy; 0 is none yet
 	Commits int64     `json:"commits"` // acknowledged so far
 	Owner   Owner     `json:"owner"`
 	Time    time.Time `json:"time"` // by the owner's clock, for people only
 }
 
-// A Position is how far the slots of a study go.
+// A Position is the end of a study's slots.
 type Position struct {
 	Top  int64 // number of the newest slot; 0 is none
-	Slot Slot  // the newest one that can be read: an owner may die before it has written the one it took
+	Slot Slot  // the newest readable slot: an owner may die before it has written the one it made
 }
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
@@ -76,7 +76,7 @@ func IsSlot(name string) bool { _, ok := slotOf(name); return ok }
 // EpochDir is the directory of an epoch. An epoch has the number of the slot that began it.
 func EpochDir(epoch int64) string { return fmt.Sprintf("e%012d", epoch) }
 
-// IsEpoch reports whether a directory in a study's is an epoch's by its name.
+// IsEpoch reports whether a directory in a study's directory is an epoch by its name.
 func IsEpoch(name string) bool { _, ok := epochOf(name); return ok }
 
 // epochOf is the inverse of EpochDir.
@@ -88,15 +88,15 @@ func epochOf(name string) (epoch int64, ok bool) {
 	return epoch, err == nil && epoch > 0
 }
 
-// Look returns how far the slots go, as of what the disk lists: a minute ago, at worst.
-func Look(d Disk) (Position, error) {
+// ReadPosition returns the end of the slots, by a listing that may be a minute old.
+func ReadPosition(d Disk) (Position, error) {
 	numbers, err := slotNumbers(d)
 	if err != nil || len(numbers) == 0 {
 		return Position{}, err
 	}
 	p := Position{Top: numbers[0]}
 	for i, n := range numbers {
-		// An owner that took a slot and could not write it had the one before it, its own or that of the owner before: it has not removed that yet.
+		// An owner that made a slot and could not write it has not removed the slot before it, its own or its predecessor's.
 		if i > 0 && n != numbers[i-1]-1 {
 			return p, damaged(numbers[i-1])
 		}
@@ -105,7 +105,7 @@ func Look(d Disk) (Position, error) {
 			return p, err
 		}
 	}
-	// Nothing was ever acknowledged if nobody came further than to take a slot; an epoch says that somebody did.
+	// If no slot was ever written, nothing was acknowledged. An epoch says that something was.
 	epoch, err := newestEpoch(d)
 	if epoch > 0 {
 		err = DamagedError(fmt.Sprintf("no slot in %s can be read, so it is not known which of the study's copies is the last: %s is one", SlotDir, EpochDir(epoch)))
@@ -113,7 +113,7 @@ func Look(d Disk) (Position, error) {
 	return p, err
 }
 
-// slotNumbers returns the numbers of the slots that are there, the newest first.
+// slotNumbers returns the numbers of the listed slots, the newest first.
 func slotNumbers(d Disk) ([]int64, error) {
 	names, err := d.List(SlotDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +133,7 @@ func slotNumbers(d Disk) ([]int64, error) {
 	return numbers, nil
 }
 
-// A sealedSlot is a slot as it is stored. Its checksum is that of the slot before it got one; those of older tuners have none.
+// A sealedSlot is a slot as it is stored, with a checksum over its content without Sum. Slots of older tuners have none.
 type sealedSlot struct {
 	Slot
 	Sum string `json:"sum,omitempty"`
@@ -149,10 +149,10 @@ func (s Slot) seal() ([]byte, error) {
 	return append(content, '\n'), err
 }
 
-// unseal reads what seal returns. Whole content that is not as it was stored is an error that says damaged; other content was never written to its end.
+// unseal reads what seal returns. It reports damaged when the content is complete but was changed; other errors mean that it is incomplete.
 func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
-	decoder.DisallowUnknownFields() // such as a sum of which a letter is another
+	decoder.DisallowUnknownFields() // such as a changed letter in the name sum
 	var is sealedSlot
 	if err := decoder.Decode(&is); err != nil {
 		return s, bytes.HasSuffix(content, []byte("\n")), err
@@ -170,16 +170,16 @@ func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	return is.Slot, false, err
 }
 
-// errUnwritten says that a slot was taken, and nothing written into it.
+// errUnwritten says that a slot was made and nothing written into it.
 var errUnwritten = errors.New("the slot is empty")
 
-// An owner that took a slot needs a moment to write it.
+// An owner needs a moment between making a slot and writing it.
 const (
 	readAgain = 10
 	readPause = 20 * time.Millisecond
 )
 
-// readSlot waits a moment for a slot that is still empty.
+// readSlot reads a slot. It waits a moment for one that is still empty.
 func readSlot(d Disk, n int64) (s Slot, err error) {
 	for range readAgain {
 		var content []byte
@@ -204,12 +204,12 @@ func damaged(n int64) error {
 		"with what this one has (tuner import)", n, SlotDir))
 }
 
-// idRule is what an owner's ID can be: it becomes the name of a file, which is removed.
+// idRule restricts an owner's ID, because it becomes the name of a file that is removed.
 var idRule = regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`)
 
-// check refuses what no tuner has written.
+// check refuses a slot that no tuner has written.
 func (s Slot) check(n int64) error {
-	known := slices.Contains([]Kind{Claim, Opened, Commit, Beat, Released}, s.Kind)
+	known := slices.Contains([]Kind{Claim, Opened, Commit, Heartbeat, Released}, s.Kind)
 	if !known || !idRule.MatchString(s.Owner.ID) || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {
 		return damaged(n)
 	}

@@ -12,30 +12,30 @@ import (
 	"time"
 )
 
-// A takeover makes the study that is on a disk the new owner's.
+// A takeover makes a new owner of the study on a disk.
 type takeover struct {
-	disk   Disk
-	me     Owner
-	ttl    time.Duration
-	settle Settle
+	disk        Disk
+	me          Owner
+	ttl         time.Duration
+	recoverCopy RecoverCopy
 
-	at      Position // the end of what was before
-	slot    int64    // the newest slot of mine
+	at      Position // the end of the slots before mine
+	slot    int64    // my newest slot
 	epoch   int64
-	opened  bool // or it is not known: whoever comes next may go on from my epoch
+	opened  bool // or unknown: the next owner may go on from my epoch
 	copied  [2]digest
 	commits int64 // in my copy of the study
 }
 
-// A step of a takeover returns errAgain when others have gone on meanwhile and all must be looked at anew.
+// A step returns errAgain when another owner has made a slot meanwhile, so that the takeover must begin again.
 type step struct {
 	name string
 	do   func(*takeover, context.Context) error
 }
 
-// steps are in this order; none can be left out.
+// steps are in order, and all are necessary.
 var steps = []step{
-	{"look", (*takeover).look},
+	{"look", (*takeover).readPosition},
 	{"wait", (*takeover).wait},
 	{"claim", (*takeover).claim},
 	{"list again", (*takeover).listAgain},
@@ -48,41 +48,41 @@ var steps = []step{
 
 var errAgain = errors.New("others have gone on meanwhile")
 
-// attempts are how often a takeover begins anew. Each time another owner has got further.
-const attempts = 5
+// maxAttempts is how often a takeover begins again. Each time another owner has made progress.
+const maxAttempts = 5
 
-// A Settle recovers the copy of a study in an epoch's directory, looks whether it is whole, and says how many commits it has. So many were
-// acknowledged.
-type Settle func(dir string, acknowledged int64) (commits int64, err error)
+// A RecoverCopy rolls back what is incomplete in the copy of a study in an epoch's directory, checks that the copy is whole, and returns
+// its number of commits. acknowledged is the number of commits in the last slot.
+type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
 //
-// An owner that lives is not disturbed: the error wraps ErrOwned and says who it is. Whether it lives is told by its lock where that is
-// certain; else it is dead when it has done nothing for ttl.
-func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, settle Settle) (*Hold, error) {
+// It does not disturb a living owner: the error wraps ErrOwned and says who it is. On a disk with CertainLocks an owner lives while its
+// lock is held. On other disks it is dead when it has made no slot for ttl.
+func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy RecoverCopy) (*Lease, error) {
 	lock, err := prepare(d, me)
 	if err != nil {
 		return nil, err
 	}
-	t := &takeover{disk: d, me: me, ttl: ttl, settle: settle}
+	t := &takeover{disk: d, me: me, ttl: ttl, recoverCopy: recoverCopy}
 	if err := t.run(ctx, steps); err != nil {
-		if t.epoch != 0 && !t.opened { // nobody will ever go on from there
+		if t.epoch != 0 && !t.opened { // nobody will ever go on from this epoch
 			err = errors.Join(err, d.Remove(EpochDir(t.epoch)))
 		}
 		return nil, errors.Join(err, lock.Close(), d.Remove(me.lockName()))
 	}
-	h := newHold(t, lock).keep()
+	h := newLease(t, lock).keep()
 	if err := t.tidy(); err != nil {
 		return nil, errors.Join(err, h.Release())
 	}
 	return h, nil
 }
 
-// untilMine are the steps after which the owner before can acknowledge nothing.
+// untilMine is the number of steps after which the old owner can acknowledge nothing.
 const untilMine = 4
 
-// Stop sees to it that a study's owner acknowledges nothing more, without taking its place. One that lives is not disturbed, as with Take. To others
-// the study is this owner's until release, which is never nil.
+// Stop ends a study's owner without a successor: the old owner can acknowledge nothing more. Like Take it does not disturb a living
+// owner. Until release is called, others see the study as owned. release is never nil.
 func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release func() error, err error) {
 	lock, err := prepare(d, me)
 	if err != nil {
@@ -92,10 +92,10 @@ func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release fun
 	return func() error { return errors.Join(lock.Close(), d.Remove(me.lockName())) }, t.run(ctx, steps[:untilMine])
 }
 
-// keepEpochs is how many epochs before the own one stay, as a backup of the study as it was before.
+// keepEpochs is how many earlier epochs stay as backups.
 const keepEpochs = 2
 
-// tidy removes what the owners before have left and nobody needs: epochs but for the last ones, and locks.
+// tidy removes what earlier owners left and nobody needs: all but the last epochs, and locks.
 func (t *takeover) tidy() error {
 	names, err := t.disk.List(".")
 	if err != nil {
@@ -109,10 +109,10 @@ func (t *takeover) tidy() error {
 	}
 	slices.Sort(older)
 	slices.Reverse(older)
-	keep := keepEpochs - 1 // one is what this owner goes on from
+	keep := keepEpochs - 1 // this owner's source is the other
 	for _, epoch := range older {
 		unopened := neverOpened(t.disk, epoch)
-		if unopened && epoch == t.epoch-1 { // whose owner may not know yet that its claim was overtaken
+		if unopened && epoch == t.epoch-1 { // its owner may not know yet that its claim was overtaken
 			continue
 		}
 		if keep > 0 && !unopened {
@@ -131,14 +131,14 @@ func (t *takeover) tidy() error {
 	return t.pruneLast()
 }
 
-// neverOpened reports whether an epoch is of a takeover that came no further than its claim, by the slot after that: a backup of nothing.
+// neverOpened reports whether a takeover ended right after its claim, by the slot after that. Its epoch is no backup.
 func neverOpened(d Disk, epoch int64) bool {
 	next, err := readSlot(d, epoch+1)
 	return err == nil && (next.Kind != Opened || next.Epoch != epoch)
 }
 
-// pruneLast removes the slots of the last owner that it would have removed itself, had it not been killed: see the package's comment. What those before it
-// have left, it has removed when it came.
+// pruneLast removes slots that the last owner was killed too early to remove: see the package's comment. Slots of the owners before
+// it are gone, because it removed them itself.
 func (t *takeover) pruneLast() error {
 	numbers, err := slotNumbers(t.disk)
 	if err != nil {
@@ -150,10 +150,10 @@ func (t *takeover) pruneLast() error {
 		}
 		s, err := readSlot(t.disk, n)
 		switch {
-		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // perhaps a claim; gone
+		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // a claim perhaps, or already removed
 		case err != nil:
 			return err
-		case s.Kind == Commit || s.Kind == Beat:
+		case s.Kind == Commit || s.Kind == Heartbeat:
 			if err := t.disk.Remove(slotName(n)); err != nil {
 				return err
 			}
@@ -162,7 +162,7 @@ func (t *takeover) pruneLast() error {
 	return nil
 }
 
-// prepare makes the directories, and takes the lock by which others see that this owner lives.
+// prepare makes the directories, and takes the lock that shows others that this owner lives.
 func prepare(d Disk, me Owner) (io.Closer, error) {
 	for _, dir := range []string{SlotDir, OwnerDir} {
 		if err := d.Make(dir); err != nil {
@@ -173,12 +173,12 @@ func prepare(d Disk, me Owner) (io.Closer, error) {
 }
 
 func (t *takeover) run(ctx context.Context, steps []step) (err error) {
-	for range attempts {
+	for range maxAttempts {
 		if err = t.once(ctx, steps); !errors.Is(err, errAgain) {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: %w, %d times", ErrOwned, err, attempts)
+	return fmt.Errorf("%w: %w, %d times", ErrOwned, err, maxAttempts)
 }
 
 func (t *takeover) once(ctx context.Context, steps []step) error {
@@ -193,17 +193,17 @@ func (t *takeover) once(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// look finds the end of what was before.
-func (t *takeover) look(context.Context) (err error) {
+// readPosition finds the end of the slots before this owner.
+func (t *takeover) readPosition(context.Context) (err error) {
 	if err = t.refresh(SlotDir); err != nil {
 		return err
 	}
-	epoch, err := newestEpoch(t.disk) // first: whoever makes an epoch has a slot of its number
+	epoch, err := newestEpoch(t.disk) // before the slots: an owner makes its slot before its epoch
 	if err != nil {
 		return err
 	}
-	t.at, err = Look(t.disk)
-	if errors.Is(err, fs.ErrNotExist) { // its owner has removed it since it was listed
+	t.at, err = ReadPosition(t.disk)
+	if errors.Is(err, fs.ErrNotExist) { // the owner has removed the slot since the listing
 		return errAgain
 	}
 	if err == nil && epoch > t.at.Top {
@@ -225,7 +225,7 @@ func newestEpoch(d Disk) (newest int64, err error) {
 	return newest, err
 }
 
-// refresh makes the disk list a directory as it is now.
+// refresh changes a directory, so that the disk lists it as it is now.
 func (t *takeover) refresh(dir string) error {
 	name := path.Join(dir, "look-"+t.me.ID)
 	if err := t.disk.Create(name, nil); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -234,7 +234,7 @@ func (t *takeover) refresh(dir string) error {
 	return t.disk.Remove(name)
 }
 
-// lockPause is how far apart two looks at a lock are that is found free: a client that lost its server takes a moment to get it back.
+// lockPause is the time between two looks at a free lock: a client that lost its NFS server takes a moment to get the lock back.
 const lockPause = time.Second
 
 // wait waits until the owner is known to be gone, or returns ErrOwned.
@@ -245,7 +245,7 @@ func (t *takeover) wait(ctx context.Context) error {
 	}
 	locks := t.disk.Locks()
 	if locks == NoLocks {
-		return t.watch(ctx, t.ttl)
+		return t.waitQuiet(ctx, t.ttl)
 	}
 	switch held, err := t.disk.Locked(last.Owner.lockName()); {
 	case err != nil:
@@ -253,11 +253,11 @@ func (t *takeover) wait(ctx context.Context) error {
 	case held && locks == CertainLocks:
 		return owned(last.Owner)
 	case held:
-		return t.watch(ctx, t.ttl)
+		return t.waitQuiet(ctx, t.ttl)
 	case locks == CertainLocks:
 		return nil
 	}
-	if err := t.watch(ctx, lockPause); err != nil {
+	if err := t.waitQuiet(ctx, lockPause); err != nil {
 		return err
 	}
 	held, err := t.disk.Locked(last.Owner.lockName())
@@ -267,14 +267,14 @@ func (t *takeover) wait(ctx context.Context) error {
 	return err
 }
 
-// watch returns nil if nobody takes a slot for so long.
-func (t *takeover) watch(ctx context.Context, quiet time.Duration) error {
+// waitQuiet returns nil if nobody makes a slot for so long.
+func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
 	for began := time.Now(); time.Since(began) < quiet; {
 		if err := sleep(ctx, quiet/20); err != nil {
 			return err
 		}
 		was := t.at
-		if err := t.look(ctx); err != nil {
+		if err := t.readPosition(ctx); err != nil {
 			return err
 		}
 		if t.at.Top != was.Top {
@@ -295,7 +295,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 func owned(by Owner) error { return fmt.Errorf("%w: %s", ErrOwned, by) }
 
-// claim ends the time of the owner before: it can acknowledge nothing from here on.
+// claim makes the next slot. From here on the old owner can acknowledge nothing.
 func (t *takeover) claim(context.Context) error {
 	err := t.put(Claim, t.at.Slot.Epoch, t.at.Slot.Commits)
 	switch {
@@ -307,7 +307,7 @@ func (t *takeover) claim(context.Context) error {
 	return err
 }
 
-// put takes the next slot.
+// put makes the next slot.
 func (t *takeover) put(kind Kind, epoch, commits int64) error {
 	if err := create(t.disk, t.slot+1, Slot{kind, epoch, commits, t.me, time.Now()}); err != nil {
 		return err
@@ -316,7 +316,7 @@ func (t *takeover) put(kind Kind, epoch, commits int64) error {
 	return nil
 }
 
-// listAgain sees to it that the claim is the newest slot of all: it may fill a gap that its owner left far below.
+// listAgain checks that the claim is the newest slot of all. It may have filled an old gap that an owner left by removing slots.
 func (t *takeover) listAgain(context.Context) error {
 	numbers, err := slotNumbers(t.disk)
 	if err == nil && (len(numbers) == 0 || numbers[0] != t.slot) {
@@ -333,16 +333,16 @@ func (t *takeover) copy(context.Context) (err error) {
 	return err
 }
 
-// Reads of a study that is still being written are repeated.
+// Limits of copyAgain while the study is still being written.
 const (
-	copyRounds = 100
-	copyPause  = 20 * time.Millisecond
+	maxCopyRounds = 100
+	copyPause     = 20 * time.Millisecond
 )
 
-// copyAgain copies the study until two rounds have read the same. The journal comes first in each: when it was the same twice, a
-// transaction that wrote into what was read of the database between is either in that journal, or was complete before.
+// copyAgain copies the study until two rounds read the same bytes. Each round reads the journal first. A transaction that wrote to the
+// database during two equal rounds is either in that journal, or was complete before.
 func (t *takeover) copyAgain(ctx context.Context) error {
-	for range copyRounds {
+	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {
 			return err
 		}
@@ -355,7 +355,7 @@ func (t *takeover) copyAgain(ctx context.Context) error {
 			return errors.Join(t.disk.Sync(EpochDir(t.epoch)), t.disk.Sync("."))
 		}
 	}
-	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), copyRounds, t.at.Slot.Owner)
+	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), maxCopyRounds, t.at.Slot.Owner)
 }
 
 // copyRound copies the files of the study, and returns what they were.
@@ -368,7 +368,7 @@ func (t *takeover) copyRound() (copied [2]digest, err error) {
 	return copied, nil
 }
 
-// source is where the study is. Before there were epochs it was in the study's directory itself.
+// source is the directory of the old study. Schema 1 had no epochs and kept it in the study's directory itself.
 func (t *takeover) source() string {
 	if t.at.Slot.Epoch == 0 {
 		return "."
@@ -376,13 +376,13 @@ func (t *takeover) source() string {
 	return EpochDir(t.at.Slot.Epoch)
 }
 
-// A digest tells contents apart; the zero one is that of no file.
+// A digest identifies content. The zero digest means no file.
 type digest [sha256.Size]byte
 
 // copyFile copies one file, if there is one.
 func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	f, err := t.disk.Open(path.Join(from, name))
-	if errors.Is(err, fs.ErrNotExist) { // perhaps it was so when this host looked last: a journal that is not seen is not rolled back
+	if errors.Is(err, fs.ErrNotExist) { // the cache of this host may be old, and a journal that is not seen is not rolled back
 		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // the whole epoch may be lost
 			return d, err
 		}
@@ -399,15 +399,15 @@ func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	return digest(hash.Sum(nil)), errors.Join(err, f.Close())
 }
 
-// recover has what was being written when it was copied taken back.
+// recover rolls back an incomplete transaction in the copy.
 func (t *takeover) recover(context.Context) (err error) {
-	if t.commits, err = t.settle(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
+	if t.commits, err = t.recoverCopy(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
 		return fmt.Errorf("%s: %w", path.Join(t.source(), Database), err)
 	}
 	return nil
 }
 
-// check sees to it that all is there that was ever acknowledged. There may be more: what was stored but not yet acknowledged.
+// check requires every acknowledged commit. There may be one more, which was stored but not yet acknowledged.
 func (t *takeover) check(context.Context) error {
 	if t.commits < t.at.Slot.Commits {
 		return fmt.Errorf("%w: %s has %d commits, and %d were acknowledged", ErrLost, t.source(), t.commits, t.at.Slot.Commits)
@@ -415,7 +415,7 @@ func (t *takeover) check(context.Context) error {
 	return nil
 }
 
-// open says that the epoch has all of the study: whoever comes next goes on from here.
+// open says that the epoch has the whole study: the next owner goes on from here.
 func (t *takeover) open(context.Context) error {
 	err := t.put(Opened, t.epoch, t.commits)
 	t.opened = !errors.Is(err, fs.ErrExist) // after any other error the slot may be there

@@ -356,7 +356,7 @@ type ack struct {
 }
 
 // acknowledged is called when a value was.
-func (w *world) acknowledged(value string, h *Hold) {
+func (w *world) acknowledged(value string, h *Lease) {
 	is := ack{value, h.slot, h.epoch}
 	for _, was := range w.acks {
 		if was.slot == is.slot || (was.slot < is.slot) != (was.epoch <= is.epoch) {

@@ -155,7 +155,7 @@ func TestALogThatIsJustFullHasNoPart(t *testing.T) {
 }
 
 func TestLinesWithoutEndArriveWhole(t *testing.T) {
-	const longest = 3 * mostPending
+	const longest = 3 * maxPending
 	for _, row := range []struct {
 		name   string
 		pieces []string

@@ -15,8 +15,8 @@ const (
 	// flushAt are the bytes that go to the disk at once: one write call for hundreds of lines, since each may be a request
 	// to a file server.
 	flushAt = 64 << 10
-	// mostPending are the bytes that wait for the disk, some thousand lines; with them Write waits too.
-	mostPending = 1 << 20
+	// maxPending are the bytes that wait for the disk, some thousand lines; with them Write waits too.
+	maxPending = 1 << 20
 )
 
 // A Writer takes the log of one trial's server. A disk that is full, gone or slow neither fails it nor holds up the server:
@@ -74,7 +74,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 	switch {
 	case w.closed:
 		return 0, fmt.Errorf("log of trial %d: %w", w.trial, os.ErrClosed)
-	case len(w.pending) >= mostPending:
+	case len(w.pending) >= maxPending:
 		w.overflow += int64(len(b))
 		w.dropped += int64(len(b))
 		return len(b), nil
@@ -90,7 +90,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 // waitForRoom waits until something may be added or is known to be in vain. The caller holds mu, which is free meanwhile.
 func (w *Writer) waitForRoom() {
 	var limit <-chan time.Time
-	for len(w.pending) >= mostPending && !w.closed && !w.stuck {
+	for len(w.pending) >= maxPending && !w.closed && !w.stuck {
 		if limit == nil {
 			limit = time.After(w.patience)
 		}
@@ -102,7 +102,7 @@ func (w *Writer) waitForRoom() {
 			w.mu.Lock()
 		case <-limit:
 			w.mu.Lock()
-			w.stuck = len(w.pending) >= mostPending
+			w.stuck = len(w.pending) >= maxPending
 			return
 		}
 	}
@@ -157,7 +157,7 @@ func (w *Writer) take(last bool) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := bytes.LastIndexByte(w.pending, '\n') + 1
-	if last || n == 0 && len(w.pending) >= mostPending { // a line that is longer than all we hold goes in pieces
+	if last || n == 0 && len(w.pending) >= maxPending { // a line that is longer than all we hold goes in pieces
 		n = len(w.pending)
 	}
 	batch := w.pending[:n]

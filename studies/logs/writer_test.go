@@ -183,7 +183,7 @@ func TestADiskThatHangs(t *testing.T) {
 	try(t, err)
 	text := []byte(strings.Repeat(strings.Repeat("y", 999)+"\n", 64))
 	began := time.Now()
-	for range 4 * mostPending / len(text) {
+	for range 4 * maxPending / len(text) {
 		_, err := w.Write(text)
 		try(t, err)
 	}
@@ -204,8 +204,8 @@ func TestADiskThatHangs(t *testing.T) {
 			gap = in.Text()
 		}
 	}
-	if lines < mostPending/1000 || !strings.HasSuffix(gap, " MB left out here: the disk did not keep up …") {
-		t.Errorf("after %d lines it is said that %q, want so after at least %d", lines, gap, mostPending/1000)
+	if lines < maxPending/1000 || !strings.HasSuffix(gap, " MB left out here: the disk did not keep up …") {
+		t.Errorf("after %d lines it is said that %q, want so after at least %d", lines, gap, maxPending/1000)
 	}
 	_, err = io.Copy(io.Discard, f)
 	try(t, err)

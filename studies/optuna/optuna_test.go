@@ -159,7 +159,7 @@ func drifted() studies.Study {
 		return trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}
 	}
 	study := studies.Study{Name: "llama70b", World: map[string]string{"model": "m", "model length": "4096"},
-		Events: []studies.Event{{Kind: studies.Drift, Text: "model length: 2048 → 4096", Trial: 3}}}
+		Events: []studies.Event{{Kind: studies.Drift, Trial: 3, Changes: studies.Changes{{Fact: "model length", Was: new("2048"), Is: new("4096")}}}}}
 	for i, one := range []studies.Trial{
 		{Result: met(60), Probes: []trial.Probe{{Rate: 60}}},
 		{Point: space.Point{"max-num-seqs": "64", "block-size": "16", "scheduler-delay-factor": "0.5", "swap": "none", "enforce-eager": "true"}, Result: met(70)},

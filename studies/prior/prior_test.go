@@ -28,7 +28,7 @@ import (
 
 func reader(t testing.TB) *Reader {
 	t.Helper()
-	s, err := space.NewWithDefaults([]space.Parameter{
+	s, err := space.New([]space.Parameter{
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.98, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
 		{Name: "enable-prefix-caching", Kind: space.Bool},

@@ -63,7 +63,7 @@ func worldsOf(study studies.Study) (all []world) {
 		next += len(trials)
 		w := world{number: i + 1, asked: asked[i], trials: trials}
 		if i+1 < len(worlds) {
-			w.ended = fmt.Sprintf("before trial %d: %s", next, oneLine(study.Drifts(next)))
+			w.ended = fmt.Sprintf("before trial %d: %s", next, oneLine(study.ChangesBefore(next).String()))
 		}
 		if len(trials) > 0 || len(worlds) == 1 {
 			all = append(all, w)

@@ -390,7 +390,8 @@ func TestBestFitsATerminal(t *testing.T) {
 // Programs are told of a change of the world that was accepted, as people are.
 func TestDocumentsHaveDrifts(t *testing.T) {
 	study := of(studies.Done, "", with(exact(2), studies.Default))
-	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift, Text: "slo: 120 ms → 20 ms\nseed: 1 → 2"}}
+	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift,
+		Changes: studies.Changes{{Fact: "slo", Was: new("120 ms"), Is: new("20 ms")}, {Fact: "seed", Was: new("1"), Is: new("2")}}}}
 	for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestJSON, "status": StatusJSON, "status as YAML": StatusYAML} {
 		var text bytes.Buffer
 		if err := write(&text, study, Options{}); err != nil {
@@ -411,8 +412,9 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 // A change that was taken back before the next trial parts no trials, and nobody is told of one.
 func TestWhatWasTakenBackIsNotSaid(t *testing.T) {
 	study := of(studies.Done, "", with(exact(2), studies.Default), exact(3))
-	for i, text := range []string{"gpu: H200 → L4", "gpu: L4 → H200"} {
-		study.Events = append(study.Events, studies.Event{Time: start.Add(time.Duration(i) * time.Hour), Kind: studies.Drift, Trial: 1, Text: text})
+	gpu := func(was, is string) studies.Changes { return studies.Changes{{Fact: "gpu", Was: &was, Is: &is}} }
+	for i, changes := range []studies.Changes{gpu("H200", "L4"), gpu("L4", "H200")} {
+		study.Events = append(study.Events, studies.Event{Time: start.Add(time.Duration(i) * time.Hour), Kind: studies.Drift, Trial: 1, Changes: changes})
 	}
 	best, ok := Best(study)
 	if !ok || best.Trial.Number != 1 {
@@ -421,8 +423,8 @@ func TestWhatWasTakenBackIsNotSaid(t *testing.T) {
 	if lines, items := Outdated(study, best), bestOf(study, Options{}).Drifts; len(lines)+len(items) > 0 {
 		t.Errorf("it is said that %q, and programs are told of %v; want nothing", lines, items)
 	}
-	study.Events = append(study.Events, studies.Event{Time: start.Add(2 * time.Hour), Kind: studies.Drift, Trial: 2, Text: "gpu: H200 → L4"},
-		studies.Event{Time: start.Add(3 * time.Hour), Kind: studies.Drift, Trial: 2, Text: "gpu: L4 → L40"})
+	study.Events = append(study.Events, studies.Event{Time: start.Add(2 * time.Hour), Kind: studies.Drift, Trial: 2, Changes: gpu("H200", "L4")},
+		studies.Event{Time: start.Add(3 * time.Hour), Kind: studies.Drift, Trial: 2, Changes: gpu("L4", "L40")})
 	want := []driftItem{{start.Add(3 * time.Hour), "gpu: H200 → L40"}}
 	if items := bestOf(study, Options{}).Drifts; !slices.Equal(items, want) {
 		t.Errorf("programs are told of %v, want what two changes came to: %v", items, want)
@@ -556,7 +558,8 @@ func TestWorldsAreNotCompared(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := studies.Study{Name: "s", State: studies.Done, Trials: c.trials, Events: []studies.Event{
-				{Kind: "resumed", Trial: 1}, {Kind: studies.Drift, Text: "gpu: H200 → L4\nseed: 1 → 2", Trial: c.drift}}}
+				{Kind: "resumed", Trial: 1}, {Kind: studies.Drift, Trial: c.drift,
+					Changes: studies.Changes{{Fact: "gpu", Was: new("H200"), Is: new("L4")}, {Fact: "seed", Was: new("1"), Is: new("2")}}}}}
 			for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestText, "status": StatusText} {
 				var b strings.Builder
 				if err := write(&b, study, Options{}); err != nil {
@@ -579,7 +582,7 @@ func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	trials := []studies.Trial{exact(9), sampled, reference, best}
 	trials[0].Origin = studies.Default
 	study := of(studies.Done, "", trials...)
-	study.Events = []studies.Event{{Kind: studies.Drift, Trial: 1, Text: "server version: 1 → 2"}}
+	study.Events = []studies.Event{{Kind: studies.Drift, Trial: 1, Changes: studies.Changes{{Fact: "server version", Was: new("1"), Is: new("2")}}}}
 	got, ok := Best(study)
 	if !ok || got.Trial.Number != 3 || got.Gain == nil || got.Gain.Trial != 2 || got.Gain.Why != "" {
 		t.Errorf("the best is trial %d, compared with %+v; want trial 3, compared with trial 2, the default", got.Trial.Number, got.Gain)

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// deviations of a normal distribution that hold 95 % of it.
+// deviations is the number of standard deviations that hold 95 % of a normal distribution.
 const deviations = 1.96
 
-// half is half the width of the 95 % interval of a rate as a part of it, given the standard error of its logarithm.
-func half(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
+// halfWidth is half the width of a rate's 95 % interval, as a part of the rate. stdErr is the standard error of ln rate.
+func halfWidth(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
 
-// byRate returns the steps in ascending order of their rates, at equal rates the fails first: a pass and a fail there say the same in
-// either order.
+// byRate returns the steps in ascending order of their rates. At equal rates the fails come first, so that the order in which the steps
+// were measured does not matter.
 func byRate(steps []Step) []Step {
 	passed := func(s Step) int {
 		if s.passed() {
@@ -28,9 +28,9 @@ func byRate(steps []Step) []Step {
 	})
 }
 
-// place is where the steps as a whole put the boundary. ok is false where they do not: requests were not judged one by one, or too
-// few were slow.
-func place(steps []Step, p *Population) (lowest estimate, ok bool) {
+// locate estimates the boundary from the requests of all steps. ok is false where requests were not judged one by one, and where too few
+// were slow.
+func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 	var probes []*Evidence
 	for _, step := range steps {
 		if step.Limited != "" {
@@ -52,8 +52,8 @@ func place(steps []Step, p *Population) (lowest estimate, ok bool) {
 	return lowest, ok
 }
 
-// answer makes the capacity of what is known.
-func (l *looking) answer(why string) (Capacity, error) {
+// answer returns the capacity as far as it is known.
+func (l *searchState) answer(why string) (Capacity, error) {
 	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
 	low, high := l.low, l.high
 	if low != nil {
@@ -75,16 +75,16 @@ func (l *looking) answer(why string) (Capacity, error) {
 		c.Bound, c.Binding = Exact, high.Binding
 		c.Rate = interpolate(low, high)
 	}
-	l.sure(&c)
+	l.addInterval(&c)
 	if low != nil && c.Bound == Exact {
-		// Little's law: between neighbouring rates the time in the system hardly changes.
+		// Little's law: the time in the system hardly changes between neighbouring rates.
 		c.InFlight = low.InFlight * c.Rate / low.Rate
 	}
 	return c, nil
 }
 
-// limited is a step in which the load generator decided the answer; nil when it did not.
-func (l *looking) limited() (step *Step) {
+// limited returns a step in which the load generator decided the answer, or nil.
+func (l *searchState) limited() (step *Step) {
 	switch {
 	case l.high != nil && l.high.Limited != "":
 		return l.high
@@ -93,7 +93,7 @@ func (l *looking) limited() (step *Step) {
 	case l.low != nil || l.high == nil:
 		return nil
 	}
-	for i := range l.steps { // what failed is not the lowest rate that was offered
+	for i := range l.steps { // a lower rate than the failed one was offered
 		if s := &l.steps[i]; s.Limited != "" && s.Rate < l.high.Rate && (step == nil || s.Rate < step.Rate) {
 			step = s
 		}
@@ -101,18 +101,18 @@ func (l *looking) limited() (step *Step) {
 	return step
 }
 
-// highestPass is the highest rate up to most that passed with the load generator in time; 0 when none did.
-func highestPass(steps []Step, most float64) (rate float64) {
+// highestPass returns the highest rate up to limit that passed, with the load generator in time; 0 when none did.
+func highestPass(steps []Step, limit float64) (rate float64) {
 	for _, s := range steps {
-		if s.passed() && s.Rate <= most {
+		if s.passed() && s.Rate <= limit {
 			rate = max(rate, s.Rate)
 		}
 	}
 	return rate
 }
 
-// sure gives the capacity its place by all probes, and its interval.
-func (l *looking) sure(c *Capacity) {
+// addInterval replaces the interpolated rate by the estimate from all requests, and adds the interval.
+func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
 	if !ok || c.Bound == Exact && !l.bracketed() {
 		return
@@ -120,10 +120,10 @@ func (l *looking) sure(c *Capacity) {
 	rate := math.Exp(e.logRate)
 	switch c.Bound {
 	case Exact:
-		c.Rate, c.Binding = l.within(rate, c), e.limit
+		c.Rate, c.Binding = l.reconcile(rate, c), e.limit
 		c.StdErr, c.Pieces = e.stdErr, e.pieces
-		if now := half(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
-			c.addDoubt("it is known to ±%.2g %%, and ±%.3g %% was asked for", 100*now, 100*l.Precision)
+		if now := halfWidth(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
+			c.addDoubt("it is known to ±%.2g %%; ±%.3g %% was wanted", 100*now, 100*l.Precision)
 		}
 		c.Lowest, c.Highest = rate*math.Exp(-deviations*e.stdErr), rate*math.Exp(deviations*e.stdErr)
 		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
@@ -132,11 +132,11 @@ func (l *looking) sure(c *Capacity) {
 	}
 }
 
-// within brings the rate between a step that passed and one that failed, and says what contradicts it.
-func (l *looking) within(rate float64, c *Capacity) float64 {
+// reconcile brings the estimated rate between a step that passed and one that failed, and adds a doubt where verdicts contradict it.
+func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 	var pass, fail *Step // nearest to the rate
 	var contrary []float64
-	sorted := byRate(intime(l.steps))
+	sorted := byRate(inTime(l.steps))
 	for i := range sorted {
 		step := &sorted[i]
 		switch {
@@ -148,18 +148,18 @@ func (l *looking) within(rate float64, c *Capacity) float64 {
 			contrary = append(contrary, step.Rate)
 		}
 	}
-	if pass == nil || fail == nil { // all verdicts on one side are against it: it is as far out as they allow
-		c.addDoubt("the requests as a whole say %.4g req/s, beyond all verdicts", rate)
+	if pass == nil || fail == nil { // no verdict on one side agrees: take the nearest rate that the bracket allows
+		c.addDoubt("all requests together estimate %.4g req/s, outside the rates that passed and failed", rate)
 		return min(max(rate, c.Low), c.High)
 	}
 	c.Low, c.High = pass.Rate, fail.Rate
 	if len(contrary) > 0 {
-		c.addDoubt("%s, by luck if the other probes are right", contradiction(contrary, len(sorted)))
+		c.addDoubt("%s this; it may be chance", contradiction(contrary, len(sorted)))
 	}
 	return rate
 }
 
-// addDoubt says something more against the answer.
+// addDoubt adds one more doubt.
 func (c *Capacity) addDoubt(format string, args ...any) {
 	if c.Doubt != "" {
 		c.Doubt += "; "
@@ -167,27 +167,27 @@ func (c *Capacity) addDoubt(format string, args ...any) {
 	c.Doubt += fmt.Sprintf(format, args...)
 }
 
-// contradiction says at which rates verdicts say otherwise than the answer, of how many.
+// contradiction says which probes, of how many, contradict the answer.
 func contradiction(contrary []float64, of int) string {
 	const few = 3
 	if len(contrary) == 1 {
-		return fmt.Sprintf("a verdict at %.4g req/s says otherwise", contrary[0])
+		return fmt.Sprintf("one probe, at %.4g req/s, contradicts", contrary[0])
 	}
-	distinct := slices.Compact(slices.Clone(contrary)) // they are in their order
+	distinct := slices.Compact(slices.Clone(contrary)) // they are sorted
 	if len(distinct) > few {
-		return fmt.Sprintf("%d of %d verdicts, at %.4g to %.4g req/s, say otherwise", len(contrary), of, distinct[0], distinct[len(distinct)-1])
+		return fmt.Sprintf("%d of %d probes, at %.4g to %.4g req/s, contradict", len(contrary), of, distinct[0], distinct[len(distinct)-1])
 	}
 	words := make([]string, len(distinct))
 	for i, rate := range distinct {
 		words[i] = fmt.Sprintf("%.4g", rate)
 	}
-	return fmt.Sprintf("%d of %d verdicts, at %s req/s, say otherwise", len(contrary), of, strings.Join(words, " and "))
+	return fmt.Sprintf("%d of %d probes, at %s req/s, contradict", len(contrary), of, strings.Join(words, " and "))
 }
 
 // interpolate returns the rate at which the headroom crosses zero, linear in log rate.
 func interpolate(low, high *Step) float64 {
 	part := low.Headroom / (low.Headroom - high.Headroom)
-	if !(part >= 0 && part <= 1) { // headrooms of the wrong sign say nothing of where
+	if !(part >= 0 && part <= 1) { // the headrooms have the wrong signs
 		part = 0.5
 	}
 	return low.Rate * math.Pow(high.Rate/low.Rate, part)

@@ -41,10 +41,12 @@ func TestBursts(t *testing.T) {
 }
 
 // One burst at a rate that the server carries well makes that probe fail. The rate is tried again, and the search goes on above it.
-func TestASingleBurstIsNotBelieved(t *testing.T) {
-	const seeds = 20
-	again, beyond := 0, 0
-	for seed := range uint64(seeds) {
+func TestASingleBurstIsNotBelieved(t *testing.T) { singleBurstIsNotBelieved(t, 6) }
+
+func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
+	t.Helper()
+	again, beyond := uint64(0), uint64(0)
+	for seed := range seeds {
 		s := &synthetic{most: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
 		p := s.population()
 		truth := s.truth(p)

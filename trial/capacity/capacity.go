@@ -1,5 +1,5 @@
-// Package capacity finds the highest request rate that keeps the SLO, and how sure that is, given a probe. It has no clock and does
-// no I/O.
+// Package capacity finds the highest request rate that keeps the SLO, and how sure that rate is. The caller gives the probe. The package
+// has no clock and does no I/O.
 package capacity
 
 import (
@@ -15,29 +15,29 @@ type Bound string
 // The bounds.
 const (
 	Exact   Bound = "exact"    // bracketed by a pass and a fail
-	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer in time
+	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 )
 
 // An Outcome is what one probe at one rate says.
 type Outcome struct {
 	Pass     bool    `json:"pass"`
-	Headroom float64 `json:"headroom"`  // ln(limit/value) of the binding limit; negative when it is broken
-	Binding  string  `json:"binding"`   // name of the binding limit
+	Headroom float64 `json:"headroom"`  // ln(limit/value) of the limit that breaks first; negative when it is broken
+	Binding  string  `json:"binding"`   // name of the limit that breaks first
 	InFlight float64 `json:"in_flight"` // mean requests in flight
 
-	// Limited says that the load generator, not the server, may have decided; "" when it did not. Such a pass is a lower bound at best:
-	// late requests thin out the bursts. Such a fail says nothing.
+	// Limited says why the load generator, and not the server, may have decided; "" when it did not. Then a pass is a lower bound at
+	// best, for late requests thin out the bursts, and a fail says nothing.
 	Limited string `json:"limited,omitempty"`
 
-	// Evidence is what each request did; nil where they are not judged one by one. With it a capacity has an interval.
+	// Evidence is what each request did; nil where requests are not judged one by one. A capacity needs it for its interval.
 	Evidence *Evidence `json:"-"`
 
-	Took time.Duration `json:"-"` // what the probe took of the server; 0 where that is not known
+	Took time.Duration `json:"-"` // how long the probe took; 0 where that is not known
 }
 
-// told reports whether the limits of the evidence have decided: not, say, a failed request or a growing queue.
-func (o Outcome) told() bool {
+// byRequests reports whether the slow requests in the evidence have decided, and not a failed request or a growing queue.
+func (o Outcome) byRequests() bool {
 	return o.Evidence != nil && slices.ContainsFunc(o.Evidence.Limits, func(l LimitEvidence) bool { return l.Name == o.Binding })
 }
 
@@ -50,26 +50,26 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 // A Capacity is the answer of a search.
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
-	Low      float64 `json:"low"`  // highest rate up to Rate that passed with the load generator in time; 0 when none did
-	High     float64 `json:"high"` // lowest rate from Rate on that failed; 0 when none did
+	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator in time; 0 when none did
+	High     float64 `json:"high"` // lowest failed rate that is not below Rate; 0 when there is none
 	Bound    Bound   `json:"bound"`
-	Binding  string  `json:"binding"`   // limit that binds at the boundary
-	InFlight float64 `json:"in_flight"` // requests in flight at Rate, between those of the neighbouring probes
+	Binding  string  `json:"binding"`   // limit that breaks first
+	InFlight float64 `json:"in_flight"` // requests in flight at Rate, interpolated between the neighbouring probes
 	Probes   int     `json:"probes"`
 	Why      string  `json:"why"` // why the search stopped
 
-	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second; both are 0 where none can be given, and
-	// Highest is where nothing failed.
+	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second. Both are 0 where there is no interval.
+	// Highest is 0 where nothing failed.
 	Lowest  float64 `json:"lowest,omitempty"`
 	Highest float64 `json:"highest,omitempty"`
-	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, for which the interval is symmetric; 0 as above
+	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, about which the interval is symmetric; 0 where there is none
 
-	Pieces []Piece `json:"pieces,omitempty"` // what the estimate rests on, for comparisons with capacities of the same requests
+	Pieces []Piece `json:"pieces,omitempty"` // effects of single requests, to compare capacities that were measured with the same requests
 
-	// Doubt says what speaks against the answer, such as a rate that passed above one that failed; "" when nothing does.
+	// Doubt says what contradicts the answer, such as a pass above a fail; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`
 
-	// Limited says that the load generator decided the answer, and not the server; "" when it did not. The bound is AtLeast then.
+	// Limited says why the load generator, and not the server, decided the answer; "" when it did not. The bound is then AtLeast.
 	Limited string `json:"client_limited,omitempty"`
 
 	Steps []Step `json:"steps,omitempty"` // all probes, in their order
@@ -78,7 +78,7 @@ type Capacity struct {
 // Met reports whether any rate kept the SLO.
 func (c Capacity) Met() bool { return c.Bound == Exact || c.Bound == AtLeast }
 
-// Carried is the rate by which capacities are ranked: a lower bound counts as far as the load generator was in time.
+// Carried is the rate by which capacities are ranked. For a lower bound it is the rate at which the load generator was in time.
 func (c Capacity) Carried() float64 {
 	switch c.Bound {
 	case Exact:

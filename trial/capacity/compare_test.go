@@ -129,8 +129,8 @@ func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	}{
 		{"other requests", of(4, 0.02, -0.01, 0.03, -0.04), math.Sqrt2},
 		{"nothing known of them", of(3), math.Sqrt2},
-		{"the same ones and the same luck", one, math.Sqrt(2 - 2*mostTogether)},
-		{"twice as much of it", of(3, 0.04, -0.02, 0.06, -0.08), math.Sqrt(2 - 2*mostTogether)},
+		{"the same ones and the same luck", one, math.Sqrt(2 - 2*maxCorrelation)},
+		{"twice as much of it", of(3, 0.04, -0.02, 0.06, -0.08), math.Sqrt(2 - 2*maxCorrelation)},
 		{"half of it", of(3, 0.02, -0.01, 0, 0), math.Sqrt(2 - 2*0.408)},
 		{"the opposite, which is chance", of(3, -0.02, 0.01, -0.03, 0.04), math.Sqrt2},
 	} {

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Evidence is what one probe says of each of its counted requests.
+// Evidence says of each counted request of one probe whether it broke the limits.
 type Evidence struct {
 	Rate float64 // offered, requests per second
-	Draw int     // the number of its draw: the requests of two probes of one draw are the same
+	Draw int     // two probes of the same draw have the same requests
 	Stretch
 	Limits []LimitEvidence // the same limits in every probe of a search
 }
@@ -18,39 +20,39 @@ type Evidence struct {
 type LimitEvidence struct {
 	Name    string
 	Allowed float64 // share of the requests that may break it, in the long run: 0.01 of a p99
-	Each    string  // one character a request: see slo.Check.Each
+	Each    string  // one character for each request: see slo.Check.Each
 }
 
-// The characters of LimitEvidence.Each that say something.
+// The characters of LimitEvidence.Each for requests whose outcome is known.
 const (
 	kept = '.'
 	over = 'x'
 )
 
-// An estimate is where in the long run just as many requests break a limit as may.
+// An estimate is the rate at which in the long run just as many requests break a limit as may.
 type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
 	stdErr  float64 // of logRate
-	bursts  float64 // how many there were near it
-	pieces  []Piece // what it rests on
+	bursts  float64 // number of bursts near it
+	pieces  []Piece // effects of the single requests
 
 	fit      fit
-	gradient [3]float64 // of logRate in the coefficients of the fit
+	gradient [3]float64 // of logRate by the coefficients of the fit
 }
 
-// A Piece is by how much some requests in a row have moved a capacity. Two capacities that were measured with the same requests are
-// moved alike by the bursts among them, and their difference is surer than each.
+// A Piece says by how much some requests in a row have moved a capacity. A burst moves all capacities alike that were measured with the
+// same requests. So their difference is surer than each of them.
 type Piece struct {
 	Draw  int     `json:"draw"`  // of the probe
-	Block int     `json:"block"` // of blockRequests
+	Block int     `json:"block"` // number of the block of blockRequests
 	Moved float64 `json:"moved"` // ln rate
 }
 
-// blockRequests are enough for the bursts that make requests slow together.
+// blockRequests is long enough to hold a burst of slow requests.
 const blockRequests = 50
 
-// estimateAll returns the boundary of each limit that can be told, over all probes.
+// estimateAll estimates the boundary of each limit from all probes, where that is possible.
 func estimateAll(probes []*Evidence, p *Population) (all []estimate) {
 	for limit := range probes[0].Limits {
 		if e, ok := estimateOne(probes, limit, p); ok {
@@ -60,7 +62,7 @@ func estimateAll(probes []*Evidence, p *Population) (all []estimate) {
 	return all
 }
 
-// estimateOne fits one limit. ok is false when too little broke it, or kept it, for a boundary.
+// estimateOne fits one limit. ok is false when too few requests broke it, or kept it.
 func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok bool) {
 	center, ok := between(probes, limit)
 	if !ok {
@@ -76,11 +78,11 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 			}
 		}
 	}
-	try(reaches())
+	try(kernels())
 	try(best.kernel.mixes())
 	logRate, gradient, ok := best.boundary(p, allowed)
-	// Again about the boundary, until it stays there: what is far from it says little of it.
-	for moved, n := math.Inf(1), 0; ok && n < mostCenters && (n == 0 || moved > atRest); n++ {
+	// Fit again about the boundary until it stays where it is: far probes say little about it.
+	for moved, n := math.Inf(1), 0; ok && n < maxCenters && (n == 0 || moved > settledCenter); n++ {
 		best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
 		was := logRate
 		logRate, gradient, ok = best.boundary(p, allowed)
@@ -98,14 +100,14 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	return e, true
 }
 
-// A boundary is looked for about itself until it moves by no more than atRest in ln rate, and mostCenters times at most.
+// A fit is repeated about its own boundary until that moves by no more than settledCenter in ln rate, at most maxCenters times.
 const (
-	mostCenters = 5
-	atRest      = 0.02
+	maxCenters    = 5
+	settledCenter = 0.02
 )
 
-// between is ln of a rate at which some requests break the limit and most keep it: where the share of those that do, rising with the rate,
-// crosses twice what is allowed. ok is false when not even two requests broke it, or kept it.
+// between is ln of a rate at which some requests break the limit and most keep it. There the share that breaks it crosses twice the allowed
+// share. ok is false when fewer than two requests broke the limit, or fewer than two kept it.
 func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	goal := 2 * probes[0].Limits[limit].Allowed
 	shares := rising(probes, limit)
@@ -138,14 +140,14 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	return below.logRate + low/(low-high)*(above.logRate-below.logRate), ok
 }
 
-// A share is how many requests broke a limit at a rate, or at some that are next to each other.
+// A share counts the requests that broke a limit at one rate, or at some neighbouring rates.
 type share struct{ logRate, judged, broken float64 }
 
-// over is ln of the share over another, by Jeffreys' estimate: none of a few is not the same as none of many.
+// over is ln of the share divided by a goal. Jeffreys' estimate tells none of a few from none of many.
 func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
 
-// rising returns the shares in ascending order of their rates. Those that fall are put together with the ones before them, as in an
-// isotonic regression.
+// rising returns the shares in ascending order of their rates. A share that falls is merged with the ones before it, as in an isotonic
+// regression.
 func rising(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
@@ -175,31 +177,31 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	return shares
 }
 
-// nearby is the distance in ln rate over which the weight of a probe falls to 1/e²: a straight line is a matter of the
+// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². The straight line of the fit holds only in the
 // neighbourhood.
 const nearby = 0.35
 
-// nearness is the weight of a probe at a distance in ln rate: 1 where there is none.
+// nearness is the weight of a probe at a distance in ln rate; 1 at a distance of 0.
 func nearness(distance float64) float64 {
 	d := distance / nearby
 	return math.Exp(-2 * d * d)
 }
 
-// weight is what a request of the probe counts in a fit: the nearer the more, and the less the closer requests follow each
-// other, because slow ones come together.
+// weight is the weight of a request in a fit. Near probes weigh more. Requests that follow each other closely weigh less, because slow ones
+// come in clusters.
 func (e *Evidence) weight(center float64) float64 {
-	return nearness(math.Log(e.Rate)-center) / e.together()
+	return nearness(math.Log(e.Rate)-center) / e.clusterSize()
 }
 
-// together is how many of the probe's requests tell as much as one that is independent of all others: slow ones come in clusters,
-// the larger the faster requests follow each other, beyond what the load around them explains. The figures are those with which
-// the standard errors of searches on simulated servers, with 1 to 25 requests per second, were as large as their errors.
-func (e *Evidence) together() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
+// clusterSize is the number of requests that tell as much as one independent request. Slow requests come in clusters, and clusters grow
+// with the rate, beyond what the load around a request explains. With these figures the standard errors of searches on simulated servers
+// were as large as their errors, at 1 to 25 requests per second.
+func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
-// binWidth is how fine the load around requests is told apart, in ln.
+// binWidth is the resolution of the load around requests, in ln.
 const binWidth = 0.01
 
-// observe returns the requests of all probes with the loads around them. center is ln of the rate about which the fit is wanted.
+// observe returns the requests of all probes, binned by the load around them. center is ln of the rate about which the fit is made.
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
 	for _, e := range probes {
@@ -225,7 +227,7 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 		for number := range bins {
 			numbers = append(numbers, number)
 		}
-		slices.Sort(numbers) // so that sums do not depend on the map
+		slices.Sort(numbers) // the order of a map would change the sums
 		for _, number := range numbers {
 			observed = append(observed, *bins[number])
 		}
@@ -233,11 +235,11 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is how far z may be wrong at the boundary, however much is measured: the share of slow requests is no exact function
-// of the load around them. On simulated servers it made the intervals of long measurements as wide as their errors.
+// modelError is the error of z at the boundary that no measurement reduces: the share of slow requests is no exact function of the load
+// around them. With this figure the intervals of long measurements on simulated servers were as wide as their errors.
 const modelError = 0.16
 
-// stdErrWith is the standard error with the information that a fit has, or would have.
+// stdErrWith is the standard error of an estimate with so much information and so many bursts.
 func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
 	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
 	direction, _ := solve(information, e.gradient)
@@ -247,8 +249,8 @@ func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64
 	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
 }
 
-// bursts is how many times slow requests came together. Where they do not end they are no burst, but a server that carries no more:
-// they count again and again.
+// bursts counts the bursts of slow requests. Slow requests without an end are no burst: the server carries no more, and every further
+// part of them counts anew.
 func (e *Evidence) bursts(limit int) (n int) {
 	quiet, slow := math.Inf(1), 0.0
 	for _, c := range e.Limits[limit].Each {
@@ -257,7 +259,7 @@ func (e *Evidence) bursts(limit int) (n int) {
 			quiet++
 		case over:
 			slow++
-			if quiet > apart*e.together() || slow > long*e.together() {
+			if quiet > apart*e.clusterSize() || slow > long*e.clusterSize() {
 				n++
 				slow = 1
 			}
@@ -267,25 +269,23 @@ func (e *Evidence) bursts(limit int) (n int) {
 	return n
 }
 
-// knownBursts is how much the priors of a fit tell, as a number of bursts: with it the intervals of searches on simulated servers held
-// what they were said to hold.
+// knownBursts is the information in the priors of a fit, as a number of bursts. With this figure the intervals of searches on simulated
+// servers held the truth as often as they should.
 const knownBursts = 3
 
-// apart is how many requests must be quick, in terms of together, until the next slow one is a burst of its own, and long how many
-// slow ones make more than one.
+// apart and long are in units of clusterSize. A slow request begins a new burst after apart quick ones, and in a run of more than long slow
+// ones.
 const (
 	apart = 2
 	long  = 4
 )
 
-// student is how many standard errors to both sides hold 95 % of Student's distribution (Abramowitz and Stegun, 26.7.5).
+// student is the number of standard errors to both sides that hold 95 % of Student's distribution.
 func student(freedom float64) float64 {
-	const z = deviations
-	z3, z5, z7 := z*z*z, z*z*z*z*z, z*z*z*z*z*z*z
-	return z + (z3+z)/4/freedom + (5*z5+16*z3+3*z)/96/(freedom*freedom) + (3*z7+19*z5+17*z3-15*z)/384/(freedom*freedom*freedom)
+	return distuv.StudentsT{Sigma: 1, Nu: freedom}.Quantile(0.975)
 }
 
-// split fills in the pieces.
+// split computes the pieces.
 func (e *estimate) split(probes []*Evidence, limit int) {
 	direction, _ := solve(e.fit.information, e.gradient)
 	for _, probe := range probes {
@@ -309,7 +309,7 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 	}
 }
 
-// expected is the information that one more probe of so many requests at a rate would bring.
+// expected is the information that one more probe at a rate would bring.
 func (e *estimate) expected(load fluctuation, logRate, requests float64) (information [3][3]float64) {
 	probe := Evidence{Rate: math.Exp(logRate)}
 	weight := requests * probe.weight(e.logRate)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"vllmtuner/realtime"
 )
 
 // A synthetic server breaks a limit the more likely the more work is around a request: half of the time where as much, evenly spread,
@@ -137,9 +139,27 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	}
 }
 
+// TestSearchesOfManySeeds is the tests here with more seeds.
+func TestSearchesOfManySeeds(t *testing.T) {
+	realtime.Only(t, "hundreds of searches")
+	for name, run := range map[string]func(*testing.T){
+		"monotone in the limit": func(t *testing.T) { estimateIsMonotoneInTheLimit(t, 6) },
+		"goes on as it went":    func(t *testing.T) { searchGoesOnAsItWent(t, 3) },
+		"precision foretold":    func(t *testing.T) { precisionIsForetold(t, 8) },
+		"far probes":            func(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 20) },
+		"any hint":              func(t *testing.T) { hintDoesNotMatter(t, 12) },
+		"single burst":          func(t *testing.T) { singleBurstIsNotBelieved(t, 20) },
+	} {
+		t.Run(name, run)
+	}
+}
+
 // A looser limit never lowers a capacity by more than its error.
-func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) {
-	for seed := range uint64(6) {
+func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) { estimateIsMonotoneInTheLimit(t, 3) }
+
+func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
+	t.Helper()
+	for seed := range seeds {
 		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 2))}
 		p := s.population()
 		var before Capacity
@@ -160,8 +180,11 @@ func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) {
 }
 
 // Whatever is known when a search goes on, it goes the way that it would have gone, and to the same answer.
-func TestASearchGoesOnAsItWent(t *testing.T) {
-	for seed := range uint64(3) {
+func TestASearchGoesOnAsItWent(t *testing.T) { searchGoesOnAsItWent(t, 1) }
+
+func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
+	t.Helper()
+	for seed := range seeds {
 		var steps []Step
 		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 4))}
 		look := search(2 + 6*s.rng.Float64())
@@ -196,8 +219,11 @@ func TestASearchGoesOnAsItWent(t *testing.T) {
 }
 
 // With a precision the search says beforehand what it will take, keeps to it, and is as sure as was asked.
-func TestAPrecisionIsForetold(t *testing.T) {
-	for seed := range uint64(8) {
+func TestAPrecisionIsForetold(t *testing.T) { precisionIsForetold(t, 2) }
+
+func precisionIsForetold(t *testing.T, seeds uint64) {
+	t.Helper()
+	for seed := range seeds {
 		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 5))}
 		look := search(4)
 		var told []Forecast
@@ -212,8 +238,8 @@ func TestAPrecisionIsForetold(t *testing.T) {
 		if err != nil || len(told) != 1 {
 			t.Fatalf("seed %d: %v, %d forecasts", seed, err, len(told))
 		}
-		if took := c.Probes - before; took < told[0].least() || took > told[0].most() || half(c.StdErr) > 0.065 {
-			t.Errorf("seed %d: known to ±%.1f %% after %d further probes; foretold were %+v", seed, 100*half(c.StdErr), took, told[0])
+		if took := c.Probes - before; took < told[0].least() || took > told[0].most() || halfWidth(c.StdErr) > 0.065 {
+			t.Errorf("seed %d: known to ±%.1f %% after %d further probes; foretold were %+v", seed, 100*halfWidth(c.StdErr), took, told[0])
 		}
 	}
 }
@@ -260,8 +286,11 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 
 // What a search met on its way, from however far below or above, does not change what it found: far probes that all pass, or all but one
 // of whose requests are slow, tell nothing of the boundary.
-func TestFarProbesDoNotMoveTheAnswer(t *testing.T) {
-	for seed := range uint64(20) {
+func TestFarProbesDoNotMoveTheAnswer(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 5) }
+
+func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
+	t.Helper()
+	for seed := range seeds {
 		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
 		p, probe := s.population(), s.probe(120, 1, 3) // the second limit binds far above
 		var near []Step
@@ -280,8 +309,8 @@ func TestFarProbesDoNotMoveTheAnswer(t *testing.T) {
 			}
 			all = append(all, Step{rate, o})
 		}
-		want, ok := place(near, p)
-		got, okToo := place(all, p)
+		want, ok := locate(near, p)
+		got, okToo := locate(all, p)
 		if !ok || !okToo || math.Abs(got.logRate-want.logRate) > 0.05 || got.limit != want.limit {
 			t.Errorf("seed %d: %.3g req/s of %s from probes nearby, %.3g of %s with some that are far (%v, %v)",
 				seed, math.Exp(want.logRate), want.limit, math.Exp(got.logRate), got.limit, ok, okToo)
@@ -290,10 +319,13 @@ func TestFarProbesDoNotMoveTheAnswer(t *testing.T) {
 }
 
 // A search finds the same capacity from whatever rate it begins.
-func TestTheHintDoesNotMatter(t *testing.T) {
+func TestTheHintDoesNotMatter(t *testing.T) { hintDoesNotMatter(t, 3) }
+
+func hintDoesNotMatter(t *testing.T, seeds uint64) {
+	t.Helper()
 	var errs, worst float64
 	n, held := 0, 0
-	for seed := range uint64(12) {
+	for seed := range seeds {
 		for _, off := range []float64{0.02, 0.1, 0.3, 3, 10} {
 			s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 13))}
 			p := s.population()

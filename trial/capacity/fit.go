@@ -2,38 +2,38 @@ package capacity
 
 import "math"
 
-// A fit says that a request breaks a limit with the probability Φ(z), z = a + b·(ln rate − center + c·surplus), surplus being ln of the
-// load around the request over the rate of its probe. It is a regression on the load that each request met and not on the rate
-// alone, so that a window with a burst too many does not pass for a slow server. b says how steep the boundary is, and c what a
-// passing load weighs beside a lasting one, which a queue remembers for longer.
+// A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The surplus is ln of the
+// load around the request divided by the rate of its probe. The regression is on the load that each request met, and not on the rate
+// alone, so that a window with many bursts does not look like a slow server. b is the steepness of the boundary. c is the weight of a
+// passing load against a lasting one, which a queue remembers for longer.
 type fit struct {
 	kernel
 	center      float64       // ln of the rate about which the fit was made
-	at          [3]float64    // a, ln b, ln c: no server gets faster with the load
+	at          [3]float64    // a, ln b, ln c; logarithms, because no server gets faster with the load
 	information [3][3]float64 // its inverse is the variance of at
 	likelihood  float64       // ln, with the prior
 }
 
-// An observation is some requests of one probe that met about the same load.
+// An observation is a group of requests of one probe that met about the same load.
 type observation struct {
 	logRate, surplus float64
 	requests, broken float64 // weighed
 }
 
-// What a, ln b and ln c are taken for before anything is measured, and within what: from fits to simulated servers.
+// The mean and the standard deviation of a, ln b and ln c before anything is measured, from fits to simulated servers.
 var (
 	priorAt     = [3]float64{-1.5, math.Log(10), math.Log(0.9)}
 	priorSpread = [3]float64{1.5, 0.6, 0.25}
 )
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread. from is
-// where it begins, such as the maximum with a similar kernel.
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread. It begins
+// at from, such as the maximum with a similar kernel.
 func fitTo(observed []observation, k kernel, center float64, from [3]float64) fit {
 	f := fit{kernel: k, center: center, at: from}
 	for range 50 {
 		gradient := f.score(observed)
 		step, ok := solve(f.information, gradient)
-		if !ok { // cannot be: the prior is in the information
+		if !ok { // cannot happen: the information contains the prior
 			return f
 		}
 		size := 0.0
@@ -56,18 +56,18 @@ func (f *fit) steepness() float64 { return math.Exp(f.at[1]) }
 // passing is b·c.
 func (f *fit) passing() float64 { return math.Exp(f.at[1] + f.at[2]) }
 
-// z is the argument of Φ, and its gradient in a, ln b and ln c.
+// z returns the argument of Φ, and its gradient by a, ln b and ln c.
 func (f *fit) z(o observation) (z float64, by [3]float64) {
 	return f.zWith(o, f.steepness(), f.passing())
 }
 
-// zWith is z for many observations: steep is b, and passing b·c.
+// zWith is z for loops over observations: steep is b, and passing is b·c.
 func (f *fit) zWith(o observation, steep, passing float64) (z float64, by [3]float64) {
 	by = [3]float64{1, steep*(o.logRate-f.center) + passing*o.surplus, passing * o.surplus}
 	return f.at[0] + by[1], by
 }
 
-// score fills in the information and the likelihood, and returns the gradient.
+// score computes the information and the likelihood, and returns the gradient.
 func (f *fit) score(observed []observation) (gradient [3]float64) {
 	var information [3][3]float64
 	likelihood := 0.0
@@ -96,9 +96,9 @@ func (f *fit) score(observed []observation) (gradient [3]float64) {
 	return gradient
 }
 
-// probit returns the derivative of the ln likelihood by z, the information about z, and the likelihood.
+// probit returns the derivative of the ln likelihood by z, the information about z, and the ln likelihood.
 func (o observation) probit(z float64) (slope, information, likelihood float64) {
-	z = max(-6, min(6, z)) // beyond, a probability is 0 or 1 to a computer
+	z = max(-6, min(6, z)) // beyond that a float64 rounds the probability to 0 or 1
 	d, p := density(z), normal(z)
 	q, kept := 1-p, o.requests-o.broken
 	return o.broken*d/p - kept*d/q, o.requests * d * d / (p * q), o.broken*math.Log(p) + kept*math.Log(q)

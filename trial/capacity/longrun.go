@@ -6,43 +6,43 @@ import (
 	"sync"
 )
 
-// A Population is what a workload brings in the long run: the arrivals at one request per second and the sizes of the requests.
-// All have a mean of one. They cost no server, and it takes many: with 16,000 of them the share of requests that meet a rare load is so
-// much a matter of chance that capacities differ by 1 % (standard deviation) from one draw of them to another, with 128,000 by 0.4 %.
+// A Population is a workload in the long run: the arrivals at one request per second, and the sizes of the requests. All have a mean of
+// one. It needs no server, but many requests, because a rare load decides a capacity. From one population of 16,000 requests to another
+// capacities differ by 1 % (standard deviation), and from one of 128,000 to another by 0.4 %.
 type Population struct {
 	Due    []float64 // seconds, ascending
-	Prompt []float64 // size of the prompts of as many requests, in their order
+	Prompt []float64 // size of each prompt, in the order of Due
 	Answer []float64 // likewise of the answers
 
 	mu    sync.Mutex
 	known map[window]fluctuation
 }
 
-// A window is what a fluctuation is seen through.
+// A window says for which kernel and rate a fluctuation holds.
 type window struct {
 	kernel
 	rate int // ln, in steps of rateStep
 }
 
-// rateStep is how much ln rate may differ for loads to fluctuate alike: as the root of the requests within reach.
+// rateStep is the difference in ln rate within which loads fluctuate alike: by the root of the number of requests within a kernel.
 const rateStep = 0.02
 
-// A fluctuation is how the load around requests is spread in the long run.
+// A fluctuation is the distribution of the load around requests in the long run.
 type fluctuation []bin
 
-// A bin is the requests with about the same load around them.
+// A bin holds the requests with about the same load around them.
 type bin struct {
 	surplus float64
 	part    float64 // of the requests
 }
 
-// even is a load that does not fluctuate.
+// even is a load without fluctuation.
 var even = fluctuation{{0, 1}}
 
-// at returns the fluctuation of the population's load at a rate. The slower the requests come, the fewer are within the
-// kernel's reach, and the more the load around them varies.
+// at returns the fluctuation of the population's load at a rate. At a low rate few requests are within the kernel, and the load around
+// them varies more.
 func (p *Population) at(k kernel, rate float64) fluctuation {
-	if p == nil || len(p.Due) == 0 { // nothing is known of it
+	if p == nil || len(p.Due) == 0 {
 		return even
 	}
 	p.mu.Lock()
@@ -59,13 +59,13 @@ func (p *Population) at(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// through makes the fluctuation.
+// through computes a fluctuation.
 func (p *Population) through(k kernel, rate float64) fluctuation {
 	due := make([]float64, len(p.Due))
 	for i, at := range p.Due {
 		due[i] = at / rate
 	}
-	edge := min(int(4*k.tau*rate), len(due)/4) // where one side is cut off
+	edge := min(int(4*k.tau*rate), len(due)/4) // the requests at both ends have no load on one side
 	all := Stretch{Due: due, Prompt: p.Prompt, Answer: p.Answer, First: edge, Counted: len(due) - 2*edge}.surplus(k, rate)
 	least := slices.Min(all)
 	f := make(fluctuation, int((slices.Max(all)-least)/binWidth)+1)
@@ -82,8 +82,8 @@ func (p *Population) through(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// share returns the long-run share of requests that break the limit at a rate, and its gradient in the coefficients of the fit.
-// That in ln rate is the one in a times the steepness.
+// share returns the long-run share of requests that break the limit at a rate, and its gradient by the coefficients of the fit. Its
+// derivative by ln rate is the one by a, times the steepness.
 func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [3]float64) {
 	steep, passing := f.steepness(), f.passing()
 	for _, bin := range load {
@@ -97,16 +97,16 @@ func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [
 	return share, gradient
 }
 
-// farthest is how far from the probes a boundary is looked for, in ln rate: a factor of 3.
-const farthest = 1.1
+// maxDistance is the greatest distance of a boundary from the probes, in ln rate: a factor of 3.
+const maxDistance = 1.1
 
-// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run, and the gradient of
-// that in the coefficients. ok is false where the share does not grow with the rate, or the boundary is out of reach.
+// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run, and its gradient by the
+// coefficients. ok is false where the share does not grow with the rate, and where the boundary is farther than maxDistance.
 func (f fit) boundary(p *Population, allowed float64) (logRate float64, gradient [3]float64, ok bool) {
 	logRate = f.center
-	for range 2 { // the second time with the fluctuation of the right rate
+	for range 2 { // the second time with the fluctuation at the rate that was found
 		load := p.at(f.kernel, math.Exp(logRate))
-		low, high := f.center-farthest, f.center+farthest
+		low, high := f.center-maxDistance, f.center+maxDistance
 		if least, _ := f.share(load, low); least > allowed {
 			return 0, gradient, false
 		}

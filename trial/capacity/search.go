@@ -11,44 +11,43 @@ import (
 	"vllmtuner/render"
 )
 
-// A Search is how to look for a capacity: gallop from a hint until a passing and a failing rate are known, halve the bracket in
-// log rate, then say where in the long run just as many requests break a limit as may, over all probes. With a Precision it goes on
-// probing there until the answer is that sure.
+// A Search says how to look for a capacity. It gallops from a hint until a passing and a failing rate are known, and halves this bracket
+// in log rate. Then it estimates, from the requests of all probes, the rate at which in the long run just as many requests break a limit as
+// may. With a Precision it goes on probing near that rate until the answer is that sure.
 //
-// Which rate comes next is a function of the steps so far alone, so that a search which knows some of them goes the way that it
-// went.
+// The next rate is a function of the steps so far alone. So a search that knows some of its steps goes on as it did before.
 type Search struct {
 	Hint      float64 // first rate, requests per second
 	Min, Max  float64 // rates are never outside
-	Factor    float64 // of the first gallop step, > 1; the n-th in a row is Factor^n, so that a wrong hint costs little
-	Tolerance float64 // of the bracket: high/low - 1 is no more than this, > 0
-	MaxProbes int     // stop after so many, with what is known; at least 1
-	Known     []Step  // what was probed before an interruption, in its order; they count
+	Factor    float64 // of the first gallop step, > 1; the n-th step is Factor^n, so that a wrong hint costs few probes
+	Tolerance float64 // the bracket is narrow enough when high/low - 1 is no more than this, > 0
+	MaxProbes int     // the search stops after so many probes, with what it knows; at least 1
+	Known     []Step  // probed before an interruption, in order; they count
 
-	Precision  float64     // half the width of the 95 % interval, as a part of the rate; 0 is content with the bracket
-	Population *Population // of the workload in the long run; nil knows nothing of its bursts
+	Precision  float64     // wanted half width of the 95 % interval, as a part of the rate; 0 is content with the bracket
+	Population *Population // the workload in the long run; nil means even arrivals of equal requests
 
-	Cost   func(rate float64) time.Duration // what a probe takes, for Budget and Forecast; nil means nothing
+	Cost   func(rate float64) time.Duration // how long a probe takes, for Budget and Forecast; nil means no time
 	Budget time.Duration                    // no probe begins that would exceed it; 0 means no limit
-	Plan   func(Forecast)                   // told once, when a bracket is known, what Precision will take; may be nil
+	Plan   func(Forecast)                   // told once, when a bracket is known, what the Precision will cost; may be nil
 }
 
-// A Forecast is what it takes to know a capacity as precisely as was asked. The search keeps to it within a quarter, but where later
-// verdicts undo its bracket and it has to look for one again.
+// A Forecast says what the wanted Precision will cost. The search keeps to it within a quarter. It cannot where later verdicts undo its
+// bracket, so that it has to find another.
 type Forecast struct {
-	Rate      float64       // as far as it is known
+	Rate      float64       // estimated so far
 	Precision float64       // half the width of the interval now, as a part of the rate
-	Reaches   float64       // the same after the further probes: more than was asked for where that cannot be had, or not within MaxProbes
+	Reaches   float64       // the same after the further probes; more than was wanted where MaxProbes or the model does not allow it
 	Probes    int           // further ones
-	Takes     time.Duration // they, by Cost
+	Takes     time.Duration // of the further probes, by Cost
 }
 
-// Find runs the search. It fails when a probe does; what the probes before it say is returned beside the error.
+// Find runs the search. It fails when a probe does, and then also returns the capacity by the probes before.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
-	l := looking{Search: s}
+	l := searchState{Search: s}
 	for _, step := range s.Known {
 		if s.Precision > 0 {
-			l.next() // what was foretold then stands
+			l.next() // makes the forecast where it was made
 		}
 		l.add(step)
 	}
@@ -59,30 +58,30 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 		}
 		outcome, err := probe(ctx, rate)
 		if err != nil {
-			sofar, _ := l.answer("it was ended early") // of which there is none where the load generator was the limit
+			sofar, _ := l.answer("it was ended early") // fails where the load generator was the limit; then there is no answer
 			return sofar, err
 		}
 		l.add(Step{rate, outcome})
 	}
 }
 
-// looking is the state of a search; it follows from its steps.
-type looking struct {
+// A searchState follows from the steps of a search alone.
+type searchState struct {
 	Search
 	steps     []Step
-	low, high *Step // highest pass below all fails, lowest fail above it, while the verdicts are monotone; see bracket
+	low, high *Step // the bracket; see bracket where verdicts contradict one another
 	spent     time.Duration
-	narrowed  int       // how many steps it took until the bracket was within the tolerance; 0 when it is not yet
-	forecast  *Forecast // of the probes that Precision takes; nil until there is a bracket
-	planned   int       // how many steps there were then
+	narrowed  int       // number of steps until the bracket was within the tolerance; 0 while it is not
+	forecast  *Forecast // nil until there is a bracket, and without a Precision
+	planned   int       // number of steps when the forecast was made
 
-	known    bool // place is that of the steps so far
-	place    estimate
-	hasPlace bool
+	known     bool // located and canLocate are up to date
+	located   estimate
+	canLocate bool
 }
 
-// add takes one probe in.
-func (l *looking) add(step Step) {
+// add adds one step.
+func (l *searchState) add(step Step) {
 	l.steps = append(l.steps, step)
 	l.low, l.high = bracket(l.steps)
 	l.known = false
@@ -99,14 +98,14 @@ func (l *looking) add(step Step) {
 	}
 }
 
-// passed reports whether a step is a pass that counts.
+// passed reports whether a step passed with the load generator in time.
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
-// bracket returns the passing and the failing step between which the capacity lies. Where verdicts contradict each other, a pass
-// above a fail, the split is where the fewest of them do, the lower one of equals. Verdicts of a load generator that was late have no
-// vote: its passes raise the lower step, and its fails keep the search from going higher where nothing else does.
+// bracket returns the passing and the failing step between which the capacity lies. Where a pass lies above a fail, the steps are split so
+// that the fewest contradict the split; of equal splits the lower one is taken. Steps with a late load generator have no vote. Their
+// passes may raise the lower step, and their fails bound the search where no other does.
 func bracket(steps []Step) (low, high *Step) {
-	sorted := byRate(intime(steps))
+	sorted := byRate(inTime(steps))
 	best, at := len(sorted)+1, 0
 	for split := range len(sorted) + 1 { // the first split steps should pass, the others fail
 		wrong := 0
@@ -132,7 +131,7 @@ func bracket(steps []Step) (low, high *Step) {
 	return withLate(steps, low, high)
 }
 
-// withLate brings what a late load generator did into a bracket.
+// withLate adds the steps with a late load generator to a bracket.
 func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 	for i := range steps {
 		if s := &steps[i]; s.Limited != "" && s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
@@ -150,17 +149,17 @@ func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 	return low, high
 }
 
-// intime leaves out the steps that the load generator may have decided.
-func intime(steps []Step) []Step {
+// inTime returns the steps without those that the load generator may have decided.
+func inTime(steps []Step) []Step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s Step) bool { return s.Limited != "" })
 }
 
 // next returns the rate to probe, or why the search is over.
-func (l *looking) next() (rate float64, why string) {
+func (l *searchState) next() (rate float64, why string) {
 	if len(l.steps) == 0 {
 		return l.round(l.Hint), ""
 	}
-	if l.stumbled() {
+	if l.justLimited() {
 		return l.steps[len(l.steps)-1].Rate, ""
 	}
 	if f := l.forecast; f != nil && l.bracketed() && f.Probes > 0 && len(l.steps)-l.planned >= f.most() {
@@ -171,7 +170,7 @@ func (l *looking) next() (rate float64, why string) {
 		rate, why = l.sharpen(why)
 	}
 	if why != "" && l.low != nil && l.limitedOnce(*l.low) {
-		rate, why = l.low.Rate, "" // the answer would be the load generator's
+		rate, why = l.low.Rate, "" // or the load generator would decide the answer
 	}
 	switch {
 	case why != "":
@@ -184,14 +183,14 @@ func (l *looking) next() (rate float64, why string) {
 	return rate, ""
 }
 
-// stumbled reports whether the load generator was the limit just now, and may not be the next time: it is when it was twice at one rate.
-func (l *looking) stumbled() bool {
+// justLimited reports whether the last probe failed by a late load generator, for the first time at its rate. A second try may do better.
+func (l *searchState) justLimited() bool {
 	last := l.steps[len(l.steps)-1]
 	return !last.Pass && len(l.steps) < l.MaxProbes && l.limitedOnce(last)
 }
 
-// limitedOnce reports whether the load generator was late in a step, and in no other at its rate.
-func (l *looking) limitedOnce(step Step) bool {
+// limitedOnce reports whether the load generator was late in this step, and in no other step at its rate.
+func (l *searchState) limitedOnce(step Step) bool {
 	times := 0
 	for _, s := range l.steps {
 		if s.Limited != "" && s.Rate == step.Rate {
@@ -201,22 +200,22 @@ func (l *looking) limitedOnce(step Step) bool {
 	return step.Limited != "" && times == 1
 }
 
-// bracketed reports whether there is a boundary that single requests can sharpen.
-func (l *looking) bracketed() bool {
-	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.told()
+// bracketed reports whether single requests can sharpen the bracket.
+func (l *searchState) bracketed() bool {
+	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.byRequests()
 }
 
 // precision says how well the capacity is known.
-func (l *looking) precision() string {
+func (l *searchState) precision() string {
 	e, ok := l.estimate()
 	if !ok {
 		return "not known"
 	}
-	return fmt.Sprintf("known to ±%.2g %%", 100*half(e.stdErr))
+	return fmt.Sprintf("known to ±%.2g %%", 100*halfWidth(e.stdErr))
 }
 
 // narrow gallops and halves until the bracket is within the tolerance.
-func (l *looking) narrow() (rate float64, why string) {
+func (l *searchState) narrow() (rate float64, why string) {
 	low, high := l.low, l.high
 	switch {
 	case high == nil && low.Rate >= l.Max:
@@ -237,35 +236,35 @@ func (l *looking) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next step of the gallop: larger from step to step, but for a search that has had its bracket and lost
-// it to later verdicts, which is not far off.
-func (l *looking) stride() float64 {
+// stride is the factor of the next gallop step. It grows from step to step. It stays small where a search lost its bracket to later
+// verdicts, for the boundary is then near.
+func (l *searchState) stride() float64 {
 	if l.narrowed > 0 {
 		return l.Factor
 	}
 	return math.Pow(l.Factor, float64(len(l.steps)))
 }
 
-// Where a sharper answer is looked for, as parts of the best guess. Above it more requests tell of the boundary, below it they
-// tell how fast their share falls.
+// sharpenAt are the rates that sharpen an estimate, as parts of it. Above it more requests are slow. Below it they show how fast the share
+// of slow ones falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// What is probed beyond a bracket before a precision is foretold: no more than mostExtra rates, and none for want of bursts where
-// fewBursts were seen near the boundary. A verdict among them that undoes the bracket is followed up.
+// Before the forecast a search probes up to maxExtra rates beyond its bracket. It repeats the failed rate where fewer than fewBursts bursts
+// were seen near the boundary. When such a probe undoes the bracket, the search looks for another.
 const (
-	mostExtra = 2
+	maxExtra  = 2
 	fewBursts = 2
 )
 
-// sharpen probes about the boundary: once more at the rate that failed where that was for a single burst, which may be luck, where the
-// probes as a whole place it outside of the bracket that single verdicts make, and until it is as sure as was asked.
-func (l *looking) sharpen(why string) (rate float64, sharp string) {
+// sharpen returns a rate near the boundary, or why there is no need for one. It repeats a rate that failed by a single burst, which may be
+// chance. It probes an estimate that lies outside the bracket. And it goes on until the answer is as sure as was wanted.
+func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	e, ok := l.estimate()
 	if !ok {
 		return 0, why
 	}
 	at := math.Exp(e.logRate)
-	if l.forecast == nil && len(l.steps) < l.narrowed+mostExtra {
+	if l.forecast == nil && len(l.steps) < l.narrowed+maxExtra {
 		switch {
 		case e.bursts < fewBursts:
 			return l.high.Rate, ""
@@ -276,7 +275,7 @@ func (l *looking) sharpen(why string) (rate float64, sharp string) {
 	if l.Precision <= 0 {
 		return 0, why
 	}
-	now := half(e.stdErr)
+	now := halfWidth(e.stdErr)
 	if l.forecast == nil {
 		l.forecast = new(l.foresee(&e))
 		l.planned = len(l.steps)
@@ -291,22 +290,22 @@ func (l *looking) sharpen(why string) (rate float64, sharp string) {
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
 }
 
-// aim is how sure an answer is looked for: as was asked, or, where the model alone may be wrong by more, a fifth above that, as
-// further probes would buy next to nothing.
-func (l *looking) aim(e *estimate) float64 {
-	return max(l.Precision, 1.2*half(modelError/e.fit.steepness()))
+// aim is the precision at which the search stops: the wanted one, or a fifth above the error of the model alone if that is more. Further
+// probes would then buy next to nothing.
+func (l *searchState) aim(e *estimate) float64 {
+	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
 
-// A search keeps to its forecast within a quarter: what it takes is as good as a promise to whoever shares the GPU.
+// A search keeps to its forecast within a quarter, for others who share the GPU plan with it.
 func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
 func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
 
-// foresee says how many more probes will do, by the information that they are expected to bring.
-func (l *looking) foresee(e *estimate) Forecast {
-	f := Forecast{Rate: math.Exp(e.logRate), Precision: half(e.stdErr)}
+// foresee says how many more probes are needed, by the information that they are expected to bring.
+func (l *searchState) foresee(e *estimate) Forecast {
+	f := Forecast{Rate: math.Exp(e.logRate), Precision: halfWidth(e.stdErr)}
 	requests, near := 0.0, 0.0
 	for _, step := range l.steps {
-		if step.Evidence == nil { // the load generator may have decided
+		if step.Evidence == nil { // a step that the load generator may have decided
 			continue
 		}
 		weight := nearness(math.Log(step.Rate / f.Rate))
@@ -324,7 +323,7 @@ func (l *looking) foresee(e *estimate) Forecast {
 			}
 		}
 		f.Probes++
-		f.Reaches = half(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near)))
+		f.Reaches = halfWidth(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near)))
 		if l.Cost != nil {
 			f.Takes += l.Cost(math.Exp(at))
 		}
@@ -332,23 +331,23 @@ func (l *looking) foresee(e *estimate) Forecast {
 	return f
 }
 
-// round makes a rate readable, and the same in every trial, and stays in Min..Max.
+// round returns a rate of three digits within Min..Max. It is readable, and more often the same in two trials.
 func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, ThreeDigits(rate))) }
 
 // ThreeDigits keeps three significant digits of a rate.
 func ThreeDigits(rate float64) float64 {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
-	if err != nil { // cannot be: the text was just made
+	if err != nil { // cannot happen: FormatFloat wrote the text
 		return rate
 	}
 	return rounded
 }
 
-// estimate is the place of the boundary by all probes: of the limit that allows the lowest rate.
-func (l *looking) estimate() (estimate, bool) {
+// estimate is the boundary by all probes, of the limit that allows the lowest rate.
+func (l *searchState) estimate() (estimate, bool) {
 	if !l.known {
-		l.place, l.hasPlace = place(l.steps, l.Population)
+		l.located, l.canLocate = locate(l.steps, l.Population)
 		l.known = true
 	}
-	return l.place, l.hasPlace
+	return l.located, l.canLocate
 }

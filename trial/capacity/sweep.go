@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// A Step is one load of a search or a sweep with what its probe said. A load is a rate in requests per second, or in a sweep over
-// a closed loop so many requests in flight.
+// A Step is one load of a search or a sweep, with the outcome of its probe. The load is a rate in requests per second. In a sweep over a
+// closed loop it is a number of requests in flight.
 type Step struct {
 	Rate float64 `json:"rate"`
 	Outcome
 }
 
-// Sweep probes every load of a grid in its order, whatever came of those before: the manual sweep. On an error it returns the
-// steps before it too.
+// Sweep probes every load of a grid in order, whether those before passed or failed: the manual sweep. On an error it also returns the
+// steps before.
 func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
 	steps := make([]Step, 0, len(grid))
 	for _, rate := range grid {
@@ -29,12 +29,12 @@ func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
 	return steps, nil
 }
 
-// Highest reads a sweep. The capacity's Rate is the highest load that kept the SLO, a load of the grid: nothing is known of those
-// between it and High, the next one that was measured and failed. A step that the load generator may have decided is neither a
-// pass nor a fail: where it lies between the two, the capacity is AtLeast and Limited, and has no Bound where nothing passed.
+// Highest returns the capacity of a sweep. Its Rate is the highest load of the grid that kept the SLO. High is the next load that failed;
+// loads between the two were not measured. A step that the load generator may have decided is neither a pass nor a fail. Where it lies
+// between Rate and High, the capacity is AtLeast and Limited. Where nothing passed, the capacity then has no Bound.
 //
-// below are the loads under Rate that failed, ascending: where there are any, the verdicts are not monotone, and the capacity is
-// a matter of luck. Of no steps the capacity is zero, and has no Bound.
+// below are the failed loads under Rate, ascending. Where there are any, the verdicts are not monotone, and the capacity is a matter of
+// chance. Without steps the capacity is zero, and has no Bound.
 func Highest(steps []Step) (c Capacity, below []float64) {
 	c.Probes = len(steps)
 	var low, high *Step
@@ -89,8 +89,8 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 	return c, below
 }
 
-// lateBetween says why the load generator was late at a load between two steps, as far as there are any, "" where it was not; and
-// at which loads it was late at all.
+// lateBetween returns why the load generator was late at a load between two steps, or "", and all loads at which it was late. A nil step
+// is no bound.
 func lateBetween(steps []Step, low, high *Step) (between, all string) {
 	var loads []float64
 	reasons := map[float64]string{}
@@ -114,8 +114,7 @@ func lateBetween(steps []Step, low, high *Step) (between, all string) {
 	return between, strings.Join(words, ", ")
 }
 
-// Best returns the places of the capacities that no other exceeds, in their order: more than one is a tie. It is empty when none
-// met the SLO.
+// Best returns the indices of the highest capacities, in ascending order: more than one is a tie. It is empty when none met the SLO.
 func Best(all []Capacity) []int {
 	var best []int
 	for i, c := range all {

@@ -19,13 +19,14 @@ type load struct {
 	sent    uint64 // requests so far: each answer is its own
 }
 
-// Run sends the schedule and computes the engine's steps until every counted request has ended; a schedule that ends by
-// itself is waited for. It leaves the engine idle.
+// Run sends the schedule and computes the engine's steps until every counted request has ended. Without a run-out in the schedule
+// it waits for all requests. It leaves the engine idle.
 func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	return l.run(ctx, schedule, 0, stop)
 }
 
-// RunClosed is Run with streams requests in flight at a time: the next one leaves when the client has the last token of another.
+// RunClosed is Run with a fixed number of streams: a stream sends its next request when its client has the last token of the one
+// before.
 func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	return l.run(ctx, schedule, streams, stop)
 }
@@ -33,7 +34,7 @@ func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, stream
 func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	next, end := iter.Pull(schedule)
 	defer end()
-	f := &flight{load: l, next: next, stop: stop, nextLook: 1, closed: streams > 0, places: make([]float64, streams)}
+	f := &loadRun{load: l, next: next, stop: stop, nextCheck: 1, closed: streams > 0, free: make([]float64, streams)}
 	defer l.engine.AbortAll() // as a client does by closing its connections
 	f.pull()
 	for steps := 0; !f.over(); steps++ {
@@ -50,77 +51,77 @@ func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int,
 		}
 		then := l.engine.Step(f.now)
 		if then == f.now {
-			return bench.Run{}, fmt.Errorf("simulated engine is stuck with %d running and %d waiting requests", l.engine.Running(), l.engine.Waiting())
+			return bench.Run{}, fmt.Errorf("the simulated engine is stuck with %d running and %d waiting requests", l.engine.Running(), l.engine.Waiting())
 		}
 		f.now = then
 		f.collect()
 	}
-	f.follow()
+	f.update()
 	f.run.Elapsed = seconds(f.now)
 	f.run.Series.Close()
 	return f.run, nil
 }
 
-// A flight is the state of one Run.
-type flight struct {
+// A loadRun is the state of one Run.
+type loadRun struct {
 	*load
-	next     func() (workload.Arrival, bool)
-	arrival  workload.Arrival // to be sent next
-	more     bool             // arrival is valid
-	stop     bench.Stop
-	now      float64 // seconds
-	nextLook float64
-	counted  int // counted requests that have not ended
-	closed   bool
-	places   []float64 // of a closed loop that are free: since when, ascending
-	run      bench.Run
+	next      func() (workload.Arrival, bool)
+	arrival   workload.Arrival // to be sent next
+	more      bool             // arrival is valid
+	stop      bench.Stop
+	now       float64 // seconds
+	nextCheck float64
+	counted   int // requests of the window that have not ended
+	closed    bool
+	free      []float64 // of a closed loop: since when each idle stream is idle, ascending
+	run       bench.Run
 }
 
-func (f *flight) pull() { f.arrival, f.more = f.next() }
+func (f *loadRun) pull() { f.arrival, f.more = f.next() }
 
-// due is when the next request is sent; never while a closed loop has no free place.
-func (f *flight) due() float64 {
+// due returns when the next request is sent; never while a closed loop has no idle stream.
+func (f *loadRun) due() float64 {
 	switch {
 	case !f.closed:
 		return f.arrival.Due.Seconds()
-	case len(f.places) == 0:
+	case len(f.free) == 0:
 		return math.Inf(1)
 	}
-	return f.places[0]
+	return f.free[0]
 }
 
-// leave gives the place of a request in a closed loop back, as soon as its client has the end of the answer.
-func (f *flight) leave() {
+// freeStream makes the stream of a closed loop idle again, as soon as its client has the end of the answer.
+func (f *loadRun) freeStream() {
 	if f.closed {
-		f.places = append(f.places, f.now+f.engine.Profile.Latency.AfterStep/1000)
+		f.free = append(f.free, f.now+f.engine.Profile.Latency.AfterStep/1000)
 	}
 }
 
-// visible is when the scheduler sees the next arrival.
-func (f *flight) visible() float64 {
+// visible returns when the scheduler sees the next arrival.
+func (f *loadRun) visible() float64 {
 	return f.due() + f.engine.Profile.Latency.BeforeScheduling/1000
 }
 
-// over reports whether all that is counted has ended, or Stop says that no more is needed.
-func (f *flight) over() bool {
+// over reports whether all counted requests have ended, or the Stop function ends the run.
+func (f *loadRun) over() bool {
 	if f.more && f.arrival.Phase == workload.RunOut && f.counted == 0 {
 		return true
 	}
-	if f.stop == nil || f.now < f.nextLook {
+	if f.stop == nil || f.now < f.nextCheck {
 		return false
 	}
-	f.nextLook = f.now + 1
-	f.follow()
+	f.nextCheck = f.now + 1
+	f.update()
 	f.run.Stopped = f.stop(seconds(f.now), f.run.Samples)
 	return f.run.Stopped
 }
 
-// submitDue gives the engine all arrivals that its scheduler sees by now.
-func (f *flight) submitDue() {
+// submitDue gives the engine all arrivals that its scheduler has seen by now.
+func (f *loadRun) submitDue() {
 	for f.more && f.visible() <= f.now {
 		a := f.arrival
-		if f.closed { // a user of a closed loop begins to wait when the request is sent
-			a.Due, f.places = seconds(f.places[0]), f.places[1:]
+		if f.closed { // the wait begins when the request is sent
+			a.Due, f.free = seconds(f.free[0]), f.free[1:]
 		}
 		f.pull()
 		p := f.prompts.of(a.Request)
@@ -149,9 +150,9 @@ func (f *flight) submitDue() {
 	}
 }
 
-// refuse answers as vLLM does to a request that is longer than max-model-len: with status 400.
-func (f *flight) refuse(r *sim.Request, limit int) {
-	f.leave()
+// refuse answers a request that is longer than max-model-len with status 400, as vLLM does.
+func (f *loadRun) refuse(r *sim.Request, limit int) {
+	f.freeStream()
 	f.run.Series.Ended(seconds(f.now), true)
 	if r.Tag < 0 {
 		f.run.Broken++
@@ -162,14 +163,14 @@ func (f *flight) refuse(r *sim.Request, limit int) {
 	s.Detail = fmt.Sprintf("400: this model's maximum context length is %d tokens, the request has %d", limit, r.Prompt+r.Output)
 }
 
-// collect notes the tokens of the last step.
-func (f *flight) collect() {
+// collect records the tokens of the last step.
+func (f *loadRun) collect() {
 	at := seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
 	f.run.Series.Chunks(int(at/time.Second), f.engine.Served)
 	for _, r := range f.engine.Emitted {
 		if r.Finished() {
 			f.run.Series.Ended(at, false)
-			f.leave()
+			f.freeStream()
 		}
 		if r.Tag < 0 {
 			continue
@@ -189,8 +190,8 @@ func (f *flight) collect() {
 	}
 }
 
-// follow notes the tokens that requests in flight have by now.
-func (f *flight) follow() {
+// update records the tokens that requests in flight have by now.
+func (f *loadRun) update() {
 	for _, r := range f.engine.InFlight() {
 		if r.Tag < 0 || r.Chunks == 0 {
 			continue

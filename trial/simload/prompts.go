@@ -8,41 +8,41 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A prompt is what the engine needs of a request's content.
+// A prompt is what the engine needs to know of a request's content.
 type prompt struct {
 	tokens int
 	blocks []uint64
 }
 
-// prompts remembers the content of prompts that are sent again and again: hashing 6,000 tokens costs more than simulating
-// the request. Its zero value is empty.
+// prompts caches the hashes of prompts that are sent many times, because hashing 6,000 tokens costs more than simulating the
+// request. Its zero value is empty.
 type prompts struct {
-	mu    sync.Mutex
-	known map[*workload.Request]prompt
+	mu     sync.Mutex
+	hashed map[*workload.Request]prompt
 }
 
-// Endless sources make new requests for ever, so the memory is bounded.
-const mostPrompts = 4096
+// maxPrompts bounds the cache, because some sources make new requests for ever.
+const maxPrompts = 4096
 
 func (p *prompts) of(q *workload.Request) prompt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if known, ok := p.known[q]; ok {
-		return known
+	if hashed, ok := p.hashed[q]; ok {
+		return hashed
 	}
 	ids := q.Tokens
 	if ids == nil {
 		ids = sim.Tokenize(text(q))
 	}
-	made := prompt{tokens: len(ids), blocks: sim.HashBlocks(ids)}
-	if p.known == nil || len(p.known) >= mostPrompts {
-		p.known = make(map[*workload.Request]prompt)
+	hashed := prompt{tokens: len(ids), blocks: sim.HashBlocks(ids)}
+	if p.hashed == nil || len(p.hashed) >= maxPrompts {
+		p.hashed = make(map[*workload.Request]prompt)
 	}
-	p.known[q] = made
-	return made
+	p.hashed[q] = hashed
+	return hashed
 }
 
-// text joins a chat as a template would.
+// text joins the messages of a chat as a chat template would.
 func text(q *workload.Request) string {
 	if q.Messages == nil {
 		return q.Text

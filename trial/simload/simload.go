@@ -1,5 +1,5 @@
-// Package simload is a trial's Server and Load over the simulator's virtual time, so that demo, tests and benchmarks run
-// the very code of a real trial. It never waits: an hour of load takes as long as it takes to compute.
+// Package simload is the Server and the Load of a trial in the simulator's virtual time, so that demos, tests and benchmarks run
+// the code of a real trial. It never waits: an hour of load takes only the time to compute it.
 package simload
 
 import (
@@ -16,31 +16,31 @@ import (
 // A Rig starts simulated servers of one profile.
 type Rig struct {
 	Profile *sim.Profile
-	ITL     bool // record the times between tokens
+	ITL     bool // record the times between tokens (inter-token latencies)
 
 	prompts prompts
 }
 
-// Start is a trial.Start: it returns a simulated server, ready at once, and the load that reaches it.
+// Start is a trial.Start. It returns a simulated server that is ready at once, and its load.
 func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
 	}
 	options, err := r.Profile.ParseArgs(launch.Args)
 	if err != nil {
-		return nil, nil, refusal(err, 0)
+		return nil, nil, startError(err, 0)
 	}
 	engine, err := sim.NewEngine(r.Profile, options)
 	if err != nil {
-		return nil, nil, refusal(err, r.Profile.StartUp.Total())
+		return nil, nil, startError(err, r.Profile.StartUp.Total())
 	}
 	engine.Seed, engine.Each = uint64(launch.Number), r.ITL
 	s := &server{engine: engine, exited: make(chan struct{})}
 	return s, &load{engine: engine, prompts: &r.prompts}, nil
 }
 
-// refusal gives a failed start the class that the log of a real server would show, and the time that a real one takes.
-func refusal(err error, took time.Duration) error {
+// startError gives a failed start the class that the log of a real server would show, and the time that a real start takes.
+func startError(err error, took time.Duration) error {
 	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}, Took: took}
 	if start, ok := errors.AsType[*sim.StartError](err); ok {
 		exit.Class = serverctl.KVTooSmall
@@ -54,7 +54,7 @@ func refusal(err error, took time.Duration) error {
 	return exit
 }
 
-// A server is one simulated server, idle whenever no load runs.
+// A server is one simulated server. It is idle while no load runs.
 type server struct {
 	engine *sim.Engine
 	exited chan struct{}
@@ -106,10 +106,10 @@ func (s *server) ResetCache(context.Context) error {
 	return nil
 }
 
-// Drain has nothing to wait for: a load returns with the engine idle.
+// Drain returns at once: a load leaves the engine idle.
 func (s *server) Drain(context.Context) (time.Duration, error) {
 	if !s.engine.Idle() {
-		return 0, fmt.Errorf("%d requests run and %d wait though no load is on", s.engine.Running(), s.engine.Waiting())
+		return 0, fmt.Errorf("%d requests run and %d wait although there is no load", s.engine.Running(), s.engine.Waiting())
 	}
 	return 0, nil
 }
@@ -118,7 +118,7 @@ func (s *server) Exited() <-chan struct{} { return s.exited }
 
 func (s *server) Err() error { return nil }
 
-// Observe sees nothing: a whole load is one moment of real time.
+// Observe returns no series, because a whole load takes almost no real time.
 func (s *server) Observe(time.Time) func() *serverctl.Series {
 	return func() *serverctl.Series { return nil }
 }

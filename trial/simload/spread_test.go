@@ -15,24 +15,24 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A queued is a simulated server with the load that it is under, to learn what windows of that load say of it.
-type queued struct {
+// A loadedServer is a simulated server and its load, whose windows the tests compare.
+type loadedServer struct {
 	name, profile, args string
-	input, output       int     // mean tokens; lengths are spread by nine tenths around them
-	saturation          float64 // requests per second that it serves at most
+	input, output       int     // mean tokens; lengths vary by 90 % around them
+	saturation          float64 // the most requests per second that it can serve
 }
 
-var queues = []queued{
+var loadedServers = []loadedServer{
 	{"h200", "h200-llama70b-fp8", "--max-model-len 16384", 1000, 250, 6.9},
 	{"l4", "l4-qwen0.5b", "", 600, 150, 29},
 	{"16 seqs", "small-fast", "--max-num-seqs 16", 400, 200, 9.7},
 }
 
-// loose promises what every window keeps, so that only a growing queue can fail it.
+// loose has limits that every window keeps, so that only a growing queue fails.
 var loose = slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 10 * time.Hour}, {Metric: slo.TPOT, Percentile: 99, Max: time.Hour}, {Metric: slo.E2E, Percentile: 95, Max: 10 * time.Hour}}}
 
-// windows judges independent windows of two minutes at a rate; those whose load was ended early are among them.
-func (q queued) windows(tb testing.TB, rate float64, draws int, stop bool) []slo.Verdict {
+// windows judges independent windows of two minutes at a rate. With stop, a window may end early.
+func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool) []slo.Verdict {
 	tb.Helper()
 	p, err := sim.LoadProfile(q.profile)
 	if err != nil {
@@ -73,9 +73,9 @@ func (q queued) windows(tb testing.TB, rate float64, draws int, stop bool) []slo
 	return verdicts
 }
 
-// honesty is how large the standard errors of windows are as a part of how far the windows are from one another, by limit of
-// loose, and how large those of independent requests would be.
-func honesty(windows []slo.Verdict) (clustered, independent [3]float64) {
+// errorRatios returns, for each limit of loose, the standard errors of the windows divided by the true spread between the windows.
+// independent is the same for standard errors that take the requests for independent.
+func errorRatios(windows []slo.Verdict) (clustered, independent [3]float64) {
 	n := float64(len(windows))
 	for i := range clustered {
 		var sum, squares, errors, independents float64
@@ -92,7 +92,7 @@ func honesty(windows []slo.Verdict) (clustered, independent [3]float64) {
 	return clustered, independent
 }
 
-// saturated is how many windows fail because their queue grows.
+// saturated counts the windows that fail because their queue grows.
 func saturated(windows []slo.Verdict) (n int) {
 	for _, v := range windows {
 		if v.Binding == "over-saturated" {
@@ -102,49 +102,50 @@ func saturated(windows []slo.Verdict) (n int) {
 	return n
 }
 
-// Requests of one window are not independent: who says so is wrong by a factor of two and more. Nearer to what a server can serve
-// its bursts last longer than the blocks of a window, and the error comes out too small by some; see docs/measurement.md.
+// The requests of one window are not independent: standard errors under that assumption are too small by a factor of two or more.
+// Close to saturation the bursts last longer than the blocks of a window, and our standard errors are somewhat too small too.
 func TestTheErrorOfHeadroomIsThatBetweenWindows(t *testing.T) {
-	for _, q := range []queued{queues[0], queues[2]} {
+	realtime.Only(t, "simulates 80 windows")
+	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
 		windows := q.windows(t, 0.75*q.saturation, 40, false)
-		clustered, independent := honesty(windows)
+		clustered, independent := errorRatios(windows)
 		for i, c := range windows[0].Checks {
 			if clustered[i] < 0.45 || clustered[i] > 1.5 || independent[i] > 0.8*clustered[i] {
-				t.Errorf("%s, %s: the error is %.2f of the truth, and %.2f of independent requests", q.name, c.Limit, clustered[i], independent[i])
+				t.Errorf("%s, %s: the standard error is %.2f of the spread between windows, and %.2f for independent requests", q.name, c.Limit, clustered[i], independent[i])
 			}
 		}
 	}
 }
 
-func TestAQueueGrowsOnlyWhereMoreIsOfferedThanServed(t *testing.T) {
+func TestAQueueGrowsOnlyAboveSaturation(t *testing.T) {
 	realtime.Only(t, "simulates 120 windows")
-	for _, q := range []queued{queues[0], queues[2]} {
+	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
 		for _, row := range []struct {
-			part        float64 // of what it serves
-			least, most int     // of ten windows
+			part     float64 // of the saturation
+			min, max int     // of ten windows
 		}{{0.9, 0, 0}, {1.2, 9, 10}, {1.5, 10, 10}} {
 			for _, stop := range []bool{false, true} {
-				if n := saturated(q.windows(t, row.part*q.saturation, 10, stop)); n < row.least || n > row.most {
-					t.Errorf("%s at %g of what it serves, ended early %v: the queue grows in %d of 10 windows, want %d to %d", q.name, row.part, stop, n, row.least, row.most)
+				if n := saturated(q.windows(t, row.part*q.saturation, 10, stop)); n < row.min || n > row.max {
+					t.Errorf("%s at %g of its saturation, stop %v: the queue grows in %d of 10 windows, want %d to %d", q.name, row.part, stop, n, row.min, row.max)
 				}
 			}
 		}
 	}
 }
 
-// The figures of docs/measurement.md; with -v, which prints them all.
+// BenchmarkWindows prints the figures of docs/measurement.md with -v.
 func BenchmarkWindows(b *testing.B) {
 	for b.Loop() {
-		for _, q := range queues {
+		for _, q := range loadedServers {
 			for _, part := range []float64{0.7, 0.9, 0.95, 1.05, 1.1, 1.2, 1.5} {
 				draws := 200
 				if part > 1 {
 					draws = 30
 				}
 				whole := q.windows(b, part*q.saturation, draws, false)
-				clustered, independent := honesty(whole)
+				clustered, independent := errorRatios(whole)
 				early := saturated(q.windows(b, part*q.saturation, draws, true))
-				b.Logf("%s at %g: errors %.2f, of independent requests %.2f; the queue grows in %d of %d, and in %d that may be ended early",
+				b.Logf("%s at %g: errors %.2f, for independent requests %.2f; the queue grows in %d of %d windows, and in %d that may end early",
 					q.name, part, clustered, independent, saturated(whole), draws, early)
 			}
 		}

@@ -12,36 +12,35 @@ import (
 )
 
 const (
-	// A failed check has at least this much negative headroom, so that its sign says the verdict even where the percentile
-	// of the completed requests alone would keep the limit.
-	leastMiss = 0.005
-	// Headroom beyond this says no more than "far away".
-	mostHeadroom = 3
+	// A failed check has at least this much negative headroom. So the sign tells the verdict even where the percentile of the completed
+	// requests keeps the limit.
+	minMiss = 0.005
+	// A headroom beyond this means only "far away".
+	maxHeadroom = 3
 )
 
-// Judge holds the counted samples of a probe against the SLO. planned is how many requests were due in the whole window.
-// With fewer samples, or with pending ones, the probe was ended early and can only fail; now is when it ended.
+// Judge judges the counted samples of a probe. planned is the number of requests that were due in the whole window. now is when the probe
+// ended. With fewer samples than planned, or with pending ones, it ended early and can only fail.
 //
-// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
-// numpy-linear percentile of the completed requests keeps it too: the two can differ by interpolation. With fewer requests than
-// MinRequests nothing passes, and nothing passes while the queue grows through the window: at such a rate the latencies are
-// those of the window's length.
+// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the numpy-linear
+// percentile of the completed requests keeps it too. The two can differ by interpolation. With fewer requests than MinRequests nothing
+// passes. Nothing passes either while the queue grows through the window: its latencies depend on how long the window is.
 //
-// A verdict that the load generator's own lateness could have changed says so: without it a failed probe would have passed, or
-// a probe passed under a load whose bursts had been thinned out.
+// The verdict says so when the lateness of the load generator could have changed it. Then a failed probe would have passed without the
+// lateness, or a probe passed under bursts that were thinned out.
 func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
 	v := s.judge(samples, planned, now)
 	v.ClientLimited = s.clientLimited(v.Pass, samples, planned, now)
 	return v
 }
 
-// tolerableLag is how late the generator may be at the 99th percentile, as a part of the tightest limit that counts from the
-// due time. Later requests thin out the bursts that decide a p99.
-const tolerableLag = 0.1
+// maxLagPart is the highest p99 lag of the load generator, as a part of each limit that counts from the due time. Later requests thin out
+// the bursts that decide a p99.
+const maxLagPart = 0.1
 
-// mostLag is how late it may be where no limit counts from the due time. TPOT is a mean over seconds: to it bursts that are
-// thinned out by less look the same.
-const mostLag = 100 * time.Millisecond
+// maxLag is the highest p99 lag where no limit counts from the due time. TPOT is a mean over seconds, and a smaller lag does not change the
+// bursts for it.
+const maxLag = 100 * time.Millisecond
 
 func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
 	var lags []float64
@@ -67,18 +66,18 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 			continue
 		}
 		fromDue = true
-		if limit := milliseconds(l.Max); p99 > tolerableLag*limit {
+		if limit := milliseconds(l.Max); p99 > maxLagPart*limit {
 			return fmt.Sprintf("the load generator was %.3g ms late at p99, more than a tenth of %s's %.4g ms", p99, l, limit)
 		}
 	}
-	if !fromDue && p99 > milliseconds(mostLag) {
-		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, mostLag)
+	if !fromDue && p99 > milliseconds(maxLag) {
+		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, maxLag)
 	}
 	return ""
 }
 
 func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
-	v := Verdict{Pass: true, Headroom: mostHeadroom}
+	v := Verdict{Pass: true, Headroom: maxHeadroom}
 	failed, pending := 0, 0
 	for i := range samples {
 		if samples[i].Failure != "" {
@@ -100,31 +99,32 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	least, limit := s.MinRequests()
 	switch {
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
-		v.Pass, v.Headroom, v.Reason = false, -mostHeadroom, "no request was completed"
+		v.Pass, v.Headroom, v.Reason = false, -maxHeadroom, "no request was completed"
 		if failed > 0 {
 			v.Binding = errorRate
 		}
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
 		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
-		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may", failed, planned, 100*s.MaxErrorRate)
+		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may fail", failed, planned, 100*s.MaxErrorRate)
 	case v.Pass && grown.perSecond > 0:
 		v.Pass, v.Binding, v.Headroom, v.Reason = false, overSaturated, grown.headroom(), grown.String()
 	case v.Pass && (pending > 0 || len(samples) < planned):
-		v.Pass, v.Headroom = false, -leastMiss
+		v.Pass, v.Headroom = false, -minMiss
 		v.Reason = fmt.Sprintf("the probe ended after %d of %d requests", len(samples)-pending, planned)
 	case v.Pass && len(samples) < least:
-		v.Pass, v.Binding, v.Headroom = false, tooFew, -leastMiss
-		v.Reason = fmt.Sprintf("no verdict: %d requests are too few for p%g, it takes %d", len(samples), limit.Percentile, least)
+		v.Pass, v.Binding, v.Headroom = false, tooFew, -minMiss
+		v.Reason = fmt.Sprintf("no verdict: %d requests are too few for p%g, which needs %d", len(samples), limit.Percentile, least)
 	}
 	return v
 }
 
-// Stop returns a bench.Stop that ends a probe when it has failed clearly: when as many again have broken a limit as it takes to
-// fail, or too many requests have failed, or the queue grows so that no latency is stable. It never ends one to pass: the first minute of a window is always good.
+// Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed have broken a limit,
+// when too many requests have failed, or when the queue grows. It never ends a probe that may pass: the first minute of a window is always
+// good.
 //
-// A probe that is ended at the very request which fails it always has a percentile just over the limit, so that every capacity is
-// placed just below the failed rate. Waiting for as many again costs 4 % more GPU time and took the regret of 30-trial studies
-// on the simulated H200 (20 seeds) from 4.2 to 3.2 % in the median, and from 9.7 to 7.0 % at the 90th percentile.
+// A probe that ends at the very request that fails it has a percentile just over the limit. Then every capacity lies just below the failed
+// rate. Waiting for twice as many costs 4 % more GPU time. On the simulated H200 (30 trials, 20 seeds) it took the regret from 4.2 to 3.2 %
+// in the median, and from 9.7 to 7.0 % at the 90th percentile.
 func (s SLO) Stop(planned int) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool {
 		failed := 0
@@ -146,7 +146,7 @@ func (s SLO) Stop(planned int) bench.Stop {
 	}
 }
 
-// check holds one limit against the samples, and returns the latencies that it knows in the order of their requests.
+// check judges one limit, and returns the known latencies in the order of their requests.
 func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c Check, values []float64) {
 	limit := milliseconds(l.Max)
 	c = Check{Limit: l.String(), MaxMS: limit}
@@ -165,7 +165,7 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c 
 			c.Failed += n
 			each[i] = Over
 		case s.End == 0:
-			// A pending request counts only when it is over the limit already, or must end over it.
+			// A pending request counts only when it is already over the limit, or must end over it.
 			if least, ok := l.overdue(s, now); ok {
 				values = append(values, least)
 			}
@@ -182,7 +182,7 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c 
 	c.N += len(values)
 	if l.Metric != ITL {
 		if endedEarly(samples, planned) {
-			l.onlyRipe(each, samples, now)
+			l.undecide(each, samples, now)
 		}
 		c.Each = string(each)
 	}
@@ -200,9 +200,9 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// onlyRipe makes each request undecided of which it would not be known yet had it gone otherwise. Of the last ones before an early end
-// the quick have ended and the slow have not: without it the quick would be too many.
-func (l Limit) onlyRipe(each []byte, samples []bench.Sample, now time.Duration) {
+// undecide marks the requests that began too late before an early end to tell. Of these the quick ones have ended and the slow ones have
+// not, so the quick ones alone would count. A request counts if it had the time to break its limit.
+func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]
 		if s.Failure != "" {
@@ -216,7 +216,7 @@ func (l Limit) onlyRipe(each []byte, samples []bench.Sample, now time.Duration) 
 		case l.Metric == TPOT && s.First == 0, now-since < within:
 			each[i] = Undecided
 		case l.Metric == TTFT && s.First > 0 && s.TTFT() <= l.Max:
-			each[i] = Kept // though its answer goes on
+			each[i] = Kept // its first token came in time, though its answer goes on
 		}
 	}
 }
@@ -240,7 +240,7 @@ func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 	return append(to, milliseconds(s.E2E()))
 }
 
-// overdue returns the least that a pending request can come to, in milliseconds, if that is over the limit.
+// overdue returns the lowest latency that a pending request can still have, in milliseconds, if that is over the limit.
 func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	metric, ok := pinned[l.Metric]
 	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, bench.Rules033, now) {
@@ -255,40 +255,40 @@ func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	return milliseconds(now - s.Due), true
 }
 
-// pinned are the metrics of which a pending request may say already that it is over.
+// pinned are the metrics that a pending request can already have broken.
 var pinned = map[Metric]string{TTFT: bench.MetricTTFT, TPOT: bench.MetricTPOT, E2E: bench.MetricE2EL}
 
 func (c Check) fails() bool { return c.Broken > c.Allowed || c.ValueMS > c.MaxMS }
 
 func (c Check) headroom() float64 {
-	h := float64(mostHeadroom)
+	h := float64(maxHeadroom)
 	if c.ValueMS > 0 {
-		h = max(-mostHeadroom, min(mostHeadroom, math.Log(c.MaxMS/c.ValueMS)))
+		h = max(-maxHeadroom, min(maxHeadroom, math.Log(c.MaxMS/c.ValueMS)))
 	}
-	if c.fails() && h >= 0 { // failed requests break it, and the others do not show
+	if c.fails() && h >= 0 { // failed requests break the limit, and have no latency
 		return miss(c.Broken, c.Allowed)
 	}
 	return h
 }
 
-// miss is the headroom where too many requests failed: the more of them, the further away.
+// miss is the headroom where too many requests failed: the more of them, the lower.
 func miss(broken, allowed int) float64 {
-	return max(-mostHeadroom, min(-leastMiss, -math.Log(float64(broken)/float64(allowed+1))))
+	return max(-maxHeadroom, min(-minMiss, -math.Log(float64(broken)/float64(allowed+1))))
 }
 
-// String says in one line what came of a limit.
+// String says in one line whether the limit was kept.
 func (c Check) String() string {
 	verb := "keeps"
 	if c.fails() {
 		verb = "breaks"
 	}
 	if c.Failed > 0 {
-		return fmt.Sprintf("%s %s ms of %s ms (%d over it and %d failed of %d, %d may be)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
+		return fmt.Sprintf("%s %s ms of %s ms (%d over it and %d failed of %d, %d allowed)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
 	}
-	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over it, %d may be)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
+	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over it, %d allowed)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
 }
 
-// figure writes milliseconds with four digits, and all of them where there are more.
+// figure writes milliseconds with four digits, or with all digits before the point where there are more.
 func figure(ms float64) string {
 	if ms >= 1000 {
 		return strconv.FormatFloat(ms, 'f', 0, 64)

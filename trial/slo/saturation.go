@@ -8,32 +8,32 @@ import (
 	"vllmtuner/bench"
 )
 
-// A clearness is when a queue is said to grow: when TTFT does, by so much, so surely, and for so long. In a queue that is served
-// in order at the rate s while the rate r is offered, TTFT grows by 1 - s/r.
+// A clearGrowth says when a queue clearly grows: when TTFT grows so fast, so surely and for so long. In a queue that is served in order at
+// the rate s while the rate r is offered, TTFT grows by 1 - s/r.
 //
-// TTFT and not the number in flight: the first counted requests follow uncounted ones, so their number rises for as long as an
-// answer takes, which may be the whole window; and it also rises while a batch fills that is not full yet.
-type clearness struct {
+// The number of requests in flight would not do. It counts from the first counted request, so it rises for as long as an answer takes,
+// which may be the whole window. It also rises while a batch fills.
+type clearGrowth struct {
 	perSecond float64       // seconds of TTFT
 	errors    float64       // standard errors above zero, of eight degrees of freedom
 	span      time.Duration // from the first due time to the last first token
 }
 
-// Once a second chance has a trial more: with the clearness of a whole window 3 of 200 windows of a random queue at 0.9 of what
-// is served would have been ended early.
+// An early end needs more than a verdict at the end, because it is tried again every second. With the same thresholds, 3 of 200 windows of
+// a random queue at 0.9 of the served rate would have been ended early.
 var (
-	grownAtEnd = clearness{0.05, 5, 30 * time.Second}
-	grownEarly = clearness{0.1, 8, time.Minute}
+	grownAtEnd = clearGrowth{0.05, 5, 30 * time.Second}
+	grownEarly = clearGrowth{0.1, 8, time.Minute}
 )
 
-// A growth is how the queue grew through the window.
+// A growth says how the queue grew through the window.
 type growth struct {
 	perSecond float64 // seconds of TTFT, 0 where it did not grow clearly
 	rate      float64 // requests per second that were due
 }
 
-// growthOf looks at what is known until the last first token came.
-func growthOf(samples []bench.Sample, least clearness) growth {
+// growthOf reads the growth off the samples, up to the last first token.
+func growthOf(samples []bench.Sample, least clearGrowth) growth {
 	if len(samples) < 2 {
 		return growth{}
 	}
@@ -54,7 +54,7 @@ func growthOf(samples []bench.Sample, least clearness) growth {
 
 // headroom is ln(rate that is served / rate that is offered).
 func (g growth) headroom() float64 {
-	return max(-mostHeadroom, math.Log(max(1-g.perSecond, math.Exp(-mostHeadroom))))
+	return max(-maxHeadroom, math.Log(max(1-g.perSecond, math.Exp(-maxHeadroom))))
 }
 
 func (g growth) String() string {

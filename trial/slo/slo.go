@@ -1,4 +1,4 @@
-// Package slo holds a measurement against limits: the verdict, the headroom, and the limit that binds.
+// Package slo judges a measurement by limits: the verdict, the headroom, and the limit that breaks first.
 package slo
 
 import (
@@ -32,18 +32,18 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
-// MinRequests is how many requests a verdict needs that can tell: of as many one may break the limit, of fewer a single slow
-// one decides. It is 100 for p99 and 1,000 for p99.9.
+// MinRequests is the number of requests that a verdict needs. Of so many, one may break the limit; of fewer, a single slow one decides. It
+// is 100 for p99 and 1,000 for p99.9.
 func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
-// An SLO is what a server must keep to.
+// An SLO is the limits that a server must keep.
 type SLO struct {
 	Limits       []Limit `json:"limits"`         // at least one
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
 }
 
-// MinRequests is how many requests a verdict needs, and the limit that needs them. Limits on ITL are over gaps, of which there
-// are always enough.
+// MinRequests is the number of requests that a verdict needs, and the limit that needs them. A limit on ITL needs none: a request has many
+// gaps.
 func (s SLO) MinRequests() (n int, limit Limit) {
 	for _, l := range s.Limits {
 		if least := l.MinRequests(); l.Metric != ITL && least > n {
@@ -53,7 +53,7 @@ func (s SLO) MinRequests() (n int, limit Limit) {
 	return n, limit
 }
 
-// MayTake is how long an answer of so many tokens may take by the tightest limits; 0 where they do not say it.
+// MayTake is how long an answer of so many tokens may take by the tightest limits; 0 where no limit bounds it.
 func (s SLO) MayTake(tokens float64) time.Duration {
 	tightest := make(map[Metric]time.Duration)
 	for _, l := range s.Limits {
@@ -88,33 +88,33 @@ func (s SLO) String() string {
 type Verdict struct {
 	Pass     bool    `json:"pass"`
 	Reason   string  `json:"reason"`   // one line for a human: why it failed, or what was nearest to failing
-	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT", or what else it failed by
-	Headroom float64 `json:"headroom"` // ln(limit/value) of the binding limit; negative when it is broken
+	Binding  string  `json:"binding"`  // the limit with the least headroom, such as "p99 TTFT", or another reason to fail
+	Headroom float64 `json:"headroom"` // ln(limit/value) of that limit; negative when it is broken
 	Checks   []Check `json:"checks"`
 
-	// ClientLimited says why the load generator's own lateness could have changed the verdict; "" when it could not.
+	// ClientLimited says why the lateness of the load generator could have changed the verdict; "" when it could not.
 	ClientLimited string `json:"client_limited,omitempty"`
 }
 
-// A Check is one limit held against the samples.
+// A Check says whether the samples keep one limit.
 type Check struct {
 	Limit    string  `json:"limit"`
 	MaxMS    float64 `json:"max_ms"`
 	ValueMS  float64 `json:"value_ms"`         // numpy-linear percentile of the completed requests
 	N        int     `json:"n"`                // requests (for ITL: gaps) that count
-	Broken   int     `json:"broken"`           // how many break the limit, failed ones among them
-	Failed   int     `json:"failed,omitempty"` // of these
-	Allowed  int     `json:"allowed"`          // how many may: floor((1 - percentile/100) * n)
+	Broken   int     `json:"broken"`           // requests that break the limit, failed ones among them
+	Failed   int     `json:"failed,omitempty"` // failed requests
+	Allowed  int     `json:"allowed"`          // requests that may break it: floor((1 - percentile/100) * n)
 	Headroom float64 `json:"headroom"`         // ln(max/value)
 
-	// HeadroomSE is the standard error of Headroom as a figure of the server's and not of this window: slow requests come together,
-	// so that it is larger than as many independent ones would have it. EffectiveN is as many independent ones as would have it.
-	// Both are 0 where there are too few completed requests to tell.
+	// HeadroomSE is the standard error of Headroom as a property of the server, and not of this window. Slow requests come in clusters, so
+	// it is larger than for independent requests. EffectiveN is the number of independent requests with the same error. Both are 0 where
+	// too few requests were completed.
 	HeadroomSE float64 `json:"headroom_se,omitempty"`
 	EffectiveN float64 `json:"effective_n,omitempty"`
 
-	// Each is what every counted request did, in order of Index, one character each: Kept, Over or Undecided. It is "" for ITL, of
-	// which a request has many.
+	// Each has one character for every counted request, in order of Index: Kept, Over or Undecided. It is "" for ITL, for a request has
+	// many gaps.
 	Each string `json:"each,omitempty"`
 }
 
@@ -122,19 +122,18 @@ type Check struct {
 const (
 	Kept      = '.'
 	Over      = 'x' // over the limit, or failed, or bound to end over it
-	Undecided = '?' // not known, however it went, when the probe was ended; or of a single token where the limit is on TPOT
+	Undecided = '?' // the probe ended too early to tell, or the answer is a single token and the limit is on TPOT
 )
 
-// What else than a limit a verdict fails by; see Verdict.Binding.
+// The values of Verdict.Binding that are not limits.
 const (
-	errorRate     = "error rate"     // requests failed where they must not
+	errorRate     = "error rate"     // too many requests failed
 	overSaturated = "over-saturated" // the queue grows
-	tooFew        = "too few"        // requests to tell
+	tooFew        = "too few"        // fewer than MinRequests
 )
 
-// Broken names what a failed verdict failed by, as reports of sweeps write it: the latencies in the order of the limits, such as
-// TTFT and TPOT, and "errors" where too many requests failed. A verdict that passed has none; one that failed for another
-// reason, such as a probe that ended early, has none either, and its Reason.
+// Broken names why a verdict failed, for reports of sweeps: the latencies in the order of the limits, such as TTFT and TPOT, and "errors"
+// where too many requests failed. It is empty for a pass, and for a failure by another reason, such as an early end; Reason tells that.
 func (v Verdict) Broken() []string {
 	if v.Pass {
 		return nil

@@ -92,6 +92,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 
 // The conclusion and the error of tuner bench follow from its rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		var loads []float64
@@ -156,6 +157,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 
 // The conclusion of a sweep holds for every result that its rows leave possible.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
+	t.Parallel()
 	said := map[string]int{}
 	whole := swept("ppp", "ppp", "ppp", "ppp")
 	for seed := range uint64(4000) {
@@ -164,7 +166,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		var letters []string
 		for range 1 + rng.IntN(4) {
 			one := randomTable(rng, []float64{1, 2, 4})
-			if rng.IntN(2) == 0 { // mostly in time
+			if rng.IntN(2) == 0 { // half of the rows are on time
 				one.letters = []byte(strings.NewReplacer("L", "p", "l", "f").Replace(string(one.letters)))
 			}
 			all, letters = append(all, one), append(letters, string(one.letters))

@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 		fakevllm.Main()
 		return
 	}
+	os.Setenv("GORACE", "atexit_sleep_ms=10") // the children would each sleep for a second at their end
 	os.Exit(m.Run())
 }
 

@@ -244,8 +244,8 @@ func TestFitRefusesTooLittle(t *testing.T) {
 }
 
 func TestFitEndsWhenItIsTold(t *testing.T) {
-	r := runner(t, 40)
-	in := Input{Study: study(t, changed(t), r, configs[:4], 2, 4, 8, 12), Runner: r, From: profile(t)}
+	r := runner(t, 20)
+	in := Input{Study: study(t, changed(t), r, configs[:4], 2, 4, 8), Runner: r, From: profile(t)}
 	ctx, cancel := context.WithCancel(t.Context())
 	in.Progress = func(done, _ int) {
 		if done == 3 {
@@ -255,11 +255,17 @@ func TestFitEndsWhenItIsTold(t *testing.T) {
 	if result, err := Fit(ctx, in); !errors.Is(err, context.Canceled) || result != nil {
 		t.Errorf("Fit of an ended context = %v, %v", result, err)
 	}
-	synctest.Test(t, func(t *testing.T) { // in which replays take no time but what is slept
+	synctest.Test(t, func(t *testing.T) { // in a bubble a replay takes only the time of its Sleep
 		limited := in
 		limited.Progress = func(done, _ int) {
-			if done > 1 { // the first replay is quick, and the others are not
-				time.Sleep(20 * time.Millisecond)
+			switch {
+			case done == 1: // the fit measures this replay to see whether the limit is too short
+			case done < 5: // these use up the first half of the limit
+				time.Sleep(time.Second / 2)
+			case done < 40: // enough replays to see what each constant does
+				time.Sleep(10 * time.Millisecond)
+			default:
+				time.Sleep(time.Second)
 			}
 		}
 		limited.Limit = 3 * time.Second

@@ -11,19 +11,19 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A density says how likely each value of one parameter is among some trials, over the unit interval. Its parts are goptuna's
-// Parzen kernels for a number, each cut off at the ends of the interval, and the choices for a parameter without an order.
+// A density says how likely each value of one parameter is among some trials, over the unit interval. For a number its parts are goptuna's
+// Parzen kernels, cut off at the ends of the interval. For a parameter without an order its parts are the choices.
 type density struct {
-	weights []float64       // of the parts; they sum up to 1
+	weights []float64       // of the parts; their sum is 1
 	kernels []distuv.Normal // of a number; nil for choices
 }
 
-// unseen is how many trials each choice has for a start. With goptuna's 1 a study tends to keep to the choice that was good
-// first: on the mixed surface at 8 % noise the median regret is then 14.9 % instead of 10.6 % (200 seeds, as in type tpe).
-const unseen = 2
+// choicePrior is the number of trials that each choice is given in advance. With goptuna's 1 a study tends to stay with the choice that was
+// good first. On the mixed surface at 8 % noise the median regret is then 14.9 % instead of 10.6 % (200 seeds, as in type tpe).
+const choicePrior = 2
 
-// newDensity returns the density of the i-th parameter over the trials in which it has a value. Of a number, one trial's worth
-// of weight belongs to the whole range.
+// newDensity returns the density of the i-th parameter over the trials in which it has a value. For a number, the whole range has the weight
+// of one trial.
 func newDensity(p *space.Parameter, i int, trials []observation) density {
 	var values []float64
 	for _, o := range trials {
@@ -33,16 +33,16 @@ func newDensity(p *space.Parameter, i int, trials []observation) density {
 	}
 	if n := choices(p); n > 0 {
 		d := density{weights: make([]float64, n)}
-		share := 1 / (float64(len(values)) + unseen*float64(n))
+		share := 1 / (float64(len(values)) + choicePrior*float64(n))
 		for k := range d.weights {
-			d.weights[k] = unseen * share
+			d.weights[k] = choicePrior * share
 		}
 		for _, u := range values {
 			d.weights[d.choice(u)] += share
 		}
 		return d
 	}
-	// Goptuna permutes its kernels once too often, which does nothing as long as they come in their order.
+	// Goptuna permutes its kernels once too often. That has no effect on sorted values.
 	slices.Sort(values)
 	e := parzen.NewParzenEstimator(values, 0, 1, parzen.ParzenEstimatorParams{
 		ConsiderPrior: true, PriorWeight: 1, ConsiderMagicClip: true, Weights: equal,
@@ -54,7 +54,7 @@ func newDensity(p *space.Parameter, i int, trials []observation) density {
 	return d
 }
 
-// equal weighs all trials alike: the server does not drift, so an old trial says as much as a new one.
+// equal gives all trials the same weight: the server does not drift, so an old trial says as much as a new one.
 func equal(n int) []float64 { return slices.Repeat([]float64{1}, n) }
 
 // draw returns a value from the density.
@@ -84,13 +84,13 @@ func (d density) log(u float64) float64 {
 	return math.Log(sum)
 }
 
-// choice returns which choice lies at u.
+// choice returns the index of the choice at u.
 func (d density) choice(u float64) int {
 	n := len(d.weights)
 	return min(n-1, int(u*float64(n)))
 }
 
-// choices returns how many values a parameter without an order has; 0 for a number.
+// choices returns the number of values of a parameter without an order; 0 for a number.
 func choices(p *space.Parameter) int {
 	switch p.Kind {
 	case space.Float, space.Int:

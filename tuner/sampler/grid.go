@@ -11,19 +11,19 @@ import (
 )
 
 const (
-	// mostLevels bounds the levels of a parameter with a continuous range.
-	mostLevels = 64
-	// mostCells bounds a factorial before its constraints, so that it is laid out within a second.
-	mostCells = 1 << 14
+	// maxLevels bounds the number of levels of a continuous parameter.
+	maxLevels = 64
+	// maxCells bounds a factorial before its constraints apply, so that it is built within a second.
+	maxCells = 1 << 14
 )
 
-// A grid is the full factorial over all choices and evenly spaced levels of the numbers, in a seeded order.
+// A grid is the full factorial over all choices and over evenly spaced levels of the numbers, in a seeded order.
 type grid struct {
 	points []space.Point
 }
 
-// newGrid chooses the levels so that the grid has as many legal points as fit the budget, with nearly as many levels for one
-// number as for another and the odd ones for those with the wider range. Choices and two levels of each number are always in.
+// newGrid chooses the levels so that the grid has as many legal points as fit the budget. All numbers have nearly the same number of levels;
+// those with a wider range get the odd ones. All choices, and two levels of each number, are always in.
 func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	parameters := s.Parameters()
 	levels := make([][]string, len(parameters))
@@ -34,18 +34,18 @@ func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 			numbers = append(numbers, i)
 		}
 	}
-	if n := cells(levels); n > mostCells {
+	if n := cells(levels); n > maxCells {
 		return nil, fmt.Errorf("lay out a grid: %d parameters make at least %.0f points, more than %d; search fewer of them, or take tpe or random",
-			len(parameters), n, mostCells)
+			len(parameters), n, maxCells)
 	}
-	slices.SortStableFunc(numbers, func(a, b int) int { return widest(&parameters[a], &parameters[b]) })
+	slices.SortStableFunc(numbers, func(a, b int) int { return byRange(&parameters[a], &parameters[b]) })
 	best := factorial(s, levels)
 	for grown := true; grown; {
 		grown = false
 		for _, i := range numbers {
 			finer := slices.Clone(levels)
 			finer[i] = parameters[i].Levels(len(levels[i]) + 1)
-			if len(finer[i]) == len(levels[i]) || len(finer[i]) > mostLevels || cells(finer) > mostCells {
+			if len(finer[i]) == len(levels[i]) || len(finer[i]) > maxLevels || cells(finer) > maxCells {
 				continue
 			}
 			if larger := factorial(s, finer); len(larger) <= budget {
@@ -69,8 +69,8 @@ func cells(levels [][]string) float64 {
 	return n
 }
 
-// widest orders by the ratio of the ends of the ranges, the larger first; a range from 0 has the largest.
-func widest(a, b *space.Parameter) int {
+// byRange orders by the ratio of the ends of the ranges, the largest first. A range from 0 counts as the largest.
+func byRange(a, b *space.Parameter) int {
 	ratio := func(p *space.Parameter) float64 {
 		if p.Min <= 0 {
 			return math.Inf(1)
@@ -106,7 +106,7 @@ func factorial(s *space.Space, levels [][]string) []space.Point {
 	return legal
 }
 
-// Next returns the first point of the grid that was not tried.
+// Next returns the first untried point of the grid.
 func (g *grid) Next(_ int, history []studies.Trial) (space.Point, error) {
 	known := tried(history)
 	for _, p := range g.points {

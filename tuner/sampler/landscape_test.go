@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -36,7 +37,7 @@ func h200(t testing.TB) surface {
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.70, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 1024, Max: 32768, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil)
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func inner(t testing.TB) surface {
 		{Name: "max-num-seqs", Kind: space.Int, Min: 8, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 512, Max: 32768, Log: true},
 		{Name: "num-speculative-tokens", Kind: space.Categorical, Choices: []string{"0", "1", "2", "3", "5"}},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"})
+	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +141,19 @@ func regret(t testing.TB, on surface, name string, seed uint64, noise float64) f
 	return lost
 }
 
-// Thirty-trial studies over seeds, at two noises.
-func TestRegret(t *testing.T) {
-	const seeds = 30
+func TestRegret(t *testing.T) { regrets(t, 15, 0.03) }
+
+// TestRegretAtTwoNoises is TestRegret over more seeds, and with more noise.
+func TestRegretAtTwoNoises(t *testing.T) {
+	realtime.Only(t, "hundreds of studies")
+	regrets(t, 30, 0.03, 0.08)
+}
+
+// regrets runs studies of thirty trials over seeds, and compares the samplers.
+func regrets(t *testing.T, seeds int, noises ...float64) {
+	t.Helper()
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
-		for _, noise := range []float64{0.03, 0.08} {
+		for _, noise := range noises {
 			median := map[string]float64{}
 			for _, name := range Names {
 				var all []float64

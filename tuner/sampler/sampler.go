@@ -1,4 +1,4 @@
-// Package sampler turns the history of a study into the next point to try. It never measures anything.
+// Package sampler chooses the next point from the history of a study. It never measures anything.
 package sampler
 
 import (
@@ -15,9 +15,8 @@ import (
 // ErrExhausted is returned by Next when the sampler has no further point to offer.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. The history may begin with what was measured elsewhere, trials with a negative number, whose
-// capacities are as this study would have measured them. Next is a function of its arguments and the sampler's seed alone, so that a study
-// resumed after a kill chooses the same points.
+// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were measured elsewhere and
+// scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed study chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
@@ -38,24 +37,24 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, Names), strings.Join(Names, ", "))
 }
 
-// mostDraws is how often a sampler draws again when a point is not legal or was tried before.
-const mostDraws = 1000
+// maxDraws bounds how often a sampler draws again when a point is not legal or was tried before.
+const maxDraws = 1000
 
-// random draws every point anew.
+// random draws every point independently.
 type random struct {
 	space *space.Space
 	seed  uint64
 }
 
-// Next returns a legal point that was not tried.
+// Next returns an untried legal point.
 func (r *random) Next(number int, history []studies.Trial) (space.Point, error) {
 	return draw(r.space, stream(r.seed, "random", number), tried(history))
 }
 
-// draw returns a random legal point that was not tried.
+// draw returns a random untried legal point.
 func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, error) {
 	var last error
-	for range mostDraws {
+	for range maxDraws {
 		u := make([]float64, len(s.Parameters()))
 		for i := range u {
 			u[i] = rng.Float64()
@@ -66,13 +65,13 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 		}
 	}
 	if last != nil {
-		return nil, fmt.Errorf("%w: none of %d random ones is legal, the last one because %w", ErrExhausted, mostDraws, last)
+		return nil, fmt.Errorf("%w: none of %d random points is legal, the last one because %w", ErrExhausted, maxDraws, last)
 	}
-	return nil, fmt.Errorf("%w: all of %d random ones were tried before", ErrExhausted, mostDraws)
+	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history by their strings. A point that failed for reasons of nobody's may be tried again,
-// but it need not: the search has others. One that was measured elsewhere was not tried here: if it is good it should be.
+// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as tried: the search has
+// others. A prior does not count, for a good one should be tried here.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
@@ -83,7 +82,7 @@ func tried(history []studies.Trial) map[string]bool {
 	return all
 }
 
-// stream returns the chance of one purpose and trial.
+// stream returns the random numbers for one purpose and trial.
 func stream(seed uint64, purpose string, number int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, purpose, " ", number)

@@ -17,36 +17,36 @@ import (
 )
 
 const (
-	// startUp is how many finished trials TPE needs before it says anything; until then points fill the space evenly.
-	startUp = 6
-	// good is the part of the trials that counts as good; goptuna's tenth is two trials of twenty.
-	good = 0.2
-	// suggestions is how many points TPE chooses among for each trial, as in goptuna and Optuna.
+	// startTrials is the number of finished trials that TPE needs. Until then points fill the space evenly.
+	startTrials = 6
+	// goodPart is the part of the trials that counts as good. Goptuna's tenth would be two trials of twenty.
+	goodPart = 0.2
+	// suggestions is the number of points among which TPE chooses for each trial, as in goptuna and Optuna.
 	suggestions = 24
 )
 
-// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) on goptuna's estimators (v0.9.0): draw points
-// from the density of the good trials and take the one where that is largest against the density of the others.
+// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) on goptuna's estimators (v0.9.0). It draws points from the
+// density of the good trials, and takes the one where this density is largest against the density of the others.
 //
-// The densities are goptuna's, the drawing and the comparing are done here. In goptuna's own sampler the seed does not
-// reach the choice of the mixture component and of categorical values, which come from the global math/rand; the score is
-// not a number nearly always, so that the first candidate wins; failed trials are invisible; whole numbers never reach
-// their upper end and have no logarithmic scale; and a resumed start-up repeats itself.
+// The densities are goptuna's; the drawing and the comparing are ours. Goptuna's own sampler has five faults. The mixture component and
+// categorical values come from the global math/rand, without the seed. The score is nearly always NaN, so that the first candidate wins.
+// Failed trials are invisible. Whole numbers never reach their upper end and have no logarithmic scale. A resumed start repeats itself.
 //
-// Regret of the best measured point after 30 trials, the first of them the server's default, over 300 seeds: the median in %,
-// and what 90 % of the seeds stay below. The surfaces are those of TestRegret, under log-normal noise of 3 and 8 %.
+// The table is the regret of the best measured point in %, after 30 trials with the server's default first. For each surface of TestRegret,
+// under log-normal noise of 3 and 8 %, it gives the median and the 90th percentile over 300 seeds.
 //
 //	                           H200 3 %    H200 8 %    inner 3 %   inner 8 %   mixed 3 %   mixed 8 %
 //	tpe                        2.8   5.5   4.6  10.3   6.0  11.8   8.3  16.0   9.7  32.5  10.4  31.5
 //	goptuna's sampler, seeded  4.2   8.9   7.1  13.5   7.7  16.2  10.5  19.5  17.5  37.9  19.7  39.5
 //	random                     6.4  12.9   8.3  15.6  14.8  27.9  16.4  28.4  30.4  45.1  30.7  46.0
 //
-// Over 200 seeds, start-ups of 4 to 10, a good part of 0.15 or 0.25, 8 suggestions, prior weights of 0.3 and 2 and endpoints are
-// within the error of that, 100 suggestions and a good part of 0.1 or 0.33 a little worse, and no magic clip 1 to 2 points.
+// Over 200 seeds other settings are no better. Within the error are 4 to 10 start trials, a good part of 0.15 or 0.25, 8 suggestions, prior
+// weights of 0.3 and 2, and endpoints. A little worse are 100 suggestions and a good part of 0.1 or 0.33. Without the magic clip the regret
+// is 1 to 2 points higher.
 type tpe struct {
 	space  *space.Space
 	seed   uint64
-	design [][]float64 // the start-up, one unit point a trial number
+	design [][]float64 // the start, one unit point for each trial number
 }
 
 func newTPE(s *space.Space, seed uint64) *tpe {
@@ -55,7 +55,7 @@ func newTPE(s *space.Space, seed uint64) *tpe {
 
 // design returns points that fill the unit cube evenly: a scrambled Halton sequence.
 func design(dimensions int, seed uint64) [][]float64 {
-	const n = startUp + 8 // some may be illegal or their trials fail
+	const n = startTrials + 8 // some points may be illegal, and some trials may fail
 	if dimensions == 0 {
 		return nil
 	}
@@ -68,11 +68,11 @@ func design(dimensions int, seed uint64) [][]float64 {
 	return rows
 }
 
-// Next returns a point of the start-up design, or what TPE makes of the history.
+// Next returns a point of the design at the start, and later the best suggestion of TPE.
 func (t *tpe) Next(number int, history []studies.Trial) (space.Point, error) {
 	known := tried(history)
 	observed := observe(t.space, history)
-	if len(observed) >= startUp {
+	if len(observed) >= startTrials {
 		if p := t.suggest(observed, known, stream(t.seed, "tpe", number)); p != nil {
 			return p, nil
 		}
@@ -84,7 +84,7 @@ func (t *tpe) Next(number int, history []studies.Trial) (space.Point, error) {
 	return draw(t.space, stream(t.seed, "tpe instead", number), known)
 }
 
-// suggest returns the best of some legal points that were not tried, or nil when it finds none.
+// suggest returns the best of some untried legal points, or nil when it finds none.
 func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.Rand) space.Point {
 	better, worse := split(observed)
 	parameters := t.space.Parameters()
@@ -95,7 +95,7 @@ func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.R
 	var best space.Point
 	bestScore := math.Inf(-1)
 	u := make([]float64, len(parameters))
-	for found, draws := 0, 0; found < suggestions && draws < mostDraws; draws++ {
+	for found, draws := 0, 0; found < suggestions && draws < maxDraws; draws++ {
 		for i := range u {
 			u[i] = liked[i].draw(rng)
 		}
@@ -124,20 +124,20 @@ type observation struct {
 	active   []bool
 	standing standing
 	rate     float64 // requests per second; 0 when infeasible
-	censored bool    // rate is what a late load generator could show of it: the server may carry any more
+	censored bool    // rate is a lower bound, because the load generator was late
 }
 
-// A standing is what a trial tells. Any higher one is better than any lower one.
+// A standing ranks trials. Any trial of a higher standing is better than any of a lower one.
 type standing int
 
 const (
-	infeasible standing = iota // the server cannot live with the point
-	upperBound                 // no rate kept the SLO, and rate failed too; or it was dropped, and rate is 0
-	met                        // Rate is a capacity, or a lower bound of it
+	infeasible standing = iota // the server does not run with the point
+	upperBound                 // no rate kept the SLO, and rate is one that failed; or the trial was dropped, and rate is 0
+	met                        // rate is a capacity, or a lower bound of one
 )
 
-// observe turns the history into observations. Running trials, those that failed by nobody's fault and the server's default,
-// whose place in the space is not known, say nothing.
+// observe turns the history into observations. It leaves out running trials, trials that failed by no fault of their points, and the server's
+// default, whose values in the space are not known.
 func observe(s *space.Space, history []studies.Trial) []observation {
 	var all []observation
 	for _, t := range history {
@@ -146,7 +146,7 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 		case t.State != studies.Done || len(t.Point) == 0:
 			continue
 		case t.Result.Outcome == trial.Infeasible:
-		case t.Result.Outcome == trial.Dropped: // the server lives with the point: it is no better than others, and no more is known
+		case t.Result.Outcome == trial.Dropped: // the server runs with the point, which is no better than others
 			o.standing = upperBound
 		case t.Result.Outcome != trial.Measured || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 			continue
@@ -161,13 +161,13 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part, of which each has met the SLO, and the rest. A censored one is good, or says
-// nothing: it is no loser.
+// split divides the observations into the good part, which has all met the SLO, and the rest. A censored observation is in the good part or
+// in neither: a lower bound shows no bad point.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
 		return cmp.Or(cmp.Compare(b.standing, a.standing), cmp.Compare(b.rate, a.rate))
 	})
-	n := int(math.Ceil(good * float64(len(sorted))))
+	n := int(math.Ceil(goodPart * float64(len(sorted))))
 	for n > 0 && sorted[n-1].standing != met {
 		n--
 	}

@@ -46,14 +46,9 @@ func (e *DefinitionError) Error() string {
 }
 
 // New returns the space of the parameters. Constraints are expressions over their names; each must hold in every point.
-// speculative holds the keys of --speculative-config without the number of tokens; SpeculativeTokens needs it. The error
-// joins one *DefinitionError for each mistake.
-func New(parameters []Parameter, constraints []string, speculative map[string]any) (*Space, error) {
-	return NewWithDefaults(parameters, constraints, speculative, nil)
-}
-
-// NewWithDefaults is New for a server with fixed args. Expressions may also name the flags in defaults.
-func NewWithDefaults(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
+// speculative holds the keys of --speculative-config without the number of tokens; SpeculativeTokens needs it. defaults
+// becomes Space.Defaults, and may be nil. The error joins one *DefinitionError for each mistake.
+func New(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
 	s := &Space{
 		Defaults: defaults, parameters: slices.Clone(parameters), index: map[string]int{},
 		when: make([]*expression, len(parameters)), speculative: speculative,
@@ -259,7 +254,7 @@ func DidYouMean(word string, names []string) string {
 	if best := Nearest(word, names); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}
-	return "known are " + strings.Join(names, ", ")
+	return "use one of " + strings.Join(names, ", ")
 }
 
 func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -13,7 +13,7 @@ import (
 // realistic returns a space with every kind of parameter, a constraint, and two conditions, one of which depends on the other.
 func realistic(t testing.TB) *Space {
 	t.Helper()
-	s, err := NewWithDefaults([]Parameter{
+	s, err := New([]Parameter{
 		{Name: "long-prefill-token-threshold", Kind: Int, Min: 0, Max: 4096, Step: 512, When: "enable-chunked-prefill and max-num-batched-tokens > 4096"},
 		{Name: "enable-chunked-prefill", Kind: Bool, When: `kv-cache-dtype == "auto"`},
 		{Name: "gpu-memory-utilization", Kind: Float, Min: 0.80, Max: 0.97, Step: 0.01},
@@ -63,7 +63,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		{"a misspelt flag in a constraint", []Parameter{seqs}, []string{"max-num-seq > 3"},
 			`constraint 1: unknown flag "max-num-seq"; did you mean "max-num-seqs"?`},
 		{"a far word in a constraint", []Parameter{seqs}, []string{"max-num-seqs > elephants"},
-			`constraint 1: unknown flag "elephants"; known are max-num-seqs`},
+			`constraint 1: unknown flag "elephants"; use one of max-num-seqs`},
 		{"a value without quotes", []Parameter{{Name: "dtype", Kind: Categorical, Choices: []string{"auto", "half"}}}, []string{"dtype == half"},
 			`constraint 1: "half" is a value, not a flag; put it in quotes`},
 		{"a number compared with a word", []Parameter{seqs}, []string{`max-num-seqs > "auto"`},
@@ -84,7 +84,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := New(test.parameters, test.constraints, nil)
+			_, err := New(test.parameters, test.constraints, nil, nil)
 			if err == nil || err.Error() != test.want {
 				t.Errorf("New says\n%v, want\n%s", err, test.want)
 			}
@@ -93,7 +93,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestNewReportsEverythingAtOnce(t *testing.T) {
-	_, err := New([]Parameter{{Name: "a", Kind: Bool, When: "x > 1"}, {Name: "bb", Kind: Bool}}, []string{"bb", "a >", "y"}, nil)
+	_, err := New([]Parameter{{Name: "a", Kind: Bool, When: "x > 1"}, {Name: "bb", Kind: Bool}}, []string{"bb", "a >", "y"}, nil, nil)
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok || len(joined.Unwrap()) != 3 {
 		t.Fatalf("New says %v, want three errors", err)

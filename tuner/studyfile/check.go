@@ -37,7 +37,7 @@ func (d *decoder) checkNames(f *File) {
 		}
 	}
 	if strings.HasPrefix(f.Model, "-") || strings.ContainsAny(f.Model, " \t\n") {
-		d.failAt("model", "model %q is no Hugging Face id and no path; write one such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)
+		d.failAt("model", "model %q is neither a Hugging Face id nor a path; write one, such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)
 	}
 }
 
@@ -205,7 +205,7 @@ func (d *decoder) checkSpace(f *File) {
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.NewWithDefaults(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
+	s, err := space.New(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
 	for _, e := range joinedErrors(err) {
 		definition, ok := errors.AsType[*space.DefinitionError](e)
 		switch {

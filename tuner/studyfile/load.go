@@ -21,12 +21,12 @@ const (
 	VLLMBench  = "vllm-bench" // `vllm bench serve`, whose latencies count from the POST
 )
 
-// Drivers are the legal values of Load.Driver.
-var Drivers = []string{TunerBench, VLLMBench}
+// drivers are the legal values of Load.Driver.
+var drivers = []string{TunerBench, VLLMBench}
 
 func (d *decoder) load(l *Load, path string, n ast.Node) {
 	d.mapping(path, n, map[string]reader{
-		"driver":     oneOf(d, &l.Driver, Drivers...),
+		"driver":     oneOf(d, &l.Driver, drivers...),
 		"command":    d.texts(&l.Command),
 		"burstiness": d.float(&l.Burstiness, 0.01, 1000),
 	})
@@ -37,7 +37,7 @@ func (d *decoder) checkLoad(f *File) {
 	l := &f.Load
 	given := d.nodes["load.command"] != nil
 	if l.Driver != VLLMBench {
-		if given && slices.Contains(Drivers, l.Driver) {
+		if given && slices.Contains(drivers, l.Driver) {
 			d.failAtKey("load.command", "load.command has no effect on driver %s; remove it, or write driver: %s", l.Driver, VLLMBench)
 		}
 		return

@@ -13,9 +13,9 @@ var (
 	// onlyReference matches a value that is one reference, such as ${TOKEN} or Bearer ${TOKEN}: the secret itself is not in the file.
 	onlyReference = regexp.MustCompile(`^(?:(?:Bearer|Basic|Token) )?` + reference.String() + `$`)
 
-	// secretValues matches texts that look like a secret whatever their name is: a password in a URL, a bearer token,
-	// password=… or token=… in a list of settings, and keys of Hugging Face, OpenAI, NVIDIA and GitHub. vLLM's keys have
-	// OpenAI's form. Keys have 16 characters or more, so that words such as hf_transfer do not match.
+	// secretValues matches texts that look like a secret whatever their name is: a password in a URL, a bearer token, and
+	// password=… or token=… in a list of settings. It also matches keys of Hugging Face, OpenAI, NVIDIA and GitHub; vLLM's
+	// keys have OpenAI's form. A key has 16 characters or more, so that words such as hf_transfer do not match.
 	secretValues = regexp.MustCompile(`(?i:[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@` +
 		`|\bbearer[\s:]+[a-z0-9._~+/-]{8,}` +
 		`|(?:^|[?&;,\s])(?:password|passwd|pwd|secret|token|(?:access|api)[-_]?key)=[^\s&;]+)` +

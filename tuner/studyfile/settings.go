@@ -20,7 +20,7 @@ import (
 
 // Space returns the searched flags. Constraints may also name flags in server.args.
 func (f *File) Space() (*space.Space, error) {
-	return space.NewWithDefaults(f.Parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
+	return space.New(f.Parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
 }
 
 // flagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".

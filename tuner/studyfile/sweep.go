@@ -76,7 +76,7 @@ var configName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
 	for _, e := range d.entries(path, n) {
 		if !configName.MatchString(e.key) {
-			d.fail(e.at, "config name %q must be 1 to 40 of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
+			d.fail(e.at, "config name %q must have 1 to 40 characters of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
 		}
 		c := Config{Name: e.key}
 		if _, empty := e.value.(*ast.NullNode); empty {

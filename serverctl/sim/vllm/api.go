@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"vllmtuner/serverctl/sim"
 )
 
@@ -20,8 +22,8 @@ type api struct {
 	release *release
 	keys    []string
 	routes  []route
-	next    atomic.Uint64 // number of the last answer
-	bodies  bodies
+	next    atomic.Uint64       // number of the last answer
+	bodies  *semaphore.Weighted // bytes of large bodies that are being read
 }
 
 // A route is a path with one method, as FastAPI has it: one that has another method answers 405, and names this one.
@@ -33,7 +35,7 @@ type route struct {
 // newAPI returns the handler of all routes. Those of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
-	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: newBodies()}
+	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: semaphore.NewWeighted(bodiesIn)}
 	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
 		a.keys = []string{key}
 	}
@@ -126,12 +128,29 @@ func (a *api) models(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
 }
 
-// tokenize counts a prompt or a chat.
+// tokenize counts the tokens of a prompt or a chat.
 func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
-	text, refusal := a.toTokenize(w, r)
+	var body struct {
+		Model    string  `json:"model"`
+		Prompt   *string `json:"prompt"`
+		Messages *chat   `json:"messages"`
+	}
+	refusal := a.readJSON(w, r, &body)
+	if refusal == nil {
+		refusal = a.checkModel(body.Model)
+	}
+	if refusal == nil && body.Prompt == nil && body.Messages == nil {
+		refusal = badRequest("prompt", "prompt or messages must be given")
+	}
 	if refusal != nil {
-		refused(w, refusal)
+		refusal.write(w)
 		return
+	}
+	text := ""
+	if body.Messages != nil {
+		text = string(*body.Messages)
+	} else {
+		text = *body.Prompt
 	}
 	tokens := sim.Tokenize(text)
 	ids := make([]string, len(tokens))
@@ -142,62 +161,25 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ",")))
 }
 
-// toTokenize reads the text that shall be tokenized.
-func (a *api) toTokenize(w http.ResponseWriter, r *http.Request) (text string, refusal *refusal) {
-	body, refusal := a.smallBody(w, r, tokenizePlace)
-	if refusal != nil {
-		return "", refusal
-	}
-	prompt, asText := body.get("prompt")
-	messages, asChat := body.get("messages")
-	list, isList := messages.([]any)
-	text, isText := prompt.(string)
-	var err error
-	switch {
-	case asChat && isList:
-		text, err = chatText(list)
-	case !asText || !isText:
-		missing := func(name string) finding {
-			return finding{kind: "missing", loc: []any{"function-wrap[__log_extra_fields__()]", name}, text: "Field required", input: body}
-		}
-		return "", a.release.invalid(tokenizePlace, missing("prompt"), missing("messages"))
-	}
-	if err != nil {
-		return "", bad("", "%v", err)
-	}
-	return text, a.checkModel(body)
-}
-
-// smallBody reads the body of a request that is no completion.
-func (a *api) smallBody(w http.ResponseWriter, r *http.Request, at place) (object, *refusal) {
-	text, release, refusal := a.readBody(w, r)
-	defer release()
-	if refusal != nil {
-		return nil, refusal
-	}
-	return a.release.body(at, r.Header.Get("Content-Type"), text)
-}
-
-// detokenize is not the way back from tokenize, which cannot be undone: each token is a word with its number.
+// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
-	body, refusal := a.smallBody(w, r, detokenizePlace)
+	var body struct {
+		Model  string   `json:"model"`
+		Tokens *[]int32 `json:"tokens"`
+	}
+	refusal := a.readJSON(w, r, &body)
+	if refusal == nil {
+		refusal = a.checkModel(body.Model)
+	}
+	if refusal == nil && body.Tokens == nil {
+		refusal = badRequest("tokens", "tokens must be given")
+	}
 	if refusal != nil {
-		refused(w, refusal)
-		return
-	}
-	v, _ := body.get("tokens")
-	list, ok := v.([]any)
-	ids, areIDs := tokenIDs(list, 0)
-	if !ok || !areIDs {
-		refused(w, a.release.invalid(detokenizePlace, finding{kind: "missing", loc: []any{"tokens"}, text: "Field required", input: body}))
-		return
-	}
-	if refusal := a.checkModel(body); refusal != nil {
-		refused(w, refusal)
+		refusal.write(w)
 		return
 	}
 	var text []byte
-	for _, id := range ids {
+	for _, id := range *body.Tokens {
 		text = appendWords(text, int(id), 1)
 	}
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
@@ -234,7 +216,7 @@ func (a *api) sleep(w http.ResponseWriter, r *http.Request) {
 	if text := r.URL.Query().Get("level"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 || n > 2 {
-			refused(w, bad("", "invalid level of sleep: %s", text))
+			badRequest("level", "level must be 0, 1 or 2, got %s", text).write(w)
 			return
 		}
 		level = n
@@ -275,7 +257,7 @@ func (a *api) isSleeping(w http.ResponseWriter, _ *http.Request) {
 // serverInfo has vLLM's keys; what stands behind them is only what the simulation knows.
 func (a *api) serverInfo(w http.ResponseWriter, r *http.Request) {
 	if f := r.URL.Query().Get("config_format"); f != "" && f != "text" && f != "json" {
-		refused(w, a.release.invalidQuery("config_format", f, "'text' or 'json'"))
+		badRequest("config_format", "config_format must be text or json, got %s", f).write(w)
 		return
 	}
 	o := a.live.engine.Options

@@ -1,8 +1,10 @@
 package vllm
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,7 +53,23 @@ func pythonValue(v any) string {
 	case float64:
 		return pythonRepr(v)
 	case json.RawMessage:
-		return pythonJSON(string(v))
+		var value any
+		d := json.NewDecoder(bytes.NewReader(v))
+		d.UseNumber()
+		_ = d.Decode(&value) // the parser has checked that it is JSON
+		return pythonValue(value)
+	case map[string]any:
+		var pairs []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			pairs = append(pairs, pythonQuote(name)+": "+pythonValue(v[name]))
+		}
+		return "{" + strings.Join(pairs, ", ") + "}"
+	case []any:
+		texts := make([]string, len(v))
+		for i, element := range v {
+			texts[i] = pythonValue(element)
+		}
+		return "[" + strings.Join(texts, ", ") + "]"
 	case []string:
 		texts := make([]string, len(v))
 		for i, s := range v {

@@ -43,7 +43,7 @@ func TestServersThatDoNotStart(t *testing.T) {
 			"OSError: You are trying to access a gated repo.", "Make sure to have access to it at https://huggingface.co/my/model."}},
 		{"flags that exclude each other, without any fault", "--max-num-seqs 4096", 1, []string{
 			"pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig", "  Value error, max_num_batched_tokens (2048) must be greater than or equal to max_num_seqs (4096). [type=value_error, input_value="}},
-		{"an unknown flag, without any fault", "--no-such-flag", 2, []string{"usage: vllm [-h] [-v] {chat,", "vllm: error: unrecognized arguments: --no-such-flag\n"}},
+		{"an unknown flag, without any fault", "--no-such-flag", 2, []string{"usage: vllm serve", "vllm serve: error: unrecognized arguments: --no-such-flag\n"}},
 		{"a fault that is none", "--sim-fault oom-lod", 2, []string{`did you mean "oom-load"`}},
 	} {
 		for _, process := range []string{"", " --sim-engine-process"} {

@@ -26,7 +26,7 @@ func TestAServerThatIgnoresSIGTERM(t *testing.T) {
 func TestAServerThatStopsSlowly(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "slow-stop:for=700ms", "--sim-engine-process")
-	stream, engine := begun(t, s), s.engine()
+	stream, engine := runningStream(t, s), s.engine()
 	begin := time.Now()
 	s.signal(syscall.SIGTERM)
 	if code := s.end().ExitCode(); code != 0 || alive(engine) {

@@ -107,12 +107,12 @@ func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
 	if chat && !f.modern {
 		kind = "Internal Server Error"
 	}
-	(&refusal{status: http.StatusInternalServerError, kind: kind, message: f.toldDead()}).write(w)
+	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.toldDead()}).write(w)
 }
 
 // internalError is status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
 func internalError(w http.ResponseWriter) {
-	(&refusal{status: http.StatusInternalServerError, kind: "InternalServerError", message: "Internal server error"}).write(w)
+	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: "Internal server error"}).write(w)
 }
 
 // webPage is wrong-type: what a proxy may answer in the server's stead.

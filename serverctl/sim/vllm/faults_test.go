@@ -158,7 +158,7 @@ func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
 }
 
 func TestTheDocumentHasEveryFault(t *testing.T) {
-	text, err := os.ReadFile("../../docs/simulator.md")
+	text, err := os.ReadFile("../../../docs/simulator.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -290,10 +290,8 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// refusal writes what vLLM says of the error with which it ends: argparse, pydantic, or Python itself.
-func (l *logger) refusal(err error) { l.refusalTo(l.errors, err) }
-
-func (l *logger) refusalTo(to io.Writer, err error) {
+// refusal logs what vLLM says before it exits with an error. serverctl reads it.
+func (l *logger) refusal(err error) {
 	usage, isUsage := errors.AsType[*sim.UsageError](err)
 	config, isConfig := errors.AsType[*sim.ConfigError](err)
 	core, isCore := errors.AsType[*coreError](err)
@@ -301,7 +299,7 @@ func (l *logger) refusalTo(to io.Writer, err error) {
 	switch {
 	case err == nil:
 	case isUsage:
-		l.write(to, "", "usage: vllm serve [model_tag] [options]\n"+usage.Error())
+		l.write(l.errors, "", "usage: vllm serve [model_tag] [options]\n"+usage.Error())
 	case isConfig:
 		l.apiFailed(invalid(config.Text))
 	case isCore:

@@ -59,28 +59,29 @@ func newStats(maxModelLen int) *stats {
 	}
 }
 
-// step counts the news of one step for those that are still asked for, seen at a time of the engine's clock.
-func (s *stats) step(d delivery, open map[*sim.Request]*ask, seen float64) {
+// step counts one step's progress of the sequences whose clients still wait. seen is when they see it, in seconds of the engine's
+// clock.
+func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) {
 	tokens := 0
 	for _, to := range d.to {
-		a := to.ask
-		if open[a.request] != a { // its client has gone
+		q := to.sequence
+		if open[q.request] != q { // its client has gone
 			continue
 		}
-		tokens += to.news.tokens
-		s.generationTokens += to.news.tokens
-		if a.first == 0 {
-			tokens += a.request.Prompt
-			s.promptTokens += a.request.Prompt
-			s.cachedTokens += a.request.Cached
-			s.firstToken.observe(seen - a.arrived)
-			a.first = d.end
+		tokens += to.progress.tokens
+		s.generationTokens += to.progress.tokens
+		if q.first == 0 {
+			tokens += q.request.Prompt
+			s.promptTokens += q.request.Prompt
+			s.cachedTokens += q.request.Cached
+			s.firstToken.observe(seen - q.arrived)
+			q.first = d.end
 		} else {
-			s.interToken.observe(d.end - a.last)
+			s.interToken.observe(d.end - q.last)
 		}
-		a.last = d.end
-		if to.news.last {
-			s.finish(a, seen)
+		q.last = d.end
+		if to.progress.last {
+			s.finish(q, seen)
 		}
 	}
 	if tokens > 0 {
@@ -89,25 +90,25 @@ func (s *stats) step(d delivery, open map[*sim.Request]*ask, seen float64) {
 }
 
 // finish counts a request that has all its tokens.
-func (s *stats) finish(a *ask, seen float64) {
-	r := a.request
+func (s *stats) finish(q *sequence, seen float64) {
+	r := q.request
 	s.finished++
 	s.requestPromptTokens.observe(float64(r.Prompt))
 	s.requestGenerationTokens.observe(float64(r.Output))
 	s.maxTokens.observe(float64(r.Output))
 	s.prefillComputed.observe(float64(r.Prompt - r.Cached))
-	s.endToEnd.observe(seen - a.arrived)
-	s.queue.observe(a.scheduled - a.queued)
-	s.inference.observe(a.last - a.scheduled)
-	s.prefill.observe(a.first - a.scheduled)
-	s.decode.observe(a.last - a.first)
-	s.perOutputToken.observe((a.last - a.first) / float64(max(1, r.Output-1)))
+	s.endToEnd.observe(seen - q.arrived)
+	s.queue.observe(q.scheduled - q.queued)
+	s.inference.observe(q.last - q.scheduled)
+	s.prefill.observe(q.first - q.scheduled)
+	s.decode.observe(q.last - q.first)
+	s.perOutputToken.observe((q.last - q.first) / float64(max(1, r.Output-1)))
 	s.preemptions.observe(float64(r.Preempted))
-	a.kin.left--
-	a.kin.longest = max(a.kin.longest, r.Output)
-	if a.kin.left == 0 {
-		s.answers.observe(float64(a.kin.n))
-		s.longestGeneration.observe(float64(a.kin.longest))
+	q.group.left--
+	q.group.longest = max(q.group.longest, r.Output)
+	if q.group.left == 0 {
+		s.answers.observe(float64(q.group.n))
+		s.longestGeneration.observe(float64(q.group.longest))
 	}
 }
 

@@ -91,15 +91,15 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { l.run(ctx); close(done) }()
-		var asks []*ask
+		var sequences []*sequence
 		for i := range 3 {
-			asks = append(asks, &ask{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}, kin: &kin{n: 3, left: 3}})
+			sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}, group: &group{n: 3, left: 3}})
 		}
-		came := make([]int, len(asks))
-		replies := l.submit(asks)
-		for left := len(asks); left > 0; {
-			<-replies.some
-			for _, r := range replies.take(nil) {
+		came := make([]int, len(sequences))
+		updates := l.submit(sequences)
+		for left := len(sequences); left > 0; {
+			<-updates.ready
+			for _, r := range updates.take(nil) {
 				came[r.index] += r.tokens
 				if r.last {
 					left--
@@ -123,11 +123,11 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 // Tokens that one step brings to one request are one chunk of a stream, as with speculative decoding.
 func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	w := &recorder{}
-	s := &answer{w: w, release: releases["0.14.1"], model: "m", asks: []*ask{{request: &sim.Request{Prompt: 2, Output: 5}}}, told: make([]int, 1), usage: true, prompt: 2}
+	s := &answer{w: w, release: releases["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
 	if err := s.begin(); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []news{{tokens: 3}, {tokens: 2, last: true}} {
+	for _, n := range []progress{{tokens: 3}, {tokens: 2, last: true}} {
 		if err := s.tokens(0, n); err != nil {
 			t.Fatal(err)
 		}
@@ -140,37 +140,6 @@ func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 		!strings.Contains(chunks[2], `"completion_tokens":5`) {
 		t.Errorf("the chunks are %q", chunks)
 	}
-}
-
-func TestPythonSyntaxIsPythons(t *testing.T) {
-	for _, row := range []struct {
-		text, said string
-		at         int
-	}{ // of json.loads, Python 3.12
-		{`{`, "Expecting property name enclosed in double quotes", 1},
-		{`{"a": }`, "Expecting value", 6},
-		{`{"a" 1}`, "Expecting ':' delimiter", 5},
-		{`{"a": 1 "b"}`, "Expecting ',' delimiter", 8},
-		{`[1, 2`, "Expecting ',' delimiter", 5},
-		{`{"a": "x`, "Unterminated string starting at", 6},
-		{`{} x`, "Extra data", 3},
-		{`{"é": tru}`, "Expecting value", 6},
-		{`["a\q"]`, `Invalid \escape`, 3},
-		{``, "Expecting value", 0},
-	} {
-		if said, at := pythonSyntax([]byte(row.text)); said != row.said || at != row.at {
-			t.Errorf("%s: %s at %d, want %s at %d", row.text, said, at, row.said, row.at)
-		}
-	}
-}
-
-func FuzzPythonSyntax(f *testing.F) {
-	f.Add([]byte(`{"a": [1, null, "x"]}`))
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if _, at := pythonSyntax(text); at < 0 || at > len(text) {
-			t.Errorf("a mistake at %d of %d bytes", at, len(text))
-		}
-	})
 }
 
 func TestPythonFloats(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// An answer is one answer to a client: of one or several asks, whole or as a stream of chunks.
+// An answer is the answer to one request: one or several sequences, as one body or as a stream of chunks.
 type answer struct {
 	w       http.ResponseWriter
 	release *release
@@ -19,9 +19,9 @@ type answer struct {
 	always  bool // and every chunk has its usage
 	details bool // usage tells the cached tokens
 
-	asks   []*ask
-	prompt int   // tokens of all prompts
-	told   []int // tokens that each ask has told so far
+	sequences []*sequence
+	prompt    int   // tokens of all prompts
+	sent      []int // tokens of each sequence so far
 
 	chunk, role template
 	buf         []byte
@@ -50,7 +50,7 @@ func (s *answer) begin() error {
 		return nil
 	}
 	s.chunk, s.role = newTemplate(a.chatChunk, fixed), newTemplate(a.roleChunk, fixed)
-	for i := range s.asks {
+	for i := range s.sequences {
 		if err := s.send(s.role, chunk{index: i, usage: a.roleUsage}); err != nil {
 			return err
 		}
@@ -60,20 +60,20 @@ func (s *answer) begin() error {
 
 // A chunk is what differs between the chunks of a stream.
 type chunk struct {
-	index int // of the ask
+	index int // of the sequence
 	from  int // first token
-	news
+	progress
 	usage string // with usage all along
 }
 
-// tokens sends the news of one ask.
-func (s *answer) tokens(index int, n news) error {
+// tokens sends the progress of one sequence.
+func (s *answer) tokens(index int, p progress) error {
 	a := &s.release.answers
-	c := chunk{index: index, from: s.told[index], news: n, usage: a.chunkUsage}
+	c := chunk{index: index, from: s.sent[index], progress: p, usage: a.chunkUsage}
 	if s.chat {
 		c.usage = a.chatUsage
 	}
-	s.told[index] += n.tokens
+	s.sent[index] += p.tokens
 	if err := s.send(s.chunk, c); err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (s *answer) end() error {
 	if s.usage {
 		usage := newTemplate(s.release.answers.usageChunk, s.fixed(true))
 		total := 0
-		for _, n := range s.told {
+		for _, n := range s.sent {
 			total += n
 		}
 		s.buf = append(s.buf[:0], "data: "...)
@@ -127,7 +127,7 @@ func (s *answer) place(to []byte, name string, c chunk) []byte {
 		return strconv.AppendInt(to, int64(c.index), 10)
 	case "text":
 		to = append(to, '"')
-		to = appendWords(to, c.from, c.news.tokens)
+		to = appendWords(to, c.from, c.tokens)
 		return append(to, '"')
 	case "finish":
 		if c.last {
@@ -152,7 +152,7 @@ func (s *answer) place(to []byte, name string, c chunk) []byte {
 			return append(to, s.release.answers.noUsage...)
 		}
 		return newTemplate(c.usage, noReplacer).fill(to, func(to []byte, name string) []byte {
-			return s.count(to, name, s.asks[c.index].request.Prompt, c.from+c.news.tokens)
+			return s.count(to, name, s.sequences[c.index].request.Prompt, c.from+c.tokens)
 		})
 	case "end":
 		if c.last && !s.usage {
@@ -189,7 +189,7 @@ func (s *answer) fingerprinted(to []byte) []byte {
 
 // cached returns how many prompt tokens the cache had.
 func (s *answer) cached() (n int) {
-	for _, a := range s.asks {
+	for _, a := range s.sequences {
 		n += max(0, a.request.Cached)
 	}
 	return n
@@ -208,13 +208,13 @@ func (s *answer) whole() {
 	}
 	total := 0
 	var choices []byte
-	for i, k := range s.asks {
+	for i, k := range s.sequences {
 		total += k.request.Output
 		if i > 0 {
 			choices = append(choices, ',')
 		}
 		choices = choice.fill(choices, func(to []byte, name string) []byte {
-			return s.place(to, name, chunk{index: i, news: news{tokens: k.request.Output}})
+			return s.place(to, name, chunk{index: i, progress: progress{tokens: k.request.Output}})
 		})
 	}
 	text := newTemplate(body, s.fixed(false)).fill(nil, func(to []byte, name string) []byte {

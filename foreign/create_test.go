@@ -1,4 +1,4 @@
-package main
+package foreign
 
 import (
 	"errors"
@@ -11,10 +11,10 @@ import (
 )
 
 // A new file has the rights that the umask leaves.
-func TestANewFileHonoursTheUmask(t *testing.T) {
+func TestCreateHonoursTheUmask(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "one.csv")
 	was := unix.Umask(0o077)
-	err := writeNew(path, false, func(temp string) error { return os.WriteFile(temp, []byte("text"), 0o644) })
+	err := Create(path, 0o640, false, func(temp string) error { return os.WriteFile(temp, []byte("text"), 0o644) })
 	unix.Umask(was)
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestANewFileHonoursTheUmask(t *testing.T) {
 	}
 }
 
-// Where a file system has no links a file gets its name all the same, and none is replaced.
+// On a file system without links, rename still works and replaces no file.
 func TestRenameWithoutLinks(t *testing.T) {
 	for _, errno := range []error{unix.EPERM, unix.ENOTSUP, unix.ENOSYS, nil} {
 		dir := t.TempDir()
@@ -40,7 +40,7 @@ func TestRenameWithoutLinks(t *testing.T) {
 			if err := os.WriteFile(from, []byte(text), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if err := rename(from, to, link); (text == "second") != errors.Is(err, fs.ErrExist) {
+			if err := rename(from, to, 0o640, link); (text == "second") != errors.Is(err, fs.ErrExist) {
 				t.Errorf("%v: the %s file: %v", errno, text, err)
 			}
 			if err := os.Remove(from); err != nil && !errors.Is(err, fs.ErrNotExist) {

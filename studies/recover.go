@@ -17,39 +17,38 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// settle opens the database that was copied into an epoch's directory, which has SQLite take back a transaction that was not complete, and
-// says how many commits it has. What is damaged, or has lost what was acknowledged, is an error, unless the user has said to go on from the
-// newest snapshot.
-func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err error) {
+// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and returns its number of
+// commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user chose to go on from the newest snapshot.
+func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
-	s.commits, err = whole(s.db)
-	err = inFile(s.path, err)
-	if hot := notHot(s.path); err == nil {
+	s.commits, err = checkDatabase(s.db)
+	err = explainFile(s.path, err)
+	if hot := checkRolledBack(s.path); err == nil {
 		err = hot
-	} else if hot != nil { // which may be all that is wrong
+	} else if hot != nil { // which may be the only fault
 		err = fmt.Errorf("%w; %w", err, hot)
 	}
-	// What was published had been acknowledged: where it is more, it is the slots that are lost.
+	// A published commit was acknowledged. If the snapshot has more commits than the slots, slots are lost.
 	_, published, readErr := newest(s.dir, loadStudy)
-	if readErr == nil { // else nobody can tell
+	if readErr == nil { // else it cannot be compared
 		acknowledged = max(acknowledged, published.Commits)
+	}
+	if err == nil && readErr == nil { // first, because another study may have fewer commits
+		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
 		err = fmt.Errorf("%w: of %d commits %d are left", fence.ErrLost, acknowledged, s.commits)
 	}
-	if err == nil && readErr == nil {
-		err = sameStudy(s.db, published)
-	}
 	if err == nil {
 		return s.commits, nil
 	}
-	if s.options.FromSnapshot && gone(err) {
+	if s.options.FromSnapshot && isDamage(err) {
 		return s.restore(err, acknowledged)
 	}
-	if !gone(err) {
+	if !isDamage(err) {
 		return 0, err
 	}
 	return 0, fmt.Errorf("%w%s", err, s.offer(acknowledged))
@@ -59,14 +58,17 @@ func (s *Store) settle(epoch string, acknowledged int64) (commits int64, err err
 func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
+	if errors.Is(err, sql.ErrNoRows) { // it has lost the whole study
+		return nil
+	}
 	if err == nil && id != published.ID {
 		err = damagedf("it holds another study than the one that is published, %s and not %s", id, published.ID)
 	}
 	return err
 }
 
-// gone says that a database is damaged or has lost something, for good. After any other error it may be whole the next time.
-func gone(err error) bool {
+// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+func isDamage(err error) bool {
 	var of sqlite3.Error
 	if errors.As(err, &of) {
 		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // without our tables
@@ -74,12 +76,12 @@ func gone(err error) bool {
 	return errors.Is(err, errDamaged) || errors.Is(err, fence.ErrLost)
 }
 
-// errDamaged says that SQLite finds a database damaged.
+// errDamaged is wrapped by errors of a damaged database.
 var errDamaged = errors.New("it is damaged")
 
-// notHot returns an error when a database that was read has a transaction in its journal that was not taken back. To SQLite a journal that
-// it cannot look at is one that is not there.
-func notHot(path string) error {
+// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite treats a journal that
+// it cannot see as missing.
+func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
 		err = errors.New("a transaction that was not complete is not taken back; run it again before anything else")
@@ -87,7 +89,7 @@ func notHot(path string) error {
 	return err
 }
 
-// isHot says whether a database has a journal by which SQLite would take back a transaction: one that does not begin with a zero.
+// isHot reports whether a database has a journal that SQLite would roll back: one that does not begin with a zero.
 func isHot(path string) (bool, error) {
 	f, err := openRegular(path + "-journal")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -111,8 +113,8 @@ func (e newerError) Error() string {
 	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
 }
 
-// whole returns how many commits a database has, or what is wrong with it.
-func whole(db *sql.DB) (commits int64, err error) {
+// checkDatabase checks a database and returns its number of commits.
+func checkDatabase(db *sql.DB) (commits int64, err error) {
 	version, err := schemaVersion(db)
 	switch {
 	case err != nil:
@@ -152,7 +154,7 @@ func noOthers(db *sql.DB) error {
 	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
 }
 
-// offer says what there is instead of a database that is damaged or lost, and what would be lost with it.
+// offer says how to go on without a damaged or lost database, and what would be lost.
 func (s *Store) offer(acknowledged int64) string {
 	name, study, err := newest(s.dir, loadWhole)
 	if err != nil {
@@ -170,18 +172,18 @@ func (s *Store) offer(acknowledged int64) string {
 		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
 }
 
-// loadWhole is load of a database that is looked through first.
+// loadWhole is load after checkDatabase.
 func loadWhole(db *sql.DB) (Study, error) {
-	if _, err := whole(db); err != nil {
+	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err
 	}
 	return load(db)
 }
 
-// restore puts the newest snapshot in the place of a copy that is of no use.
+// restore replaces a useless copy by the newest snapshot.
 func (s *Store) restore(why error, acknowledged int64) (commits int64, err error) {
 	name, study, err := newest(s.dir, loadWhole)
-	if err != nil { // what there is instead
+	if err != nil { // then say what else there is
 		return 0, fmt.Errorf("%w%s", why, s.offer(acknowledged))
 	}
 	epoch := filepath.Base(filepath.Dir(s.path))
@@ -195,7 +197,7 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
-	if _, err := whole(s.db); err != nil {
+	if _, err := checkDatabase(s.db); err != nil {
 		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
 	}
 	if err := migrate(s.db); err != nil {

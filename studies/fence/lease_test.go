@@ -149,19 +149,19 @@ func (c closing) Close() error { c(); return nil }
 const ttl = 20 * time.Second
 
 // take takes the study for somebody, with a database that has as many commits as were acknowledged.
-func take(c *client, name string) (*Hold, time.Duration, error) {
+func take(c *client, name string) (*Lease, time.Duration, error) {
 	began := time.Now()
 	h, err := takeAfter(c, name, ttl)
 	return h, time.Since(began), err
 }
 
 // takeAfter is take by somebody of another patience.
-func takeAfter(c *client, name string, silence time.Duration) (*Hold, error) {
+func takeAfter(c *client, name string, silence time.Duration) (*Lease, error) {
 	return Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: time.Now()}, silence,
 		func(_ string, acknowledged int64) (int64, error) { return acknowledged, nil })
 }
 
-func mustTake(t *testing.T, c *client, name string) *Hold {
+func mustTake(t *testing.T, c *client, name string) *Lease {
 	t.Helper()
 	h, _, err := take(c, name)
 	if err != nil {
@@ -199,10 +199,10 @@ func TestALivingOwnerStays(t *testing.T) {
 func TestAPatientOwnerStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
-		a, err := takeAfter(&client{server: s}, "a", 10*UsualSilence)
+		a, err := takeAfter(&client{server: s}, "a", 10*DefaultTTL)
 		try(t, err)
 		for range 3 {
-			if _, err := takeAfter(&client{server: s}, "b", UsualSilence); !errors.Is(err, ErrOwned) {
+			if _, err := takeAfter(&client{server: s}, "b", DefaultTTL); !errors.Is(err, ErrOwned) {
 				t.Fatalf("a patient owner was taken for dead: %v", err)
 			}
 		}
@@ -307,7 +307,7 @@ func TestManyBeginAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer()
 			var mu sync.Mutex
-			var holds []*Hold
+			var holds []*Lease
 			var work sync.WaitGroup
 			for i := range 10 {
 				work.Go(func() {
@@ -361,7 +361,7 @@ func TestSlotsDoNotGrow(t *testing.T) {
 		if len(left) > 0 {
 			t.Errorf("owners %v are left", left)
 		}
-		last, err := Look(c)
+		last, err := ReadPosition(c)
 		if err != nil || last.Slot.Commits != 200*owners {
 			t.Errorf("the newest slot is %+v, %v; want %d commits", last, err, 200*owners)
 		}
@@ -443,7 +443,7 @@ func TestAnEpochThatWasNeverOpenedIsNoBackup(t *testing.T) {
 			try(t, c.Write(h.Dir()+"/"+Database, strings.NewReader(h.Dir())), h.Release())
 		}
 		for n := range 3 {
-			at, err := Look(c)
+			at, err := ReadPosition(c)
 			try(t, err, create(c, at.Top+1, Slot{Claim, at.Slot.Epoch, at.Slot.Commits, Owner{ID: fmt.Sprint("killed", n)}, time.Now()}),
 				c.Write(EpochDir(at.Top+1)+"/"+Database, strings.NewReader("half")))
 		}

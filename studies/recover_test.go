@@ -18,7 +18,7 @@ func database(t *testing.T, dir string) string {
 	t.Helper()
 	folder, err := fence.OpenFolder(dir, fence.CertainLocks)
 	try(t, err)
-	at, err := fence.Look(folder)
+	at, err := fence.ReadPosition(folder)
 	try(t, err, folder.Close())
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
@@ -250,7 +250,7 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
 	try(t, os.CopyFS(backup, os.DirFS(dir)))
 	s = open(t, dir)
-	last := s.hold.Dir()
+	last := s.lease.Dir()
 	try(t, s.Record(0, aProbe(1, 2.5)), s.Close())
 
 	try(t, os.RemoveAll(filepath.Join(dir, last)), os.RemoveAll(filepath.Join(dir, fence.SlotDir)))

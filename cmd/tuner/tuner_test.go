@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"vllmtuner/realtime"
+)
+
+// buildTags are those of the Makefile: with them SQLite is in the build cache already.
+const buildTags = "netgo osusergo sqlite_omit_load_extension"
+
+// A suite runs all tests and removes what they share.
+type suite struct{ *testing.M }
+
+// Run lets eight tests run at a time, unless -parallel says otherwise: parallel tests here mostly wait for their children.
+func (s suite) Run() int {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
+	}
+	defer removePlainTuner()
+	return s.M.Run()
+}
+
+var (
+	plainTests sync.Map // names of the tests that called plainTuner
+	plainDir   string   // holds the plain tuner; empty until a test needs it
+
+	// buildPlainTuner builds this test binary without the race detector.
+	buildPlainTuner = sync.OnceValues(func() (string, error) {
+		dir, err := os.MkdirTemp("", "plain-tuner")
+		if err != nil {
+			return "", err
+		}
+		plainDir = dir
+		path := filepath.Join(dir, "tuner")
+		build := exec.Command("go", "test", "-c", "-race=false", "-trimpath", "-tags", buildTags, "-ldflags", "-s -w", "-o", path, ".")
+		if out, err := build.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w\n%s", build, err, out)
+		}
+		return path, nil
+	})
+)
+
+func removePlainTuner() {
+	if plainDir != "" {
+		_ = os.RemoveAll(plainDir) // the tests have ended
+	}
+}
+
+// plainTuner makes the children of a test run without the race detector, under which a simulated study takes five times the CPU time.
+// The reason says where races in the same code would be found.
+func plainTuner(t testing.TB, reason string) {
+	t.Helper()
+	if reason == "" {
+		t.Fatal("plainTuner without a reason")
+	}
+	plainTests.Store(t.Name(), true)
+}
+
+// runsPlain reports whether the test, or one that it is part of, has called plainTuner.
+func runsPlain(t testing.TB) bool {
+	for name := t.Name(); ; {
+		if _, ok := plainTests.Load(name); ok {
+			return true
+		}
+		cut := strings.LastIndexByte(name, '/')
+		if cut < 0 {
+			return false
+		}
+		name = name[:cut]
+	}
+}
+
+// tunerPath returns a program that is the command: a link to the test binary, or the plain tuner.
+func tunerPath(t testing.TB) string {
+	t.Helper()
+	path, err := exec.LookPath("tuner") // testscript.Main has put it there
+	if err == nil && realtime.RaceDetector && runsPlain(t) {
+		path, err = buildPlainTuner()
+	}
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// tunerCommand returns a command that runs tuner. A study whose server is tuner too finds the same program.
+func tunerCommand(ctx context.Context, t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	path := tunerPath(t)
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(), "PATH="+firstInPath(filepath.Dir(path), os.Getenv("PATH")))
+	return cmd
+}
+
+func firstInPath(dir, path string) string { return dir + string(os.PathListSeparator) + path }
+
+// command runs tuner to its end and returns its standard output.
+func command(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := tunerCommand(t.Context(), t, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("tuner %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
+	}
+	return string(out)
+}
+
+// runPlainTuner has the rest of a script run the plain tuner.
+func runPlainTuner(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: plain")
+	}
+	if !realtime.RaceDetector {
+		return
+	}
+	path, err := buildPlainTuner()
+	ts.Check(err)
+	ts.Setenv("PATH", firstInPath(filepath.Dir(path), ts.Getenv("PATH")))
+}

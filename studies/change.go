@@ -1,0 +1,173 @@
+package studies
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A Change is one fact of the world that differs from what it was. The zero Change is none.
+type Change struct {
+	Fact    string  // a key of Study.World, Found or Noted; or the seed
+	Was, Is *string // nil where nothing was known
+	WasIn   *int    // the trial whose server had Was; nil where no trial showed it
+}
+
+// Changes are changes that were found together.
+type Changes []Change
+
+// The facts that the store knows by name.
+const (
+	factSeed          = "seed"
+	factServerVersion = "server version"
+)
+
+// VersionChange is the change from the server of a trial that has a version to a server of another version.
+func VersionChange(before Trial, version string) Change {
+	return Change{factServerVersion, &before.Version, &version, &before.Number}
+}
+
+// nothing is printed for a fact that is not known.
+const nothing = "(nothing)"
+
+// String is the change on one line, for a person.
+func (c Change) String() string {
+	was := valueText(c.Was)
+	if c.WasIn != nil {
+		was += fmt.Sprintf(" in trial %d", *c.WasIn)
+	}
+	return fmt.Sprintf("%s: %s → %s", c.Fact, was, valueText(c.Is))
+}
+
+func valueText(value *string) string {
+	if value == nil {
+		return nothing
+	}
+	return *value
+}
+
+func (c Changes) lines() (lines []string) {
+	for _, change := range c {
+		lines = append(lines, change.String())
+	}
+	return lines
+}
+
+// String is a line for each change.
+func (c Changes) String() string { return strings.Join(c.lines(), "\n") }
+
+// net merges successive changes of one fact, and drops a fact that came back to what it was.
+func (c Changes) net() (left Changes) {
+	var merged Changes
+	for _, change := range c {
+		i := slices.IndexFunc(merged, func(before Change) bool { return before.Fact == change.Fact })
+		if i < 0 {
+			merged = append(merged, change)
+		} else {
+			merged[i].Is = change.Is
+		}
+	}
+	return slices.DeleteFunc(merged, func(change Change) bool { return sameValue(change.Was, change.Is) })
+}
+
+// difference lists the facts that differ, in the order of their keys.
+func difference(was, is map[string]string) (all Changes) {
+	either := maps.Clone(was)
+	if either == nil {
+		either = map[string]string{}
+	}
+	maps.Copy(either, is)
+	for _, key := range slices.Sorted(maps.Keys(either)) {
+		if before, now := lookUp(was, key), lookUp(is, key); !sameValue(before, now) {
+			all = append(all, Change{Fact: key, Was: before, Is: now})
+		}
+	}
+	return all
+}
+
+func lookUp(facts map[string]string, key string) *string {
+	if value, ok := facts[key]; ok {
+		return &value
+	}
+	return nil
+}
+
+func sameValue(a, b *string) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}
+
+// insertChanges stores the changes of an event.
+func insertChanges(tx *transaction, event int64, all Changes) {
+	for i, c := range all {
+		tx.insert(changesTable, []any{event, i, c.Fact, c.Was, c.Is, c.WasIn})
+	}
+}
+
+// loadChanges returns the changes of each event, by its ID. Before schema 5 the events have them in their text.
+func (r *reading) loadChanges() (of map[int64]Changes, err error) {
+	if r.schema < hasChanges {
+		return nil, nil
+	}
+	of = map[int64]Changes{}
+	err = r.all(changesTable, func(row cells) error {
+		c := Change{Fact: row.text(2)}
+		if row[3] != nil {
+			c.Was = new(row.text(3))
+		}
+		if row[4] != nil {
+			c.Is = new(row.text(4))
+		}
+		if row[5] != nil {
+			c.WasIn = new(int(row.integer(5)))
+		}
+		event := row.integer(0)
+		of[event] = append(of[event], c)
+		return nil
+	})
+	return of, err
+}
+
+// splitChanges turns the sentences of events before schema 5 into values. No other code reads those sentences.
+func (t *transaction) splitChanges() error {
+	for _, event := range t.rows(eventsTable, "WHERE kind IN (?, ?) ORDER BY id", Drift, noted) {
+		insertChanges(t, event.integer(0), parseChanges(event.text(eventsTable.column("text"))))
+		t.change(eventsTable, event, "text", "")
+	}
+	return t.err
+}
+
+// wasInTrial matches how an old sentence names the trial with the old version of the server.
+var wasInTrial = regexp.MustCompile(` in trial ([0-9]+)$`)
+
+// parseChanges parses an old event's text: a line for each change. A line that is no change continues the one before.
+func parseChanges(text string) (all Changes) {
+	for line := range strings.SplitSeq(text, "\n") {
+		key, values, isChange := strings.Cut(line, ": ")
+		was, is, hasBoth := strings.Cut(values, " → ")
+		switch {
+		case isChange && hasBoth:
+			c := Change{Fact: key, Was: parseValue(was), Is: parseValue(is)}
+			if m := wasInTrial.FindStringSubmatch(was); m != nil && key == factServerVersion {
+				number, _ := strconv.Atoi(m[1]) // they are digits
+				c.Was, c.WasIn = new(strings.TrimSuffix(was, m[0])), &number
+			}
+			all = append(all, c)
+		case len(all) > 0:
+			last := &all[len(all)-1]
+			last.Is = new(valueText(last.Is) + "\n" + line)
+		default:
+			all = append(all, Change{Fact: "world", Is: &line})
+		}
+	}
+	return all
+}
+
+func parseValue(text string) *string {
+	if text == nothing {
+		return nil
+	}
+	return &text
+}

@@ -1,0 +1,173 @@
+// Package logview prints the log of a trial's server as a person reads it, and follows it while the trial runs. It never
+// writes to the study.
+package logview
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/studies/logs"
+)
+
+// A View prints the log of one trial.
+type View struct {
+	Dir     string // the study's
+	Study   studies.Study
+	Trial   studies.Trial
+	Profile string // of a study whose servers are simulated in virtual time, which write no logs; else empty
+	Follow  bool
+	Lines   int // only so many of the last; negative means all
+	Out     io.Writer
+	Notes   io.Writer // gets what is not from the log
+}
+
+// Open reads the study in a directory, without the logs, for the View of one of its trials. The trials' numbers are in study
+// when the View is nil: the study has no such trial.
+func Open(ctx context.Context, dir string, trial int) (v *View, study studies.Study, err error) {
+	if study, err = read(ctx, dir, trial); err != nil {
+		return nil, study, err
+	}
+	for _, t := range study.Trials {
+		if t.Number == trial {
+			return &View{Dir: dir, Study: study, Trial: t, Lines: -1, Out: io.Discard, Notes: io.Discard}, study, nil
+		}
+	}
+	return nil, study, nil
+}
+
+// read reads the study, and of its trials only one in full.
+func read(ctx context.Context, dir string, trial int) (studies.Study, error) {
+	whole := func(study studies.Study) []int {
+		for _, t := range study.Trials {
+			if t.Number == trial {
+				return []int{trial}
+			}
+		}
+		return nil
+	}
+	return studies.ReadLive(ctx, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
+}
+
+// Print prints the log. With Follow it goes on until the trial is done, or returns the cause of ctx.
+func (v *View) Print(ctx context.Context) (err error) {
+	log, err := v.open(ctx)
+	if errors.Is(err, fs.ErrNotExist) {
+		return v.explain()
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, log.Close()) }()
+	if v.Lines >= 0 {
+		if err := log.Tail(v.Lines); err != nil {
+			return err
+		}
+	}
+	if !v.Follow {
+		_, err = io.Copy(v.Out, log)
+		return err
+	}
+	return v.follow(ctx, log)
+}
+
+// open opens the log. If the View follows it, open waits for a log that does not exist yet.
+func (v *View) open(ctx context.Context) (*logs.Reader, error) {
+	for waiting := false; ; waiting = true {
+		log, err := logs.Open(v.Dir, v.Trial.Number)
+		if !errors.Is(err, fs.ErrNotExist) || !v.Follow || v.complete() || v.Profile != "" {
+			return log, err
+		}
+		if !waiting {
+			fmt.Fprintf(v.Notes, "waiting for the log of trial %d: its server is not started yet\n", v.Trial.Number)
+		}
+		if err := v.refresh(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// follow prints the log as it grows, until it is complete.
+func (v *View) follow(ctx context.Context, log *logs.Reader) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	complete := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		for !v.complete() {
+			if err := v.refresh(ctx); err != nil {
+				cancel(err)
+				return
+			}
+		}
+		close(complete)
+	})
+	err := log.Follow(ctx, v.Out, complete)
+	cancel(nil)
+	watch.Wait()
+	return err
+}
+
+// complete reports whether the log cannot grow: the trial is done, or nobody runs the study. A log is closed before its trial
+// is done.
+func (v *View) complete() bool {
+	return v.Trial.State == studies.Done || v.Study.State != studies.Running
+}
+
+// refresh reads the study again, after a second.
+func (v *View) refresh(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(time.Second):
+	}
+	study, err := read(ctx, v.Dir, v.Trial.Number)
+	if err != nil {
+		return err
+	}
+	v.Study = study
+	for _, t := range study.Trials {
+		if t.Number == v.Trial.Number {
+			v.Trial = t
+		}
+	}
+	return nil
+}
+
+// explain says why the trial has no log, and prints the last lines that the study itself keeps. A missing log is an error
+// unless the servers write none.
+func (v *View) explain() error {
+	why := fmt.Sprintf("trial %d has no log: ", v.Trial.Number)
+	switch {
+	case v.Profile != "":
+		why += fmt.Sprintf("servers simulated in virtual time (%s) write none", v.Profile)
+	case v.Trial.State == studies.Done:
+		why += "it was removed, or the server could not be started"
+	case v.complete():
+		why += "the study ended before its server was started"
+	default:
+		why += "its server is not started yet; -f waits for it"
+	}
+	tail := v.Trial.Result.Tail
+	switch {
+	case len(tail) > 0:
+		fmt.Fprintln(v.Notes, why+"; the study keeps these last lines:")
+	case v.Profile != "":
+		fmt.Fprintln(v.Notes, why)
+	default:
+		return errors.New(why)
+	}
+	if v.Lines >= 0 {
+		tail = tail[max(0, len(tail)-v.Lines):]
+	}
+	for _, line := range tail {
+		if _, err := fmt.Fprintln(v.Out, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

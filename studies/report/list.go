@@ -1,0 +1,137 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/render"
+	"vllmtuner/studies"
+	"vllmtuner/trial/capacity"
+)
+
+// A List is what is known of each study in a root directory. NewEntry and Entry.Error fill it.
+type List struct {
+	Root    string  `json:"root"`
+	Studies []Entry `json:"studies"`
+}
+
+// An Entry is one study of a List.
+type Entry struct {
+	Name      string         `json:"name"`
+	Link      string         `json:"link,omitempty"` // the path that the name leads to, when it is a link
+	State     studies.State  `json:"state,omitempty"`
+	Note      string         `json:"note,omitempty"`
+	Doubt     string         `json:"doubt,omitempty"` // why the state may have changed since
+	Finished  int            `json:"finished"`
+	Planned   int            `json:"planned,omitempty"`
+	Met       bool           `json:"met"`
+	Capacity  float64        `json:"capacity_rps,omitempty"` // see Bound
+	Bound     capacity.Bound `json:"bound,omitempty"`
+	Changed   []string       `json:"changed_since,omitempty"` // changes that were accepted after the capacity was measured
+	Simulated bool           `json:"simulated"`
+	GPU       float64        `json:"gpu_seconds"`
+	Updated   time.Time      `json:"updated,omitzero"`
+	Behind    string         `json:"behind,omitempty"` // why this is older than the newest snapshot
+	Error     string         `json:"error,omitempty"`  // why the study cannot be read; all but Name and Link is then unknown
+
+	state string // a word for a doubtful State
+}
+
+// NewEntry summarizes a study.
+func NewEntry(name string, study studies.Study, o Options) Entry {
+	summary := Summarize(study, o)
+	e := Entry{
+		Name: name, State: study.State, Note: study.Note, Updated: study.Updated, Behind: study.Behind,
+		Finished: summary.Finished, Planned: summary.Planned, Simulated: summary.Simulated, GPU: summary.GPUSeconds,
+	}
+	if word, why := StateOf(study); word != string(study.State) {
+		e.state, e.Doubt = word, why
+	}
+	if best, met := Best(study); met {
+		c := best.Trial.Result.Capacity
+		e.Met, e.Capacity, e.Bound, e.Changed = true, c.Rate, c.Bound, ChangedSince(study, best)
+	}
+	return e
+}
+
+// Sort puts the study that was stored last first.
+func (l *List) Sort() {
+	slices.SortStableFunc(l.Studies, func(a, b Entry) int { return b.Updated.Compare(a.Updated) })
+}
+
+// Text is a table with remarks below a study's row. It never clips a name, because people type names again.
+func (l *List) Text(width int) string {
+	if len(l.Studies) == 0 {
+		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
+	}
+	table := render.Table{Columns: []render.Column{
+		{Head: "study"}, {Head: "state"}, {Head: "trials done", Right: true, Rank: 1}, {Head: "best req/s", Right: true, Rank: 2},
+		{Head: "GPU time", Right: true, Rank: 4}, {Head: "stored", Rank: 3},
+	}}
+	margin := 0
+	for _, e := range l.Studies {
+		table.Rows = append(table.Rows, e.cells())
+		margin = max(margin, render.Width(e.Name))
+	}
+	margin = min(margin, width/3) + 2
+	var t strings.Builder
+	lines := table.Lines(width)
+	fmt.Fprintln(&t, lines[0])
+	for i, e := range l.Studies {
+		fmt.Fprintln(&t, lines[i+1])
+		for _, remark := range e.remarks() {
+			for _, line := range render.Wrap(remark, width-margin) {
+				fmt.Fprintf(&t, "%*s%s\n", margin, "", line)
+			}
+		}
+	}
+	return t.String()
+}
+
+// cells are the row of a study.
+func (e *Entry) cells() []string {
+	if e.Error != "" {
+		return []string{e.Name, "unreadable", "-", "-", "-", "-"}
+	}
+	done, best := fmt.Sprint(e.Finished), "-"
+	if e.Planned > 0 {
+		done += fmt.Sprintf(" of %d", e.Planned)
+	}
+	if e.Met {
+		best = fmt.Sprintf("%.3g", e.Capacity)
+		if e.Bound == capacity.AtLeast {
+			best = ">=" + best
+		}
+	}
+	if e.Simulated {
+		best += " sim."
+	}
+	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
+	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(time.Duration(e.GPU * float64(time.Second))), render.Span(age) + " ago"}
+}
+
+// remarks are what the row has no column for.
+func (e *Entry) remarks() (all []string) {
+	if e.Error != "" {
+		return []string{"cannot be read: " + e.Error}
+	}
+	if e.Link != "" {
+		all = append(all, "a link, another name of the study in "+e.Link)
+	}
+	if e.Doubt != "" {
+		all = append(all, e.Doubt)
+	}
+	if e.State == studies.NotBegun && e.Note != "" {
+		all = append(all, e.Note)
+	}
+	if len(e.Changed) > 0 {
+		all = append(all, "its best was measured before an accepted change: "+strings.Join(e.Changed, "; "))
+	}
+	if e.Behind != "" {
+		all = append(all, "shown from an older snapshot; "+e.Behind)
+	}
+	return all
+}

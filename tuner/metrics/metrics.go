@@ -1,0 +1,146 @@
+// Package metrics serves the health and the Prometheus metrics of a running study. It never changes the study.
+package metrics
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
+
+	"vllmtuner/foreign"
+	"vllmtuner/studies"
+	"vllmtuner/tuner"
+)
+
+// A Server serves /healthz and /metrics while a study runs. /healthz answers even while a model loads for 20 minutes: it
+// says that the tuner is alive, not that an inference server is.
+type Server struct {
+	Address net.Addr
+
+	http   *http.Server
+	gone   chan error // why the service ended
+	isBest func(studies.Trial) bool
+
+	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
+	finished                                     *prometheus.CounterVec
+	gpuSeconds                                   prometheus.Counter
+}
+
+// Listen listens at an address, such as 127.0.0.1:9090. A port alone means loopback.
+func Listen(address string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: write HOST:PORT, such as 127.0.0.1:9090, with a port from 0 (any that is free) to 65535", address)
+	}
+	socket, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fmt.Errorf("%s: another program listens there; choose another port, or 0 for any that is free", address)
+	case errors.Is(err, unix.EACCES):
+		return nil, fmt.Errorf("%s: this user may not listen there; choose a port from 1024", address)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %s; give an address of this machine, such as 127.0.0.1:9090", address, foreign.Cause(err))
+	}
+	return socket, nil
+}
+
+// Serve begins to serve the metrics of a study at a socket. isBest is called once for each finished trial, in order, and
+// reports whether it is better than all before it.
+func Serve(socket net.Listener, study string, trials int, isBest func(studies.Trial) bool) *Server {
+	registry := prometheus.NewRegistry()
+	labels := prometheus.Labels{"study": study}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "tuner", Name: name, Help: help, ConstLabels: labels})
+		registry.MustRegister(g)
+		return g
+	}
+	s := &Server{
+		Address:    socket.Addr(),
+		gone:       make(chan error, 1),
+		isBest:     isBest,
+		trials:     gauge("trials_budget", "Trials that the study may run."),
+		trial:      gauge("trial", "Number of the running trial."),
+		probes:     gauge("trial_probes", "Probes that the running trial has finished."),
+		rate:       gauge("probe_rate", "Request rate of the last probe, requests per second."),
+		best:       gauge("incumbent_capacity", "Best capacity so far, requests per second."),
+		bestTrial:  gauge("incumbent_trial", "Number of the best trial so far."),
+		finished:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "tuner", Name: "trials_total", Help: "Finished trials by outcome.", ConstLabels: labels}, []string{"outcome"}),
+		gpuSeconds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "tuner", Name: "gpu_seconds_total", Help: "GPU time of the finished trials.", ConstLabels: labels}),
+	}
+	registry.MustRegister(s.finished, s.gpuSeconds)
+	s.trials.Set(float64(trials))
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	s.http = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() { s.gone <- s.http.Serve(socket) }()
+	return s
+}
+
+// Watch takes an event of the study into the metrics.
+func (s *Server) Watch(e tuner.Event) {
+	switch e.Kind {
+	case tuner.Began:
+		s.trial.Set(float64(e.Trial.Number))
+		s.probes.Set(float64(len(e.Trial.Probes)))
+	case tuner.Probed:
+		s.probes.Inc()
+		s.rate.Set(e.Probe.Rate)
+	case tuner.Ended:
+		s.count(e.Trial)
+		s.compare(e.Trial)
+	}
+}
+
+// Resume counts the trials of a study that is continued.
+func (s *Server) Resume(study studies.Study) {
+	for _, t := range study.Trials {
+		if t.State == studies.Done {
+			s.count(t)
+		}
+	}
+	for _, t := range study.Present().Trials {
+		if t.State == studies.Done {
+			s.compare(t)
+		}
+	}
+}
+
+func (s *Server) count(t studies.Trial) {
+	r := t.Result
+	s.finished.WithLabelValues(string(r.Outcome)).Inc()
+	s.gpuSeconds.Add(r.GPUTime.Seconds())
+}
+
+// compare makes a finished trial the incumbent if it is the best.
+func (s *Server) compare(t studies.Trial) {
+	if s.isBest(t) {
+		s.best.Set(t.Result.Capacity.Rate)
+		s.bestTrial.Set(float64(t.Number))
+	}
+}
+
+// Stop ends the service and waits for its end. A client that stays connected is cut off after two seconds.
+func (s *Server) Stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) { // a client stays connected
+		err = s.http.Close()
+	}
+	if served := <-s.gone; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}
