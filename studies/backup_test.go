@@ -36,7 +36,7 @@ func beginHalf(t *testing.T, path string) {
 	}
 }
 
-// Where the database and all snapshots are damaged, the copy in an older epoch is offered, and the study goes on from it as the error says.
+// If the database and all snapshots are damaged, the copy in an older epoch is offered, and the study goes on from it as the error says.
 func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 	for name, hot := range map[string]bool{"as it was left": false, "with half a transaction": true} {
 		t.Run(name, func(t *testing.T) {
@@ -98,5 +98,5 @@ func TestNothingIsLeftToGoOnFrom(t *testing.T) {
 	dir := t.TempDir()
 	try(t, open(t, dir).Close(), os.WriteFile(database(t, dir), []byte(strings.Repeat("no database ", 1000)), 0o644), os.RemoveAll(filepath.Join(dir, snapshotDir)))
 	_, _, err := Open(t.Context(), dir, llama, Options{})
-	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no whole copy in an older epoch: bring the study's directory back from a backup")
+	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no whole copy in an older epoch: restore the study's directory from a backup")
 }

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// varied is a study with something in every table: priors, a changed world, finished trials, and one that is half done. Its snapshots have a base and deltas.
+// varied returns a study with rows in every table: priors, a changed world, finished trials, a half-done one. Its snapshots have a base and deltas.
 func varied(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -49,7 +49,7 @@ func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
 	try(t, db.Close())
 }
 
-// Each value of each row is held against what was stored, and who reads it is told which row is another.
+// A change of any value of any row is found, and the reader learns which row it is.
 func TestEachChangedValueIsFound(t *testing.T) {
 	t.Parallel()
 	path := database(t, varied(t))
@@ -115,7 +115,7 @@ func otherDigit(v any) (any, bool) {
 	return nil, false
 }
 
-// wantFound changes a database, wants whoever looks it through to say that it is damaged, and takes the change back.
+// wantFound changes a database, expects each reader to call it damaged, and undoes the change.
 func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 	t.Helper()
 	_, err := db.Exec("PRAGMA foreign_keys=0; SAVEPOINT before")
@@ -144,7 +144,7 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 	try(t, err)
 }
 
-// A row that is gone, was moved, or is there twice has a checksum that is right. What the tables come to says that it is not where it was.
+// A row that is gone, moved or doubled still has a right checksum. The sums of the tables show the damage.
 func TestMissingAndMovedRowsAreFound(t *testing.T) {
 	t.Parallel()
 	inDatabase(t, database(t, varied(t)), scratch, func(db *sql.DB) {
@@ -186,7 +186,7 @@ func TestWhatMeansNothingIsToldInWords(t *testing.T) {
 		_, err := db.Exec(change)
 		try(t, err, db.Close())
 		_, err = ReadFile(path)
-		wantUnusable(t, err, "read "+path, "it is damaged: "+what, "cannot be read: a value in it means nothing")
+		wantUnusable(t, err, "read "+path, "it is damaged: "+what, "cannot be read: it has an invalid value")
 	}
 }
 
@@ -202,8 +202,8 @@ func TestExpandingIsBounded(t *testing.T) {
 	wantError(t, expand(tooLong, new(string)), "it expands to more than 64 MiB")
 }
 
-// TestDamageIsFound overwrites bytes of a study's databases and snapshots. What is read afterwards is what was stored, or what was published before with
-// a word of it, or the study is said to be damaged; and it goes on, from a snapshot where its database is of no use.
+// TestDamageIsFound overwrites bytes of a study's databases and snapshots. A reader must then get the newest study, or an older one with a
+// warning, or an error that says damaged. A run must go on, from a snapshot if its database is useless.
 func TestDamageIsFound(t *testing.T) {
 	t.Parallel()
 	dir := varied(t)
@@ -272,11 +272,11 @@ func readThroughEach(dir string) (study Study, err error) {
 	return study, err
 }
 
-// wantTrue wants what was read to be the newest that was published, or one before with a word of it, or an error that is no word of SQLite's or Go's.
+// wantTrue expects the newest published study, or an older one with a warning, or an error in the tuner's own words.
 func wantTrue(t *testing.T, what string, study Study, err error, published []Study) (is string) {
 	t.Helper()
 	if err != nil {
-		wantUnusable(t, err, "it is damaged", "`tuner run` publishes the study anew")
+		wantUnusable(t, err, "it is damaged", "`tuner run` publishes the study again")
 		for _, raw := range []string{"parsing", "invalid character", "JSON", "SQL", "malformed", "no such", "constraint", "***"} {
 			if strings.Contains(err.Error(), raw) {
 				t.Errorf("%s: %v", what, err)
@@ -296,7 +296,7 @@ func wantTrue(t *testing.T, what string, study Study, err error, published []Stu
 	return "whole"
 }
 
-// wantGoesOn wants the study to go on with all of it, or to say what is damaged and to go on from a snapshot.
+// wantGoesOn expects a run to go on with the whole study, or to name the damage and go on from a snapshot.
 func wantGoesOn(t *testing.T, what, dir string, published []Study) (did string) {
 	t.Helper()
 	did = "went on"
@@ -318,7 +318,7 @@ func wantGoesOn(t *testing.T, what, dir string, published []Study) (did string) 
 	return did
 }
 
-// A trial's own row is held against its checksum before anything of it is changed: no damage is sealed in.
+// A trial's row is checked before it is changed: damage gets no new checksum.
 func TestNoDamageIsSealedIn(t *testing.T) {
 	t.Parallel()
 	s := open(t, t.TempDir())
@@ -326,9 +326,9 @@ func TestNoDamageIsSealedIn(t *testing.T) {
 	_, err := s.db.Exec(`UPDATE trials SET point='{"max-num-seqs":"928"}'`)
 	try(t, err)
 	err = s.Finish(0, aResult(2))
-	wantError(t, err, "finish trial 0", "trial 0 is not as it was stored")
+	wantError(t, err, "finish trial 0", "trial 0 was changed")
 	_, err = s.Study()
-	wantUnusable(t, err, "it is damaged: trial 0 is not as it was stored")
+	wantUnusable(t, err, "it is damaged: trial 0 was changed")
 }
 
 // A snapshot that lies under the name of another is not taken for that.

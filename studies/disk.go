@@ -70,9 +70,9 @@ func checkOwn(dir string) error {
 		}
 		switch mode := info.Mode(); {
 		case mode.Type() == fs.ModeSymlink:
-			return unusablef("%s is a link: %s is kept in the study's own directory alone; remove the link, and put the %s that it leads to in its place", path, part.what, kind)
+			return unusablef("%s is a link: %s must be in the study's own directory; replace the link by the %s that it leads to", path, part.what, kind)
 		case part.dir && !mode.IsDir(), !part.dir && !mode.IsRegular():
-			return unusablef("%s is not a %s, as it must be to keep %s: move it away", path, kind, part.what)
+			return unusablef("%s is not a %s, and cannot keep %s: move it away", path, kind, part.what)
 		}
 		if err := unix.Faccessat(unix.AT_FDCWD, path, rights, unix.AT_EACCESS); err != nil {
 			return fmt.Errorf("%s cannot be read and written: %w%s", path, err, whose(err, path))
@@ -89,14 +89,14 @@ func checkDatabases(dir string) error {
 	}
 	for _, e := range entries {
 		if fence.IsEpoch(e.Name()) && e.Type() == fs.ModeSymlink {
-			return unusablef("%s is a link: the study is kept in its own directory alone; remove the link, and put the directory that it leads to in its place",
+			return unusablef("%s is a link: an epoch must be in the study's own directory; replace the link by the directory that it leads to",
 				filepath.Join(dir, e.Name()))
 		}
 	}
 	path := filepath.Join(dir, fence.Database)
 	info, err := os.Lstat(path)
 	if found, _ := hasStudyFiles(dir); err == nil && info.Mode().IsRegular() && info.Size() == 0 && !found {
-		return unusablef("%s is empty: if a study was in it, bring it back from a backup, else remove the file", path)
+		return unusablef("%s is empty: if a study was in it, restore it from a backup; otherwise remove the file", path)
 	}
 	return nil
 }
@@ -267,8 +267,8 @@ func slow(commit time.Duration) []string {
 	if commit <= slowCommit {
 		return nil
 	}
-	return []string{fmt.Sprintf("a small write takes %s until it is on the disk, and on a healthy one at most %s: each probe waits for a few of them; look at the disk, "+
-		"or at the network to it", commit.Round(time.Millisecond), slowCommit)}
+	return []string{fmt.Sprintf("a small write takes %s, and at most %s on a healthy disk: each probe waits for several; "+
+		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
 // takeLock takes the lock or says who has it. It uses flock and not fcntl: a flock belongs to the open file, so that no other open and
@@ -311,7 +311,7 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
 	again, err := os.OpenFile(f.Name(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(dir))
 	if err == nil {
-		return 0, errors.Join(unusablef("the disk makes a file that is there already (O_EXCL): two tuners could both own a study"), again.Close())
+		return 0, errors.Join(unusablef("the disk creates a file that already exists (O_EXCL has no effect): two tuners could both own a study"), again.Close())
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return 0, err

@@ -49,7 +49,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
 }
 
-// A disk that fills up in mid-study breaks the store with a clear error and loses nothing that was acknowledged.
+// A disk that fills up during a study breaks the store with a clear error, and nothing acknowledged is lost.
 func TestDiskFillsUp(t *testing.T) {
 	disk := small(t, 70)
 	dir := filepath.Join(disk, "llama70b")
@@ -80,7 +80,7 @@ func TestDiskFillsUp(t *testing.T) {
 	}
 }
 
-// A study that goes on is copied first: what that takes is asked for before a file is written, and said as long as there is less.
+// A resumed study is copied first. If there is no space for the copy, the run says so before it writes a file.
 func TestALargeStudyNeedsItsOwnSpace(t *testing.T) {
 	disk := small(t, 134)
 	dir := filepath.Join(disk, "llama70b")

@@ -28,7 +28,7 @@ const (
 	faultProbes = 3
 )
 
-// finishStudy goes on with a small study to its end, and prints a line for each probe that was acknowledged.
+// finishStudy runs a small study to its end, and prints a line for each acknowledged probe.
 func finishStudy(dir string) (err error) {
 	s, err := openAsChild(dir)
 	if err != nil {
@@ -84,7 +84,7 @@ func anyCall(faultfs.Call) bool { return true }
 
 func changing(c faultfs.Call) bool { return c.Changes() }
 
-// fills are the calls at which a disk may find that it is full: some know only when it is to be kept.
+// fills are the calls at which a disk may be full; some disks report it only at a sync.
 func fills(c faultfs.Call) bool {
 	return c.Changes() && c.Op != "unlink" && c.Op != "rmdir" || keeps(c)
 }
@@ -270,7 +270,7 @@ func (s *strike) tolerable() bool {
 		return c.Op == "setlk" || c.Op == "flush" || c.Op == "setattr"
 	case name == "snap", strings.HasPrefix(name, "e0"): // SQLite's, of names that the Store syncs too
 		return c.Op == "fsyncdir" || c.Op == "opendir"
-	case c.Path == "llama/fence": // to remove an old slot, which the next beat tries again
+	case c.Path == "llama/fence": // to remove an old slot, which the next heartbeat tries again
 		return c.Op == "opendir"
 	case filepath.Dir(c.Path) == "llama/fence":
 		return c.Op == "unlink"
@@ -399,7 +399,7 @@ func faultEvery(t *testing.T, usual int) (every int, random *rand.Rand) {
 	return every, rand.New(rand.NewPCG(seed, 0))
 }
 
-// Whatever the disk does at any call, nothing that was acknowledged is lost, and the next run goes on.
+// Whatever the disk does at any call, nothing acknowledged is lost, and the next run goes on.
 func TestTheDiskFailsAtAnyCall(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	strikeAll(t, 197, "", nil)
@@ -412,7 +412,7 @@ func TestTheDiskFailsAtAnyCallOfATakeover(t *testing.T) {
 	strikeAll(t, 997, begun, owed)
 }
 
-// killedInACommit returns a disk with a study whose owner was killed in the middle of a commit, and what it had acknowledged.
+// killedInACommit returns a disk with a study whose owner was killed during a commit, and what that owner had acknowledged.
 func killedInACommit(t *testing.T) (begun string, owed []string) {
 	t.Helper()
 	slots := 0 // claim, open, the study, and each commit after that
@@ -434,7 +434,7 @@ func killedInACommit(t *testing.T) (begun string, owed []string) {
 	return filepath.Dir(left), killed.acked
 }
 
-// SQLite takes a journal that the disk does not let it look at for one that is not there, and half a transaction for a whole one.
+// SQLite treats a journal that it cannot see as missing, and half a transaction as a whole one.
 func TestAJournalThatCannotBeSeenIsNotForgotten(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
@@ -453,7 +453,7 @@ func TestAJournalThatCannotBeSeenIsNotForgotten(t *testing.T) {
 		s := &strike{harm: harm{name: "unseen", at: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
 		dir := s.run(t, filepath.Join(faultRoot(t), "study"))
 		s.judge(t, dir)
-		if strings.Contains(s.said, "is not taken back") {
+		if strings.Contains(s.said, "was not rolled back") {
 			refused++
 		}
 	}
@@ -462,7 +462,7 @@ func TestAJournalThatCannotBeSeenIsNotForgotten(t *testing.T) {
 	}
 }
 
-// Before each call of a small study, and of one that is taken over, a reader finds a whole study, which never goes back.
+// Before each call of a small study, and of a takeover, a reader finds a whole study. It never goes back.
 func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
@@ -523,7 +523,7 @@ func strikeAll(t *testing.T, usual int, begun string, owed []string) {
 	}
 }
 
-// faultRoot is a directory in memory where there is one: a disk that is only passed through need not be slow.
+// faultRoot is a directory in memory if there is one: the disk below the faulty one need not be slow.
 func faultRoot(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "tuner-faults-*")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A study that is exported to a file is read as it is in its directory, and nothing is written beside it.
+// An exported file reads like the study's directory, and nothing is written beside it.
 func TestReadFile(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	s := open(t, dir)

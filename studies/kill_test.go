@@ -20,7 +20,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// The test binary is its own stubborn child: with childDir set it is a tuner that writes until it is killed, or what childRole says.
+// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the role in childRole.
 const (
 	childDir      = "STUDIES_TEST_CHILD_DIR"
 	childRole     = "STUDIES_TEST_ROLE"
@@ -158,7 +158,7 @@ func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder
 	return cmd, bufio.NewReader(stdout), stderr
 }
 
-// A probe that was acknowledged survives a SIGKILL at any moment, and at most one that was not is there too.
+// An acknowledged probe survives a SIGKILL at any moment. At most one probe more is stored.
 func TestKillAtAnyMoment(t *testing.T) {
 	dir := t.TempDir()
 	seed := uint64(time.Now().UnixNano())
@@ -201,7 +201,7 @@ func TestKillAtAnyMoment(t *testing.T) {
 	t.Logf("%d probes, %d rounds ended before the first one", stored, early)
 }
 
-// countProbes looks at what a killed owner left: the snapshot is whole, and the study resumes whole.
+// countProbes checks what a killed owner left: the snapshot is whole, and the study resumes whole.
 func countProbes(t *testing.T, dir string) int {
 	t.Helper()
 	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
@@ -291,7 +291,7 @@ func TestTwoBeginAtOnce(t *testing.T) {
 	}
 }
 
-// What killed tuners have left is removed an hour later, but for the lock of one that lives, and nothing that is a user's; an owner that goes leaves few slots.
+// Files of killed tuners are removed after an hour, except the lock of a living owner and the user's files. A released study has few slots.
 func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A study is running only while its owner lives. A copy of its directory is what a killed owner leaves: nobody holds the lock there.
+// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed: nobody holds the lock there.
 func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
 	live := func(dir string) Study {
 		t.Helper()
@@ -77,7 +77,7 @@ func TestAStoppedStudyIsReadOnce(t *testing.T) {
 	}
 }
 
-// A study that has measured nothing fits any file. One probe, or one result, and it has a world.
+// A study without measurements fits any file. One probe or one result gives it a world.
 func TestAStudyWithoutAMeasurementHasNoWorld(t *testing.T) {
 	changed := New{Name: llama.Name, Seed: 8, File: "name: llama70b\n# changed\n", World: map[string]string{"model": "other", "slo": "p99 TTFT <= 9 ms"}, Final: []string{"slo"}}
 	for _, c := range []struct {

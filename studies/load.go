@@ -148,7 +148,7 @@ func readStudy(db *sql.DB) (*reading, error) {
 
 // unreadable is the error for a row with a meaningless value. Its checksum is right, so it was stored with that value.
 func unreadable(t *table, row cells) error {
-	return damagedf("%s cannot be read: a value in it means nothing", t.named(row))
+	return damagedf("%s cannot be read: it has an invalid value", t.named(row))
 }
 
 // all reads a whole table in the order of its keys, and checks that no row is missing.

@@ -6,7 +6,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// The nearest to the SLO is found by columns, among trials that were measured alone, and comes with its probes.
+// The trial nearest to the SLO is found by columns, among measured trials only, and comes with its probes.
 func TestTheNearestTrialIsReadWhole(t *testing.T) {
 	s := open(t, t.TempDir())
 	read := func() Study {

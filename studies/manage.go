@@ -76,7 +76,7 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 		return "", unusablef("delete %s: it is a link to %s: delete the study there, or remove the link alone with rm", dir, to)
 	}
 	if study := Around(dir); study != "" {
-		return "", unusablef("delete %s: it is a part of the study in %s: delete that, or nothing", dir, study)
+		return "", unusablef("delete %s: it is a part of the study in %s: delete that study instead", dir, study)
 	}
 	if err := checkTrash(filepath.Join(filepath.Dir(dir), TrashDir)); err != nil {
 		return "", fmt.Errorf("delete the study in %s: %w", dir, err)
@@ -123,9 +123,9 @@ func checkTrash(trash string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() == fs.ModeSymlink:
-		return unusablef("%s is a link, and a study is moved into a directory beside it alone: remove the link", trash)
+		return unusablef("%s is a link, but the trash must be a directory: remove the link", trash)
 	case !info.IsDir():
-		return unusablef("%s, into which studies are moved, is not a directory: move it away", trash)
+		return unusablef("%s, the trash, is not a directory: move it away", trash)
 	}
 	for _, dir := range []string{trash, filepath.Dir(trash)} { // a move changes both
 		if err := canWrite(dir); err != nil {

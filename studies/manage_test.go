@@ -16,7 +16,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A deleted study is in the trash as it was, and can be had again; one that runs is not deleted.
+// A deleted study lies unchanged in the trash and can be brought back. A running study is not deleted.
 func TestDelete(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "llama70b")
@@ -48,7 +48,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// What a link leads to is deleted where it is: the trash beside the link would have only the link.
+// A link is not deleted: the trash beside the link would get the link alone.
 func TestDeleteRefusesALink(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "llama70b")
 	link := filepath.Join(root, "llama70b")
@@ -64,8 +64,8 @@ func TestDeleteRefusesALink(t *testing.T) {
 func TestDeleteIntoNoTrash(t *testing.T) {
 	elsewhere := t.TempDir()
 	for want, put := range map[string]func(trash string) error{
-		"into which studies are moved, is not a directory: move it away": func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
-		" is a link, and a study is moved into":                          func(trash string) error { return os.Symlink(elsewhere, trash) },
+		"the trash, is not a directory: move it away":   func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
+		" is a link, but the trash must be a directory": func(trash string) error { return os.Symlink(elsewhere, trash) },
 	} {
 		root := t.TempDir()
 		dir := filepath.Join(root, "llama70b")
@@ -121,7 +121,7 @@ func TestExport(t *testing.T) {
 	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 }
 
-// asNobody has a child of this test, which is put into a root directory, do something as another user, and returns what it prints.
+// asNobody runs a child of this test, copied into a root directory, as another user, and returns what it prints.
 func asNobody(t *testing.T, root, dir, role string) (string, error) {
 	t.Helper()
 	self := filepath.Join(root, "studies.test")
@@ -177,7 +177,7 @@ func all(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// Where a part of a study's directory is something else than a run could write to, the run ends before it has changed anything.
+// If a part of a study's directory cannot be written by a run, the run ends before it changes anything.
 func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 	elsewhere := t.TempDir()
 	link := func(path string) error { return os.Symlink(elsewhere, path) }
@@ -188,14 +188,14 @@ func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 		put  func(path string) error
 		want string
 	}{
-		{fence.SlotDir, file, "is not a directory, as it must be to keep who owned the study when: move it away"},
+		{fence.SlotDir, file, "is not a directory, and cannot keep who owned the study when: move it away"},
 		{fence.SlotDir, link, "is a link"},
 		{fence.OwnerDir, file, "is not a directory"},
 		{fence.OwnerDir, link, "is a link"},
 		{snapshotDir, file, "is not a directory"},
-		{snapshotDir, link, "is a link: what is published of it is kept in the study's own directory alone; remove the link, and put the directory that it leads to in its place"},
+		{snapshotDir, link, "is a link: what is published of it must be in the study's own directory; replace the link by the directory that it leads to"},
 		{backupDir, file, "is not a directory"},
-		{"e000000000001", link, "is a link: the study is kept in its own directory alone; remove the link"},
+		{"e000000000001", link, "is a link: an epoch must be in the study's own directory"},
 		{currentFile, folder, "is not a file"},
 		{currentFile, link, "is a link"},
 	} {
@@ -249,7 +249,7 @@ func TestLostAndFoundIsNoStudy(t *testing.T) {
 // exported is the error of an Export.
 func exported(_ Study, err error) error { return err }
 
-// harmProbes zeroes a page of a snapshot of which the trials' summaries have no need, so that only who reads the probes finds the damage.
+// harmProbes zeroes a page of a snapshot that the trials' summaries do not need, so that only a reader of the probes finds the damage.
 func harmProbes(t *testing.T, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -272,7 +272,7 @@ func harmProbes(t *testing.T, path string) {
 	t.Fatalf("no page of %s has probes alone", path)
 }
 
-// inOneBase is a study of which all is in its newest base, and of which an older snapshot has a probe less.
+// inOneBase is a study whose newest base has everything, and whose older snapshot lacks a probe.
 func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	t.Helper()
 	dir = t.TempDir()
@@ -290,8 +290,8 @@ func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	return dir, all
 }
 
-// A damaged snapshot is not exported as if it were whole: one before it is, and it is said; where all are damaged it is said what publishes the
-// study anew.
+// A damaged snapshot is not exported as if it were whole. An older one is exported, with a warning. If all are damaged, the error says how to
+// publish the study again.
 func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	dir, all := inOneBase(t)
 	newest := filepath.Join(dir, all[0].file())
@@ -325,7 +325,7 @@ func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	for _, n := range all[1:] {
 		try(t, os.Remove(filepath.Join(dir, n.file())))
 	}
-	const remedy = "`tuner run` publishes the study anew, if its database is whole"
+	const remedy = "`tuner run` publishes the study again if its database is whole"
 	_, err = Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadEach(dir, false, each)

@@ -17,7 +17,7 @@ import (
 	"vllmtuner/studies/nfslab/pause"
 )
 
-// Of a child on real NFS: where it waits, as POINT:PAGE:FILE, and of a plain one its journal mode and how many commits it makes.
+// Settings of a child on real NFS: where it waits, as POINT:PAGE:FILE; for a plain database, its journal mode and number of commits.
 const (
 	childPause   = "STUDIES_TEST_PAUSE"
 	childJournal = "STUDIES_TEST_JOURNAL"
@@ -46,19 +46,19 @@ func paused(dir string, role func(string) error) error {
 	return role(dir)
 }
 
-// openPlain opens what a study would be without epochs and slots: one SQLite file, and its locks.
+// openPlain opens a study without epochs and slots: one SQLite file with its locks.
 func openPlain(dir, mode string) (*sql.DB, error) {
 	return openFile(filepath.Join(dir, "study.db"), "mode="+mode+"&_journal_mode="+os.Getenv(childJournal)+
 		"&_synchronous=FULL&_txlock=immediate&_busy_timeout=90000")
 }
 
-// plainRows are so many and so large that each commit moves rows of earlier ones from page to page.
+// plainRows is large enough that each commit moves rows of earlier commits from page to page.
 const (
 	plainRows = 4
 	plainText = 1500
 )
 
-// writePlain makes commits and prints a line for each row that was acknowledged. Each goes before those that are there.
+// writePlain makes commits and prints a line for each acknowledged row. Each row goes before the existing ones.
 func writePlain(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -106,7 +106,7 @@ func lookPlain(dir string) error {
 	return db.Close()
 }
 
-// verifyPlain opens the database as a successor does, and looks for all rows that are said to be acknowledged on its standard input.
+// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as acknowledged.
 func verifyPlain(dir string) error {
 	db, err := openPlain(dir, "rw")
 	if err != nil {
@@ -134,8 +134,7 @@ func verifyPlain(dir string) error {
 	return db.Close()
 }
 
-// powerOff has a file system lose what it has not yet put on its disk, and do nothing more, as when its power goes (FS_IOC_SHUTDOWN without a flush of
-// its log).
+// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of its log).
 func powerOff(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// TestNFS has tuners and readers live through what happens to them on real NFS, each script of nfslab in a machine of its own.
+// TestNFS runs tuners and readers through failures of real NFS. Each script of nfslab has a machine of its own.
 func TestNFS(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "nfslab/run.sh", "--setup").CombinedOutput(); err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 77 {
@@ -57,7 +57,7 @@ func TestNFS(t *testing.T) {
 	})
 }
 
-// cutPower cuts the power of a machine in the middle of a write, again and again, and looks each time for all that it has acknowledged before.
+// cutPower cuts a machine's power during a write, again and again, and each time checks everything acknowledged before.
 func cutPower(t *testing.T, binary string, cuts int) {
 	disk, list := filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "acked")
 	var acked bytes.Buffer
@@ -83,7 +83,7 @@ func cutPower(t *testing.T, binary string, cuts int) {
 	t.Logf("\nok power cut %d times: all %d acknowledged probes were there each time", cuts, bytes.Count(acked.Bytes(), []byte("\n")))
 }
 
-// inMachine runs a script on node a of a machine, and returns what it prints and its exit code.
+// inMachine runs a script on node a of a machine, and returns its output and exit code.
 func inMachine(t *testing.T, args ...string) (out string, code int) {
 	began := time.Now()
 	lab := exec.CommandContext(t.Context(), "nfslab/run.sh", append([]string{"--timeout", "1500", "--add", "nfslab/lib.sh"}, args...)...)

@@ -12,7 +12,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Readers see priors with their sources, in the order in which they were added; the same source again replaces what it held.
+// Readers see priors with their sources, in the order of their import. Importing a source again replaces its priors.
 func TestPriorsAreKeptBySource(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	store, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})

@@ -185,7 +185,7 @@ func (c probeColumns) rowIn(row cells) (probeRow, error) {
 	first := len(probesTable.columns) + 1
 	r.series, r.sketches = row.bytes(first), row.bytes(first+1)
 	if longSum(r.series, r.sketches) != row[probesTable.column("long_sum")] {
-		return r, damagedf("%s: its series or its sketches are not as they were stored: their checksum is another", probesTable.named(row))
+		return r, damagedf("%s: its series or sketches were changed: their checksum does not match", probesTable.named(row))
 	}
 	return r, nil
 }

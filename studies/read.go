@@ -46,7 +46,7 @@ func explainToReader(dir string, err error) error {
 	case errors.Is(err, errNone):
 		return missing(dir)
 	case err != nil && (isDamage(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
-		err = fmt.Errorf("%w; none that was published before can be read either: `tuner run` publishes the study anew, if its database is whole", err)
+		err = fmt.Errorf("%w; no older snapshot can be read either: `tuner run` publishes the study again if its database is whole", err)
 	}
 	return markUnusable(err)
 }

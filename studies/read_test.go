@@ -107,7 +107,7 @@ func TestValidName(t *testing.T) {
 	}
 }
 
-// Begin and Record reach readers within a second of their own accord; the second of two within one second is not lost.
+// Begin and Record reach readers within a second. The second of two within one second is not lost.
 func TestSnapshotsFollowByThemselves(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestSnapshotsThatAreWaitedFor(t *testing.T) {
 	}
 }
 
-// Readers beside a busy writer find a whole study every time, and what they find never goes back.
+// Readers beside a busy writer always find a whole study, and it never goes back.
 func TestReadersBesideAWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

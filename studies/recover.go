@@ -36,7 +36,7 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	if readErr == nil { // else it cannot be compared
 		acknowledged = max(acknowledged, published.Commits)
 	}
-	if err == nil && readErr == nil { // first, because another study may have fewer commits
+	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // before the commits: another study may have fewer
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
@@ -58,11 +58,8 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
-	if errors.Is(err, sql.ErrNoRows) { // it has lost the whole study
-		return nil
-	}
 	if err == nil && id != published.ID {
-		err = damagedf("it holds another study than the one that is published, %s and not %s", id, published.ID)
+		err = damagedf("it holds another study than the published one, %s and not %s", id, published.ID)
 	}
 	return err
 }
@@ -84,7 +81,7 @@ var errDamaged = errors.New("it is damaged")
 func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
-		err = errors.New("a transaction that was not complete is not taken back; run it again before anything else")
+		err = errors.New("an incomplete transaction was not rolled back; run the same command again before anything else")
 	}
 	return err
 }
@@ -162,7 +159,7 @@ func (s *Store) offer(acknowledged int64) string {
 		if backup, found := newestBackup(s.dir, s.path); found {
 			return none + backup.offer(acknowledged)
 		}
-		return none + ", and no whole copy in an older epoch: bring the study's directory back from a backup, or begin the study under another name"
+		return none + ", and no whole copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
 	}
 	probes := 0
 	for _, t := range study.Trials {

@@ -23,7 +23,7 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// left makes a study with a finished trial and a probe of the next, of which the newest snapshot knows only the former.
+// left makes a study with a finished trial and a probe of the next one. Its newest snapshot has the finished trial only.
 func left(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -49,7 +49,7 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// A damaged or lost database is not repaired without a word: what there is instead is offered, and what would be lost is said.
+// A damaged or lost database is not silently replaced. The error says what there is instead, and what would be lost.
 func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 	for name, harm := range map[string]func(path string) error{
 		"overwritten": func(path string) error {
@@ -114,27 +114,29 @@ func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
 	}
 }
 
-// Nor is the database of another study of the same name, whatever it has.
+// The database of another study of the same name is not taken for the study, whether it has more commits or fewer.
 func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
-	dir, other := left(t), t.TempDir()
-	s := open(t, other)
-	for n := range 5 {
-		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
-	}
-	try(t, s.Close())
-	foreign, err := os.ReadFile(database(t, other))
-	try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
-	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantUnusable(t, err, "it holds another study than the one that is published", "with 1 trial and 1 probe", "--from-snapshot")
-	s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
-	try(t, err)
-	study, err := s.Study()
-	if try(t, err); len(study.Trials) != 1 {
-		t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+	for _, trials := range []int{5, 0} {
+		dir, other := left(t), t.TempDir()
+		s := open(t, other)
+		for n := range trials {
+			try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
+		}
+		try(t, s.Close())
+		foreign, err := os.ReadFile(database(t, other))
+		try(t, err, os.WriteFile(database(t, dir), foreign, 0o644))
+		_, _, err = Open(context.Background(), dir, llama, Options{})
+		wantUnusable(t, err, "it holds another study than the published one", "with 1 trial and 1 probe", "--from-snapshot")
+		s, _, err = Open(context.Background(), dir, llama, Options{FromSnapshot: true})
+		try(t, err)
+		study, err := s.Study()
+		if try(t, err, s.Close()); len(study.Trials) != 1 {
+			t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+		}
 	}
 }
 
-// A study of the first schema, which lay in the directory itself, goes on in the newest; its database stays.
+// A study of schema 1, with its database in the directory itself, goes on in the newest schema; the old database stays.
 func TestAStudyOfTheFirstSchemaGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, fence.Database)
@@ -199,7 +201,7 @@ func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
 	}
 }
 
-// The base and the delta that a new base is made of stay until it is made, however long that takes.
+// The base and the delta from which a new base is made stay until it is finished.
 func TestWhatABaseIsMadeOfStays(t *testing.T) {
 	base := snapshot{1, 10, -1}
 	all := []snapshot{base}
@@ -243,7 +245,7 @@ func TestARefusedRunChangesNothing(t *testing.T) {
 	}
 }
 
-// A study whose database and slots are older than what was published is not taken for the newest.
+// If a study's database and slots are older than the published study, they are not taken for the newest.
 func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	dir, backup := t.TempDir(), t.TempDir()
 	s := open(t, dir)
@@ -268,7 +270,7 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	}
 }
 
-// A header whose schema cannot be is damage like any other: readers have a snapshot before it, and the owner its database.
+// A header with an impossible schema is damage like any other: readers use an older snapshot, and the owner its database.
 func TestASchemaThatCannotBe(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -285,11 +287,11 @@ func TestASchemaThatCannotBe(t *testing.T) {
 		try(t, err, file.Close())
 	}
 	_, err = ReadSnapshot(dir)
-	wantUnusable(t, err, "it is damaged: its header says schema -")
+	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	elsewhere := filepath.Join(t.TempDir(), "one.db")
 	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
 	_, err = ReadFile(elsewhere)
-	wantUnusable(t, err, "it is damaged: its header says schema -")
+	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	try(t, open(t, dir).Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)

@@ -244,7 +244,7 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 		return 0, err
 	}
 	if version < 0 || id != application(version) {
-		return 0, damagedf("its header says schema %d, which it is not", version)
+		return 0, damagedf("its header has a wrong schema version, %d", version)
 	}
 	return version, nil
 }

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// older makes a database of a schema at a path, as the tuners that wrote it left it at the end of a small study.
+// older makes a database of an older schema at a path, from what a tuner of that schema wrote at the end of a small study.
 func older(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))
@@ -75,7 +75,7 @@ func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
 	return texts
 }
 
-// A study of each older schema can be read as it is, goes on in the newest with all that it has, and is kept as it was.
+// A study of each older schema can be read, goes on in the newest schema without a loss, and is kept as it was.
 func TestEachOlderSchemaGoesOn(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestEachOlderSchemaGoesOn(t *testing.T) {
 	}
 }
 
-// checkColumns holds the columns that a migration filled against what they are the key figures of.
+// checkColumns compares the columns that a migration filled with the results they come from.
 func checkColumns(t *testing.T, s *Store, want []Trial) {
 	t.Helper()
 	summary, err := s.Summary(func(Study) []int { return nil })

@@ -34,7 +34,7 @@ func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 	return p
 }
 
-// What readers find is what was committed, in bases and deltas of every age, and what whoever resumes finds too.
+// Readers find the committed study, in bases and deltas of every age, and so does a resumed run.
 func TestSnapshotsAreTheStudy(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -151,7 +151,7 @@ func TestWhatIsBehindIsSaidToBe(t *testing.T) {
 	}
 }
 
-// What somebody has put in the place of a study's file is not waited for, nor read into memory: readers find what else there is, and a run says it.
+// A pipe or a huge file in the place of a study's file neither blocks a reader nor fills its memory. Readers use other snapshots, and a run says it.
 func TestAPipeInTheStudysDirectoryIsNotWaitedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		at     func(dir string, newest snapshot) string

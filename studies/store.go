@@ -380,7 +380,7 @@ func (s *Store) Close() error {
 	select {
 	case <-s.gone:
 	case <-time.After(wait):
-		err = errors.Join(err, fmt.Errorf("what is being written in %s is not at its end after %s: %w", filepath.Join(s.dir, snapshotDir), wait, ErrSilent))
+		err = errors.Join(err, fmt.Errorf("writing in %s has not ended after %s: %w", filepath.Join(s.dir, snapshotDir), wait, ErrSilent))
 	}
 	return errors.Join(err, s.release())
 }
@@ -478,7 +478,7 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 	}
 	s.commits++
 	if err := s.lease.Acknowledge(s.commits); err != nil {
-		s.broken = fmt.Errorf("%s in %s: it is not known to count: %w", what, s.path, err)
+		s.broken = fmt.Errorf("%s in %s: it is stored, but not acknowledged: %w", what, s.path, err)
 	}
 	return s.broken
 }

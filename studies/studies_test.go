@@ -403,7 +403,7 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	b.ReportMetric(float64(info.Size())/4000, "bytes/probe")
 }
 
-// A database that is removed or replaced can still be written by who has it open, which would acknowledge what is gone afterwards.
+// A removed or replaced database can still be written through an open file. What it acknowledged would then be gone.
 func TestADatabaseThatIsTakenAwayAcknowledgesNothing(t *testing.T) {
 	for _, tt := range []struct {
 		name, want string
@@ -428,7 +428,7 @@ func TestADatabaseThatIsTakenAwayAcknowledgesNothing(t *testing.T) {
 	}
 }
 
-// What is found on the machine may become known, and must then stay; what is noted may change, and is said.
+// A found fact may become known later and must then stay. A noted fact may change, and an event says so.
 func TestDriftOfTheMachine(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(options Options, found, noted map[string]string) (Study, error) {

@@ -171,7 +171,7 @@ func checkRows(stored, found holding, of string) error {
 	case found.Rows != stored.Rows:
 		return damagedf("%s has %d rows, and %d were stored", of, found.Rows, stored.Rows)
 	case found.Sum != stored.Sum:
-		return damagedf("%s has other rows than were stored", of)
+		return damagedf("%s has different rows than were stored", of)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (t *table) verify(row cells) error {
 	if t.sum(row) == t.sumOf(row) {
 		return nil
 	}
-	return damagedf("%s is not as it was stored: its checksum is another", t.named(row))
+	return damagedf("%s was changed: its checksum does not match", t.named(row))
 }
 
 // named returns a row's name for people.
@@ -243,7 +243,7 @@ func readHead(q querier) (head cells, holds holdings, err error) {
 		return nil, nil, err
 	}
 	if err := json.Unmarshal([]byte(head.text(studiesTable.column("holds"))), &holds); err != nil {
-		return nil, nil, damagedf("what its tables come to cannot be read")
+		return nil, nil, damagedf("the sums of its tables cannot be read")
 	}
 	return head, holds, nil
 }

@@ -87,5 +87,5 @@ func explainFile(path string, err error) error {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return damagedf("it is not a database of ours")
+	return damagedf("it is not a study's database")
 }

@@ -37,7 +37,7 @@ func (r *reading) loadWorld() error {
 		key, value, kind := row.text(0), row.text(1), row.text(2)
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
-			return damagedf("world: %s is of the kind %q, which nobody knows", key, kind)
+			return damagedf("world: %s has the unknown kind %q", key, kind)
 		}
 		of[key] = value
 		return nil
@@ -184,12 +184,12 @@ func (s Study) Present() Study {
 
 // worldError says what changed and what the user can do.
 func worldError(changes Changes) error {
-	return fmt.Errorf("%w:\n  %s\ntake the old values back, begin a study under another name, or go on with --accept-drift",
+	return fmt.Errorf("%w:\n  %s\nrestore the old values, begin a study under another name, or go on with --accept-drift",
 		ErrWorldChanged, strings.Join(changes.lines(), "\n  "))
 }
 
 // finalError says what cannot change within one study.
 func finalError(changes Changes, name string) error {
-	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so they cannot be compared with others: take it back, or begin a study under another name, "+
+	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so they cannot be compared with others: restore it, or begin a study under another name, "+
 		"for which tuner import reads the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)
 }

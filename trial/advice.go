@@ -67,9 +67,10 @@ func ReadingsText(readings []Reading) string {
 // nearRate is the relative distance within which two rates have about the same latencies.
 const nearRate = 0.03
 
-// Advise returns margin (0 to 1) times the lower end of the capacity's interval, or times the highest rate that passed where there is no
-// interval. It names the nearest probe within 3 % of that rate. Without one it names the next higher probe that passed, for latencies at
-// a lower rate are no higher, but for chance. ok is false where no rate kept the SLO with the load generator in time.
+// Advise returns margin (0 to 1) times the lower end of the capacity's interval, or times the highest rate that passed
+// where there is no interval. It names the nearest probe within 3 % of that rate. Without one it names the next higher
+// probe that passed, for latencies at a lower rate are no higher, but for chance. ok is false where no rate kept the
+// SLO with the load generator in time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false

@@ -9,33 +9,35 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// A Protocol says in which state the prefix cache is when a probe begins. On the calibrated H200 simulation it matters more
-// than any flag: 0.8–1.7 req/s cold, 1.7–2.7 primed.
+// A Protocol says in which state the prefix cache is when a probe begins. On the calibrated H200 simulation it matters
+// more than any flag: 0.8–1.7 req/s cold, 1.7–2.7 primed.
 type Protocol string
 
 // The protocols.
 const (
-	// Steady primes the cache from the workload's own stream until it is full and the hit rate stands still. The cache is then
-	// carried from probe to probe. It is for endless sources.
+	// Steady primes the cache from the workload's own stream until it is full and the hit rate stands still. The cache
+	// is then carried from probe to probe. It is for endless sources.
 	Steady Protocol = "steady"
 	// Primed passes once through a finite source, and then carries the cache.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the window's. This measures the
-	// cold value, and only under it is a resumed study exact to the last digit.
+	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the window's. This
+	// measures the cold value, and only under it is a resumed study exact to the last digit.
 	Reset Protocol = "reset"
-	// Carried begins with the cache that the warm-up has left, and carries it, as the manual sweeps did. It is for sweeps alone:
-	// the lower loads prime the cache of the higher ones.
+	// Carried begins with the cache that the warm-up has left, and carries it, as the manual sweeps did. It is for
+	// sweeps alone: the lower loads prime the cache of the higher ones.
 	Carried Protocol = "carried"
 )
 
 const (
-	// A carried cache can be told from an empty one where the two differ by this hit rate, 0 to 1. On simulated servers the hit
-	// rate of a probe is the recall's, carried or empty, to 0.65 points, or higher. With a carried cache it was never in the lower
-	// half of the difference.
+	// A carried cache can be told from an empty one where the two differ by this hit rate, 0 to 1. On simulated servers
+	// the hit rate of a probe is the recall's, carried or empty, to 0.65 points, or higher. With a carried cache it was
+	// never in the lower half of the difference.
 	minReuse = 0.01
-	// An emptied cache must not hold more of the prompts than they share with one another. This much more was asked by others.
+	// An emptied cache must not hold more of the prompts than they share with one another. This much more was asked by
+	// others.
 	foreignReuse = 0.05
-	// repeatedDraws keeps the draws of repetitions apart from all others. Requests that were just asked would be in the cache.
+	// repeatedDraws keeps the draws of repetitions apart from all others. Requests that were just asked would be in the
+	// cache.
 	repeatedDraws = 1 << 20
 	// A cache of unknown size is assumed to hold this many tokens.
 	defaultKVTokens = 1 << 22
@@ -86,8 +88,8 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	return err
 }
 
-// draw is the number of a probe's draw. A repetition asks other requests, for the cache knows those of the first attempt. Under
-// Reset it asks the same ones: the cache is empty.
+// draw is the number of a probe's draw. A repetition asks other requests, for the cache knows those of the first
+// attempt. Under Reset it asks the same ones: the cache is empty.
 func (c *prefixCache) draw(seq int, again bool) int {
 	if again && c.protocol != Reset {
 		return seq + repeatedDraws
@@ -95,9 +97,10 @@ func (c *prefixCache) draw(seq int, again bool) int {
 	return seq
 }
 
-// judge compares a probe's hit rate with two others: its requests would have reached one in a cache that was carried, the other in
-// an empty cache. Both count only the requests that were sent, so a probe that ended early can be judged too. Preempted requests are
-// not judged. They push out what the cache would have kept, and look up their own blocks again.
+// judge compares a probe's hit rate with two others: its requests would have reached one in a cache that was carried,
+// the other in an empty cache. Both count only the requests that were sent, so a probe that ended early can be judged
+// too. Preempted requests are not judged. They push out what the cache would have kept, and look up their own blocks
+// again.
 //
 // unknown is why the state cannot be verified; it is told once.
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {

@@ -9,9 +9,9 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// What a server's own counters say of its prefix cache decides whether a probe counts.
+// A probe counts only if the server's own counters show that its prefix cache was in the protocol's state.
 func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
-	const firstProbe = 4 // primed: two runs of warm-up and one pass before it; reset: two of warm-up
+	const firstProbe = 4 // before it come two runs of warm-up and, when primed, one pass
 	lostIn := func(runs ...int) func(int) bool {
 		return func(run int) bool {
 			return slices.Contains(runs, run)
@@ -27,10 +27,10 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 		name     string
 		protocol Protocol
 		server   *stub
-		replaced int    // probes that were measured again
+		replaced int    // number of repeated probes
 		first    string // in the Note of the first probe
-		second   string // and of the second
-		noted    string // in the result's Notes, once
+		second   string // in the Note of the second probe
+		noted    string // in the result's Notes
 	}{
 		{"a carried cache", Primed, &stub{}, 0, "", "", ""},
 		{"an emptied cache", Reset, &stub{}, 0, "", "", ""},
@@ -47,7 +47,7 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			s.capacity = 4.8
 			var probes []Probe
 			r := runner(t, s, row.protocol)
-			r.Source, r.LongRun, s.kvTokens = source, longRun, 20_000 // more requests than a probe asks, and room for them all
+			r.Source, r.LongRun, s.kvTokens = source, longRun, 20_000 // more requests than a probe asks, and a cache that holds all of them
 			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
 			if err != nil {
 				t.Fatal(err)
@@ -87,8 +87,8 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}
 }
 
-// The cache of a repetition knows the requests of the probe that it replaces, so it asks others; an emptied one is asked the same, so
-// that a resumed study is exact.
+// A carried cache holds the requests of the first attempt, so a repetition asks others. An emptied cache holds none,
+// and asking the same requests keeps a resumed study exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
 		c := newPrefixCache(protocol, 1000)
@@ -135,7 +135,7 @@ func TestARecallForgetsWhatWasUsedLongestAgo(t *testing.T) {
 	}
 }
 
-// However long a trial lasts, a recall is no larger than the cache that it stands for.
+// However long a trial lasts, a recall holds no more than the cache that it simulates.
 func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 	c := newRecall(16_000)
 	ids := make([]int32, 160)

@@ -2,8 +2,8 @@ package trial
 
 import "vllmtuner/bench/workload"
 
-// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol. The cache is
-// assumed to hold everything that is asked.
+// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol.
+// The cache is assumed to hold everything that is asked.
 func Cached(plan workload.Plan, cache Protocol) float64 {
 	c := newRecall(defaultKVTokens)
 	schedule := plan.Schedule()
@@ -34,5 +34,6 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 	return carried
 }
 
-// maxPrimed requests show what an endless workload asks again. If they share everything, no number of them fills a cache.
+// maxPrimed requests show what an endless workload asks again. If they share everything, no number of them fills a
+// cache.
 const maxPrimed = 2000

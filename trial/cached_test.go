@@ -8,7 +8,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// What is said beforehand of the cache is what a server with a cache of its own then finds.
+// The predicted share of cached prompts is the share that a server with its own cache then finds.
 func TestTheShareOfCachedPromptsIsKnownBeforehand(t *testing.T) {
 	for _, row := range []struct {
 		protocol Protocol
@@ -30,7 +30,7 @@ func TestTheShareOfCachedPromptsIsKnownBeforehand(t *testing.T) {
 		}
 		want := e.windows[0].found / e.windows[0].asked
 		if is := Cached(plan, row.protocol); math.Abs(is-want) > 1e-9 {
-			t.Errorf("%s, %s (%d): %.4f of the prompts are said to be found, want %.4f", row.protocol, row.source.Name(), row.source, is, want)
+			t.Errorf("%s, %s (%d): predicted %.4f of the prompts in the cache, want %.4f", row.protocol, row.source.Name(), row.source, is, want)
 		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// sharers are prompts of 496 tokens that twelve groups share and 16 of their own. It is endless when its number is 0.
+// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. Its
+// value is the number of requests; 0 means endless.
 type sharers int
 
 func (sharers) Name() string { return "twelve prefixes" }
@@ -39,8 +40,8 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 2, Conversation: -1}
 }
 
-// A teller is a server that answers one request after the other and has a prefix cache of its own making: all that it was ever
-// asked. It knows what the requests of each window found.
+// A teller is a server that answers one request after the other. Its own prefix cache holds everything that it was ever
+// asked. It records what the requests of each window found.
 type teller struct {
 	cache        map[uint64]bool
 	foreign      bool // somebody else has filled its cache: a reset leaves the prefixes
@@ -49,7 +50,7 @@ type teller struct {
 	tokens       float64
 }
 
-// A window is what its counted requests asked and found, in tokens.
+// A window counts the tokens that its requests asked and found.
 type window struct{ asked, found float64 }
 
 func (e *teller) Run(_ context.Context, schedule workload.Schedule, _ bench.Stop) (bench.Run, error) {
@@ -81,7 +82,7 @@ func (e *teller) Run(_ context.Context, schedule workload.Schedule, _ bench.Stop
 	return run, nil
 }
 
-// find returns how many tokens of a prompt are known, in whole blocks of 16, and knows all of it from then on.
+// find returns how many tokens of a prompt the cache holds, in whole blocks of 16, and adds the prompt to it.
 func (e *teller) find(ids []int32) (found float64) {
 	known, sum := true, fnv.New64a()
 	for block := range slices.Chunk(ids[:len(ids)/16*16], 16) {
@@ -118,14 +119,15 @@ func (e *teller) Observe(time.Time) func() *serverctl.Series {
 func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
 
-// Each cache protocol measures what its words say, by the counters of a server that shares nothing with the simulator: under reset the
-// window finds just what it would find in an empty cache, whatever the lead-in has asked before; else it finds what was carried.
+// Each cache protocol measures what it says, by the counters of a server that shares no code with the simulator. Under
+// reset the window finds what it would find in an empty cache, whatever the lead-in asked before. Else it finds what
+// was carried.
 func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	const prefix = 496.0 / 512
 	for _, row := range []struct {
 		protocol Protocol
 		source   sharers
-		finds    float64 // of its prompts in each window; 0 means as an empty cache
+		finds    float64 // share of the prompts in each window; 0 means as an empty cache
 	}{
 		{Reset, 0, 0},
 		{Reset, 96, 0},
@@ -168,7 +170,7 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	}
 }
 
-// A cache that holds what somebody else has asked is not empty, though this trial has asked nothing before.
+// A cache that holds the prompts of others is not empty, though this trial has asked nothing yet.
 func TestAResetThatLeavesForeignPromptsIsFound(t *testing.T) {
 	e := &teller{cache: make(map[uint64]bool), foreign: true}
 	var probes []Probe

@@ -32,7 +32,8 @@ func drain(ctx context.Context, server Server) (time.Duration, error) {
 	return took, nil
 }
 
-// turnedAway matches the statuses with which a server, or a gateway before it, refuses any request. No engine flag causes them.
+// turnedAway matches the statuses with which a server, or a gateway before it, refuses any request. No engine flag
+// causes them.
 var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
 
 // useless is the error of a server that is up and fails every request.
@@ -63,8 +64,8 @@ func explain(ctx context.Context, server Server, err error) error {
 // deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence.
 const deathNotice = 10 * time.Second
 
-// AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. A server that lives on
-// gets the error otherwise; nil means none.
+// AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. A server that
+// lives on gets the error otherwise; nil means none.
 func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitError) error {
 	select {
 	case <-server.Exited():

@@ -26,8 +26,8 @@ type rejectedDrafts struct{ diagnosis string }
 
 func (e *rejectedDrafts) Error() string { return e.diagnosis }
 
-// judge adds what was drafted, nil for nothing. Its error ends a trial in which enough is known and too little was accepted. It judges
-// once, so that a resumed trial judges the same drafts as one without an interruption.
+// judge adds what was drafted, nil for nothing. Its error ends a trial in which enough is known and too little was
+// accepted. It judges once, so that a resumed trial judges the same drafts as one without an interruption.
 func (d *drafts) judge(more *Speculation) error {
 	if more == nil || d.judged || d.minAcceptance <= 0 {
 		return nil
@@ -53,8 +53,8 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 	return fmt.Sprintf("only %.0f tokens were drafted, and the acceptance is known after %.0f", now.DraftTokens, d.minTokens)
 }
 
-// diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how fast the
-// server would be without drafts.
+// diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how
+// fast the server would be without drafts.
 func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",

@@ -7,13 +7,14 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It lasts as long as two
-// requests take, so that as many are in flight as in the long run. How long a request takes is not known beforehand. But the limits, with
-// the mean length of an answer, say how long it may take at the rate that is looked for.
+// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It lasts as
+// long as two requests take, so that as many are in flight as in the long run. How long a request takes is not known
+// beforehand. But the limits, with the mean length of an answer, say how long it may take at the rate that is looked
+// for.
 //
-// A cache that is carried from probe to probe needs twice as long until it holds what it holds in the long run. On a simulated H200, with
-// answers of 500 tokens at 60 ms and windows of two minutes, capacities read 7 % too high after a lead-in of 60 s, 4 % after 120 s, and
-// no better after 180 s.
+// A cache that is carried from probe to probe needs twice as long until it holds what it holds in the long run. On a
+// simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes, capacities read 7 % too high after a
+// lead-in of 60 s, 4 % after 120 s, and no better after 180 s.
 func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
 	const shortest, longest, lifetimes = 30 * time.Second, 150 * time.Second, 2
 	leadIn := min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest)

@@ -114,8 +114,8 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 	return ""
 }
 
-// verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is wrong too,
-// later probes are not repeated: that would double the cost of a trial and change nothing.
+// verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is
+// wrong too, later probes are not repeated: that would double the cost of a trial and change nothing.
 func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error) {
 	p, err := measure(false)
 	wrong := s.cache.wrong
@@ -152,12 +152,13 @@ func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (
 	return p, nil
 }
 
-// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A generator
-// that falls behind through a whole window offers less than was planned, so a pass says nothing about the planned rate.
+// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
+// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
+// planned rate.
 const maxBehind = 0.01
 
-// Passed reports whether the SLO was kept at the planned rate. Single requests may have been late, but the rate as a whole must
-// have been offered.
+// Passed reports whether the SLO was kept at the planned rate. Single requests may have been late, but the rate as a
+// whole must have been offered.
 func Passed(v slo.Verdict, m bench.Measurement) bool {
 	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000)
 }

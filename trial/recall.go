@@ -7,9 +7,9 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A recall simulates a prefix cache of a known size from the prompts that were sent, in their order. A prefix is found in whole blocks, and
-// the least recently used blocks are evicted first, as in vLLM (vllm/v1/core/block_pool.py). The recall also simulates a cache that was
-// empty when the probe began.
+// A recall simulates a prefix cache of a known size from the prompts that were sent, in their order. A prefix is found
+// in whole blocks, and the least recently used blocks are evicted first, as in vLLM (vllm/v1/core/block_pool.py). The
+// recall also simulates a cache that was empty when the probe began.
 type recall struct {
 	capacity float64          // tokens
 	tokens   float64          // held, of prompts and answers
@@ -51,7 +51,7 @@ const (
 	bytesOfToken = 4.0 // used where the length of a prompt in tokens is not known
 )
 
-// The hash of a block covers these.
+// An idBlock or a textBlock is what the hash of a block is computed from.
 type (
 	idBlock struct {
 		before uint64 // hash of all before

@@ -9,9 +9,9 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Replay measures the probes in the task's Done again: the same rates in the same order on one server, warmed up and primed as Run
-// does it. It searches nothing and records nothing. A probe that had ended early ends after the same time. All others run to their
-// end, whatever the SLO says of them now. The server is gone when Replay returns.
+// Replay measures the probes in the task's Done again: the same rates in the same order on one server, warmed up and
+// primed as Run does it. It searches nothing and records nothing. A probe that had ended early ends after the same
+// time. All others run to their end, whatever the SLO says of them now. The server is gone when Replay returns.
 func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err error) {
 	server, load, err := r.startServer(ctx, task)
 	if err != nil {

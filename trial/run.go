@@ -56,8 +56,8 @@ type Task struct {
 	Hint   func() float64 // where to begin the search, asked after Accept; nil or 0 mean the Runner's
 	Draw   int            // of its first probe; an independent measurement needs draws that no other has used
 	Done   []Probe        // measured before an interruption; they are not repeated
-	// Attempt counts the servers that were started for the trial, from 0. A later attempt measures again what a late load
-	// generator decided in an earlier one.
+	// Attempt counts the servers that were started for the trial, from 0. A later attempt measures again what a late
+	// load generator decided in an earlier one.
 	Attempt int
 	Record  func(Probe) error // stores a probe
 

@@ -20,41 +20,42 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A stub is a server and a load in one: above its capacity every first token takes two seconds. It notes what is done to it.
+// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records what is done
+// to it.
 type stub struct {
 	mu       sync.Mutex
 	did      []string
 	capacity float64
 	dieAt    int           // the run, 1-based, in which the server dies; 0 means never
-	short    int           // tokens that are missing in each answer
-	whole    bool          // all tokens of an answer of a probe come at once
-	late     time.Duration // how late the load generator sends, above its own capacity of lateFrom
+	short    int           // missing tokens in each answer
+	whole    bool          // in probes all tokens of an answer come at once
+	late     time.Duration // how late the load generator sends at rates above lateFrom
 	lateFrom float64
 	lateIn   func(run int) bool // in which runs, 1-based; nil means all
 	runs     int
 	silent   int           // the run from which on no token comes; 0 means never
-	wakes    int           // the run from which on they come again
-	begins   bool          // each answer begins, and hangs after its first token
-	says     bench.Failure // of a request that gets no token and is not withdrawn
+	wakes    int           // the run from which on tokens come again
+	begins   bool          // each answer hangs after its first token
+	says     bench.Failure // failure of a request that gets no token and is not withdrawn
 	exited   chan struct{}
-	streams  []int // of the closed loops
+	streams  []int // those of the closed loops
 
-	warming []time.Duration    // TTFT of the pieces of warm-up; the last holds for all later ones. Nil means 100 ms
-	drafts  serverctl.Counters // what each load adds; a server that drafts has AcceptedAt
-	slowly  time.Duration      // what a piece takes beyond 5 s
-	burst   []bench.Sample     // of the worst case
+	warming []time.Duration    // TTFT of the pieces of warm-up; the last holds for all later ones; nil means 100 ms
+	drafts  serverctl.Counters // added by each load; a server that drafts has AcceptedAt
+	slowly  time.Duration      // added to the 5 s of a piece
+	burst   []bench.Sample     // requests of the worst case
 	most    float64            // requests that run at a time in each probe
 	facts   map[string]string
 	pieces  int // of warm-up so far
 
-	// Its prefix cache holds all that it was ever asked.
+	// The prefix cache holds everything that it was ever asked.
 	kvTokens     int // 0 means 1000
 	seen         map[*workload.Request]bool
 	asked, found float64
-	lost         func(run int) bool // whether the cache is emptied before a run, 1-based, by somebody else
-	deaf         bool               // to a reset, and says that it happened
-	mute         bool               // tells nothing of its cache
-	restarted    int                // the run before which its counters begin anew
+	lost         func(run int) bool // whether somebody else empties the cache before a run, 1-based
+	deaf         bool               // it ignores a reset, and reports success
+	mute         bool               // its counters say nothing of the cache
+	restarted    int                // the run before which the server restarts
 }
 
 func (s *stub) note(what string) {
@@ -98,7 +99,7 @@ func (s *stub) start(context.Context, Launch) (Server, Load, error) {
 	return s, s, nil
 }
 
-// Run looks at the spacing of the window's arrivals to learn the rate, and answers accordingly.
+// Run learns the rate from the spacing of the window's arrivals, and answers accordingly.
 func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	s.runs++
 	if s.runs == s.dieAt {
@@ -177,7 +178,7 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 	return run, nil
 }
 
-// silence is a load of which no token comes. A probe is ended early.
+// silence is a load without a token. A probe of it ends early.
 func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	run := bench.Run{Stopped: stop != nil, Elapsed: 3 * time.Second, Series: make(bench.Series, 3)}
 	for a := range schedule {
@@ -215,7 +216,7 @@ func (s *stub) ask(q *workload.Request) {
 	s.seen[q] = true
 }
 
-// answer gives the requests their answers, each short of so many tokens.
+// answer answers the requests. Each answer lacks short tokens.
 func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	for i := range samples {
 		q := &samples[i]
@@ -226,7 +227,8 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	}
 }
 
-// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built once.
+// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built
+// once.
 var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
@@ -278,7 +280,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 	}
 }
 
-// What was measured before an interruption is not measured again, and the answer is the same.
+// A resumed trial does not repeat the probes that were measured before, and gives the same answer.
 func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
 	var all []Probe
 	s := &stub{capacity: 4.8}
@@ -358,13 +360,13 @@ func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
 	}
 }
 
-// A start or a warm-up is worth nothing half done: an orderly end does not wait for it.
+// A half-done start or warm-up is worth nothing, so an orderly end does not wait for it.
 func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	finish := make(chan struct{})
 	r := runner(t, &stub{}, Primed)
 	r.Start = func(ctx context.Context, _ Launch) (Server, Load, error) {
 		close(finish)
-		<-ctx.Done() // a model that loads for ever
+		<-ctx.Done() // the model loads for ever
 		return nil, nil, &serverctl.ExitError{Class: serverctl.Aborted}
 	}
 	if _, err := r.Run(t.Context(), Task{Finish: finish}); !errors.Is(err, ErrInterrupted) {
@@ -383,15 +385,15 @@ func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	}
 }
 
-// deaf is a load whose every request fails, for a server that dies of it a moment later.
-type deaf struct{ s *stub }
+// A failing load fails in every request, and its server dies a moment later.
+type failing struct{ s *stub }
 
-func (d deaf) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
+func (d failing) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
 	time.AfterFunc(20*time.Millisecond, func() { close(d.s.exited) })
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
 }
 
-// A resetKiller dies of a reset: the question fails first, and the death is known a moment later.
+// A resetKiller dies of a reset. The request fails first, and the death is known a moment later.
 type resetKiller struct{ *stub }
 
 func (s resetKiller) ResetCache(context.Context) error {
@@ -424,7 +426,7 @@ func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	}
 }
 
-// What no flags cure ends the study, and is booked on no point.
+// A failure that no flags cure ends the study, and counts against no point.
 func TestAFatalFailureIsNoResult(t *testing.T) {
 	r := runner(t, &stub{}, Reset)
 	r.Start = func(context.Context, Launch) (Server, Load, error) {
@@ -441,7 +443,7 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	r := runner(t, s, Primed)
 	r.Start = func(context.Context, Launch) (Server, Load, error) {
 		s.exited = make(chan struct{})
-		return s, deaf{s}, nil
+		return s, failing{s}, nil
 	}
 	result, err := r.Run(t.Context(), Task{})
 	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
@@ -449,12 +451,12 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	}
 }
 
-// A probe in which no request was completed is told from a broken limit by one more request, however early it ended.
+// Where no request was completed, one more request tells a hang from a broken limit, however early the probe ended.
 func TestAHangIsNoBrokenLimit(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		stub  *stub
-		class serverctl.Class // empty: it was slow, and is measured
+		class serverctl.Class // empty where the server was slow, and is measured
 		says  string
 	}{
 		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, nor was one more within 3 s"},
@@ -501,15 +503,16 @@ func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
 	}
 }
 
-// A load generator that is late decides nothing about the server: what passed is a lower bound, of which only what it offered in time is
-// sure. One that falls behind by more than a hundredth of the window has not offered the rate, and nothing is known when nothing passed.
+// A late load generator proves nothing against the server. A pass is a lower bound, and only rates that were offered in
+// time are sure. A generator that falls behind by more than a hundredth of the window has not offered the rate. Where
+// nothing passed, nothing is known.
 func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 	for _, row := range []struct {
 		name        string
 		late        time.Duration
 		from        float64
 		least, most float64 // of the bound
-		sure        bool    // a part of it was offered in time
+		sure        bool    // some rate was offered in time
 	}{
 		{"late above 6 req/s", 500 * time.Millisecond, 6, 100, 100, true},
 		{"falling behind above 6 req/s", 2 * time.Second, 6, 4, 6.5, true},
@@ -541,7 +544,7 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 	}
 }
 
-// What a late load generator decided in an earlier attempt is measured again, and nothing else is.
+// A second attempt repeats only the probes that a late load generator decided in the first.
 func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
 	s := &stub{capacity: 10, late: 500 * time.Millisecond, lateFrom: 6}
 	var probes []Probe

@@ -107,7 +107,7 @@ func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bo
 	return t.probe(ctx, seq, o)
 }
 
-// add takes a probe into the account. Its error ends a trial of which enough is known.
+// add adds a probe to what is known of the server. Its error ends the trial: enough is known.
 func (t *searchRun) add(p Probe) error {
 	t.result.GPUTime += p.GPUTime
 	if !p.Stopped {
@@ -133,9 +133,9 @@ func outcome(p Probe) capacity.Outcome {
 	}
 }
 
-// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one has more
-// bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every trial has the same
-// draws, so that two trials differ by their servers alone.
+// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one
+// has more bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every
+// trial has the same draws, so that two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r := t.runner
 	return workload.Plan{

@@ -12,7 +12,8 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A session is one started server and the load that reaches it. It adds up what the server costs, and collects the notes.
+// A session is one started server and the load that reaches it. It adds up what the server costs, and collects the
+// notes.
 type session struct {
 	runner    *Runner
 	task      Task
@@ -32,7 +33,8 @@ func newSession(r *Runner, task Task, server Server, load Load) *session {
 	}
 }
 
-// Where nothing is known of a server's speed, a request is assumed to have this many tokens and to take this many seconds.
+// Where nothing is known of a server's speed, a request is assumed to have this many tokens and to take this many
+// seconds.
 const (
 	defaultLength = 2048
 	defaultStay   = 20.0
@@ -92,7 +94,8 @@ func passOf(r *Runner, stream workload.Stream, first, n int, rate float64) workl
 	return workload.Pass{Source: r.Source, Seed: r.Seed, Stream: stream, Rate: rate, First: first, N: n}.Schedule()
 }
 
-// uncounted sends a load that belongs to no probe, and waits until the server is idle. Messages call its requests by which.
+// uncounted sends a load that belongs to no probe, and waits until the server is idle. Messages call its requests by
+// which.
 func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, stop bench.Stop, which string) (bench.Run, error) {
 	began := time.Now()
 	run, err := s.send(ctx, schedule, stop)
@@ -109,11 +112,12 @@ func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, sto
 	return run, err
 }
 
-// checkAnswers notes failed requests of an uncounted load. Where most have failed the server may be dying, and gets some time for it.
+// checkAnswers notes failed requests of an uncounted load. Where most have failed the server may be dying, and gets
+// some time for it.
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
 	sent, broken, detail := run.Others+len(run.Samples), run.Broken, run.BrokenDetail
 	for _, sample := range run.Samples {
-		if sample.Failure != "" && sample.Failure != bench.WrongLength { // a wrong length voids the probes, and they say it better
+		if sample.Failure != "" && sample.Failure != bench.WrongLength { // a wrong length voids the first probe, whose error explains it
 			if broken == 0 {
 				detail = fmt.Sprintf("%s: %s", sample.Failure, sample.Detail)
 			}
@@ -132,9 +136,10 @@ func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string)
 	return AwaitDeath(ctx, s.server, nil)
 }
 
-// alive asks the server for two tokens after a load that ended in silence. A probe may end before anybody notices that the
-// server hangs, and it withdraws its requests, so nothing is left that could hang. Some servers hang after the first token.
-// A server that makes both tokens is slow, and its probe counts. Otherwise the fault is the server's and no limit was broken.
+// alive asks the server for two tokens after a load that ended in silence. A probe may end before anybody notices that
+// the server hangs, and it withdraws its requests, so nothing is left that could hang. Some servers hang after the
+// first token. A server that makes both tokens is slow, and its probe counts. Otherwise the fault is the server's and
+// no limit was broken.
 func (s *session) alive(ctx context.Context, run bench.Run) error {
 	if !run.Silent() {
 		return nil

@@ -35,9 +35,10 @@ func (l Level) Load() float64 {
 // Level is the load of the probe.
 func (p Probe) Level() Level { return Level{Rate: p.Rate, Streams: p.Streams} }
 
-// A Sweep is a manual sweep: a warm-up, then one load after the other on one server, as people ran it with vllm bench serve. Every
-// level asks the same requests, and all of them are counted: there is no lead-in and no run-out. All rates have one pattern of
-// arrivals, stretched so that the last request is due at Requests/rate (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
+// A Sweep is a manual sweep: a warm-up, then one load after the other on one server, as people ran it with vllm bench
+// serve. Every level asks the same requests, and all of them are counted: there is no lead-in and no run-out. All rates
+// have one pattern of arrivals, stretched so that the last request is due at Requests/rate (vllm/benchmarks/serve.py,
+// 0.14.1 and 0.33).
 type Sweep struct {
 	Levels   []Level
 	Requests int // of each level
@@ -47,12 +48,13 @@ type Sweep struct {
 	WarmUpCooldown time.Duration // pause after them
 	Cooldown       time.Duration // pause between two levels
 
-	// Pause lets the server rest; nil waits on the clock. In virtual time it can return at once: nothing happens to an idle server.
+	// Pause lets the server rest; nil waits on the clock. In virtual time it can return at once: nothing happens to an
+	// idle server.
 	Pause func(ctx context.Context, d time.Duration) error
 }
 
-// Planned is how long a sweep of rates takes on a server that keeps up, without its start and stop. For a closed loop it counts the
-// pauses alone.
+// Planned is how long a sweep of rates takes on a server that keeps up, without its start and stop. For a closed loop
+// it counts the pauses alone.
 func (s Sweep) Planned() time.Duration {
 	took := time.Duration(0)
 	if s.WarmUp > 0 {
@@ -84,9 +86,10 @@ func Steps(probes []Probe) []capacity.Step {
 	return steps
 }
 
-// Sweep measures a fixed list of loads on one server. It uses the Runner's settings of server, workload and SLO. The cache is Reset
-// before each level, or else carried on. The capacity is that of capacity.Highest: a load of the grid. A server that fails on the way,
-// and a sweep that is interrupted, have the capacity of the levels before. Errors are those of Run.
+// Sweep measures a fixed list of loads on one server. It uses the Runner's settings of server, workload and SLO. The
+// cache is Reset before each level, or else carried on. The capacity is that of capacity.Highest: a load of the grid. A
+// server that fails on the way, and a sweep that is interrupted, have the capacity of the levels before. Errors are
+// those of Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
 		return sweepRun{prober{on}, s}.run(ctx)
@@ -154,8 +157,8 @@ func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 	return p, nil
 }
 
-// inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same requests
-// again, so its levels are not repeated.
+// inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same
+// requests again, so its levels are not repeated.
 func (s sweepRun) inTime(measure func() (Probe, error)) (Probe, error) {
 	p, err := measure()
 	late := p.Verdict.ClientLimited

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// RunClosed answers as Run does; its requests take their places one after the other.
+// RunClosed answers as Run does. Its requests are due one after the other.
 func (s *stub) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	s.streams = append(s.streams, streams)
 	at := time.Duration(0)
@@ -71,7 +71,7 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 		}
 		for i, p := range probes {
 			if p.Seq != i || p.Measurement.Requests != 100 || p.Stopped || p.Measurement.Window != sweep.Takes(p.Level()) {
-				t.Errorf("%s: probe %d is %+v, want 30 requests within 30/rate, to its end", row.name, i, p)
+				t.Errorf("%s: probe %d is %+v, want 100 requests within 100/rate, to its end", row.name, i, p)
 			}
 		}
 		gpu := 10*time.Second + 2*time.Second + 3*61*time.Second + 20*time.Second // start, stop, probes with their drain, pauses
@@ -84,7 +84,8 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 	}
 }
 
-// A level at which the load generator was late is measured once more where the cache is emptied anyway, and costs what both took.
+// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The level
+// costs both times.
 func TestASweepRepeatsALateLevel(t *testing.T) {
 	for _, row := range []struct {
 		cache   Protocol
@@ -112,7 +113,7 @@ func TestASweepRepeatsALateLevel(t *testing.T) {
 	}
 }
 
-// The same requests at each rate, and the warm-up asks the first of them.
+// All rates ask the same requests, and the warm-up asks the first of them.
 func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
@@ -143,7 +144,7 @@ func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	}
 }
 
-// asked remembers what was sent.
+// asked records what was sent.
 type asked struct {
 	*stub
 	runs [][]workload.Arrival
@@ -201,7 +202,7 @@ func TestASweepThatEndsEarlyKeepsWhatItHas(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
 	probes = nil
-	sweep.Pause = nil // a pause on the clock, which the end does not wait for
+	sweep.Pause = nil // a pause on the clock, which an orderly end cuts short
 	sweep.Cooldown = time.Hour
 	task := Task{Finish: finish, Record: func(p Probe) error { close(finish); return record(p) }}
 	result, err = r.Sweep(t.Context(), task, sweep)

@@ -1,5 +1,5 @@
-// Package trial measures one point: it starts a server, warms it up, probes it, stops it, and returns one result with its diagnosis.
-// It never stores anything itself.
+// Package trial measures one point: it starts a server, warms it up, probes it, stops it, and returns one result with
+// its diagnosis. It never stores anything itself.
 package trial
 
 import (
@@ -27,10 +27,11 @@ type Server interface {
 	Exited() <-chan struct{}
 	// Err returns why, once Exited is closed; a *serverctl.ExitError.
 	Err() error
-	// Observe records once a second what the server does, in time from begin, until end is called. end returns nil where there is
-	// nothing to record, as in virtual time.
+	// Observe records once a second what the server does, in time from begin, until end is called. end returns nil
+	// where there is nothing to record, as in virtual time.
 	Observe(begin time.Time) (end func() *serverctl.Series)
-	// Stop ends the server, waits until it is gone with everything that it held, and tells how that went. It is safe to call twice.
+	// Stop ends the server, waits until it is gone with everything that it held, and tells how that went. It is safe to
+	// call twice.
 	Stop(ctx context.Context) (serverctl.Ended, error)
 }
 

@@ -16,15 +16,17 @@ import (
 const (
 	// warmUpRequests are sent at a time, as many as the manual sweeps sent in all.
 	warmUpRequests = 10
-	// A warm-up has at most maxWarmUps pieces, and takes at most warmUpLimit. A server that is not warm by then is noted as cold.
+	// A warm-up has at most maxWarmUps pieces, and takes at most warmUpLimit. A server that is not warm by then is
+	// noted as cold.
 	maxWarmUps  = 12
 	warmUpLimit = 5 * time.Minute
 
-	// The median TPOT of a piece has fallen when it is below this part of the lower quartile of the piece before. On the simulated
-	// H200, which is warm from its start, that is so for 1 of 343 pieces.
+	// The median TPOT of a piece has fallen when it is below this part of the lower quartile of the piece before. On
+	// the simulated H200, which is warm from its start, that is so for 1 of 343 pieces.
 	tpotFall = 0.9
-	// The median TTFT has fallen when it is below this part of the quickest of the piece before. TTFT depends on the draw far more
-	// than TPOT, by length of prompt, cached part and queue. There 58 of 343 medians were below half the lower quartile before.
+	// The median TTFT has fallen when it is below this part of the quickest of the piece before. TTFT depends on the
+	// draw far more than TPOT, by length of prompt, cached part and queue. There 58 of 343 medians were below half the
+	// lower quartile before.
 	ttftFall = 0.5
 )
 
@@ -34,8 +36,8 @@ const (
 	steadyHitRate  = 0.01 // the hit rate stands still when it moves by less than a point
 )
 
-// A warmUp is the load before the first probe. It depends on this start of the server alone, so that a resumed trial warms up as it
-// did before.
+// A warmUp is the load before the first probe. It depends on this start of the server alone, so that a resumed trial
+// warms up as it did before.
 type warmUp struct {
 	*session
 	drafts *drafts
@@ -62,8 +64,8 @@ func (w warmUp) run(ctx context.Context) error {
 	return w.drafts.judge(speculation(serverctl.Counters{}, now))
 }
 
-// untilWarm sends pieces of load until latencies no longer fall. A server that drafts gets more of them until its acceptance is
-// known. A server that is warm from its start gets two.
+// untilWarm sends pieces of load until latencies no longer fall. A server that drafts gets more of them until its
+// acceptance is known. A server that is warm from its start gets two.
 func (w warmUp) untilWarm(ctx context.Context) error {
 	began := w.result.GPUTime
 	var last latencies
@@ -176,9 +178,9 @@ func quantilesOf(values []float64) quantiles {
 	return quantiles{bench.Percentile(values, 0), bench.Percentile(values, 25), bench.Percentile(values, 50)}
 }
 
-// fellFrom reports whether a latency fell since the piece before. Work that a server does once, such as compiling, makes requests
-// slower and never quicker, so a rise is no sign of it. The requests of two pieces differ, so the median must lie clearly below what
-// was quick before. A piece whose first requests alone were slow was warm at its end.
+// fellFrom reports whether a latency fell since the piece before. Work that a server does once, such as compiling,
+// makes requests slower and never quicker, so a rise is no sign of it. The requests of two pieces differ, so the median
+// must lie clearly below what was quick before. A piece whose first requests alone were slow was warm at its end.
 func (l latencies) fellFrom(before latencies) bool {
 	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }

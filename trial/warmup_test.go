@@ -115,7 +115,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		set    func(*Runner)
 		pieces int
 		want   Outcome
-		says   []string // in the evidence, or in the notes of a measured trial
+		says   []string // in the evidence; for a measured trial in the notes
 	}{
 		{"nothing is drafted", serverctl.Counters{}, asked, 2, Measured, nil},
 		{"much is accepted", drafts(3000, 1500), asked, 2, Measured, nil},
@@ -152,7 +152,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 	}
 }
 
-// A trial that was interrupted between the probe that tells and the end comes to the same end.
+// A dropped trial that was interrupted is dropped again after it resumes.
 func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	var all []Probe
 	run := func(done []Probe) (Result, string) {
@@ -178,7 +178,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	}
 }
 
-// What is accepted is judged once: a probe that was measured by this run and one that is stored must come to the same.
+// Drafts are judged once. So it does not matter whether a probe was measured by this run or stored before.
 func TestDraftsAreJudgedOnce(t *testing.T) {
 	d := newDrafts(&Runner{MinAcceptance: 0.02, MinDrafted: 1000}, serverctl.Facts{})
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {

@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	// worstLimit is how long the worst case may last. The server has admitted all its requests long before, or never will.
+	// worstLimit is how long the worst case may last. The server has admitted all its requests long before, or never
+	// will.
 	worstLimit = time.Minute
 	// worstFill is the part of the KV cache that the worst case asks for, so that requests are preempted or wait.
 	worstFill = 1.25
 	// worstScan is the number of requests among which the longest prompts are looked for.
 	worstScan = 1000
-	// worstMinAnswer is the least length of an answer in tokens, where the workload's is not shorter.
+	// worstMinAnswer: answers of the worst case are not cut below this many tokens.
 	worstMinAnswer = 16
 	// For servers that do not tell: vLLM's largest default of max-num-seqs, and its smallest of max-num-batched-tokens
 	// (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
@@ -70,8 +71,8 @@ func (w *worstCase) setting(flag string, otherwise int) int {
 	return otherwise
 }
 
-// survive sends the worst case, unless a probe has shown it: as many requests at once as the server was started for, with the longest
-// prompts of the workload. Nothing of it is stored, so a resumed trial does it again.
+// survive sends the worst case, unless a probe has shown it: as many requests at once as the server was started for,
+// with the longest prompts of the workload. Nothing of it is stored, so a resumed trial does it again.
 func (w *worstCase) survive(ctx context.Context) error {
 	if !w.runner.WorstCase || w.shown {
 		return nil
@@ -104,8 +105,8 @@ func (w *worstCase) survive(ctx context.Context) error {
 	return nil
 }
 
-// requests are those of the worst case, the longest prompts first: as many as may run at a time, or as overfill the KV cache. Their
-// answers are short, but long enough that the first request still runs when the last is admitted.
+// requests are those of the worst case, the longest prompts first: as many as may run at a time, or as overfill the KV
+// cache. Their answers are short, but long enough that the first request still runs when the last is admitted.
 func (w *worstCase) requests() []workload.Request {
 	candidates := longestPrompts(w.runner.Source)
 	room := math.Inf(1)
@@ -127,7 +128,7 @@ func (w *worstCase) requests() []workload.Request {
 	return chosen
 }
 
-// longestPrompts are some of the workload's requests, none of which a probe asks.
+// longestPrompts returns some of the workload's requests, the longest first. No probe asks them.
 func longestPrompts(source workload.Source) []workload.Request {
 	n := worstScan
 	if all := source.Len(); all > 0 {

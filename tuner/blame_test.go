@@ -14,13 +14,14 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// coarse makes the searches of a study short, for tests that ask only whether its servers live.
+// coarse makes the searches of a study short, for tests in which the capacities do not matter.
 func coarse(s *Study) *Study {
 	s.Runner.Search.MaxProbes = 2
 	return s
 }
 
-// dying is a start whose first n servers die so, and the others are the simulated one. It returns how many were started.
+// dying makes the first n servers of a study die. Later ones are the simulated server. It returns a pointer to the
+// number of starts.
 func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -36,20 +37,21 @@ func always(e serverctl.ExitError) func(int) *serverctl.ExitError {
 	return func(int) *serverctl.ExitError { return &e }
 }
 
-const forEver = 1 << 30
+const forEver = 1 << 30 // servers
 
-// A broken machine ends the study as an error, and costs nothing of it: after the repair all of its trials are measured, the default first.
+// A broken machine ends the study with an error, and costs no trial of the budget: after the repair all are measured,
+// the default first.
 func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	script := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: process 4711 found no GPU"}
 	for _, row := range []struct {
 		name   string
 		death  func(int) *serverctl.ExitError
 		starts int // until the study ends
-		stored int // trials that are finished then
+		stored int // finished trials by then
 	}{
 		{"a driver that does not start gets a second try", always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: serverctl.Driver, Evidence: "CUDA driver initialization failed"}), 2, 0},
-		{"args that no trial is without are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
-		{"the first servers die with the same words but for figures", func(n int) *serverctl.ExitError {
+		{"args that every trial has are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
+		{"the first servers die with the same words except for numbers", func(n int) *serverctl.ExitError {
 			e := script
 			e.Evidence = fmt.Sprintf("serve.sh: process %d found no GPU", n)
 			return &e
@@ -74,10 +76,10 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 				t.Errorf("%d starts and %d finished trials, want %d and %d", *starts, finished, row.starts, row.stored)
 			}
 			again := coarse(study(t, store, trial.Primed, 4))
-			if row.stored > 0 { // it is still broken
+			if row.stored > 0 { // the machine is still broken
 				starts = dying(again, forEver, row.death)
 				if _, err := again.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || *starts != row.starts {
-					t.Errorf("run again unmended: %v after %d starts, want the error after %d", err, *starts, row.starts)
+					t.Errorf("run again before the repair: %v after %d starts, want the error after %d", err, *starts, row.starts)
 				}
 				row.stored *= 2
 				again = coarse(study(t, store, trial.Primed, 4))
@@ -98,7 +100,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	}
 }
 
-// A budget too small for three servers ends as an error all the same, and is spent again once the machine is mended.
+// A budget of fewer than three servers also ends with an error, and is available again after the repair.
 func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	crash := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: no GPU"}
 	for budget, says := range map[int]string{1: "the only server died in its start", 2: "each of the first 2 servers died with the same words"} {
@@ -121,17 +123,17 @@ func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	}
 }
 
-// A space in which every point is infeasible for reasons of its own is a result.
+// A space in which every point is infeasible for its own reason is a result, and no broken machine.
 func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		death func(int) *serverctl.ExitError
 	}{
 		{"no memory for any", always(serverctl.ExitError{Class: serverctl.OOMStart, Evidence: "CUDA out of memory"})},
-		{"flags that exclude each other, each in its own way", func(n int) *serverctl.ExitError {
+		{"flags that exclude each other, with different words", func(n int) *serverctl.ExitError {
 			return &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: fmt.Sprintf("max_num_batched_tokens (%d) is too small", n)}
 		}},
-		{"crashes with other words each", func(n int) *serverctl.ExitError {
+		{"crashes with different words", func(n int) *serverctl.ExitError {
 			return &serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "AssertionError: " + strings.Repeat("x", n)}
 		}},
 		{"crashes under load", always(serverctl.ExitError{Class: serverctl.CrashLoad, Evidence: "illegal memory access"})},
@@ -151,7 +153,7 @@ func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 	}
 }
 
-// A study that an older tuner finished with nothing but the deaths of a broken machine goes on once that is mended.
+// An older tuner finished studies in which all trials died of a broken machine. Such a study goes on after the repair.
 func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
@@ -177,7 +179,8 @@ func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	}
 }
 
-// A server that somebody ends gets a second try, and is no point's fault; one that asks for memory of the host and finds none twice is.
+// A server that somebody ends gets a second try, and is no point's fault. A server whose flags ask for host memory, and
+// that finds none twice, is its point's fault.
 func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 	for _, row := range []struct {
 		name    string

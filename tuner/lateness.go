@@ -13,11 +13,13 @@ var ErrClientLimited = errors.New("the load generator is the limit, not the serv
 const (
 	// minProbes must be measured before a Run gives up because of its load generator. They are two attempts at a trial.
 	minProbes = 6
-	// maxLimited trials of the default, or of the current args, may be decided by the load generator. Then the study goes on without.
+	// maxLimited trials of the default, or of the current args, may be decided by the load generator. Then the study
+	// goes on without.
 	maxLimited = 2
 )
 
-// lateness counts the probes of one Run that the load generator decided. An earlier Run may have been on another machine.
+// lateness counts the probes of one Run that the load generator decided. An earlier Run may have been on another
+// machine.
 type lateness struct {
 	probes, limited int
 	worst           trial.Probe // the limited probe with the highest send lag

@@ -16,7 +16,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A lateLoad is the load of a simulated server, sent late where is says so: the server answers as much later.
+// A lateLoad sends the load of a simulated server 30 ms late where is reports true. The answers come as much later.
 type lateLoad struct {
 	trial.Load
 	is func() bool
@@ -52,7 +52,7 @@ func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
 	return s
 }
 
-// A trial that a late load generator decided is measured once more, and counts as if nothing had happened.
+// A trial that a late load generator decided is measured again, and then counts like any other.
 func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	const which = 1
 	store := open(t, t.TempDir())
@@ -72,8 +72,8 @@ func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	}
 }
 
-// A study most of whose probes are client-limited ends with an error, and not with an answer; on a better machine the same study goes on,
-// and measures its default anew.
+// A study ends with an error, and without an answer, when most of its probes are client-limited. On a better machine it
+// goes on, and measures its default again.
 func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
@@ -97,7 +97,7 @@ func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	}
 }
 
-// A reference that the load generator decided is asked for once more, and not for ever.
+// A default that the load generator decided is measured once more, and not for ever.
 func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 	late := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Measured, Class: serverctl.ClientLimited}}
 	unknown := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Unknown, Class: serverctl.ClientLimited}}
@@ -121,7 +121,7 @@ func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 	}
 }
 
-// A run is given up for its load generator only when that decided most of enough probes.
+// A Run gives up only when the load generator decided most of its probes, and there are enough of them.
 func TestMostProbesMustBeLate(t *testing.T) {
 	for _, row := range []struct {
 		well, late int

@@ -10,8 +10,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// untriedPrior returns the best point of a source whose best point was not measured here yet, or nil. One point of each source is enough:
-// it may be the best, and it shows how the source's figures compare with ours.
+// untriedPrior returns the best point of a source whose best point was not measured here yet, or nil. One point of each
+// source is enough: it may be the best, and it shows how the source's figures compare with ours.
 func (s *Study) untriedPrior(study studies.Study) space.Point {
 	for _, source := range sources(study) {
 		legal := slices.DeleteFunc(slices.Clone(source), func(t studies.Trial) bool { return s.Space.Check(t.Point) != nil })
@@ -54,8 +54,8 @@ func isMeasured(study studies.Study, p space.Point) bool {
 	})
 }
 
-// history is what the sampler learns from: the priors, scaled to this study, and then the study's own trials. A prior of a measured point is
-// left out.
+// history is what the sampler learns from: the priors, scaled to this study, and then the study's own trials. A prior
+// of a measured point is left out.
 func history(study studies.Study) []studies.Trial {
 	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // these points are tried again
 	if len(study.Prior) == 0 {
@@ -74,9 +74,10 @@ func history(study studies.Study) []studies.Trial {
 	return append(all, study.Trials...)
 }
 
-// scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and often other limits, so
-// all its capacities are off by about one factor. It is the geometric mean of ours/theirs over the points that both have measured. Where
-// there is no such point, the factor makes the best of theirs equal to the best of ours.
+// scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and
+// often other limits, so all its capacities are off by about one factor. It is the geometric mean of ours/theirs over
+// the points that both have measured. Where there is no such point, the factor makes the best of theirs equal to the
+// best of ours.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
 	for _, theirs := range source {
@@ -98,8 +99,9 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint is the rate at which the next search begins: the best capacity so far on servers of that version. Before there is one, it is the
-// lowest capacity among priors with known rates, for a hint that is far too high may cost all probes of a search. 0 means no hint.
+// hint is the rate at which the next search begins: the best capacity so far on servers of that version. Before there
+// is one, it is the lowest capacity among priors with known rates, for a hint that is far too high may cost all probes
+// of a search. 0 means no hint.
 func hint(study studies.Study, version string) float64 {
 	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
 	if best, ok := highest(same); ok {

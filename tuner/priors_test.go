@@ -23,7 +23,7 @@ func elsewhere(source string, seqs string, rate float64) studies.Trial {
 	return t
 }
 
-// A recorder is a sampler that keeps the history it was given.
+// A recorder is a sampler that records the history it is given.
 type recorder struct{ history []studies.Trial }
 
 func (r *recorder) Next(_ int, history []studies.Trial) (space.Point, error) {
@@ -36,7 +36,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	chooser := &recorder{}
 	s := &Study{Space: smallSpace(t), Sampler: chooser, Current: space.Point{"max-num-seqs": "32"}}
 	history := studies.Study{Prior: []studies.Trial{
-		elsewhere("a", "8", 10), elsewhere("a", "16", 30), elsewhere("a", "4096", 90), // the last one is out of the range
+		elsewhere("a", "8", 10), elsewhere("a", "16", 30), elsewhere("a", "4096", 90), // the last point is out of the range
 		elsewhere("b", "32", 5), elsewhere("b", "4", 3),
 		elsewhere("c", "12", 40),
 	}}
@@ -49,7 +49,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 		}
 		origins, points = append(origins, next.Origin), append(points, next.Point.String())
 		next.State, next.Result = studies.Done, found(n, "", nil, 2).Result
-		if n == 3 { // by nobody's fault: asked for again
+		if n == 3 { // it failed by no fault of its own, and is measured again
 			next.Result = trial.Result{Outcome: trial.Unknown}
 		}
 		history.Trials = append(history.Trials, next)
@@ -57,7 +57,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	if want := []studies.Origin{studies.Default, studies.Current, studies.Prior, studies.Prior, studies.Prior, studies.Sampled}; !slices.Equal(origins, want) {
 		t.Errorf("origins %q, want %q", origins, want)
 	}
-	// The best of b is what the user runs, and has been measured.
+	// The best of b is the current args, which are measured already.
 	if want := []string{"", "max-num-seqs=32", "max-num-seqs=16", "max-num-seqs=12", "max-num-seqs=12", "max-num-seqs=7"}; !slices.Equal(points, want) {
 		t.Errorf("points %q, want %q", points, want)
 	}
@@ -72,7 +72,7 @@ func TestPriorsAreBroughtToOurScale(t *testing.T) {
 		trials []studies.Trial
 		want   []float64 // capacities of the priors in the history
 	}{
-		{"nothing of ours is known: as they are", nil, []float64{10, 20, 40}},
+		{"nothing is measured here: as they are", nil, []float64{10, 20, 40}},
 		{"no point is shared: the best are equal", []studies.Trial{found(0, studies.Default, space.Point{}, 4)}, []float64{1, 2, 4}},
 		{"one point is shared: its ratio holds for all, and ours stands for it", []studies.Trial{found(0, studies.Prior, space.Point{"max-num-seqs": "16"}, 10)}, []float64{2.5, 5}},
 		{"two are shared: the mean of their logarithms", []studies.Trial{found(0, studies.Sampled, space.Point{"max-num-seqs": "8"}, 8),
@@ -111,7 +111,7 @@ func TestHint(t *testing.T) {
 		{"nothing is known", studies.Study{}, 0},
 		{"the lowest of rates that were offered elsewhere", studies.Study{Prior: []studies.Trial{elsewhere("b", "8", 3000), measured, elsewhere("b", "8", 1)}}, 12},
 		{"our own best", studies.Study{Prior: []studies.Trial{measured}, Trials: []studies.Trial{found(0, "", nil, 4), found(1, "", nil, 3)}}, 4},
-		{"but for what another server gave", studies.Study{Trials: []studies.Trial{other, found(1, "", nil, 3)}}, 3},
+		{"but not of another version", studies.Study{Trials: []studies.Trial{other, found(1, "", nil, 3)}}, 3},
 	} {
 		if got := hint(c.study, ""); got != c.want {
 			t.Errorf("%s: %g, want %g", c.name, got, c.want)
@@ -119,7 +119,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// A study with priors goes on after a kill as if there had been none: what is imported is not measured again, and counts against no budget.
+// Priors are no trials: they count against no budget, and the best of them is measured.
 func TestAStudyWithPriors(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()

@@ -1,4 +1,5 @@
-// Package tuner is the study loop: choose a point, begin a trial, run it, finish it. It never talks to a server or a disk itself.
+// Package tuner is the study loop: choose a point, begin a trial, run it, finish it. It never talks to a server or a
+// disk itself.
 package tuner
 
 import (
@@ -77,8 +78,8 @@ var ErrNothingStarts = errors.New("the server fails whatever the flags are")
 const (
 	// maxUnknown trials in a row may fail by no fault of their points before the study gives up.
 	maxUnknown = 3
-	// maxInfeasible trials may be infeasible, when they are the first ones, before the study gives up. The default and the current args
-	// are among them. A sampler learns nothing from points that all fail.
+	// maxInfeasible trials may be infeasible, when they are the first ones, before the study gives up. The default and
+	// the current args are among them. A sampler learns nothing from points that all fail.
 	maxInfeasible = 10
 )
 
@@ -88,8 +89,8 @@ type End struct {
 	Spent bool   // the GPU time ended before the trials did
 }
 
-// Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes first, and keeps
-// its probes. On an error, such as trial.ErrInterrupted, everything acknowledged is stored.
+// Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes
+// first, and keeps its probes. On an error, such as trial.ErrInterrupted, everything acknowledged is stored.
 func (s *Study) Run(ctx context.Context) (End, error) {
 	for {
 		study, err := s.Store.History()
@@ -188,7 +189,8 @@ func nothingStarts(study studies.Study, format string, args ...any) error {
 	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
 }
 
-// diedAlike is the error of a study whose servers all died in their start with the same words: the flags made no difference.
+// diedAlike is the error of a study whose servers all died in their start with the same words: the flags made no
+// difference.
 func diedAlike(study studies.Study) error {
 	n := len(study.Trials)
 	study.Trials[n-1].Result.Cause = serverctl.SameWords
@@ -206,8 +208,9 @@ func withRemedy(r trial.Result, err error) error {
 	return err
 }
 
-// nextTrial returns the trial to run: a half-done one, the server's default, the user's current args, the best prior, or the sampler's
-// choice. The default and the current args are measured again when they told nothing, and when the world has changed since.
+// nextTrial returns the trial to run: a half-done one, the server's default, the user's current args, the best prior,
+// or the sampler's choice. The default and the current args are measured again when they told nothing, and when the
+// world has changed since.
 func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
 	now := countAsTried(study.Present(), n-s.ended)
@@ -233,8 +236,9 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// countAsTried returns the study in which all points from trial number first on count as tried, even those whose trial does not count. Else
-// a broken machine would start the default again and again, and the default itself may be what fails.
+// countAsTried returns the study in which all points from trial number first on count as tried, even those whose trial
+// does not count. Else a broken machine would start the default again and again, and the default itself may be what
+// fails.
 func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
@@ -245,8 +249,8 @@ func countAsTried(study studies.Study, first int) studies.Study {
 	return study
 }
 
-// referenceKnown reports whether a trial of that origin told something. One that the load generator decided is measured again, because it
-// shows no gain, but at most maxLimited times.
+// referenceKnown reports whether a trial of that origin told something. One that the load generator decided is measured
+// again, because it shows no gain, but at most maxLimited times.
 func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	limited := 0
 	for _, t := range study.Trials {
@@ -261,8 +265,8 @@ func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	return limited >= maxLimited
 }
 
-// runTrial measures one trial. Each probe is stored before it counts. Where a fresh server may not fail again, the trial gets a second
-// server before the failure counts.
+// runTrial measures one trial. Each probe is stored before it counts. Where a fresh server may not fail again, the
+// trial gets a second server before the failure counts.
 func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
 	if changed, ok := errors.AsType[*changedError](err); ok {
@@ -293,8 +297,8 @@ func lastAttempt(probes []trial.Probe) (last int) {
 	return last
 }
 
-// blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is broken, and ends the
-// study. The trial is continued once the machine is repaired.
+// blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is
+// broken, and ends the study. The trial is continued once the machine is repaired.
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
@@ -335,8 +339,9 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 	})
 }
 
-// served stores the version of a trial's server. It must be the version of earlier trials, and of the trial's own first probes, unless the
-// user accepts another: measurements on two versions cannot be compared. A server that does not tell its version changes nothing.
+// served stores the version of a trial's server. It must be the version of earlier trials, and of the trial's own first
+// probes, unless the user accepts another: measurements on two versions cannot be compared. A server that does not tell
+// its version changes nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
 	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.
 	if version == "" || t.Version == version {

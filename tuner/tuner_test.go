@@ -25,8 +25,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed at its n-th write: before it, or after the write was made but before anybody
-// was told.
+// A killer is a store whose owner is killed at its n-th write: before the write, or after it and before the owner
+// knows.
 type killer struct {
 	*studies.Store
 	writes, at int
@@ -121,7 +121,7 @@ func open(t *testing.T, dir string) *studies.Store {
 	return store
 }
 
-// answers strips what may differ between two runs of a study: clocks.
+// answers returns the trials of a study without their times, which differ between two runs.
 func answers(t *testing.T, store *studies.Store) []studies.Trial {
 	t.Helper()
 	s, err := store.Study()
@@ -179,7 +179,7 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	const trials = 3
-	s := study(t, store, trial.Primed, trials)
+	s := coarse(study(t, store, trial.Primed, trials))
 	source := &countedSource{Source: s.Runner.Source}
 	s.Runner.Source, s.Runner.LongRun = source, nil
 	if _, err := s.Run(t.Context()); err != nil {
@@ -190,19 +190,19 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	}
 }
 
-// Killed before any write, or after the last, and run again, a study measures the same points and finds the same answer; under the
-// reset protocol to the last digit, and no probe is measured twice.
+// A study that was killed before any of its writes, or after the last, resumes to the same points and the same answer.
+// Under the reset protocol they agree to the last digit, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, 9)
 }
 
-// TestResumeEqualsNoInterruptionAnywhere is killed at each write.
+// TestResumeEqualsNoInterruptionAnywhere kills a study at each write.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Only(t, "dozens of studies")
 	resumesAfterKills(t, 1)
 }
 
-// resumesAfterKills kills a study at its first write, its last, and every so many between.
+// resumesAfterKills kills a study at its first write, at its last, and at each multiple of every.
 func resumesAfterKills(t *testing.T, every int) {
 	t.Helper()
 	whole := open(t, t.TempDir())
@@ -217,7 +217,7 @@ func resumesAfterKills(t *testing.T, every int) {
 			continue
 		}
 		for _, after := range []bool{false, true} {
-			if after && at < counting.writes { // what is stored then is what is stored before the next
+			if after && at < counting.writes { // the same is stored as before the next write
 				continue
 			}
 			dir := filepath.Join(t.TempDir(), "study")
@@ -276,7 +276,7 @@ func TestRunEnds(t *testing.T) {
 		trials int
 	}{
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
-		{"nothing starts, by nobody's fault", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
+		{"nothing starts, whatever the flags are", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
 		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
 		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, maxInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
@@ -295,7 +295,7 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// flaky is a start that fails with a class for the first n times, and then gives the simulated server.
+// flaky makes the first n starts of a study fail with a class. Later ones give the simulated server.
 func flaky(s *Study, class serverctl.Class, n int) {
 	good := s.Runner.Start
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -306,16 +306,16 @@ func flaky(s *Study, class serverctl.Class, n int) {
 	}
 }
 
-// A study that gave up goes on once the cause is cured, and the reference that was lost is measured.
+// A study that gave up goes on after the repair, and measures the default that it had lost.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	s := study(t, store, trial.Primed, 6)
+	s := coarse(study(t, store, trial.Primed, 6))
 	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
-	if _, err := study(t, store, trial.Primed, 6).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 6)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	got := answers(t, store)
@@ -341,7 +341,7 @@ func TestAHangGetsASecondChance(t *testing.T) {
 		{"GPU memory that another process gave back late", serverctl.Infrastructure, 1, trial.Measured},
 	} {
 		store := open(t, t.TempDir())
-		s := study(t, store, trial.Primed, 1)
+		s := coarse(study(t, store, trial.Primed, 1))
 		flaky(s, row.class, row.hangs)
 		if _, err := s.Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -354,7 +354,7 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	}
 }
 
-// A hanging server hangs in one of its loads.
+// A hanging server hangs in its fourth load.
 type hanging struct {
 	trial.Server
 	trial.Load
@@ -377,7 +377,7 @@ func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop)
 	return h.Load.Run(ctx, s, stop)
 }
 
-// Both servers of a trial cost GPU time; a probe is measured, and counted, once.
+// Both servers of a trial cost GPU time. Each probe is measured and counted once.
 func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
@@ -404,7 +404,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	}
 }
 
-// versioned is a server that says it is of a version.
+// versioned is a server that tells a version.
 type versioned struct {
 	trial.Server
 	version string
@@ -419,10 +419,10 @@ func (v versioned) Facts() serverctl.Facts {
 func TestAnotherServerVersionIsDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, store, trial.Primed, 2).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 2)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 4))
+	s := upgrade(coarse(study(t, store, trial.Primed, 4)))
 	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
 		t.Errorf("Run = %v, want the change of version", err)
 	}
@@ -434,7 +434,7 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The default is measured anew, once it is known that the server is another.
+	// The default is measured again after the first trial on the new version.
 	if worlds := got.Worlds(); len(worlds) != 2 || len(worlds[0]) != 2 || len(worlds[1]) != 2 || worlds[1][1].Origin != studies.Default {
 		t.Errorf("there are %d worlds, the first of %d trials; want two trials in each, the default in both", len(worlds), len(worlds[0]))
 	}
@@ -444,7 +444,7 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	}
 }
 
-// stopped is a store whose owner is killed when it has stored a probe of a trial.
+// stopped is a store whose owner is killed after it has stored the first probe of a trial.
 type stopped struct {
 	*studies.Store
 	trial int
@@ -457,14 +457,14 @@ func (s *stopped) Record(n int, p trial.Probe) error {
 	return errKilled
 }
 
-// Probes of two servers make no capacity: a trial that was half done on another server is begun as another one.
+// Probes on two versions make no capacity: a trial that is half done on one version is given up on another.
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, &stopped{store, 2}, trial.Primed, 6).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed", err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 6))
+	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -478,16 +478,16 @@ func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 		!strings.Contains(half.Result.Evidence, "the world changed before the trial was finished: server version: ") {
 		t.Errorf("what was half done is %+v", half)
 	}
-	worlds := got.Worlds() // a server that does not start does not say its version
+	worlds := got.Worlds() // a server that does not start does not tell its version
 	if len(worlds) != 2 || len(worlds[0]) < 3 || len(worlds[1]) < 2 || worlds[1][1].Origin != studies.Default {
 		t.Errorf("there are %d worlds of %d trials, want some in both, and the default again after the first of the second", len(worlds), len(got.Trials))
 	}
 }
 
-// upgrade has a study's servers say another version.
+// upgrade makes a study's servers tell another version.
 func upgrade(s *Study) *Study { return withVersion(s, "0.33.0") }
 
-// withVersion has a study's servers say a version.
+// withVersion makes a study's servers tell a version.
 func withVersion(s *Study, version string) *Study {
 	good := s.Runner.Start
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -497,14 +497,14 @@ func withVersion(s *Study, version string) *Study {
 	return s
 }
 
-// Of which version a half-done trial's server was is known after a kill: the very first trial is not finished on another, and a change that was
-// accepted is neither asked for again nor stored again.
+// The version of a half-done trial's server is known after a kill. Even the first trial is not finished on another
+// version. An accepted change is neither asked for again nor stored again.
 func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	run := func(at int, accept bool, how func(*Study) *Study) error {
 		t.Helper()
-		s := how(study(t, &stopped{store, at}, trial.Primed, 4))
+		s := how(coarse(study(t, &stopped{store, at}, trial.Primed, 4)))
 		s.AcceptDrift = accept
 		_, err := s.Run(t.Context())
 		return err
@@ -545,7 +545,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	}
 }
 
-// begun is a store whose owner is killed when it has stored of which version a trial's server is.
+// begun is a store whose owner is killed after it has stored the version of a trial's server.
 type begun struct {
 	*studies.Store
 	trial int
@@ -558,23 +558,24 @@ func (b *begun) Served(n int, version string, change studies.Change) error {
 	return errKilled
 }
 
-// Another server on which nothing was measured before it was changed back makes no other world; nor does one that does not say its version.
+// Two things make no new world: a version on which nothing was measured before the user went back, and a server that
+// tells no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	same := func(s *Study) *Study { return s }
 	for _, how := range []func(*Study) *Study{same, upgrade} {
-		s := how(study(t, &begun{store, 1}, trial.Primed, 4))
+		s := how(coarse(study(t, &begun{store, 1}, trial.Primed, 4)))
 		s.AcceptDrift = true
 		if _, err := s.Run(t.Context()); !errors.Is(err, errKilled) {
 			t.Fatalf("Run = %v, want it killed in trial 1", err)
 		}
 	}
-	if _, err := study(t, &stopped{store, 2}, trial.Primed, 4).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("back on the first server Run = %v, want it killed in trial 2", err)
 	}
-	if _, err := withVersion(study(t, store, trial.Primed, 4), "").Run(t.Context()); err != nil {
-		t.Errorf("on a server that does not say its version Run = %v", err)
+	if _, err := withVersion(coarse(study(t, store, trial.Primed, 4)), "").Run(t.Context()); err != nil {
+		t.Errorf("on a server that tells no version Run = %v", err)
 	}
 	got, err := store.Study()
 	if err != nil {
@@ -585,14 +586,14 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	}
 }
 
-// The first search in a changed world does not begin at a capacity of the one before, which says nothing of it.
+// The first search in a changed world does not begin at a capacity of the old world.
 func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
-	if _, err := study(t, store, trial.Primed, 3).Run(t.Context()); err != nil {
+	if _, err := coarse(study(t, store, trial.Primed, 3)).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s := upgrade(study(t, store, trial.Primed, 6))
+	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -601,7 +602,7 @@ func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // others do not start
+	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // some points do not start
 	if first, anew := got.Trials[0].Probes[0].Rate, got.Trials[3+i].Probes[0].Rate; anew != first {
 		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)
 	}

@@ -59,10 +59,11 @@ func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
-// ownProcess is set where a test runs alone in a process of its own.
+// ownProcess is set in a process that runs only one test.
 const ownProcess = "TUNER_TEST_ALONE"
 
-// inOwnProcess reports whether this test runs in a process of its own; if not, it runs the test in one. What the process holds is then the test's alone.
+// inOwnProcess reports whether this test has a process of its own. If not, it runs the test in one, whose resources are then
+// only the test's.
 func inOwnProcess(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownProcess) != "" {

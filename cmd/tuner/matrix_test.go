@@ -224,7 +224,7 @@ func (r *faulty) enginePID(t *testing.T) int {
 // TestFaultMatrix makes each fault happen in a server. The tuner must notice it in time, name it, and leave nothing behind.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
-	plainTuner(t, "package serverctl/vllmsim runs its servers with the race detector; this test watches them with it")
+	plainTuner(t, "package serverctl/sim/vllm runs its servers with the race detector; this test watches them with it")
 	faultMatrix(t)
 }
 

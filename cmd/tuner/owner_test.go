@@ -59,7 +59,7 @@ type owner struct {
 
 func startOwner(t *testing.T) *owner {
 	t.Helper()
-	o := &owner{study: writeStudy(t, slowLife, 1, 1), root: t.TempDir()}
+	o := &owner{study: writePatientStudy(t, slowLife, 1, 1), root: t.TempDir()}
 	o.dir = filepath.Join(o.root, "small")
 	o.cmd, o.stderr = start(t, "run", o.study, "--root", o.root)
 	return o
@@ -239,7 +239,7 @@ func TestTheTunerAsTheFirstProcess(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), unshare, append(own, "true")...).CombinedOutput(); err != nil {
 		t.Skipf("no PID namespace may be made here: %v: %s", err, out)
 	}
-	study, root := writeStudy(t, slowLife, 1, 1), t.TempDir()
+	study, root := writePatientStudy(t, slowLife, 1, 1), t.TempDir()
 	out, err := exec.CommandContext(t.Context(), unshare, append(own, tunerPath(t), "run", study, "--root", root)...).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "1 of 1 trial done") {
 		t.Fatalf("the first process ends with %v:\n%s", err, out)

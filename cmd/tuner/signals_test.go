@@ -18,7 +18,7 @@ import (
 // A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
 func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	t.Parallel()
-	hangups := make(chan os.Signal, 1) // the children of a test under nohup would have SIGHUP ignored, were it not for a handler here
+	hangups := make(chan os.Signal, 1) // without a handler here, the children of a test under nohup would ignore SIGHUP
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)

@@ -19,7 +19,7 @@ import (
 
 func TestSimRefusesAnUnknownFault(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
-		{"a kind that is nearly one", "serve m --sim-fault oom-lod", `tuner: there is no fault "oom-lod"; did you mean "oom-load"? known are `},
+		{"a kind that is nearly one", "serve m --sim-fault oom-lod", `tuner: there is no fault "oom-lod"; did you mean "oom-load"?`},
 		{"a key that the kind has not", "serve m --sim-fault hang:bytes=3", `tuner: fault "hang:bytes=3": it has no key "bytes"`},
 		{"a version that is not simulated", "serve m --sim-version 0.20.0", "tuner: --sim-version 0.20.0: this version of vLLM is not simulated; choose from 0.14.1, 0.32.0, 0.33.0"},
 		{"a leak of no GPU", "serve m --sim-fault leak-gpu", "give --sim-gpu DIR"},

@@ -55,6 +55,17 @@ func writeStudy(t *testing.T, reach string, trials int, seconds float64) string 
 	return path
 }
 
+// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too: its limit is a minute, and its answers have one token,
+// so that no time between tokens is missed.
+func writePatientStudy(t *testing.T, server string, trials int, seconds float64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "study.yaml")
+	patient := strings.NewReplacer("{ttft_p95: 120ms, tpot_p95: 25ms}", "{ttft_p95: 60s}", "output_tokens: 32", "output_tokens: 1",
+		"min_requests: 50", "min_requests: 20", "max_rate: 60", "max_rate: 26")
+	must(t, os.WriteFile(path, []byte(patient.Replace(fmt.Sprintf(smallStudy, server, trials, seconds))), 0o644))
+	return path
+}
+
 func snapshot(t *testing.T, dir string) studies.Study {
 	t.Helper()
 	s, err := studies.ReadSnapshot(dir)
@@ -90,15 +101,15 @@ func serverRecord(dir string) (proc.Record, bool) {
 // that it had.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	t.Parallel()
-	path, root := writeStudy(t, overHTTP, 3, 2), t.TempDir()
+	path, root := writePatientStudy(t, overHTTP, 3, 2), t.TempDir()
 	dir := filepath.Join(root, "small")
 	cmd, stderr := start(t, "run", path, "--root", root)
-	deadline := time.After(2 * time.Minute)
+	deadline := time.After(4 * time.Minute)
 	var had studies.Study
 	for len(had.Trials) < 2 || len(had.Trials[1].Probes) == 0 || had.Trials[1].State != studies.Running {
 		select {
 		case <-deadline:
-			t.Fatalf("trial 1 has no probe after 2 min:\n%s", stderr)
+			t.Fatalf("trial 1 has no probe after 4 min:\n%s", stderr)
 		case <-time.After(20 * time.Millisecond):
 		}
 		if s, err := studies.ReadSnapshot(dir); err == nil {
@@ -204,7 +215,7 @@ func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms)
 // The second tuner on one study refuses, names the owner, and does no harm.
 func TestSecondTunerRefuses(t *testing.T) {
 	t.Parallel()
-	path, root := writeStudy(t, overHTTP, 6, 2), t.TempDir()
+	path, root := writePatientStudy(t, overHTTP, 6, 2), t.TempDir()
 	cmd, stderr := start(t, "run", path, "--root", root)
 	defer func() {
 		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {

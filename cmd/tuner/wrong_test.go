@@ -45,7 +45,7 @@ func newWrongs(t *testing.T) *wrongs {
 	if err := os.MkdirAll(deep, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir(deep) // some of the wrong values are names of files that a command may write
+	t.Chdir(deep) // a command may write files named like some wrong values
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
 	w.study = filepath.Join(dir, "study.yaml")
@@ -136,7 +136,7 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(_ string, values []string) []string { return values })
 }
 
-// Each flag of each command, with two of the values that it cannot take: the flag's name picks them.
+// Each flag of each command refuses two of the values that it cannot take. The flag's name picks them.
 func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(flag string, values []string) []string {
 		if len(values) == 0 {
@@ -146,7 +146,8 @@ func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	})
 }
 
-// flagsRefuse gives each flag of each command wrong values: of those that no flag of its kind takes, and of those that some do, what pick returns.
+// flagsRefuse gives each flag of each command wrong values. pick chooses them from two lists: values that no flag of its kind
+// takes, and values that only some take.
 func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
 	t.Helper()
 	w := newWrongs(t)

@@ -11,8 +11,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A cell is one figure that was measured on a real server, with what the simulator says and what the mean over all
-// configurations at that rate says, which is what one would guess without a simulator.
+// A cell is one figure: measured on a real server, simulated, and guessed without a simulator as the mean over all configurations at that
+// rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -23,7 +23,7 @@ func (c cell) err() float64 { return c.simulated/c.observed - 1 }
 
 func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
-// A fit holds everything that is known of how well the profiles tell what was measured.
+// A fit has all figures on how well the profiles agree with the measurements.
 type fit struct {
 	kv     []cell // GiB of the KV caches
 	phase1 []cell
@@ -33,7 +33,7 @@ type fit struct {
 	noisy  []fit // phase1 again, with the profile's noise: one for each seed
 }
 
-// The promises of the measured sweeps, in ms.
+// The limits of the measured sweeps, in ms.
 const (
 	ttftLimit = 1000.0
 	tpotLimit = 60.0
@@ -57,7 +57,7 @@ func readMeasured(t testing.TB, sweep, metric string) []cell {
 	return cells
 }
 
-// readConfigs returns the flags of the measured configurations, and the KV caches they gave.
+// readConfigs returns the flags of the measured configurations, and the sizes of their KV caches.
 func readConfigs(t testing.TB, o Options) (names []string, options map[string]Options, kv []cell) {
 	t.Helper()
 	options = map[string]Options{}
@@ -71,10 +71,10 @@ func readConfigs(t testing.TB, o Options) (names []string, options map[string]Op
 	return names, options, kv
 }
 
-// fitAll replays all that was measured.
+// fitAll replays all measurements.
 func fitAll(t testing.TB) fit {
 	t.Helper()
-	h200, l4 := profile(t, "h200-llama70b-fp8").Quiet(), profile(t, "l4-qwen0.5b")
+	h200, l4 := profile(t, "h200-llama70b-fp8").quiet(), profile(t, "l4-qwen0.5b")
 	o := h200.Defaults
 	o.MaxModelLen = 16384
 	names, options, kv := readConfigs(t, o)
@@ -106,7 +106,7 @@ func fitAll(t testing.TB) fit {
 }
 
 // sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried over.
-// With gaps the times between tokens are told too.
+// With gaps it returns the times between tokens too.
 func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -141,7 +141,7 @@ func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []
 	return fits
 }
 
-// longer stretches the answers of a trace to a mean: the EAGLE-3 run had other prompts, of which only that is known.
+// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is known.
 func longer(trace []traceRequest, tokens float64) []traceRequest {
 	var outputs []float64
 	for _, q := range trace {
@@ -155,7 +155,7 @@ func longer(trace []traceRequest, tokens float64) []traceRequest {
 	return trace
 }
 
-// compare fills in what the simulator says, and the mean of what was measured at that rate.
+// compare sets the simulated figure of each cell, and the mean of the measured figures at that rate.
 func compare(cells []cell, simulated map[string]map[float64]map[string]float64) []cell {
 	at := map[float64][]float64{}
 	for _, c := range cells {
@@ -233,7 +233,7 @@ func failing(ttft, tpot float64) string {
 	return strings.Join(broken, "+")
 }
 
-// A verdict is one place of the SLO matrix: the limits that are broken as measured, as simulated, and by the mean over configurations.
+// A verdict is one cell of the SLO matrix: the limits that are broken when measured, when simulated, and when guessed.
 type verdict struct {
 	config                       string
 	rate                         float64
@@ -253,7 +253,7 @@ func (f fit) verdicts() []verdict {
 	return vs
 }
 
-// same returns in how many cells the same limits are broken as were measured.
+// same counts the cells in which the simulation breaks the same limits as the measurement.
 func (f fit) same() int {
 	n := 0
 	for _, v := range f.verdicts() {
@@ -264,7 +264,7 @@ func (f fit) same() int {
 	return n
 }
 
-// winners returns the highest rate of each configuration up to which all passes.
+// winners returns the highest rate of each configuration up to which all rates pass.
 func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 	best, ended := map[string]float64{}, map[string]bool{}
 	for _, v := range vs {
@@ -281,8 +281,8 @@ func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 // baselines are the two runs with the baseline's flags.
 var baselines = []string{"phase0", "phase1-baseline-rerun"}
 
-// gain is how a metric of the changed configurations differs from the baseline's, in the mean over configurations and the
-// rates from 0.75 to 3, as a share. Against several runs of the baseline it is that to their mean.
+// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over configurations and the
+// rates from 0.75 to 3. Several runs of the baseline count by their mean.
 func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
 	base := map[float64][]float64{}
 	var gains []float64
@@ -302,11 +302,11 @@ func (f fit) gain(metric string, of func(cell) float64, against ...string) float
 func observed(c cell) float64  { return c.observed }
 func simulated(c cell) float64 { return c.simulated }
 
-// fitReport is the page that says how well the profiles fit.
+// fitReport is the page on how well the profiles fit.
 const fitReport = "../../docs/simulator-fit.md"
 
-// TestFit holds the profiles against what was measured on real servers, and the report in the documentation against the fit.
-// With SIM_FIT it writes the report.
+// TestFit compares the profiles with measurements on real servers, and the report in the documentation with the fit. With SIM_FIT it writes
+// the report.
 func TestFit(t *testing.T) {
 	realtime.Only(t, "simulates all sweeps that were measured")
 	f := fitAll(t)

@@ -37,7 +37,7 @@ func TestEngineReproducesMoreOfTheLandscape(t *testing.T) {
 func reproduceLandscape(t *testing.T, configurations int) {
 	t.Helper()
 	const step = 0.025
-	p, trace := profile(t, "h200-llama70b-fp8").Quiet(), readTrace(t)
+	p, trace := profile(t, "h200-llama70b-fp8").quiet(), readTrace(t)
 	rows := readCSV(t, "../../tuner/space/landscape/h200-llama70b-fp8.csv")[1:]
 	rng := rand.New(rand.NewPCG(1, 1))
 	for tried := 0; tried < configurations; {

@@ -97,3 +97,10 @@ func TestProfileUnknown(t *testing.T) {
 		t.Errorf("LoadProfile(h100) = %v, want the list of profiles", err)
 	}
 }
+
+// quiet returns the profile without noise.
+func (p *Profile) quiet() *Profile {
+	quiet := *p
+	quiet.Noise = Noise{}
+	return &quiet
+}

@@ -43,11 +43,11 @@ type Constant struct {
 	Unit       string    // "1" for a plain number
 	Values     []float64 // one; acceptance may have several
 	Source     string
-	Confidence string // one of Confidences
+	Confidence string // given, solved, measured, fit, assumed or made up
 }
 
-// Confidences are the degrees of confidence in a constant, best first.
-var Confidences = []string{"given", "solved", "measured", "fit", "assumed", "made up"}
+// confidences are the degrees of confidence in a constant, best first.
+var confidences = []string{"given", "solved", "measured", "fit", "assumed", "made up"}
 
 // Memory holds the constants of the KV-cache size (KVGiB).
 type Memory struct {
@@ -96,13 +96,6 @@ func (s StartUp) Total() time.Duration {
 
 // StopTime returns how long the server takes to stop.
 func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
-
-// Quiet returns the profile without noise.
-func (p *Profile) Quiet() *Profile {
-	quiet := *p
-	quiet.Noise = Noise{}
-	return &quiet
-}
 
 // ProfileNames returns the names of the built-in profiles in order.
 func ProfileNames() []string {

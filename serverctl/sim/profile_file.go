@@ -189,8 +189,8 @@ func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	if c.Unit != f.unit {
 		r.fail(at, "%s has the unit %q, want %q", f.path, c.Unit, f.unit)
 	}
-	if !slices.Contains(Confidences, c.Confidence) {
-		r.fail(at, "%s has the confidence %q; write one of %s", f.path, c.Confidence, strings.Join(Confidences, ", "))
+	if !slices.Contains(confidences, c.Confidence) {
+		r.fail(at, "%s has the confidence %q; write one of %s", f.path, c.Confidence, strings.Join(confidences, ", "))
 	}
 	if c.Source == "" {
 		r.fail(at, "%s has no source; say where the value comes from", f.path)

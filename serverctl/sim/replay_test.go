@@ -54,7 +54,7 @@ func readTrace(t testing.TB) []traceRequest {
 	return trace
 }
 
-// content gives the prompt's blocks: the starter's own ones first, then those of the conversation.
+// content returns the prompt's blocks: first those of the starter, then those of the conversation.
 func (q traceRequest) content() []uint64 {
 	var hs []uint64
 	for i := range q.prompt / BlockSize {
@@ -67,7 +67,7 @@ func (q traceRequest) content() []uint64 {
 	return hs
 }
 
-// served is what a client of vLLM bench serve notes of one request, in seconds.
+// served is what vllm bench serve records about one request, in seconds.
 type served struct {
 	sent, first, last float64
 	output            int
@@ -109,7 +109,7 @@ func replay(e *Engine, trace []traceRequest, rate float64) (records []served, ga
 	return records, gaps
 }
 
-// replayClosed keeps so many requests of the same size in flight until n have ended.
+// replayClosed keeps concurrency requests of the same size in flight until n have ended.
 func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
@@ -147,8 +147,8 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	return records, gaps
 }
 
-// figures are what vllm bench serve reports of a run: latencies in ms, tok/s over the whole run, and the most requests in
-// flight in one whole second.
+// figures returns what vllm bench serve reports about a run: latencies in ms, tok/s over the whole run, and the maximum of requests in
+// flight in one second.
 func figures(records []served, gaps []float64) map[string]float64 {
 	var ttft, tpot, e2e []float64
 	tokens, end := 0, 0.0

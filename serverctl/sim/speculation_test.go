@@ -37,7 +37,7 @@ func compareSpeculation(t *testing.T, rows ...int) {
 	trace := readTrace(t)
 	for _, i := range rows {
 		row := speculated[i]
-		p := profile(t, "h200-llama70b-fp8").Quiet()
+		p := profile(t, "h200-llama70b-fp8").quiet()
 		p.Speculation.Acceptance = []float64{row.acceptance}
 		o := p.Defaults
 		o.GPUMemoryUtilization, o.MaxNumBatchedTokens, o.MaxNumSeqs, o.MaxModelLen = 0.95, 16384, 128, 16384

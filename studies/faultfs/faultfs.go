@@ -1,5 +1,5 @@
-// Package faultfs is a disk that fails when and how a test says: a directory that is mounted a second time by FUSE, where each call is
-// numbered. For tests alone; it never fails by itself.
+// Package faultfs is a disk that fails when and how a test says. It mounts a directory a second time by FUSE and numbers each call. It is
+// for tests alone and never fails by itself.
 package faultfs
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// A Call is what the kernel asks of the disk.
+// A Call is a request of the kernel to the disk.
 type Call struct {
-	N    int    // from 1, in the order in which they came
+	N    int    // from 1, in order of arrival
 	Op   string // such as "write"
-	Path string // below the directory; of what is renamed, before it is
+	Path string // below the directory; for a rename, the old path
 }
 
-// Changes reports whether the call is to change what is on the disk.
+// Changes reports whether the call would change the disk.
 func (c Call) Changes() bool {
 	switch c.Op {
 	case "create", "mkdir", "rename", "rmdir", "setattr", "unlink", "write":
@@ -33,31 +33,31 @@ func (c Call) Changes() bool {
 	return false
 }
 
-// A Fault is what happens to a call. The zero one lets it pass.
+// A Fault is what happens to a call. The zero Fault lets it pass.
 type Fault struct {
-	Before func()        // is called first, such as to kill the caller, or to let it wait
-	Skip   bool          // nothing is done
-	Half   bool          // of what was to be written the first half is
-	Errno  syscall.Errno // what the caller is told instead; 0 is the truth
-	After  func()        // is called last, before the caller is told
+	Before func()        // called first, for example to kill the caller or to make it wait
+	Skip   bool          // the call is not done
+	Half   bool          // a write is done for its first half only
+	Errno  syscall.Errno // the caller gets this error; 0 is the true result
+	After  func()        // called last, before the caller gets the result
 }
 
-// A Mount is a directory that is mounted a second time. All calls are done one after the other.
+// A Mount is a directory that is mounted a second time. It does one call at a time.
 type Mount struct {
 	server *fuse.Server
 	disk   *disk
 }
 
-// kind is what the mount says it is: a file system whose locks all hosts see. Owners of one whose locks are not known would wait for each other.
+// kind is the type of file system that the mount reports: one whose locks all hosts see. With unknown locks, owners would wait for each other.
 const kind = "ceph-fuse"
 
-// New mounts the directory from at the directory at, until Close, and asks for the fault of each call. It needs root and /dev/fuse.
+// New mounts the directory from at the directory at, until Close. fault is called for each call. New needs root and /dev/fuse.
 func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	root, err := fs.NewLoopbackRoot(from)
 	if err != nil {
 		return nil, err
 	}
-	forget := time.Duration(0) // or the kernel would not ask again
+	forget := time.Duration(0) // else the kernel would answer from its cache
 	options := &fs.Options{EntryTimeout: &forget, AttrTimeout: &forget, NegativeTimeout: &forget, MountOptions: fuse.MountOptions{
 		Name: kind, FsName: from, EnableLocks: true, DirectMountStrict: true, DisableReadDirPlus: true, DisableXAttrs: true,
 		Logger: log.New(io.Discard, "", 0),
@@ -70,19 +70,19 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	// No child is to hold the disk after this process: it would wait for ever for what it asks of it.
+	// A child that outlives this process must not hold the FUSE device: a caller of the disk would then wait for ever.
 	if err := closeOnExec("/dev/fuse"); err != nil {
 		return nil, errors.Join(err, server.Unmount())
 	}
 	go server.Serve() // until Close
-	// WaitMount opens a file there. A child that is made meanwhile closes it before it begins, which this process must answer, and it may be
-	// about to stop for the garbage collector until that child has begun.
+	// WaitMount opens a file in the mount. A child that is forked meanwhile inherits it and closes it before exec. This process must answer that
+	// close, but it may be about to stop for the garbage collector until the child has started.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return &Mount{server, d}, server.WaitMount()
 }
 
-// closeOnExec keeps what this process has open of a file from its children.
+// closeOnExec keeps this process's descriptors of a file from its children.
 func closeOnExec(name string) error {
 	all, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -93,21 +93,21 @@ func closeOnExec(name string) error {
 		if err != nil {
 			return err
 		}
-		if is, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil && is == name { // or it is closed meanwhile
+		if is, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil && is == name { // else it was closed meanwhile
 			syscall.CloseOnExec(fd)
 		}
 	}
 	return nil
 }
 
-// Calls is how many calls there were.
+// Calls returns the number of calls so far.
 func (m *Mount) Calls() int {
 	m.disk.mu.Lock()
 	defer m.disk.mu.Unlock()
 	return m.disk.calls
 }
 
-// Close unmounts the directory, when all files in it are closed: a process that was killed closes them a moment later.
+// Close unmounts the directory once all its files are closed. A killed process closes its files a moment later.
 func (m *Mount) Close() error {
 	for range 1000 {
 		m.disk.mu.Lock()
@@ -121,18 +121,18 @@ func (m *Mount) Close() error {
 	return m.server.Unmount()
 }
 
-// disk passes calls on to a directory. Calls that close what was opened have no result and are not counted.
+// disk passes calls on to a directory. It does not count calls that close something, because they have no result.
 type disk struct {
 	fuse.RawFileSystem
 	fault func(Call) Fault
 
-	mu    sync.Mutex // of all below, and of what is passed on
+	mu    sync.Mutex // guards all below, and the directory
 	calls int
-	open  int              // files
-	nodes map[uint64]*node // by the kernel's numbers
+	open  int              // open files
+	nodes map[uint64]*node // by the kernel's node IDs
 }
 
-// call does one call. Of something in a directory, node is the directory.
+// call does one call. For a call about a directory entry, node is the directory.
 func (d *disk) call(op string, node uint64, name string, do func(half bool) fuse.Status) fuse.Status {
 	d.mu.Lock()
 	d.calls++
@@ -160,7 +160,7 @@ func (d *disk) call(op string, node uint64, name string, do func(half bool) fuse
 	return status
 }
 
-// learn keeps what the kernel calls an entry of a directory.
+// learn stores the kernel's node ID of a directory entry.
 func (d *disk) learn(dir uint64, name string, number uint64) {
 	if parent := d.nodes[dir]; parent != nil && parent.names[name] != nil {
 		d.nodes[number] = parent.names[name]
@@ -245,15 +245,15 @@ func (d *disk) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, ou
 	return status
 }
 
-// untold closes a file of which the kernel does not know that it is open.
+// untold closes a file that the kernel does not know to be open.
 func (d *disk) untold(node, handle uint64) {
 	d.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: node}, Fh: handle})
 	d.Forget(node, 1)
 }
 
-// Open has every read and write asked of the disk: nothing is answered from the page cache.
+// Open makes the kernel ask the disk for every read and write, and not its page cache.
 func (d *disk) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	in.Flags &^= syscall.O_DIRECT // its buffers are not aligned here
+	in.Flags &^= syscall.O_DIRECT // our buffers are not aligned
 	done := false
 	status := d.call("open", in.NodeId, "", func(bool) fuse.Status {
 		status := d.RawFileSystem.Open(cancel, in, out)
@@ -295,12 +295,12 @@ func (d *disk) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n u
 	return n, status
 }
 
-// Writev has the pieces put together.
+// Writev makes the caller join the pieces.
 func (d *disk) Writev(<-chan struct{}, *fuse.WriteIn, [][]byte) (uint32, fuse.Status) {
 	return 0, fuse.ENOSYS
 }
 
-// CopyFileRange has the caller read and write.
+// CopyFileRange makes the caller read and write.
 func (d *disk) CopyFileRange(<-chan struct{}, *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	return 0, fuse.ENOSYS
 }

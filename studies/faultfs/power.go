@@ -9,30 +9,30 @@ import (
 	"strings"
 )
 
-// A node is a file or directory with what of it would be left if the power went.
+// A node is a file or directory, and what a power cut would leave of it.
 type node struct {
 	parent *node
-	name   string // of the root, the directory that is mounted
+	name   string // for the root, the path of the mounted directory
 	isDir  bool
-	names  map[string]*node // in a directory
-	synced map[string]*node // in a directory when it was last synced
-	text   []byte           // of a file when it was last synced
+	names  map[string]*node // entries of a directory
+	synced map[string]*node // entries at its last sync
+	text   []byte           // content of a file at its last sync
 }
 
-// A Loss is what a power cut takes. At the least, a disk has kept what was synced.
+// A Loss says what a power cut destroys. Synced content always stays.
 type Loss struct {
-	Names bool // new, changed and removed names in directories that were not synced since
-	Text  bool // what was written to files that were not synced since
+	Names bool // new, changed and removed names in directories since their last sync
+	Text  bool // content written to files since their last sync
 }
 
-// PowerCut makes a directory as the mounted one would be after a power cut.
+// PowerCut writes the state of the mounted directory after a power cut into a directory.
 func (m *Mount) PowerCut(into string, loss Loss) error {
 	m.disk.mu.Lock()
 	defer m.disk.mu.Unlock()
 	return m.disk.nodes[1].left(into, m.disk.base(), loss)
 }
 
-// load returns all that is in a directory, as if it was synced.
+// load reads a directory as if it was synced.
 func load(dir string) (*node, error) {
 	root := &node{name: dir, isDir: true, names: map[string]*node{}}
 	err := filepath.WalkDir(dir, func(at string, entry fs.DirEntry, err error) error {
@@ -67,7 +67,7 @@ func (n *node) keepAll(base string) error {
 	return nil
 }
 
-// path is where it is below the root.
+// path returns the path below the root.
 func (n *node) path() string {
 	if n.parent == nil {
 		return ""
@@ -76,7 +76,7 @@ func (n *node) path() string {
 }
 
 func (n *node) add(name string, isDir bool) {
-	if was := n.names[name]; was != nil && !isDir { // a file that was there is opened
+	if was := n.names[name]; was != nil && !isDir { // an existing file is opened
 		return
 	}
 	child := &node{parent: n, name: name, isDir: isDir}
@@ -93,20 +93,20 @@ func (n *node) move(name string, into *node, newName string) {
 	into.names[newName] = child
 }
 
-// keep is called when it is synced.
+// keep records a sync.
 func (n *node) keep(base string) (err error) {
 	if n.isDir {
 		n.synced = maps.Clone(n.names)
 		return nil
 	}
-	if n.parent.names[n.name] != n { // it is removed, and open
+	if n.parent.names[n.name] != n { // it was removed while it was open
 		return nil
 	}
 	n.text, err = os.ReadFile(filepath.Join(base, n.path()))
 	return err
 }
 
-// left makes what is left of it.
+// left writes what a power cut leaves of the node.
 func (n *node) left(at, base string, loss Loss) error {
 	if !n.isDir {
 		text := n.text

@@ -71,7 +71,7 @@ func (f *Folder) open(name string, flag int) (*os.File, error) {
 }
 
 func noFile(name string) error {
-	return DamagedError(fmt.Sprintf("%s is not a file: move it away, and bring back what was there from a backup", name))
+	return DamagedError(fmt.Sprintf("%s is not a file: move it away, and restore the file from a backup", name))
 }
 
 // Write implements Disk.

@@ -22,8 +22,8 @@ type scenario struct {
 	do      map[string]func(a *actor)
 }
 
-// A move is one thing that may happen next: an actor's call is done in one of its ways, an actor crashes, or something that an actor
-// sent before it crashed is done late.
+// A move is one possible next step: an actor's call is done in one of its ways, an actor crashes, or a call that a crashed actor had sent is
+// done late.
 type move struct {
 	actor *actor
 	way   int
@@ -34,8 +34,7 @@ type move struct {
 // explored says how much was tried.
 type explored struct{ runs, states, moves int }
 
-// explore tries all orders in which a scenario can go, but for those that meet in a state that was tried, and returns the
-// first that goes wrong.
+// explore tries all orders of a scenario's moves and returns the first that goes wrong. It follows each state that it meets only once.
 func explore(s scenario) (wrong string, tried explored) {
 	known := map[[sha256.Size]byte]bool{}
 	path := []int{} // which of the moves was made at each step
@@ -66,7 +65,7 @@ func explore(s scenario) (wrong string, tried explored) {
 // A fork is a step at which one of several moves was made.
 type fork struct{ made, of int }
 
-// run goes the given path and then on, always by the first move, to the end or to a state that is known.
+// run follows the given path, then always the first move, to the end or to a known state.
 func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tried *explored) (forks []fork) {
 	ended := map[*actor]chan struct{}{}
 	for _, a := range w.actors {
@@ -120,8 +119,8 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 	}
 }
 
-// moves are what may happen next. That an actor crashes before its call is done is the same as that it crashes after it was sent, and it
-// is never done.
+// moves lists the possible next moves. An actor that crashes before its call is done is the same as one that crashes after the call was sent,
+// if the call is never done.
 func (w *world) moves() (moves []move) {
 	for _, a := range w.actors {
 		if a.gone || a.waiting == nil {
@@ -208,7 +207,7 @@ func (w *world) judge() {
 	w.alone(last, done)
 }
 
-// takeOver takes the study over, in two attempts at most, for which more there are more ways than can be tried.
+// takeOver takes the study over in at most two attempts; more would multiply the orders beyond what can be tried.
 func (a *actor) takeOver(steps []step) (*Lease, error) {
 	t := &takeover{disk: a, me: Owner{ID: a.name, Host: "host-" + a.name}, ttl: time.Hour, recoverCopy: a.settled}
 	err := t.once(context.Background(), steps)
@@ -224,7 +223,7 @@ func (a *actor) takeOver(steps []step) (*Lease, error) {
 	return newLease(t, &pages{}), nil
 }
 
-// all are the steps of a takeover but for waiting, for which the order of things stands here, and for those that are left out.
+// all returns the steps of a takeover, except waiting, which the order of moves replaces, and except those left out.
 func all(without ...string) []step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == "wait" || slices.Contains(without, s.name) })
 }
@@ -336,7 +335,7 @@ type trouble struct {
 	deaf, sloppy bool
 }
 
-// scenario is an owner who writes while another takes its study over that has looked at the directories when they were new.
+// scenario is an owner who writes while another, which has listed the directories when they were new, takes the study over.
 func (tr trouble) scenario() scenario {
 	holds := map[*world]*Lease{}
 	s := scenario{actors: []string{"a", "b"}, crashes: tr.crashes, do: map[string]func(a *actor){

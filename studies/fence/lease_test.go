@@ -148,7 +148,7 @@ func (c closing) Close() error { c(); return nil }
 
 const ttl = 20 * time.Second
 
-// take takes the study for somebody, with a database that has as many commits as were acknowledged.
+// take takes the study for an owner. Its database has as many commits as were acknowledged.
 func take(c *client, name string) (*Lease, time.Duration, error) {
 	began := time.Now()
 	h, err := takeAfter(c, name, ttl)
@@ -177,7 +177,7 @@ func try(t *testing.T, errs ...error) {
 	}
 }
 
-// An owner that lives is not displaced, however long it has nothing to store, and whatever locks are worth.
+// A living owner is not displaced, however long it has nothing to store, on any kind of disk.
 func TestALivingOwnerStays(t *testing.T) {
 	for _, locks := range []Locks{NoLocks, SharedLocks, CertainLocks} {
 		synctest.Test(t, func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestHowLongATakeoverTakes(t *testing.T) {
 	}
 }
 
-// An owner whose disk does not answer gives up before anybody takes it for dead; once it is back, what it wanted to acknowledge is not.
+// An owner whose disk does not answer gives up before anybody takes it for dead. When the disk is back, it cannot acknowledge any more.
 func TestAnOwnerThatIsCutOffGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -368,7 +368,7 @@ func TestSlotsDoNotGrow(t *testing.T) {
 	})
 }
 
-// A slot that cannot be written is no acknowledgement, and ends the ownership; the next owner goes on from the one before.
+// A slot that cannot be written acknowledges nothing and ends the lease. The next owner goes on from the slot before.
 func TestAFullDiskEndsTheOwnership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -392,7 +392,7 @@ func TestAFullDiskEndsTheOwnership(t *testing.T) {
 	})
 }
 
-// A takeover that fails does not know whether its last slot is there. What that slot says must hold if it is.
+// A failed takeover does not know whether its last slot is on the disk. If it is, what it says must be true.
 func TestAFailedTakeoverLeavesWhatItsSlotsSay(t *testing.T) {
 	for _, kind := range []Kind{Claim, Opened} {
 		synctest.Test(t, func(t *testing.T) {
@@ -431,8 +431,8 @@ func TestOldEpochsAreRemoved(t *testing.T) {
 	})
 }
 
-// A takeover that was killed before it was done leaves an epoch that is no backup of anything, and takes no backup's place. The last one
-// may still be at work: the owner after the next removes it.
+// A takeover that was killed early leaves an epoch that is no backup, and displaces no backup. The newest such epoch may still be in use, so
+// the owner after the next removes it.
 func TestAnEpochThatWasNeverOpenedIsNoBackup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
@@ -498,7 +498,7 @@ func TestNothingReadableIsNotNothing(t *testing.T) {
 	})
 }
 
-// An owner that was cut off and taken for dead acknowledges nothing more after Stop, and a study that was stopped can be taken as any other.
+// An owner that was cut off and taken for dead acknowledges nothing after Stop. A stopped study can be taken again.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -523,7 +523,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// Where locks tell who lives nobody takes a study between its stop and what it was stopped for.
+// On a disk with certain locks nobody takes a study between Stop and release.
 func TestStopIsUntilItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}

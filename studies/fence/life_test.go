@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// What a reader may say of an owner, on each kind of disk, in each state of its slots and its lock.
+// What a reader says of an owner, on each kind of disk, for each state of its slots and its lock.
 func TestLifeOfAnOwner(t *testing.T) {
 	const fresh, old = 5 * time.Second, 3 * time.Minute
 	for _, c := range []struct {
@@ -54,7 +54,7 @@ func TestLifeOfAnOwner(t *testing.T) {
 	}
 }
 
-// A reader that looks again and again must not take an owner's lock away, nor keep a successor from the study.
+// A reader that looks again and again neither takes an owner's lock away nor keeps a successor from the study.
 func TestLifeDisturbsNobody(t *testing.T) {
 	folder, _ := ownedFolder(t, CertainLocks, Heartbeat, 0)
 	ctx, stop := context.WithCancel(t.Context())

@@ -86,14 +86,14 @@ func (m Mount) Check() (warnings []string, err error) {
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {
-			warnings = append(warnings, fmt.Sprintf("%s is on %s, and whether its locks are those of all hosts is not known: after a crash a study is taken over only when its "+
+			warnings = append(warnings, fmt.Sprintf("%s is on %s, whose locks may not reach other hosts: after a crash a study is taken over only when its "+
 				"owner was silent for --takeover-after", m.Point, m.Type))
 		}
 		return warnings, nil
 	}
 	for _, soft := range []string{"soft", "softerr"} {
 		if m.Has(soft) {
-			return nil, fmt.Errorf("%s is mounted with %s: when the server does not answer for a while writes fail, or are lost without a word (nfs(5)); mount it with hard",
+			return nil, fmt.Errorf("%s is mounted with %s: while the server does not answer, writes fail or are lost without an error (nfs(5)); mount it with hard",
 				m.Point, soft)
 		}
 	}

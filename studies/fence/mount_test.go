@@ -45,7 +45,7 @@ func TestMountOf(t *testing.T) {
 		"/mnt/soft":            {"/mnt/soft", "nfs4", SharedLocks, "/mnt/soft is mounted with soft: ", ""},
 		"/mnt/ceph":            {"/mnt/ceph", "ceph", SharedLocks, "", ""},
 		"/mnt/nocto":           {"/mnt/nocto", "nfs4", SharedLocks, "", "/mnt/nocto is mounted with nocto: "},
-		"/mnt/bucket":          {"/mnt/bucket", "fuse.s3fs", NoLocks, "", "/mnt/bucket is on fuse.s3fs, and whether its locks"},
+		"/mnt/bucket":          {"/mnt/bucket", "fuse.s3fs", NoLocks, "", "/mnt/bucket is on fuse.s3fs, whose locks may not"},
 		"/mnt/over/the/others": {"/mnt/over", "ext4", CertainLocks, "", ""},
 	} {
 		m, err := mountOf(mounts, path)

@@ -108,7 +108,7 @@ func ReadPosition(d Disk) (Position, error) {
 	// If no slot was ever written, nothing was acknowledged. An epoch says that something was.
 	epoch, err := newestEpoch(d)
 	if epoch > 0 {
-		err = DamagedError(fmt.Sprintf("no slot in %s can be read, so it is not known which of the study's copies is the last: %s is one", SlotDir, EpochDir(epoch)))
+		err = DamagedError(fmt.Sprintf("no slot in %s can be read, so the study's newest copy is unknown: %s is one copy", SlotDir, EpochDir(epoch)))
 	}
 	return p, err
 }
@@ -159,13 +159,13 @@ func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	}
 	if is.Sum == "" {
 		if decoder.More() {
-			return s, false, errors.New("something follows it")
+			return s, false, errors.New("it is followed by more text")
 		}
 		return is.Slot, false, nil
 	}
 	again, err := is.Slot.seal()
 	if err == nil && !bytes.Equal(bytes.TrimSpace(again), bytes.TrimSpace(content)) {
-		return s, true, errors.New("its checksum is another")
+		return s, true, errors.New("its checksum does not match")
 	}
 	return is.Slot, false, err
 }
@@ -200,8 +200,8 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 
 // damaged says that a slot is not as a tuner leaves it.
 func damaged(n int64) error {
-	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so that it is not known whose the study is: bring it back from a backup, or begin a study under another name "+
-		"with what this one has (tuner import)", n, SlotDir))
+	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so the study's owner is unknown: restore it from a backup, or begin a study under another name "+
+		"and import this one (tuner import)", n, SlotDir))
 }
 
 // idRule restricts an owner's ID, because it becomes the name of a file that is removed.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Of a slot every byte counts: with another one it is damaged. A slot that was not written to its end is none, and one of an older tuner has no checksum.
+// A change of any byte damages a slot. An incomplete slot counts as none. A slot of an older tuner has no checksum.
 func TestEachByteOfASlotCounts(t *testing.T) {
 	slot := Slot{Commit, 12, 30, Owner{"abc123", "node-a", 77, time.Unix(1770000000, 0).UTC()}, time.Unix(1770000009, 5).UTC()}
 	whole, err := slot.seal()

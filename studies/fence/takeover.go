@@ -46,7 +46,7 @@ var steps = []step{
 	{"open", (*takeover).open},
 }
 
-var errAgain = errors.New("others have gone on meanwhile")
+var errAgain = errors.New("another tuner made progress meanwhile")
 
 // maxAttempts is how often a takeover begins again. Each time another owner has made progress.
 const maxAttempts = 5
@@ -207,8 +207,8 @@ func (t *takeover) readPosition(context.Context) (err error) {
 		return errAgain
 	}
 	if err == nil && epoch > t.at.Top {
-		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s is there; without them it is not known which copy of the study is the last, "+
-			"or whether it has an owner: bring them back, or begin a study under another name with what this one has (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
+		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s is there; without them the newest copy of the study "+
+			"and its owner are unknown: restore them from a backup, or begin a study under another name and import this one (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
 	}
 	t.slot = t.at.Top
 	return err

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// A world is a file server with its clients, each of which is one process on a host of its own. It does one thing at a time, and
-// whoever runs it says which: so that all orders can be tried.
+// A world is a file server and its clients, each one process on a host of its own. It does one thing at a time, and its caller chooses which,
+// so that all orders can be tried.
 type world struct {
 	files   map[string]content
 	actors  []*actor
@@ -281,8 +281,7 @@ func (a *actor) Lock(string) (io.Closer, error) { return &pages{}, nil }
 func (a *actor) Locked(string) (bool, error)    { return false, nil }
 func (a *actor) Locks() Locks                   { return SharedLocks }
 
-// The study that the actors keep has a database of two pages, each with all values that were ever stored, and a journal that holds the
-// pages as they were while they are being written.
+// The actors' study has a database of two pages, each with all values stored so far. Its journal holds the old pages during a write.
 
 const (
 	cold = "cold"
@@ -348,8 +347,7 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// An ack is a value that was acknowledged. Its moment is that in which its slot was taken: how long its owner took to learn of that is
-// another matter.
+// An ack is an acknowledged value. Its moment is when its slot was made, not when its owner learned of it.
 type ack struct {
 	value       string
 	slot, epoch int64

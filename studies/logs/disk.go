@@ -12,14 +12,14 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// retryAfter is the pause after an error of the disk: each attempt on a file server that is gone may take long itself.
+// retryAfter is the pause after a disk error: each attempt on a lost file server may take long.
 const retryAfter = time.Second
 
-// A disk is where the lines of one trial go: the head, then the parts. One goroutine uses it. Nothing is synced: what a
-// power cut takes of a log is its last seconds, and an NFS client sends everything when a file is closed.
+// A disk writes the log of one trial: the head, then the parts. One goroutine uses it. Nothing is synced: a power cut takes the last
+// seconds of a log, and an NFS client sends everything when a file is closed.
 type disk struct {
 	limits
-	dir   string // the study's
+	dir   string // the study's directory
 	trial int
 
 	root  *os.Root // the folder; nil before it is opened, and after an error
@@ -27,14 +27,14 @@ type disk struct {
 	part  int      // the file's number; 0 is the head
 	size  int64    // of the file
 	torn  bool     // the file ends within a line
-	known bool     // it was looked at what an earlier run left
-	again bool     // that was something, and the log does not yet say so
+	known bool     // the files of an earlier run were looked at
+	again bool     // there were such files, and the log does not yet say so
 
-	cause   error     // of the last attempt; nil when it went well
+	cause   error     // error of the last attempt; nil when it succeeded
 	retry   time.Time // the next attempt
-	missing int64     // bytes left out since the log said so last
+	missing int64     // bytes left out since the last line about it
 	lost    int64     // all bytes left out
-	first   error     // why the first of them were
+	first   error     // why the first of them were left out
 
 	closeErr error // of the last file
 }
@@ -54,8 +54,8 @@ func (d *disk) write(lines []byte, last bool) {
 	d.lost += int64(len(lines) - n)
 }
 
-// put opens what is not open, says what the log does not yet say, and adds the lines. It returns how many of their bytes
-// are on the disk.
+// put opens the log if necessary, adds the lines that the log still lacks, and then the text. It returns how many bytes of the text are
+// on the disk.
 func (d *disk) put(lines []byte) (int, error) {
 	if err := d.open(); err != nil {
 		return 0, err
@@ -76,14 +76,14 @@ func (d *disk) put(lines []byte) (int, error) {
 	return d.add(lines)
 }
 
-// fail gives up for a moment. The files are opened anew after it: the folder may be another then, or the handle stale.
+// fail waits before the next attempt, which opens the files again: the folder may be another then, or the handle stale.
 func (d *disk) fail(err error) {
 	d.cause, d.retry = err, time.Now().Add(retryAfter)
 	if d.first == nil {
 		d.first = err
 	}
 	if d.file != nil {
-		_ = d.file.Close() // what it says was said by err
+		_ = d.file.Close() // err tells more
 		d.file = nil
 	}
 	d.closeRoot()
@@ -116,7 +116,7 @@ func (d *disk) open() error {
 	if err := d.openPart(newest); err != nil {
 		return err
 	}
-	if lost := size - d.size; lost > 0 && newest == part { // NFS says only later that it could not keep what it had taken
+	if lost := size - d.size; lost > 0 && newest == part { // NFS reports only later that it could not keep written bytes
 		d.missing += lost
 		d.lost += lost
 	}
@@ -126,7 +126,7 @@ func (d *disk) open() error {
 	return nil
 }
 
-// openPart opens a file at its end. It can be read too, for its last byte tells whether its last line is whole.
+// openPart opens a file at its end, for reading too: its last byte tells whether its last line is whole.
 func (d *disk) openPart(part int) error {
 	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, rights.File(d.path()))
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *disk) openPart(part int) error {
 	return nil
 }
 
-// note adds a line of our own.
+// note adds a line of the tuner's own.
 func (d *disk) note(line string) error {
 	if d.torn {
 		line = "\n" + line
@@ -155,7 +155,7 @@ func (d *disk) note(line string) error {
 	return err
 }
 
-// add writes to the end of the log, in a new file where the present one is full, and returns how many bytes it wrote.
+// add appends to the log, in a new file if the present one is full, and returns the number of bytes written.
 func (d *disk) add(text []byte) (n int, err error) {
 	for len(text) > 0 {
 		fits := d.fits(text)
@@ -177,7 +177,7 @@ func (d *disk) add(text []byte) (n int, err error) {
 	return n, nil
 }
 
-// fits returns how many bytes of the text belong into the present file: whole lines, unless one is longer than a file.
+// fits returns how many bytes of the text go into the present file: whole lines, unless a line is longer than a file.
 func (d *disk) fits(text []byte) int {
 	room := d.limits.part - d.size
 	if d.part == 0 {
@@ -186,7 +186,7 @@ func (d *disk) fits(text []byte) int {
 	switch {
 	case int64(len(text)) <= room:
 		return len(text)
-	case room <= 0: // also of a log that was written without bounds
+	case room <= 0: // also for a log that was written without bounds
 		return 0
 	}
 	whole := bytes.LastIndexByte(text[:room], '\n') + 1
@@ -196,12 +196,12 @@ func (d *disk) fits(text []byte) int {
 	return whole
 }
 
-// next begins a new part, and deletes the oldest before it, so that the bound holds at every moment.
+// next begins a new part. It deletes the oldest part first, so that the bound always holds.
 func (d *disk) next() error {
 	err := d.file.Close()
 	d.file = nil
 	if err != nil {
-		return err // on NFS that of an earlier write
+		return err // on NFS the error of an earlier write
 	}
 	if oldest := d.part + 1 - d.parts; oldest > 0 {
 		if err := d.root.Remove(fileName(d.trial, oldest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -211,7 +211,7 @@ func (d *disk) next() error {
 	return d.openPart(d.part + 1)
 }
 
-// close closes what is open.
+// close closes the open file and folder.
 func (d *disk) close() {
 	if d.file != nil {
 		d.closeErr = d.file.Close()

@@ -1,5 +1,5 @@
-// Package logs keeps the full log of each trial's server on disk, bounded in size: its beginning and its end always, and
-// what lies between as long as there is room. It never understands what a line says.
+// Package logs keeps the full log of each trial's server on disk, bounded in size. It always keeps the beginning and the end, and the
+// middle as long as there is room. It never understands what a line says.
 package logs
 
 import (
@@ -20,23 +20,22 @@ const folder = "logs"
 type limits struct {
 	head  int64 // bytes of the first file, which holds the beginning
 	part  int64 // bytes of each file after it
-	parts int   // so many of them are kept, the newest
+	parts int   // how many of them are kept, the newest
 
-	patience time.Duration // that a Write has with a disk that does not keep up, once in each of its halts
-	closing  time.Duration // that Close has with it
+	patience time.Duration // how long a Write waits for a slow disk, once until the disk takes something
+	closing  time.Duration // how long Close waits for it
 	follow   time.Duration // between two looks of a follower; a Writer writes at least each second
 }
 
-// ordinary is 16 MiB a trial. The head holds the start with its configuration, whose log in debug mode is the longest that
-// is read as a whole; the parts hold the last words. The oldest part is deleted before a new one is begun, so between 6
-// and 8 MiB of the end are there.
+// ordinary bounds a trial's log to 16 MiB. The head has room for the longest start, with its configuration, in debug mode. The parts hold
+// the end. The oldest part is deleted before a new one begins, so 6 to 8 MiB of the end are kept.
 var ordinary = limits{
 	head: 8 << 20, part: 2 << 20, parts: 4,
 	patience: time.Second, closing: 10 * time.Second, follow: 250 * time.Millisecond,
 }
 
-// fileName is the head's for part 0. Names are made of numbers alone and used through an os.Root, so nothing outside the
-// folder can be reached, also not by a link in it.
+// fileName is the name of a part; part 0 is the head. Names are made of numbers and used through an os.Root, so that nothing outside the
+// folder can be reached, even by a link.
 func fileName(trial, part int) string {
 	name := fmt.Sprintf("trial-%04d.log", trial)
 	if part > 0 {
@@ -66,7 +65,7 @@ func partNumbers(root *os.Root, trial int) ([]int, error) {
 	return parts, nil
 }
 
-// Name is where the head of a trial's log is, in the study's directory. The newest parts of a long one lie beside it, as Name.1 and so on.
+// Name is the path of the head of a trial's log in the study's directory. A long log goes on in Name.1 and so on.
 func Name(trial int) string { return folder + "/" + fileName(trial, 0) }
 
 func checkNumber(trial int) error {
@@ -76,7 +75,7 @@ func checkNumber(trial int) error {
 	return nil
 }
 
-// bytesText writes a number of bytes as people say it, such as 1.2 GB.
+// bytesText formats a number of bytes for people, such as 1.2 GB.
 func bytesText(n int64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d bytes", n)
@@ -92,7 +91,7 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%.*f %cB", digits, v, units[0])
 }
 
-// reason is the heart of an error of the disk: the path is that of the file which the reason is written to.
+// reason is a disk error without its path, which is the log's own.
 func reason(err error) string {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err.Error()

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// A Reader reads the log of one trial: its beginning, a line that says how much was left out, and its end. It may read while
-// the Writer writes, also from another machine; what is deleted before a slow Reader comes to it is left out in the same way.
+// A Reader reads the log of one trial: its beginning, a line that says how much was left out, and its end. It may read while the Writer
+// writes, also from another machine. Parts that are deleted before a slow Reader reaches them are left out in the same way.
 type Reader struct {
 	limits
 	trial int
@@ -22,8 +22,8 @@ type Reader struct {
 	file  *os.File
 	part  int    // the file's number; 0 is the head
 	note  []byte // to be read before the file
-	torn  bool   // what was read last did not end a line
-	whole bool   // the file has a successor and grows no more
+	torn  bool   // the last text read did not end a line
+	whole bool   // the file has a successor and no longer grows
 }
 
 // Open opens the log of a trial in dir/logs, where dir is the study's directory. It wraps fs.ErrNotExist when there is none.
@@ -52,10 +52,10 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 	return r, nil
 }
 
-// ErrNoLog says that what has a log's name, or that of the logs' directory, is something else.
+// ErrNoLog says that a log's name, or that of the logs' directory, belongs to something else.
 var ErrNoLog = errors.New("it is not as a tuner leaves it: move it away")
 
-// openLog opens a file and nothing else: a pipe would be waited for.
+// openLog opens a regular file and refuses anything else: opening a pipe would block.
 func openLog(root *os.Root, name string) (*os.File, error) {
 	info, err := root.Stat(name)
 	if err == nil && !info.Mode().IsRegular() {
@@ -67,7 +67,7 @@ func openLog(root *os.Root, name string) (*os.File, error) {
 	return root.Open(name)
 }
 
-// Read reads on. It returns io.EOF at what is the end of the log at present; later there may be more.
+// Read returns io.EOF at the present end of the log. A later Read may find more.
 func (r *Reader) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -83,7 +83,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 			r.torn = b[n-1] != '\n'
 			return n, nil
 		}
-		if err != nil && err != io.EOF && !errors.Is(err, syscall.ESTALE) { // stale: on NFS, deleted by another machine
+		if err != nil && err != io.EOF && !errors.Is(err, syscall.ESTALE) { // stale: another machine deleted it on NFS
 			return 0, fmt.Errorf("log of trial %d: %w", r.trial, err)
 		}
 		if err := r.advance(); err != nil {
@@ -92,7 +92,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 	}
 }
 
-// advance finds more to read, in this file or the next. Its error is io.EOF when there is nothing at present.
+// advance finds more to read, in this file or the next. It returns io.EOF when there is nothing at present.
 func (r *Reader) advance() error {
 	parts, err := partNumbers(r.root, r.trial)
 	if err != nil {
@@ -100,7 +100,7 @@ func (r *Reader) advance() error {
 	}
 	i, _ := slices.BinarySearch(parts, r.part+1)
 	if i < len(parts) && !r.whole {
-		r.whole = true // it may have grown since its end was read, before its successor was begun
+		r.whole = true // it may have grown after its end was read and before its successor began
 		return nil
 	}
 	for _, next := range parts[i:] {
@@ -119,7 +119,7 @@ func (r *Reader) advance() error {
 	return io.EOF
 }
 
-// leaveOut puts a line for deleted parts before the next file. Each was full but for a part of a line.
+// leaveOut inserts a line for deleted parts. Each deleted part was full, except for a part of a line.
 func (r *Reader) leaveOut(n int64) {
 	if r.torn {
 		r.note = append(r.note, '\n')
@@ -128,14 +128,14 @@ func (r *Reader) leaveOut(n int64) {
 	r.torn = false
 }
 
-// use makes f the file that is read.
+// use makes f the file to read.
 func (r *Reader) use(f *os.File, part int) error {
 	old := r.file
 	r.file, r.part, r.whole = f, part, false
 	return old.Close()
 }
 
-// Tail skips everything before the last n lines that there are at present. A line that says what was left out is none of them.
+// Tail skips everything before the last n lines present. Lines about left-out parts do not count.
 func (r *Reader) Tail(n int) error {
 	parts, err := partNumbers(r.root, r.trial)
 	if err != nil {
@@ -144,7 +144,7 @@ func (r *Reader) Tail(n int) error {
 	for _, part := range slices.Backward(append([]int{0}, parts...)) {
 		found, err := r.tailOf(part, n)
 		if errors.Is(err, fs.ErrNotExist) && part > 0 {
-			continue // deleted meanwhile, and so is what was before it
+			continue // deleted meanwhile, with everything before it
 		}
 		if err != nil {
 			return fmt.Errorf("log of trial %d: %w", r.trial, err)
@@ -156,7 +156,7 @@ func (r *Reader) Tail(n int) error {
 	return nil
 }
 
-// tailOf goes to the last n lines of a file, or to its beginning when it has fewer, and returns how many there are.
+// tailOf seeks to the last n lines of a file, or to its beginning if it has fewer, and returns their number.
 func (r *Reader) tailOf(part, n int) (int, error) {
 	f, err := openLog(r.root, fileName(r.trial, part))
 	if err != nil {
@@ -177,7 +177,7 @@ func (r *Reader) tailOf(part, n int) (int, error) {
 	return found, err
 }
 
-// lastLines returns where the last n lines of a text begin, or 0 when it has fewer, and how many there are from there on.
+// lastLines returns the offset of the last n lines of a text, or 0 if it has fewer, and their number.
 func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, err error) {
 	if n == 0 {
 		return size, 0, nil
@@ -201,13 +201,13 @@ func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, er
 		end = begin
 	}
 	if size > 0 {
-		found++ // the first line follows no line break
+		found++ // no line break precedes the first line
 	}
 	return 0, found, nil
 }
 
-// Follow writes to w what is not yet read and goes on as the log grows. It ends when done is closed and all is written, with
-// the cause of ctx when that ends, or with the error of w.
+// Follow writes the unread log to w and goes on as the log grows. It ends when done is closed and everything is written, or with the cause
+// of ctx, or with the error of w.
 func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) error {
 	buffer := make([]byte, 64<<10)
 	for ended := false; ; {
@@ -229,7 +229,7 @@ func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) 
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-done:
-			ended = true // what came since the last look is still to be read
+			ended = true // the last lines are still to be read
 		case <-time.After(r.follow):
 		}
 		if err := r.renew(); err != nil {
@@ -238,8 +238,8 @@ func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) 
 	}
 }
 
-// renew opens the file again where it was read to. An NFS client asks the server anew for a file's size when it is opened;
-// otherwise a line of another machine is seen up to a minute late (nfs(5), close-to-open cache consistency, acregmax).
+// renew reopens the file at the same offset. An NFS client asks the server for a file's size when it opens the file. Without that, a line
+// from another machine is seen up to a minute late (nfs(5), close-to-open cache consistency, acregmax).
 func (r *Reader) renew() error {
 	offset, err := r.file.Seek(0, io.SeekCurrent)
 	if err != nil {

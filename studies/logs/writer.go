@@ -10,45 +10,43 @@ import (
 )
 
 const (
-	// flushEvery is how old a line becomes before it is on the disk, where a follower sees it.
+	// flushEvery is how long a line waits before it goes to the disk, where a follower sees it.
 	flushEvery = time.Second
-	// flushAt are the bytes that go to the disk at once: one write call for hundreds of lines, since each may be a request
+	// flushAt is the number of bytes that go to the disk at once. One write call takes hundreds of lines, because each call may be a request
 	// to a file server.
 	flushAt = 64 << 10
-	// maxPending are the bytes that wait for the disk, some thousand lines; with them Write waits too.
+	// maxPending is the number of bytes that may wait for the disk, about a thousand lines. Beyond it Write waits too.
 	maxPending = 1 << 20
 )
 
-// A Writer takes the log of one trial's server. A disk that is full, gone or slow neither fails it nor holds up the server:
-// what cannot be written is left out and counted, which stands in the log as soon as it can be written again, and in the
-// error of Close.
+// A Writer takes the log of one trial's server. A disk that is full, gone or slow neither fails the Writer nor holds up the server. Lines
+// that cannot be written are left out and counted. The log says so as soon as it can be written again, and so does the error of Close.
 //
 // It may be used by several goroutines, each of which should write whole lines.
 type Writer struct {
 	trial int
 	limits
 
-	mu       sync.Mutex    // of the fields up to closed
+	mu       sync.Mutex    // guards the fields up to closed
 	pending  []byte        // for the disk
 	room     chan struct{} // closed and replaced when pending has been taken
-	stuck    bool          // a Write has waited in vain, and nothing has been taken since
-	overflow int64         // bytes that found no room since the last that did
-	dropped  int64         // all bytes that found none
+	stuck    bool          // a Write has waited in vain, and the disk has taken nothing since
+	overflow int64         // bytes without room since the last line about it
+	dropped  int64         // all bytes without room
 	closed   bool
 
-	wake    chan struct{} // holds one: there is something for the disk
+	wake    chan struct{} // holds one value when the disk has work
 	closing chan struct{}
 	gone    chan struct{} // the goroutine has ended
-	spare   []byte        // its own, and disk's are too
+	spare   []byte        // belongs to the goroutine, as disk does
 	disk    disk
 
 	close    sync.Once
 	closeErr error
 }
 
-// Create opens the log of a trial in dir/logs, where dir is the study's directory. A repeated trial goes on in its log
-// after a line that says so. The only error is a negative number: a disk that cannot be written now is tried again while
-// the server runs. The caller must Close.
+// Create opens the log of a trial in dir/logs, where dir is the study's directory. A repeated trial continues its log after a line that
+// says so. The only error is a negative number: a disk that cannot be written is tried again while the server runs. The caller must Close.
 func Create(dir string, trial int) (*Writer, error) { return create(dir, trial, ordinary) }
 
 func create(dir string, trial int, l limits) (*Writer, error) {
@@ -60,13 +58,13 @@ func create(dir string, trial int, l limits) (*Writer, error) {
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
 		disk: disk{limits: l, dir: dir, trial: trial},
 	}
-	w.signal() // so that the file is there before the server's first line
+	w.signal() // the file shall exist before the server's first line
 	go w.run()
 	return w, nil
 }
 
-// Write takes a piece of the log. Its only error is os.ErrClosed. It waits when 1 MiB has not yet reached the disk, for a
-// second at most, and then no more until the disk has taken something.
+// Write takes a piece of the log. Its only error is os.ErrClosed. It waits at most a second while 1 MiB waits for the disk. After that it
+// waits no more until the disk has taken something.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +85,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// waitForRoom waits until something may be added or is known to be in vain. The caller holds mu, which is free meanwhile.
+// waitForRoom waits until there is room, or gives up. The caller holds mu; it is unlocked during the wait.
 func (w *Writer) waitForRoom() {
 	var limit <-chan time.Time
 	for len(w.pending) >= maxPending && !w.closed && !w.stuck {
@@ -108,7 +106,7 @@ func (w *Writer) waitForRoom() {
 	}
 }
 
-// noteOverflow says at its place in the log what found no room. The caller holds mu.
+// noteOverflow adds a line for the bytes without room, at their place in the log. The caller holds mu.
 func (w *Writer) noteOverflow() {
 	if w.overflow == 0 {
 		return
@@ -120,10 +118,10 @@ func (w *Writer) noteOverflow() {
 	w.overflow = 0
 }
 
-// errSlow is why something is left out that never came as far as the disk.
+// errSlow is the reason for bytes that were left out because the disk was slow.
 var errSlow = errors.New("the disk did not keep up")
 
-// leftOut is the line that stands for what is missing.
+// leftOut is the line that replaces missing bytes.
 func leftOut(n int64, why error) string {
 	return fmt.Sprintf("… %s left out here: %s …\n", bytesText(n), reason(why))
 }
@@ -131,11 +129,11 @@ func leftOut(n int64, why error) string {
 func (w *Writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // told already
+	default: // it is awake already
 	}
 }
 
-// run brings to the disk what is pending, until Close.
+// run writes pending lines to the disk until Close.
 func (w *Writer) run() {
 	defer close(w.gone)
 	tick := time.NewTicker(flushEvery)
@@ -152,12 +150,12 @@ func (w *Writer) run() {
 	w.disk.close()
 }
 
-// take returns the whole lines that are pending, and everything at the last. The disk is slow, so mu is not held for it.
+// take returns the whole pending lines, and at the end everything. It does not hold mu while the disk writes.
 func (w *Writer) take(last bool) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := bytes.LastIndexByte(w.pending, '\n') + 1
-	if last || n == 0 && len(w.pending) >= maxPending { // a line that is longer than all we hold goes in pieces
+	if last || n == 0 && len(w.pending) >= maxPending { // a line longer than maxPending is cut
 		n = len(w.pending)
 	}
 	batch := w.pending[:n]
@@ -168,9 +166,8 @@ func (w *Writer) take(last bool) []byte {
 	return batch
 }
 
-// Close brings the rest to the disk and returns when the Writer's goroutine has ended, after ten seconds at most: a disk
-// that hangs in a call cannot be waited for. Its error says how much of the log was left out, and why; it is no reason to
-// doubt anything but the log. A second Close returns the same.
+// Close writes the rest and returns when the Writer's goroutine has ended, or after ten seconds, because a call of a hanging disk cannot be
+// interrupted. Its error says how much of the log was left out, and why. The error concerns the log alone. A second Close returns the same.
 func (w *Writer) Close() error {
 	w.close.Do(func() {
 		w.mu.Lock()
@@ -188,7 +185,7 @@ func (w *Writer) Close() error {
 	return w.closeErr
 }
 
-// loss says what is not on the disk. The goroutine has ended.
+// loss returns an error for the bytes that are not on the disk. The goroutine has ended.
 func (w *Writer) loss() error {
 	lost, cause := w.dropped+w.disk.lost, w.disk.first
 	if cause == nil {

@@ -76,7 +76,7 @@ func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 	})
 }
 
-// A folder that is in the way stands for a disk that cannot be written: it is tried again a second later, and not before.
+// A file in place of the folder stands for a disk that cannot be written. The Writer tries it again after a second, not before.
 func TestADiskThatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -117,7 +117,7 @@ func TestADiskThatComesBack(t *testing.T) {
 	})
 }
 
-// A disk that is full: the Writer takes everything without an error, and when there is room again, the log says what is missing.
+// While the disk is full, the Writer takes everything without an error. When there is room again, the log says what is missing.
 func TestAFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=2m"); err != nil {
@@ -172,7 +172,7 @@ func TestADiskThatForgets(t *testing.T) {
 	}
 }
 
-// A pipe that nobody reads stands for a disk that hangs. A Write waits for it once, for as long as its patience lasts.
+// A pipe that nobody reads stands for a hanging disk. A Write waits for it once, as long as its patience lasts.
 func TestADiskThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, folder, "trial-0000.log")
@@ -306,7 +306,7 @@ func TestKilledAndRunAgain(t *testing.T) {
 	}
 }
 
-// A follower that keeps up sees every line once, over all files; then it ends, because the trial is done.
+// A follower that keeps up sees every line once, over all files. It ends when the trial is done.
 func TestFollowingOverSeveralFiles(t *testing.T) {
 	dir := t.TempDir()
 	l := small
@@ -338,7 +338,7 @@ func TestFollowingOverSeveralFiles(t *testing.T) {
 	}
 }
 
-// Between the end of a file and the look at its successor the file may grow and the successor come.
+// Between the end of a file and the look at its successor, the file may grow and the successor appear.
 func TestWhatComesLastInAFileIsRead(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 150)

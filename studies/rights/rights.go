@@ -1,4 +1,4 @@
-// Package rights says with which rights the files of a study are made. It makes none.
+// Package rights chooses the rights of a study's files. It makes no files.
 package rights
 
 import (
@@ -6,9 +6,8 @@ import (
 	"os"
 )
 
-// File is for a file in a directory, less what the umask takes: the user and his group may read it, for logs and study files
-// tell of a company's models and traffic. A directory with the setgid bit, which those made in it inherit, is shared: its
-// group may write too.
+// File returns the mode of a new file in a directory, before the umask. User and group may read it, because logs and study files tell of a
+// company's models and traffic. A directory with the setgid bit is shared, and its subdirectories inherit the bit: its group may write too.
 func File(dir string) fs.FileMode {
 	if shared(dir) {
 		return 0o660
@@ -16,7 +15,7 @@ func File(dir string) fs.FileMode {
 	return 0o640
 }
 
-// Dir is likewise for a directory that is made in another one.
+// Dir is File for a new directory.
 func Dir(parent string) fs.FileMode {
 	if shared(parent) {
 		return 0o770
@@ -26,5 +25,5 @@ func Dir(parent string) fs.FileMode {
 
 func shared(dir string) bool {
 	info, err := os.Stat(dir)
-	return err == nil && info.Mode()&fs.ModeSetgid != 0 // what is wrong with it is said by whoever makes something there
+	return err == nil && info.Mode()&fs.ModeSetgid != 0 // if it cannot be read, making something in it will say why
 }

@@ -11,11 +11,12 @@ import (
 // deviations is the number of standard deviations that hold 95 % of a normal distribution.
 const deviations = 1.96
 
-// halfWidth is half the width of a rate's 95 % interval, as a part of the rate. stdErr is the standard error of ln rate.
+// halfWidth is half the width of a rate's 95 % interval, as a part of the rate. stdErr is the standard error of ln
+// rate.
 func halfWidth(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
 
-// byRate returns the steps in ascending order of their rates. At equal rates the fails come first, so that the order in which the steps
-// were measured does not matter.
+// byRate returns the steps in ascending order of their rates. At equal rates the fails come first, so that the order in
+// which the steps were measured does not matter.
 func byRate(steps []Step) []Step {
 	passed := func(s Step) int {
 		if s.passed() {
@@ -28,8 +29,8 @@ func byRate(steps []Step) []Step {
 	})
 }
 
-// locate estimates the boundary from the requests of all steps. ok is false where requests were not judged one by one, and where too few
-// were slow.
+// locate estimates the boundary from the requests of all steps. ok is false where requests were not judged one by one,
+// and where too few were slow.
 func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 	var probes []*Evidence
 	for _, step := range steps {
@@ -132,7 +133,8 @@ func (l *searchState) addInterval(c *Capacity) {
 	}
 }
 
-// reconcile brings the estimated rate between a step that passed and one that failed, and adds a doubt where verdicts contradict it.
+// reconcile brings the estimated rate between a step that passed and one that failed, and adds a doubt where verdicts
+// contradict it.
 func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 	var pass, fail *Step // nearest to the rate
 	var contrary []float64

@@ -10,7 +10,7 @@ import (
 )
 
 func TestStudent(t *testing.T) {
-	for freedom, want := range map[float64]float64{3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1e9: 1.960} { // of any table
+	for freedom, want := range map[float64]float64{3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1e9: 1.960} { // from a table
 		if got := student(freedom); math.Abs(got-want) > 0.01*want {
 			t.Errorf("student(%g) = %.3f, want %.3f", freedom, got, want)
 		}
@@ -18,8 +18,8 @@ func TestStudent(t *testing.T) {
 }
 
 func TestBursts(t *testing.T) {
-	const together = 9 // at low rates
-	quiet := strings.Repeat(".", apart*together+1)
+	const clusterSize = 9 // at low rates
+	quiet := strings.Repeat(".", apart*clusterSize+1)
 	for _, row := range []struct {
 		each string
 		want int
@@ -28,10 +28,10 @@ func TestBursts(t *testing.T) {
 		{"x", 1},
 		{"..xx.x...x..", 1},
 		{"x" + quiet + "x", 2},
-		{"x" + strings.Replace(quiet, ".", "?", 2) + "x", 1}, // of whom nothing is known
+		{"x" + strings.Replace(quiet, ".", "?", 2) + "x", 1}, // two requests of unknown outcome
 		{quiet + "xxx" + quiet + "x.x" + quiet, 2},
-		{strings.Repeat("x", long*together), 1},
-		{strings.Repeat("x", 10*long*together), 10},
+		{strings.Repeat("x", long*clusterSize), 1},
+		{strings.Repeat("x", 10*long*clusterSize), 10},
 	} {
 		e := &Evidence{Rate: 1, Limits: []LimitEvidence{{Each: row.each}}}
 		if got := e.bursts(0); got != row.want {
@@ -40,14 +40,15 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// One burst at a rate that the server carries well makes that probe fail. The rate is tried again, and the search goes on above it.
+// A single burst fails a probe at a rate that the server carries well. The search repeats the rate, and goes on above
+// it.
 func TestASingleBurstIsNotBelieved(t *testing.T) { singleBurstIsNotBelieved(t, 6) }
 
 func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 	t.Helper()
 	again, beyond := uint64(0), uint64(0)
 	for seed := range seeds {
-		s := &synthetic{most: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
+		s := &synthetic{max: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
 		p := s.population()
 		truth := s.truth(p)
 		var probed []float64

@@ -1,5 +1,5 @@
-// Package capacity finds the highest request rate that keeps the SLO, and how sure that rate is. The caller gives the probe. The package
-// has no clock and does no I/O.
+// Package capacity finds the highest request rate that keeps the SLO, and how sure that rate is. The caller gives the
+// probe. The package has no clock and does no I/O.
 package capacity
 
 import (
@@ -26,17 +26,19 @@ type Outcome struct {
 	Binding  string  `json:"binding"`   // name of the limit that breaks first
 	InFlight float64 `json:"in_flight"` // mean requests in flight
 
-	// Limited says why the load generator, and not the server, may have decided; "" when it did not. Then a pass is a lower bound at
-	// best, for late requests thin out the bursts, and a fail says nothing.
+	// Limited says why the load generator, and not the server, may have decided; "" when it did not. Then a pass is a
+	// lower bound at best, for late requests thin out the bursts, and a fail says nothing.
 	Limited string `json:"limited,omitempty"`
 
-	// Evidence is what each request did; nil where requests are not judged one by one. A capacity needs it for its interval.
+	// Evidence is what each request did; nil where requests are not judged one by one. A capacity needs it for its
+	// interval.
 	Evidence *Evidence `json:"-"`
 
 	Took time.Duration `json:"-"` // how long the probe took; 0 where that is not known
 }
 
-// byRequests reports whether the slow requests in the evidence have decided, and not a failed request or a growing queue.
+// byRequests reports whether the slow requests in the evidence have decided, and not a failed request or a growing
+// queue.
 func (o Outcome) byRequests() bool {
 	return o.Evidence != nil && slices.ContainsFunc(o.Evidence.Limits, func(l LimitEvidence) bool { return l.Name == o.Binding })
 }
@@ -58,8 +60,8 @@ type Capacity struct {
 	Probes   int     `json:"probes"`
 	Why      string  `json:"why"` // why the search stopped
 
-	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second. Both are 0 where there is no interval.
-	// Highest is 0 where nothing failed.
+	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second. Both are 0 where there is
+	// no interval. Highest is 0 where nothing failed.
 	Lowest  float64 `json:"lowest,omitempty"`
 	Highest float64 `json:"highest,omitempty"`
 	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, about which the interval is symmetric; 0 where there is none
@@ -69,7 +71,8 @@ type Capacity struct {
 	// Doubt says what contradicts the answer, such as a pass above a fail; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`
 
-	// Limited says why the load generator, and not the server, decided the answer; "" when it did not. The bound is then AtLeast.
+	// Limited says why the load generator, and not the server, decided the answer; "" when it did not. The bound is
+	// then AtLeast.
 	Limited string `json:"client_limited,omitempty"`
 
 	Steps []Step `json:"steps,omitempty"` // all probes, in their order
@@ -78,7 +81,8 @@ type Capacity struct {
 // Met reports whether any rate kept the SLO.
 func (c Capacity) Met() bool { return c.Bound == Exact || c.Bound == AtLeast }
 
-// Carried is the rate by which capacities are ranked. For a lower bound it is the rate at which the load generator was in time.
+// Carried is the rate by which capacities are ranked. For a lower bound it is the rate at which the load generator was
+// in time.
 func (c Capacity) Carried() float64 {
 	switch c.Bound {
 	case Exact:

@@ -12,12 +12,13 @@ type Comparison struct {
 	stdErr float64 // of ln Ratio
 }
 
-// Distinguishable reports whether the first is higher beyond reasonable doubt. Of 100 comparisons of equal capacities 2.5 seem so by
-// chance: a 95 % interval leaves out 2.5 % above.
+// Distinguishable reports whether the first is higher beyond reasonable doubt. Of 100 comparisons of equal capacities
+// 2.5 seem so by chance: a 95 % interval leaves out 2.5 % above.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
-// Compare compares capacity a with b. It takes their errors to be normal in ln rate. Where both were measured with the same requests, a
-// burst among these moves both the same way, and the ratio is surer than either capacity. Their pieces tell by how much.
+// Compare compares capacity a with b. It takes their errors to be normal in ln rate. Where both were measured with the
+// same requests, a burst among these moves both the same way, and the ratio is surer than either capacity. Their pieces
+// tell by how much.
 //
 // ok is false where one of the two is a bound, or has no standard error.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
@@ -35,16 +36,17 @@ func Compare(a, b Capacity) (c Comparison, ok bool) {
 	}, true
 }
 
-// Among corrects a comparison whose first capacity was chosen as the best of n that were all compared with the second. The luckiest of n
-// equals looks better than it is. After the correction Better is above 0.975, and Lowest too high, in at most 2.5 of 100 choices. That
-// holds however few of the n are any good (Šidák's inequality).
+// Among corrects a comparison whose first capacity was chosen as the best of n that were all compared with the second.
+// The luckiest of n equals looks better than it is. After the correction Better is above 0.975, and Lowest too high, in
+// at most 2.5 of 100 choices. That holds however few of the n are any good (Šidák's inequality).
 func (c Comparison) Among(n int) Comparison {
 	c.Better = math.Pow(c.Better, float64(n))
 	c.Lowest = c.Ratio * math.Exp(-deviationsAmong(n)*c.stdErr)
 	return c
 }
 
-// Among corrects a capacity that was chosen as the highest of n: the lower end of its interval must hold for all n together.
+// Among corrects a capacity that was chosen as the highest of n: the lower end of its interval must hold for all n
+// together.
 func (c Capacity) Among(n int) Capacity {
 	if c.Bound == Exact && c.StdErr > 0 {
 		c.Lowest = min(c.Lowest, c.Rate*math.Exp(-deviationsAmong(n)*c.StdErr))
@@ -57,11 +59,13 @@ func deviationsAmong(n int) float64 {
 	return math.Sqrt2 * math.Erfinv(2*math.Pow(0.975, 1/float64(max(1, n)))-1)
 }
 
-// maxCorrelation bounds the correlation of two errors. It is below 1 because the pieces do not contain the error of the estimate itself.
+// maxCorrelation bounds the correlation of two errors. It is below 1 because the pieces do not contain the error of the
+// estimate itself.
 const maxCorrelation = 0.95
 
-// correlation is the correlation of the errors of two capacities, 0 to maxCorrelation. It follows from how the same requests have moved
-// each of them. Over some pairs of simulated servers the interval of the ratio was between one and three times as wide as its error.
+// correlation is the correlation of the errors of two capacities, 0 to maxCorrelation. It follows from how the same
+// requests have moved each of them. Over some pairs of simulated servers the interval of the ratio was between one and
+// three times as wide as its error.
 func correlation(a, b Capacity) float64 {
 	moved := make(map[Piece]float64)
 	var ab, aa, bb float64

@@ -38,8 +38,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// Where the standard errors are right, the interval holds the true ratio in 95 of 100 comparisons, and equals are called better in
-// 2.5 of 100.
+// With correct standard errors the interval holds the true ratio in 95 of 100 comparisons, and calls one of two equals
+// better in 2.5 of 100.
 func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const rounds = 20_000
@@ -66,7 +66,7 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	}
 }
 
-// The best of equals is called better, and its lower end is too high, in 2.5 of 100 choices at most, however many there were.
+// However many equals there are, the best is called better, or has too high a lower end, in at most 2.5 of 100 choices.
 func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 6))
 	for _, n := range []int{1, 2, 8, 30} {
@@ -112,7 +112,7 @@ func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	}
 }
 
-// What the same requests have done to both is not in their ratio.
+// What the same requests did to both capacities is not in their ratio.
 func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	of := func(draw int, moved ...float64) Capacity {
 		c := Capacity{Rate: 2, StdErr: 0.1, Bound: Exact}
@@ -125,7 +125,7 @@ func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		b    Capacity
-		want float64 // half the interval of ln ratio, in standard errors of one
+		want float64 // half width of the interval of ln ratio, in standard errors of one capacity
 	}{
 		{"other requests", of(4, 0.02, -0.01, 0.03, -0.04), math.Sqrt2},
 		{"nothing known of them", of(3), math.Sqrt2},

@@ -41,8 +41,8 @@ type estimate struct {
 	gradient [3]float64 // of logRate by the coefficients of the fit
 }
 
-// A Piece says by how much some requests in a row have moved a capacity. A burst moves all capacities alike that were measured with the
-// same requests. So their difference is surer than each of them.
+// A Piece says by how much some requests in a row have moved a capacity. A burst moves all capacities alike that were
+// measured with the same requests. So their difference is surer than each of them.
 type Piece struct {
 	Draw  int     `json:"draw"`  // of the probe
 	Block int     `json:"block"` // number of the block of blockRequests
@@ -100,14 +100,15 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	return e, true
 }
 
-// A fit is repeated about its own boundary until that moves by no more than settledCenter in ln rate, at most maxCenters times.
+// A fit is repeated about its own boundary until that moves by no more than settledCenter in ln rate, at most
+// maxCenters times.
 const (
 	maxCenters    = 5
 	settledCenter = 0.02
 )
 
-// between is ln of a rate at which some requests break the limit and most keep it. There the share that breaks it crosses twice the allowed
-// share. ok is false when fewer than two requests broke the limit, or fewer than two kept it.
+// between is ln of a rate at which some requests break the limit and most keep it. There the share that breaks it
+// crosses twice the allowed share. ok is false when fewer than two requests broke the limit, or fewer than two kept it.
 func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	goal := 2 * probes[0].Limits[limit].Allowed
 	shares := rising(probes, limit)
@@ -143,11 +144,11 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 // A share counts the requests that broke a limit at one rate, or at some neighbouring rates.
 type share struct{ logRate, judged, broken float64 }
 
-// over is ln of the share divided by a goal. Jeffreys' estimate tells none of a few from none of many.
+// over is ln(share/goal). Jeffreys' estimate of the share distinguishes 0 of 5 requests from 0 of 500.
 func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
 
-// rising returns the shares in ascending order of their rates. A share that falls is merged with the ones before it, as in an isotonic
-// regression.
+// rising returns the shares in ascending order of their rates. A share that falls is merged with the ones before it, as
+// in an isotonic regression.
 func rising(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
@@ -177,8 +178,8 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	return shares
 }
 
-// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². The straight line of the fit holds only in the
-// neighbourhood.
+// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². The straight line of the fit holds
+// only in the neighbourhood.
 const nearby = 0.35
 
 // nearness is the weight of a probe at a distance in ln rate; 1 at a distance of 0.
@@ -187,21 +188,22 @@ func nearness(distance float64) float64 {
 	return math.Exp(-2 * d * d)
 }
 
-// weight is the weight of a request in a fit. Near probes weigh more. Requests that follow each other closely weigh less, because slow ones
-// come in clusters.
+// weight is the weight of a request in a fit. Near probes weigh more. Requests that follow each other closely weigh
+// less, because slow ones come in clusters.
 func (e *Evidence) weight(center float64) float64 {
 	return nearness(math.Log(e.Rate)-center) / e.clusterSize()
 }
 
-// clusterSize is the number of requests that tell as much as one independent request. Slow requests come in clusters, and clusters grow
-// with the rate, beyond what the load around a request explains. With these figures the standard errors of searches on simulated servers
-// were as large as their errors, at 1 to 25 requests per second.
+// clusterSize is the number of requests that tell as much as one independent request. Slow requests come in clusters,
+// and clusters grow with the rate, beyond what the load around a request explains. With these figures the standard
+// errors of searches on simulated servers were as large as their errors, at 1 to 25 requests per second.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
 // binWidth is the resolution of the load around requests, in ln.
 const binWidth = 0.01
 
-// observe returns the requests of all probes, binned by the load around them. center is ln of the rate about which the fit is made.
+// observe returns the requests of all probes, binned by the load around them. center is ln of the rate about which the
+// fit is made.
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
 	for _, e := range probes {
@@ -235,8 +237,9 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is the error of z at the boundary that no measurement reduces: the share of slow requests is no exact function of the load
-// around them. With this figure the intervals of long measurements on simulated servers were as wide as their errors.
+// modelError is the error of z at the boundary that no measurement reduces: the share of slow requests is no exact
+// function of the load around them. With this figure the intervals of long measurements on simulated servers were as
+// wide as their errors.
 const modelError = 0.16
 
 // stdErrWith is the standard error of an estimate with so much information and so many bursts.
@@ -249,8 +252,8 @@ func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64
 	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
 }
 
-// bursts counts the bursts of slow requests. Slow requests without an end are no burst: the server carries no more, and every further
-// part of them counts anew.
+// bursts counts the bursts of slow requests. Slow requests without an end are no burst: the server carries no more, and
+// every further part of them counts anew.
 func (e *Evidence) bursts(limit int) (n int) {
 	quiet, slow := math.Inf(1), 0.0
 	for _, c := range e.Limits[limit].Each {
@@ -269,12 +272,12 @@ func (e *Evidence) bursts(limit int) (n int) {
 	return n
 }
 
-// knownBursts is the information in the priors of a fit, as a number of bursts. With this figure the intervals of searches on simulated
-// servers held the truth as often as they should.
+// knownBursts is the information in the priors of a fit, as a number of bursts. With this figure the intervals of
+// searches on simulated servers held the truth as often as they should.
 const knownBursts = 3
 
-// apart and long are in units of clusterSize. A slow request begins a new burst after apart quick ones, and in a run of more than long slow
-// ones.
+// apart and long are in units of clusterSize. A slow request begins a new burst after apart quick ones, and in a run of
+// more than long slow ones.
 const (
 	apart = 2
 	long  = 4

@@ -2,10 +2,11 @@ package capacity
 
 import "math"
 
-// A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The surplus is ln of the
-// load around the request divided by the rate of its probe. The regression is on the load that each request met, and not on the rate
-// alone, so that a window with many bursts does not look like a slow server. b is the steepness of the boundary. c is the weight of a
-// passing load against a lasting one, which a queue remembers for longer.
+// A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The
+// surplus is ln of the load around the request divided by the rate of its probe. The regression is on the load that
+// each request met, and not on the rate alone, so that a window with many bursts does not look like a slow server. b is
+// the steepness of the boundary. c is the weight of a passing load against a lasting one, which a queue remembers for
+// longer.
 type fit struct {
 	kernel
 	center      float64       // ln of the rate about which the fit was made
@@ -26,8 +27,8 @@ var (
 	priorSpread = [3]float64{1.5, 0.6, 0.25}
 )
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's spread. It begins
-// at from, such as the maximum with a similar kernel.
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's
+// spread. It begins at from, such as the maximum with a similar kernel.
 func fitTo(observed []observation, k kernel, center float64, from [3]float64) fit {
 	f := fit{kernel: k, center: center, at: from}
 	for range 50 {

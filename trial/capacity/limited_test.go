@@ -11,10 +11,11 @@ import (
 	"testing"
 )
 
-// late is a Limited of the tests.
+// late is a value of Outcome.Limited.
 const late = "the load generator was 17.5 ms late at p99"
 
-// said writes steps as a rate and a letter each: p passed, f failed, L passed in spite of a late load generator, l failed for it alone.
+// said reads steps, each a rate and a letter: p passed, f failed, L passed with a late load generator, l failed by its
+// lateness alone.
 func said(t *testing.T, text string) (steps []Step) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -36,7 +37,7 @@ func said(t *testing.T, text string) (steps []Step) {
 	return steps
 }
 
-// What a late load generator decided says nothing against the server: its passes are lower bounds, its fails nothing at all.
+// A late load generator proves nothing against the server: its passes are lower bounds, and its fails say nothing.
 func TestALateClientIsNeverAFail(t *testing.T) {
 	const unknown Bound = ""
 	for _, row := range []struct {
@@ -76,19 +77,19 @@ func TestALateClientIsNeverAFail(t *testing.T) {
 	}
 }
 
-// Whenever and however the load generator is late, no answer says more than what was offered in time: an upper bound is never below what
-// the server carries, and nothing that is sure is above it.
+// However often the load generator is late, no answer says more than the probes show. An upper bound is never below
+// what the server carries, and no sure lower bound is above it.
 func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	bounds := map[Bound]int{}
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 18))
 		carries := math.Exp(rng.NormFloat64() * 2)
-		busy := rng.Float64() // share of the probes in which the generator is late
+		busy := rng.Float64() // share of the probes with a late generator
 		s := Search{Hint: math.Exp(rng.NormFloat64() * 2), Min: 0.05, Max: 200, Factor: 1.35, Tolerance: 0.2, MaxProbes: 1 + rng.IntN(14)}
 		c, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
 			h := math.Log2(carries / rate)
 			o := Outcome{Pass: h >= 0, Headroom: h, Binding: "p99 TTFT"}
-			if rng.Float64() < busy { // thinned bursts may pass just above, and its own waits fail anything that would pass
+			if rng.Float64() < busy { // thinned bursts may pass just above the capacity, and the lateness may fail anything that would pass
 				o.Limited = late
 				o.Pass = rng.IntN(2) == 0 && rate < 1.1*carries
 				if rate > carries && !o.Pass {
@@ -133,7 +134,7 @@ func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	}
 }
 
-// A rate at which the generator was late is offered once more before it decides the answer.
+// A search repeats a rate at which the generator was late before that decides the answer.
 func TestALateProbeThatDecidesIsRepeated(t *testing.T) {
 	for first := range 6 {
 		n, repeated := 0, map[float64]int{}

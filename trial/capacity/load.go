@@ -2,8 +2,8 @@ package capacity
 
 import "math"
 
-// A Stretch is what one probe offered: when each request was due and how much work it brought. It is known without a server. It contains
-// the uncounted requests too, for the counted ones meet their work in the queue.
+// A Stretch is what one probe offered: when each request was due and how much work it brought. It is known without a
+// server. It contains the uncounted requests too, for the counted ones meet their work in the queue.
 type Stretch struct {
 	Due    []float64 // seconds since the probe began, ascending
 	Prompt []float64 // size of each prompt, relative to the mean of the workload
@@ -12,16 +12,17 @@ type Stretch struct {
 	First, Counted int // the counted requests are Due[First : First+Counted]
 }
 
-// A kernel says which work around a request matters to it. A time to first token depends on the work before. A time per token also depends
-// on the work that comes while the answer is generated.
+// A kernel says which work around a request matters to it. A time to first token depends on the work before. A time per
+// token also depends on the work that comes while the answer is generated.
 type kernel struct {
 	tau    float64 // seconds over which the weight of other work falls to 1/e
 	around bool    // later work counts as much as earlier work
 	prompt float64 // weight of the prompts in the work; the answers have the rest
 }
 
-// kernels are tried, and the one that explains the slow requests best is used. The shortest is a few steps of an engine. The longest is a
-// third of an ordinary lead-in: with a longer one every window would begin with less than the mean load.
+// kernels are tried, and the one that explains the slow requests best is used. The shortest is a few steps of an
+// engine. The longest is a third of an ordinary lead-in: with a longer one every window would begin with less than the
+// mean load.
 func kernels() (all []kernel) {
 	for tau := 0.625; tau <= 20; tau *= 2 {
 		all = append(all, kernel{tau, false, 0.5}, kernel{tau, true, 0.5})
@@ -37,9 +38,9 @@ func (k kernel) mixes() []kernel {
 // idle is the least load, as a part of the rate: the logarithm of no load would be infinite.
 const idle = 0.02
 
-// surplus returns, for each counted request, ln of the load around it divided by the rate of the probe. It is 0 where the other requests
-// brought as much work as evenly spread requests of mean size. A request's own work is left out. Before the stretch there was no load: a
-// probe begins on an idle server. After it the mean load is assumed.
+// surplus returns, for each counted request, ln of the load around it divided by the rate of the probe. It is 0 where
+// the other requests brought as much work as evenly spread requests of mean size. A request's own work is left out.
+// Before the stretch there was no load: a probe begins on an idle server. After it the mean load is assumed.
 func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	if s.Counted == 0 {
 		return nil

@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// A Population is a workload in the long run: the arrivals at one request per second, and the sizes of the requests. All have a mean of
-// one. It needs no server, but many requests, because a rare load decides a capacity. From one population of 16,000 requests to another
-// capacities differ by 1 % (standard deviation), and from one of 128,000 to another by 0.4 %.
+// A Population is a workload in the long run: the arrivals at one request per second, and the sizes of the requests.
+// All have a mean of one. It needs no server, but many requests, because a rare load decides a capacity. From one
+// population of 16,000 requests to another capacities differ by 1 % (standard deviation), and from one of 128,000 to
+// another by 0.4 %.
 type Population struct {
 	Due    []float64 // seconds, ascending
 	Prompt []float64 // size of each prompt, in the order of Due
@@ -24,7 +25,8 @@ type window struct {
 	rate int // ln, in steps of rateStep
 }
 
-// rateStep is the difference in ln rate within which loads fluctuate alike: by the root of the number of requests within a kernel.
+// Within rateStep of ln rate the loads fluctuate alike. The fluctuation depends on the number of requests within a
+// kernel, and only by its root.
 const rateStep = 0.02
 
 // A fluctuation is the distribution of the load around requests in the long run.
@@ -39,8 +41,8 @@ type bin struct {
 // even is a load without fluctuation.
 var even = fluctuation{{0, 1}}
 
-// at returns the fluctuation of the population's load at a rate. At a low rate few requests are within the kernel, and the load around
-// them varies more.
+// at returns the fluctuation of the population's load at a rate. At a low rate few requests are within the kernel, and
+// the load around them varies more.
 func (p *Population) at(k kernel, rate float64) fluctuation {
 	if p == nil || len(p.Due) == 0 {
 		return even
@@ -82,8 +84,8 @@ func (p *Population) through(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// share returns the long-run share of requests that break the limit at a rate, and its gradient by the coefficients of the fit. Its
-// derivative by ln rate is the one by a, times the steepness.
+// share returns the long-run share of requests that break the limit at a rate, and its gradient by the coefficients of
+// the fit. Its derivative by ln rate is the one by a, times the steepness.
 func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [3]float64) {
 	steep, passing := f.steepness(), f.passing()
 	for _, bin := range load {
@@ -100,8 +102,9 @@ func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [
 // maxDistance is the greatest distance of a boundary from the probes, in ln rate: a factor of 3.
 const maxDistance = 1.1
 
-// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run, and its gradient by the
-// coefficients. ok is false where the share does not grow with the rate, and where the boundary is farther than maxDistance.
+// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run, and its
+// gradient by the coefficients. ok is false where the share does not grow with the rate, and where the boundary is
+// farther than maxDistance.
 func (f fit) boundary(p *Population, allowed float64) (logRate float64, gradient [3]float64, ok bool) {
 	logRate = f.center
 	for range 2 { // the second time with the fluctuation at the rate that was found

@@ -11,11 +11,13 @@ import (
 	"vllmtuner/render"
 )
 
-// A Search says how to look for a capacity. It gallops from a hint until a passing and a failing rate are known, and halves this bracket
-// in log rate. Then it estimates, from the requests of all probes, the rate at which in the long run just as many requests break a limit as
-// may. With a Precision it goes on probing near that rate until the answer is that sure.
+// A Search says how to look for a capacity. It gallops from a hint until a passing and a failing rate are known, and
+// halves this bracket in log rate. Then it estimates, from the requests of all probes, the rate at which in the long
+// run just as many requests break a limit as may. With a Precision it goes on probing near that rate until the answer
+// is that sure.
 //
-// The next rate is a function of the steps so far alone. So a search that knows some of its steps goes on as it did before.
+// The next rate is a function of the steps so far alone. So a search that knows some of its steps goes on as it did
+// before.
 type Search struct {
 	Hint      float64 // first rate, requests per second
 	Min, Max  float64 // rates are never outside
@@ -32,8 +34,8 @@ type Search struct {
 	Plan   func(Forecast)                   // told once, when a bracket is known, what the Precision will cost; may be nil
 }
 
-// A Forecast says what the wanted Precision will cost. The search keeps to it within a quarter. It cannot where later verdicts undo its
-// bracket, so that it has to find another.
+// A Forecast says what the wanted Precision will cost. The search keeps to it within a quarter. It cannot where later
+// verdicts undo its bracket, so that it has to find another.
 type Forecast struct {
 	Rate      float64       // estimated so far
 	Precision float64       // half the width of the interval now, as a part of the rate
@@ -101,9 +103,10 @@ func (l *searchState) add(step Step) {
 // passed reports whether a step passed with the load generator in time.
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
-// bracket returns the passing and the failing step between which the capacity lies. Where a pass lies above a fail, the steps are split so
-// that the fewest contradict the split; of equal splits the lower one is taken. Steps with a late load generator have no vote. Their
-// passes may raise the lower step, and their fails bound the search where no other does.
+// bracket returns the passing and the failing step between which the capacity lies. Where a pass lies above a fail, the
+// steps are split so that the fewest contradict the split; of equal splits the lower one is taken. Steps with a late
+// load generator have no vote. Their passes may raise the lower step, and their fails bound the search where no other
+// does.
 func bracket(steps []Step) (low, high *Step) {
 	sorted := byRate(inTime(steps))
 	best, at := len(sorted)+1, 0
@@ -183,7 +186,8 @@ func (l *searchState) next() (rate float64, why string) {
 	return rate, ""
 }
 
-// justLimited reports whether the last probe failed by a late load generator, for the first time at its rate. A second try may do better.
+// justLimited reports whether the last probe failed by a late load generator, for the first time at its rate. A second
+// try may do better.
 func (l *searchState) justLimited() bool {
 	last := l.steps[len(l.steps)-1]
 	return !last.Pass && len(l.steps) < l.MaxProbes && l.limitedOnce(last)
@@ -236,8 +240,8 @@ func (l *searchState) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next gallop step. It grows from step to step. It stays small where a search lost its bracket to later
-// verdicts, for the boundary is then near.
+// stride is the factor of the next gallop step. It grows from step to step. It stays small where a search lost its
+// bracket to later verdicts, for the boundary is then near.
 func (l *searchState) stride() float64 {
 	if l.narrowed > 0 {
 		return l.Factor
@@ -245,19 +249,21 @@ func (l *searchState) stride() float64 {
 	return math.Pow(l.Factor, float64(len(l.steps)))
 }
 
-// sharpenAt are the rates that sharpen an estimate, as parts of it. Above it more requests are slow. Below it they show how fast the share
-// of slow ones falls.
+// sharpenAt are the rates that sharpen an estimate, as parts of it. Above it more requests are slow. Below it they show
+// how fast the share of slow ones falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// Before the forecast a search probes up to maxExtra rates beyond its bracket. It repeats the failed rate where fewer than fewBursts bursts
-// were seen near the boundary. When such a probe undoes the bracket, the search looks for another.
+// Before the forecast a search probes up to maxExtra rates beyond its bracket. It repeats the failed rate where fewer
+// than fewBursts bursts were seen near the boundary. When such a probe undoes the bracket, the search looks for
+// another.
 const (
 	maxExtra  = 2
 	fewBursts = 2
 )
 
-// sharpen returns a rate near the boundary, or why there is no need for one. It repeats a rate that failed by a single burst, which may be
-// chance. It probes an estimate that lies outside the bracket. And it goes on until the answer is as sure as was wanted.
+// sharpen returns a rate near the boundary, or why there is no need for one. It repeats a rate that failed by a single
+// burst, which may be chance. It probes an estimate that lies outside the bracket. And it goes on until the answer is
+// as sure as was wanted.
 func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	e, ok := l.estimate()
 	if !ok {
@@ -290,13 +296,13 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
 }
 
-// aim is the precision at which the search stops: the wanted one, or a fifth above the error of the model alone if that is more. Further
-// probes would then buy next to nothing.
+// aim is the precision at which the search stops: the wanted one, or a fifth above the error of the model alone if that
+// is more. Further probes would then buy next to nothing.
 func (l *searchState) aim(e *estimate) float64 {
 	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
 
-// A search keeps to its forecast within a quarter, for others who share the GPU plan with it.
+// A search keeps to its forecast within a quarter, because others who share the GPU rely on it.
 func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
 func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// truth is a server whose headroom falls by one for each factor of two in the rate.
+// truth probes a server whose headroom falls by one for each factor of two in the rate.
 func truth(capacity float64, probed *[]float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		*probed = append(*probed, rate)
@@ -58,8 +58,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Whatever the probe says, also lies that contradict each other: the search ends, stays within its rates, and its answer
-// lies within its bracket.
+// For any verdicts, also random ones that contradict each other, the search ends, stays within its rates, and answers
+// within its bracket.
 func TestFindEndsForAnyAnswers(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -90,7 +90,8 @@ func TestFindEndsWithTheProbesError(t *testing.T) {
 	}
 }
 
-// A generator that cannot keep up is no boundary of the server: what passed is a lower bound, and only what passed in time is sure.
+// A load generator that cannot keep up is no limit of the server. What passed is a lower bound, and only what passed in
+// time is sure.
 func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	limitedFrom := func(limit float64, pass bool) Probe {
 		return func(_ context.Context, rate float64) (Outcome, error) {
@@ -115,16 +116,16 @@ func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	}
 }
 
-// Verdicts that contradict an early one do not send a search that had its bracket galloping off.
+// A search that loses its bracket to a contradicting verdict looks for another nearby, and does not gallop away.
 func TestALostBracketIsLookedForNearby(t *testing.T) {
-	s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
+	s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
 	look := search(4)
 	look.Population, look.Precision, look.MaxProbes = s.population(), 0.01, 30
 	probe, highest := s.probe(60, 1), 0.0
 	if _, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
 		highest = max(highest, rate)
 		o, err := probe(ctx, rate)
-		o.Pass = highest > rate // only what is higher than all before fails
+		o.Pass = highest > rate // a probe fails only above all rates before it
 		return o, err
 	}); err != nil {
 		t.Fatal(err)
@@ -134,11 +135,11 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	}
 }
 
-// A fail that no request explains, as by one that failed or by a queue that grows, is not outvoted by requests that kept their limits.
+// A failed request or a growing queue fails a probe although its requests kept the limits. They do not outvote it.
 func TestAFailThatNoRequestExplainsStands(t *testing.T) {
 	const cliff = 5.08 // the limits alone would allow 6.35
 	for seed := range uint64(4) {
-		s := &synthetic{most: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
+		s := &synthetic{max: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
 		probe := s.probe(240, 1)
 		look := search(4.45)
 		look.Population, look.Precision = s.population(), float64(seed%2)*0.05
@@ -155,10 +156,10 @@ func TestAFailThatNoRequestExplainsStands(t *testing.T) {
 	}
 }
 
-// One stall of the load generator below a rate that it offered well is no bound, whenever it comes.
+// A single stall of the load generator is no bound, whichever probe it hits.
 func TestAHiccupOfTheGeneratorIsNoBound(t *testing.T) {
 	for at := range 5 {
-		s := &synthetic{most: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
+		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
 		probe := s.probe(120, 1)
 		look := search(3)
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.1, 40
@@ -176,7 +177,7 @@ func TestAHiccupOfTheGeneratorIsNoBound(t *testing.T) {
 	}
 }
 
-func TestABracketDoesNotHangOnTheOrder(t *testing.T) {
+func TestABracketDoesNotDependOnTheOrder(t *testing.T) {
 	step := func(rate float64, pass bool) Step { return Step{Rate: rate, Outcome: Outcome{Pass: pass, Headroom: 1}} }
 	for _, steps := range [][]Step{
 		{step(2, true), step(4, true), step(4, false)},
@@ -188,7 +189,7 @@ func TestABracketDoesNotHangOnTheOrder(t *testing.T) {
 	}
 }
 
-// What probes have taken counts for a budget, and not what they were thought to take.
+// A budget counts the time that probes have taken, and not their expected cost.
 func TestABudgetIsOfTheTimeThatWasTaken(t *testing.T) {
 	var probed []float64
 	look := search(2)
@@ -207,7 +208,7 @@ func TestABudgetIsOfTheTimeThatWasTaken(t *testing.T) {
 	}
 }
 
-// An error ends a search, which says what is known by then.
+// A search that ends with an error also returns what it knows.
 func TestAnErrorDoesNotLoseWhatIsKnown(t *testing.T) {
 	var probed []float64
 	find := truth(17, &probed)

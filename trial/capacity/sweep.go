@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// A Step is one load of a search or a sweep, with the outcome of its probe. The load is a rate in requests per second. In a sweep over a
-// closed loop it is a number of requests in flight.
+// A Step is one load of a search or a sweep, with the outcome of its probe. The load is a rate in requests per second.
+// In a sweep over a closed loop it is a number of requests in flight.
 type Step struct {
 	Rate float64 `json:"rate"`
 	Outcome
 }
 
-// Sweep probes every load of a grid in order, whether those before passed or failed: the manual sweep. On an error it also returns the
-// steps before.
+// Sweep probes every load of a grid in order, whether those before passed or failed: the manual sweep. On an error it
+// also returns the steps before.
 func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
 	steps := make([]Step, 0, len(grid))
 	for _, rate := range grid {
@@ -29,12 +29,13 @@ func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
 	return steps, nil
 }
 
-// Highest returns the capacity of a sweep. Its Rate is the highest load of the grid that kept the SLO. High is the next load that failed;
-// loads between the two were not measured. A step that the load generator may have decided is neither a pass nor a fail. Where it lies
-// between Rate and High, the capacity is AtLeast and Limited. Where nothing passed, the capacity then has no Bound.
+// Highest returns the capacity of a sweep. Its Rate is the highest load of the grid that kept the SLO. High is the next
+// load that failed; loads between the two were not measured. A step that the load generator may have decided is neither
+// a pass nor a fail. Where it lies between Rate and High, the capacity is AtLeast and Limited. Where nothing passed,
+// the capacity then has no Bound.
 //
-// below are the failed loads under Rate, ascending. Where there are any, the verdicts are not monotone, and the capacity is a matter of
-// chance. Without steps the capacity is zero, and has no Bound.
+// below are the failed loads under Rate, ascending. Where there are any, the verdicts are not monotone, and the
+// capacity is a matter of chance. Without steps the capacity is zero, and has no Bound.
 func Highest(steps []Step) (c Capacity, below []float64) {
 	c.Probes = len(steps)
 	var low, high *Step
@@ -89,8 +90,8 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 	return c, below
 }
 
-// lateBetween returns why the load generator was late at a load between two steps, or "", and all loads at which it was late. A nil step
-// is no bound.
+// lateBetween returns why the load generator was late at a load between two steps, or "", and all loads at which it was
+// late. A nil step is no bound.
 func lateBetween(steps []Step, low, high *Step) (between, all string) {
 	var loads []float64
 	reasons := map[float64]string{}
@@ -114,7 +115,8 @@ func lateBetween(steps []Step, low, high *Step) (between, all string) {
 	return between, strings.Join(words, ", ")
 }
 
-// Best returns the indices of the highest capacities, in ascending order: more than one is a tie. It is empty when none met the SLO.
+// Best returns the indices of the highest capacities, in ascending order: more than one is a tie. It is empty when none
+// met the SLO.
 func Best(all []Capacity) []int {
 	var best []int
 	for i, c := range all {

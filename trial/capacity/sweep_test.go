@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// steps writes outcomes as letters: p passed, f failed, l failed for the load generator, L passed in spite of it.
+// steps reads outcomes from letters: p passed, f failed, l failed by a late load generator, L passed with one.
 func steps(t *testing.T, loads []float64, letters string) []Step {
 	t.Helper()
 	var all []Step

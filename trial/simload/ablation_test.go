@@ -13,13 +13,13 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A variant is ours without one of its parts, on the very probes that the whole one made.
+// A variant is our estimate without one of its parts, on the same probes.
 type variant struct {
 	name string
 	of   func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
 }
 
-// variants are what the parts of the estimate are worth.
+// variants leave out one part of the estimate each.
 func variants() []variant {
 	return []variant{
 		{"whole", func(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
@@ -36,7 +36,7 @@ func variants() []variant {
 	}
 }
 
-// flat makes every request meet the same load: the control variate is gone.
+// flat gives every request the same load, which removes the control variate.
 func flat(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
 	for i := range steps {
 		e := *steps[i].Evidence
@@ -57,7 +57,7 @@ func even(s capacity.Stretch, gap float64) capacity.Stretch {
 	return s
 }
 
-// nearest keeps the passing and the failing probe next to the answer.
+// nearest keeps only the passing and the failing probe next to the answer.
 func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population) {
 	var kept []capacity.Step
 	for _, pass := range []bool{true, false} {
@@ -74,13 +74,13 @@ func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]cap
 	return kept, p
 }
 
-// A part is what ours comes to with a variant, over the worlds.
+// A part has the errors of a variant over all worlds.
 type part struct {
 	setting, name string
 	bias, rmse    []float64 // by world
 }
 
-// parts estimates again from the probes of ours in the given settings.
+// parts estimates again from the probes of our search in the given settings.
 func parts(studies []study, settings []string) ([]part, error) {
 	var all []part
 	for _, setting := range settings {
@@ -101,7 +101,7 @@ func parts(studies []study, settings []string) ([]part, error) {
 	return all, nil
 }
 
-// again are the errors of a variant in per cent, on the probes of a finding.
+// again returns the errors of a variant in per cent, on the probes of a finding.
 func (s study) again(f finding, v variant) ([]float64, error) {
 	weigher := workload.Weigh(s.source)
 	population := trial.PopulationOf(workload.Plan{Source: s.source, Seed: 1}, weigher)
@@ -149,7 +149,7 @@ Seconds of load from the moment of the forecast to the end, over those that were
 |---|---|---|---|---|---|---|---|
 `
 
-// forecasts says how right the forecasts were.
+// forecasts writes how right the forecasts were.
 func (r report) forecasts(b *strings.Builder) {
 	b.WriteString(forecastsHead)
 	for _, s := range r.studies {

@@ -21,7 +21,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A reuser is a server under a workload whose requests find a part of their prompts in the prefix cache.
+// A reuser is a server and a workload whose requests find a part of their prompts in the prefix cache.
 type reuser struct {
 	name    string
 	profile string
@@ -44,7 +44,7 @@ func (prefixed) Name() string { return "40 prefixes of 1500 tokens" }
 func (prefixed) Len() int     { return 0 }
 func (prefixed) Longest() int { return 0 }
 
-// Request draws lognormal lengths: 200 tokens of its own in the mean, 150 of answer, each with a coefficient of variation of 0.6.
+// Request draws lognormal lengths with a coefficient of variation of 0.6: on average 200 tokens after the prefix and 150 of answer.
 func (prefixed) Request(stream workload.Stream, i int) *workload.Request {
 	r := rand.New(rand.NewPCG(uint64(stream)*0x9e3779b97f4a7c15, uint64(i)))
 	length := func(mean float64) int {
@@ -101,25 +101,25 @@ const (
 	twice    priming = "twice"
 )
 
-// usualCell is the cell from which the others differ in one thing.
-var usualCell = protocolCell{once, 60 * time.Second, true}
+// defaultCell is the cell from which each other cell differs in one setting.
+var defaultCell = protocolCell{once, 60 * time.Second, true}
 
-// longCell is so long that nothing of the start is left: the cells are held against it.
+// longCell is so long that the start has no effect left. The other cells are compared with it.
 var longCell = protocolCell{twice, 300 * time.Second, true}
 
-// cells are those of the table.
+// cells are the cells of the table.
 func cells() []protocolCell {
 	var all []protocolCell
 	for _, s := range []time.Duration{0, 15, 30, 60, 120} {
 		all = append(all, protocolCell{once, s * time.Second, true})
 	}
 	for _, p := range []priming{unprimed, half, twice} {
-		all = append(all, protocolCell{p, usualCell.leadIn, true})
+		all = append(all, protocolCell{p, defaultCell.leadIn, true})
 	}
-	return append(all, protocolCell{unprimed, 0, true}, protocolCell{unprimed, 120 * time.Second, true}, protocolCell{once, usualCell.leadIn, false})
+	return append(all, protocolCell{unprimed, 0, true}, protocolCell{unprimed, 120 * time.Second, true}, protocolCell{once, defaultCell.leadIn, false})
 }
 
-// A reading is what one probe says.
+// A reading is the result of one probe.
 type reading struct {
 	broken, requests int
 	ttft, tpot       bench.Stats
@@ -127,7 +127,7 @@ type reading struct {
 	priming, probe   time.Duration
 }
 
-// primed starts a server and primes it. Requests, arrivals and the engine's noise are those of the draw.
+// primed starts a server and primes it. The draw decides requests, arrivals and the engine's noise.
 func (w reuser) primed(ctx context.Context, profile *sim.Profile, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
 	rig := &Rig{Profile: profile}
 	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
@@ -187,7 +187,7 @@ func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, 
 	return r, nil
 }
 
-// readings are those of all draws of a cell at some rates, by rate and draw.
+// readings measures all draws of a cell at some rates, and returns them by rate and draw.
 func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
 	t.Helper()
 	profile, err := sim.LoadProfile(w.profile)
@@ -208,7 +208,7 @@ func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws in
 	return all
 }
 
-// share is the part of the requests that break a limit, without one draw; without -1 means of all.
+// share returns the share of the requests that break a limit, leaving one draw out; -1 leaves none out.
 func share(readings []reading, without int) float64 {
 	broken, n := 0.5, 1.0 // half a request is added, so that no share is zero
 	for i, r := range readings {
@@ -219,7 +219,7 @@ func share(readings []reading, without int) float64 {
 	return broken / n
 }
 
-// jackknifed is a figure of all draws and its standard error, from leaving out one draw at a time.
+// jackknifed returns a figure of all draws, and its standard error from leaving out one draw at a time.
 func jackknifed(draws int, figure func(without int) float64) (value, se float64) {
 	left, mean := make([]float64, draws), 0.0
 	for i := range left {
@@ -232,7 +232,7 @@ func jackknifed(draws int, figure func(without int) float64) (value, se float64)
 	return figure(-1), math.Sqrt(se * float64(draws-1) / float64(draws))
 }
 
-// off is by how many per cent a figure of the probes lies above that of the long ones, pair by pair, with its standard error.
+// off returns by how many per cent a figure of the probes is above that of the long probes, pair by pair, and its standard error.
 func off(is, long []reading, figure func(reading) float64) (percent, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		a, b := 0.0, 0.0
@@ -245,7 +245,7 @@ func off(is, long []reading, figure func(reading) float64) (percent, se float64)
 	})
 }
 
-// A protocolStudy is what the cells of one world read.
+// A protocolStudy has the readings of all cells of one world.
 type protocolStudy struct {
 	world reuser
 	rates []float64
@@ -262,8 +262,8 @@ func newProtocolStudy(t testing.TB, w reuser, draws int) protocolStudy {
 	return s
 }
 
-// capacityBias is by how many per cent a cell reads the capacity too high: the mean over the rates of what its share of broken
-// requests lies too low, divided by the slope.
+// capacityBias returns by how many per cent a cell reads the capacity too high. It is the mean over the rates of the error of the share
+// of broken requests, divided by the slope.
 func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 	return jackknifed(s.draws, func(without int) float64 {
 		sum := 0.0
@@ -274,7 +274,7 @@ func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 	})
 }
 
-// gpuSeconds are what a cell takes of the server in the mean: the priming, once in a trial, and each probe.
+// gpuSeconds returns the mean server time of a cell: of the priming, once in a trial, and of each probe.
 func gpuSeconds(is [][]reading) (priming, probe float64) {
 	n := 0.0
 	for _, rate := range is {
@@ -285,7 +285,7 @@ func gpuSeconds(is [][]reading) (priming, probe float64) {
 	return priming / n, probe / n
 }
 
-// hitPoints is by how many points of hit rate the windows of a cell lie above the long ones.
+// hitPoints returns by how many points the hit rate in the windows of a cell is above that of the long ones.
 func hitPoints(is, long []reading) (points, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		sum, n := 0.0, 0.0
@@ -298,7 +298,7 @@ func hitPoints(is, long []reading) (points, se float64) {
 	})
 }
 
-// line is the table's line of a cell.
+// line returns the row of a cell in the table.
 func (s protocolStudy) line(c protocolCell, is [][]reading) string {
 	bias, se := s.capacityBias(is)
 	figures := func(figure func(reading) float64) string {
@@ -317,14 +317,14 @@ func (s protocolStudy) line(c protocolCell, is [][]reading) string {
 		figures(func(r reading) float64 { return r.tpot.P50 }), figures(func(r reading) float64 { return r.tpot.P99 }), hit, hitSE)
 }
 
-// ranked are the configurations that a protocol is to rank, in the order of their names.
+// ranked are the configurations that a protocol shall rank, in the order of their names.
 var ranked = []string{"0.85", "0.9", "0.95", "0.97"}
 
-// rankRate is where they are told apart, by the capacity of the default: beyond the capacity of some and below that of others.
+// rankRate is the rate that separates them, relative to the capacity of the default: above the capacity of some and below that of others.
 const rankRate = 1.12
 
-// rank measures the configurations at one rate and returns them by their share of broken requests, the best first, and in how
-// many of 100 draws a pair of neighbours in the true order is told in that order, ties counted half.
+// rank measures the configurations at one rate and returns them by their share of broken requests, the best first. It also returns the
+// share of draws, in per cent, that rank two neighbours of the true order correctly; a tie counts half.
 func (w reuser) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
 	t.Helper()
 	by := make(map[string][]reading)
@@ -357,7 +357,7 @@ func (w reuser) rank(t testing.TB, c protocolCell, rate float64, draws int, trut
 	return order, shares, 100 * right / pairs
 }
 
-// TestCacheProtocols writes what the parts of a cache protocol cost and by how much a measurement without them is wrong.
+// TestCacheProtocols writes the cost of each part of a cache protocol, and the error of a measurement without it.
 func TestCacheProtocols(t *testing.T) {
 	path := os.Getenv("CACHE_PROTOCOLS")
 	if path == "" {
@@ -402,7 +402,7 @@ func TestCacheProtocols(t *testing.T) {
 		b.WriteString(line + "\n")
 	}
 	rankLine(longCell, truth, shares, right)
-	for _, c := range []protocolCell{{unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, usualCell} {
+	for _, c := range []protocolCell{{unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, defaultCell} {
 		order, shares, right := w.rank(t, c, rankRate*w.near, draws, truth)
 		rankLine(c, order, shares, right)
 	}

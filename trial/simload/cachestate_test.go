@@ -35,13 +35,13 @@ func (f *forgetful) Run(ctx context.Context, schedule workload.Schedule, stop be
 	return f.Load.Run(ctx, schedule, stop)
 }
 
-// A liar says that it emptied its cache and did not.
+// A liar reports that it emptied its cache, but did not.
 type liar struct{ trial.Server }
 
 func (liar) ResetCache(context.Context) error { return nil }
 
-// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe forgets, and lies when told to
-// empty it when lies.
+// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe with the number forgets. With lies
+// it does not empty its cache when it is asked to.
 func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
 	t.Helper()
 	profile, err := sim.LoadProfile(w.profile)
@@ -76,7 +76,7 @@ func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int
 	return probes
 }
 
-// repeated counts the probes that were measured again, and those of them that were off again.
+// repeated counts the probes that were measured again, and those that were wrong again.
 func repeated(probes []trial.Probe) (once, twice int) {
 	for _, p := range probes {
 		if p.Replaced > 0 {
@@ -89,7 +89,7 @@ func repeated(probes []trial.Probe) (once, twice int) {
 	return once, twice
 }
 
-// No probe of a healthy server is measured again, whatever its draw and its rate: some searches begin at twice the capacity.
+// No probe of a healthy server is measured again, whatever its draw and its rate. Some searches begin at twice the capacity.
 func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	draws := 2
@@ -115,9 +115,9 @@ func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	}
 }
 
-// A probe before which the cache was lost is measured again, and the repetition is as good as any other. In production an empty cache
-// costs 1.5 points of the hit rate, and half of the draws refill so much of it that it makes less than a point. In small-shared a
-// cache is full of other prefixes so soon that a lost one makes no difference at all.
+// When a server loses its cache before a probe, that probe is measured again, and the repetition is as good as any other probe. In the
+// world production an empty cache costs 1.5 points of the hit rate; half of the draws refill it so far that the loss is below a point.
+// In small-shared other prefixes fill the cache so soon that a lost cache makes no difference.
 func TestALostCacheIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	least := map[string]int{"h200-phase1": 4, "h200-production": 2}
@@ -140,7 +140,7 @@ func TestALostCacheIsFound(t *testing.T) {
 	}
 }
 
-// A server that says it emptied its cache and did not is found out: the first probe whose cache holds enough is measured again, in vain.
+// A server that reports a reset and did not reset is detected: the first probe whose cache holds enough is measured again, without success.
 func TestAResetThatDidNotHappenIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	least := map[string]int{"h200-phase1": 2, "h200-production": 1} // probes that end early say nothing

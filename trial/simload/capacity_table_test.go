@@ -130,7 +130,7 @@ The grids have 12 rates from 0.25 to 25 req/s (H200), 0.5 to 50 (L4, small-fast)
 
 `
 
-// summary has one line for each method over the worlds without reuse, over those with it, and over all.
+// summary writes one line per method over the worlds without reuse, over those with reuse, and over all.
 func (r report) summary(b *strings.Builder) {
 	for _, group := range []struct {
 		name string
@@ -156,7 +156,7 @@ func (r report) summary(b *strings.Builder) {
 	}
 }
 
-// matrix has the RMSE of the main methods by world.
+// matrix writes the RMSE of the main methods by world.
 func (r report) matrix(b *strings.Builder) {
 	b.WriteString("\n## RMSE by world, %\n\n| world |")
 	lines := "|---|"
@@ -194,7 +194,7 @@ func (r report) truths(b *strings.Builder) {
 	}
 }
 
-// promises are the limits in milliseconds; the one that binds is bold.
+// promises writes the limits in milliseconds; the limit that breaks first is bold.
 func (s study) promises() string {
 	var words []string
 	for i, l := range s.slo.Limits {
@@ -228,7 +228,7 @@ func (r report) judged(b *strings.Builder) {
 	}
 }
 
-// details has every figure of every world.
+// details writes every figure of every world.
 func (r report) details(b *strings.Builder) {
 	b.WriteString("\n## Every world\n")
 	for _, s := range r.studies {

@@ -18,7 +18,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// What `make bench-capacity` is told by.
+// The environment variables of `make bench-capacity`.
 const (
 	capacityVariable = "BENCH_CAPACITY"  // file that the tables go to
 	pairsVariable    = "BENCH_PAIRS"     // file that those of pairs go to
@@ -29,10 +29,10 @@ const (
 	commitVariable   = "CAPACITY_COMMIT"
 )
 
-// hintError is the standard deviation of the logarithm of a hint: that of a study's best capacity so far for the next choice of flags.
+// hintError is the standard deviation of the logarithm of a hint. In a study the hint is the best capacity so far.
 const hintError = 0.35
 
-// The draws of the different purposes, far apart, so that none sees the load of another.
+// The first draws of each purpose, so far apart that no two purposes share a load.
 const (
 	truthDraws   = 1 << 21
 	pilotDraws   = 1 << 22
@@ -56,7 +56,7 @@ func (f finding) errors(truth float64) []float64 {
 	return errors
 }
 
-// bounds is how many answers are at least and at most. They count as the rate where they were found.
+// bounds counts the answers that are lower and upper bounds. A bound counts as the rate at which it was found.
 func (f finding) bounds() (least, most int) {
 	for _, a := range f.answers {
 		switch a.bound {
@@ -69,7 +69,7 @@ func (f finding) bounds() (least, most int) {
 	return least, most
 }
 
-// covered is how many of the answers with an interval have the truth in it.
+// covered counts the answers whose interval contains the truth.
 func (f finding) covered(truth float64) (hit, of int) {
 	for _, a := range f.answers {
 		if a.hi > 0 {
@@ -105,14 +105,14 @@ func robustSD(values []float64) float64 {
 	return 1.4826 * bench.Percentile(away, 50)
 }
 
-// A study is all that was found in one world.
+// A study has all results in one world.
 type study struct {
 	world
 	truth
 	findings []finding
 }
 
-// hint is a rate near the truth, the same for all methods of a repetition.
+// hint returns a rate near the truth, the same for all methods of a repetition.
 func (s study) hint(draw int) float64 {
 	r := rand.New(rand.NewPCG(uint64(draw), 0x41))
 	return s.capacity * math.Exp(hintError*r.NormFloat64())
@@ -130,7 +130,7 @@ func (s study) repeat(m method, first, reps int) (finding, error) {
 	return f, err
 }
 
-// compare runs all methods, and ours once more with as many seconds of window as the cheapest rival.
+// compare runs all methods, and our search once more with as many seconds of window as the cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
@@ -162,7 +162,7 @@ func (s *study) compare(reps int) error {
 	return nil
 }
 
-// oursWithin is ours with windows scaled so that together they last about so many seconds. Pilots of other draws say how.
+// oursWithin returns our search with windows scaled to a total length in seconds. Pilot runs with other draws give the scale.
 func (s study) oursWithin(seconds float64, name string) (method, error) {
 	const pilots = 6
 	scale := 1.0
@@ -176,7 +176,7 @@ func (s study) oursWithin(seconds float64, name string) (method, error) {
 	return method{name, ours(scaled(scale), 0)}, nil
 }
 
-// leastRequests are those without which a verdict on a p99 says nothing.
+// leastRequests is the minimum number of requests for a verdict on a p99.
 const leastRequests = 100
 
 func scaled(by float64) trial.Lengths {
@@ -197,7 +197,7 @@ func setting(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// chosenWorlds are the named ones and so many random ones, of those that the environment asks for.
+// chosenWorlds returns the named worlds and a number of random worlds, as the environment selects them.
 func chosenWorlds(t *testing.T) []world {
 	worlds, err := namedWorlds()
 	if err != nil {
@@ -223,7 +223,7 @@ func chosenWorlds(t *testing.T) []world {
 	return worlds
 }
 
-// TestCapacityTable measures how well the methods find the capacity, and writes it down.
+// TestCapacityTable measures how well the methods find the capacity, and writes a report.
 func TestCapacityTable(t *testing.T) {
 	file := os.Getenv(capacityVariable)
 	if file == "" {
@@ -276,7 +276,7 @@ func TestCapacityTable(t *testing.T) {
 	r.write(t, file)
 }
 
-// write writes what is known so far.
+// write writes the results so far.
 func (r report) write(t *testing.T, file string) {
 	t.Helper()
 	writePage(t, file, r.markdown())
@@ -292,7 +292,7 @@ func writePage(t *testing.T, file, text string) {
 	}
 }
 
-// In the small the truth is the same from other draws, and ours is near it each time.
+// With less effort, other draws give the same truth, and our search finds a capacity near it each time.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
 	worlds, err := namedWorlds()
@@ -326,7 +326,7 @@ func TestCapacityIsFound(t *testing.T) {
 	}
 }
 
-// Each rival does what is said of it, and comes as near as its steps are wide.
+// Each rival finds the capacity as exactly as its steps allow.
 func TestRivalsFindACapacity(t *testing.T) {
 	realtime.Only(t, "simulates the loads of rivals")
 	worlds, err := namedWorlds()
@@ -366,7 +366,7 @@ func TestRivalsFindACapacity(t *testing.T) {
 	}
 }
 
-// The same seed gives the same world, whoever draws it, and another seed another.
+// The same seed gives the same world, and another seed gives another world.
 func TestRandomWorldsAreTheirSeeds(t *testing.T) {
 	realtime.Only(t, "draws worlds by simulating them")
 	const n = 6
@@ -414,7 +414,7 @@ func TestSharesAreReadMonotonely(t *testing.T) {
 	}
 }
 
-// The probabilities of independent requests by which the rule of the verdict was chosen; they had been simulated.
+// The rule of the verdict was chosen by simulated probabilities for independent requests. These are the exact ones.
 func TestIndependentVerdicts(t *testing.T) {
 	for i, want := range []float64{0.94, 0.81, 0.65, 0.34, 0.15} {
 		if got := atMostBroken(300, brokenShares[i]); math.Abs(got-want) > 0.01 {

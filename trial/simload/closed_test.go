@@ -25,7 +25,7 @@ func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.
 	return run, server
 }
 
-// inFlight is how many requests are in flight just after one was sent.
+// inFlight returns how many requests are in flight just after each one was sent.
 func inFlight(run bench.Run, at time.Duration) (n int) {
 	for _, s := range run.Samples {
 		if s.Due <= at && at < s.End {
@@ -55,8 +55,8 @@ func TestAClosedLoopKeepsSoManyInFlight(t *testing.T) {
 	}
 }
 
-// A place is free when its client has the answer, and not when the engine has made it: the next request follows at once.
-func TestAPlaceIsTakenAsItIsLeft(t *testing.T) {
+// A stream is idle when its client has the answer, not when the engine has made it. The next request follows at once.
+func TestAStreamSendsAgainAtOnce(t *testing.T) {
 	run, _ := closed(t, "", 1, 5)
 	for i := 1; i < 5; i++ {
 		if gap := run.Samples[i].Due - run.Samples[i-1].End; math.Abs(float64(gap)) > float64(time.Microsecond) {
@@ -76,7 +76,7 @@ func TestMoreStreamsServeMore(t *testing.T) {
 	}
 }
 
-func TestRefusedRequestsLeaveTheirPlaces(t *testing.T) {
+func TestRefusedRequestsFreeTheirStreams(t *testing.T) {
 	run, _ := closed(t, "--max-model-len 110", 2, 10)
 	for i, s := range run.Samples {
 		if s.Failure != bench.Status {

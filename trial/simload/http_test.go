@@ -18,7 +18,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// httpURL starts the profile's server in real time and returns where it is, once it answers.
+// httpURL starts the profile's server in real time and returns its URL when it answers.
 func httpURL(t *testing.T, p *sim.Profile) string {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,10 +49,9 @@ func httpURL(t *testing.T, p *sim.Profile) string {
 	return ""
 }
 
-// The two faces of the simulator tell the same: under a light load p99 of TTFT and of TPOT over HTTP in real time are those in
-// virtual time, for the same requests at the same moments. A busy machine makes single runs late, so the middle one of at least three
-// counts, and where that is late too there are more of them.
-func TestHTTPTellsWhatVirtualTimeTells(t *testing.T) {
+// HTTP in real time and the engine in virtual time give the same p99 of TTFT and of TPOT, under a light load with the same requests at the
+// same times. A busy machine delays single runs, so the median of at least three runs counts. If that is late too, there are more runs.
+func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	const most = 0.02
 	p, err := sim.LoadProfile("h200-llama70b-fp8")

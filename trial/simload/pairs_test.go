@@ -19,7 +19,7 @@ type pair struct {
 	a, b world
 }
 
-// chosenPairs are those of the table: flags that change what binds, and flags that change little.
+// chosenPairs are the pairs of the table: flags that change which limit breaks first, and flags that change little.
 func chosenPairs() ([]pair, error) {
 	worlds, err := namedWorlds()
 	if err != nil {
@@ -41,7 +41,7 @@ func chosenPairs() ([]pair, error) {
 	}, nil
 }
 
-// A pairing is what repetitions of a pair say. Figures are in per cent.
+// A pairing has the results of the repetitions of a pair, in per cent.
 type pairing struct {
 	paired, apart   []float64 // ln(b/a), with the same draws and with independent ones
 	stated, careful []float64 // standard error of the paired one: as it is compared, and as if the two were independent
@@ -81,7 +81,7 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 	return q, err
 }
 
-// held is the share of the stated intervals that hold the true ratio, which is taken to be the mean of all.
+// held returns the share of the intervals that contain the true ratio, which is assumed to be the mean of all ratios.
 func (q pairing) held() float64 {
 	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
 	for i, ratio := range q.paired {
@@ -101,7 +101,7 @@ s of both searches.
 
 `
 
-// TestPairTable measures how sure the ratio of two capacities is, and writes it down.
+// TestPairTable measures the error of the ratio of two capacities, and writes a report.
 func TestPairTable(t *testing.T) {
 	file := os.Getenv(pairsVariable)
 	if file == "" {

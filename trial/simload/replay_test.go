@@ -13,8 +13,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A replay on the same server gives the probes of a search again, to the last digit, early ends among them; on another server it
-// asks the same.
+// A replay on the same server repeats the probes of a search to the last digit, including those that ended early. A replay on another
+// server sends the same requests.
 func TestReplayRepeatsATrial(t *testing.T) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 30, Requests: 80}, 1)
 	if err != nil {

@@ -33,32 +33,32 @@ func (c *cost) add(requests int, leadIn, window, elapsed time.Duration) {
 	c.runOut += max(0, elapsed-leadIn-window)
 }
 
-// An answer is what a method says of a capacity. At least and at most are said as the rate where they were found.
+// An answer is the capacity that a method reports. A bound is reported as the rate at which it was found.
 type answer struct {
 	rate   float64 // requests per second
 	bound  capacity.Bound
 	lo, hi float64 // 95 % interval; 0 where the method gives none
 	cost
 
-	found    capacity.Capacity // of ours
-	forecast capacity.Forecast // of ours with a precision
-	then     cost              // when it was told
+	found    capacity.Capacity // of our search
+	forecast capacity.Forecast // of our search with a precision
+	then     cost              // at the time of the forecast
 }
 
-// A method finds the capacity of a world with requests, arrivals and noise of a draw. hint is a rate that is somewhere near; only
-// methods that begin from one use it.
+// A method finds the capacity of a world; the draw decides requests, arrivals and noise. hint is a rate near the capacity, which only some
+// methods use.
 type method struct {
 	name string
 	find finder
 }
 
-// cheapest is the rival that takes the least.
+// cheapest is the rival that needs the least server time.
 const cheapest = "bisection"
 
-// A finder finds the capacity; see method.
+// A finder finds the capacity for a method.
 type finder func(w world, draw int, hint float64) (answer, error)
 
-// from begins at a part, or a multiple, of the hint.
+// from returns a finder that begins at a multiple of the hint.
 func (find finder) from(part float64) finder {
 	return func(w world, draw int, hint float64) (answer, error) { return find(w, draw, part*hint) }
 }
@@ -76,8 +76,8 @@ func rivals() []method {
 // manualRequests is how many requests a manual probe has.
 const manualRequests = 300
 
-// rates are those of a manual sweep of the world's family. Whose grid it is shifts it by a part of a step: where the truth lies between
-// two of its rates is luck.
+// rates returns the rates of a manual sweep in the world's family. The draw shifts the grid by part of a step, so that the distance of the
+// true capacity from a rate is random.
 func (w world) rates(draw int) []float64 {
 	const n = 12
 	shift := rand.New(rand.NewPCG(uint64(draw), 0x42)).Float64() - 0.5
@@ -88,7 +88,7 @@ func (w world) rates(draw int) []float64 {
 	return rates
 }
 
-// manual probes one rate as vllm bench serve does: so many requests on an idle server, all of them counted, no load after them.
+// manual probes one rate as vllm bench serve does: 300 requests on an idle server, all of them counted, and no load after them.
 func (s *subject) manual(rate float64, c *cost) (slo.Verdict, error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, MinRequests: manualRequests, Rescale: true}
 	n, window := plan.Counted()
@@ -100,7 +100,7 @@ func (s *subject) manual(rate float64, c *cost) (slo.Verdict, error) {
 	return s.slo.Judge(run.Samples, n, run.Elapsed), nil
 }
 
-// sweep measures the whole grid, upwards, and reads it as people do: the highest rate before the first that failed.
+// sweep measures the whole grid upwards. Its answer is the highest rate before the first failure, as people read such a table.
 func sweep(w world, draw int, _ float64) (a answer, err error) {
 	s, err := w.start(draw)
 	if err != nil {
@@ -112,7 +112,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 		switch {
 		case err != nil:
 			return a, err
-		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // measured, but nobody looks
+		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // measured, but without effect on the answer
 		case v.Pass:
 			a.rate = rate
 		case i == 0:
@@ -124,7 +124,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// bisection looks for the last rate of the same grid that passes.
+// bisection finds the last rate of the same grid that passes.
 func bisection(w world, draw int, _ float64) (a answer, err error) {
 	s, err := w.start(draw)
 	if err != nil {
@@ -154,7 +154,7 @@ func bisection(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// What AIPerf 0.13 has in its settings (aiperf/common/environment.py, orchestrator/search_planner).
+// The settings of AIPerf 0.13 (aiperf/common/environment.py, orchestrator/search_planner).
 const (
 	aiperfWarmUp    = 60 * time.Second // FIRST_PROBE_WARMUP_FLOOR
 	aiperfPrecision = 0.05             // SLA_PRECISION_DEFAULT
@@ -172,8 +172,8 @@ type isotonicSearch struct {
 	cost      *cost
 }
 
-// probe offers a rate for AIPerf's warm-up and then so many requests. The bracket only ever closes: verdicts outside of it are
-// passed over. The warm-up flows into the window; AIPerf lets the server run empty in between.
+// probe offers a rate for AIPerf's warm-up and then for the window. The bracket never widens: verdicts outside it have no effect. Here the
+// window follows the warm-up at once, while AIPerf lets the server run empty in between.
 func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, LeadIn: aiperfWarmUp, MinRequests: s.requests}
 	n, window := plan.Counted()
@@ -239,7 +239,7 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 	}
 }
 
-// inside are rates at parts of the bracket that were not probed.
+// inside returns rates at given parts of the bracket that were not probed.
 func (s *isotonicSearch) inside(parts ...float64) []float64 {
 	var rates []float64
 	for _, part := range parts {
@@ -250,7 +250,7 @@ func (s *isotonicSearch) inside(parts ...float64) []float64 {
 	return rates
 }
 
-// fit returns where the fitted margin of the binding limit is zero, and how many levels the regression has.
+// fit returns the rate at which the fitted margin is zero, and the number of levels of the regression.
 func (s *isotonicSearch) fit() (candidate float64, levels int) {
 	var rates []float64
 	for rate := range s.margins {
@@ -289,9 +289,9 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 	return candidate, levels
 }
 
-// closedLoop looks for the highest number of requests in flight that keeps the SLO: doubled until it fails, then bisected to 5 %.
-// A probe has 300 requests and ten for each stream, after two for each that are not counted, so that the burst with which a closed
-// loop begins is not judged. The answer is the throughput at that concurrency.
+// closedLoop finds the highest number of streams that keeps the SLO: it doubles the number until a probe fails, then bisects to 5 %. A probe
+// has 300 requests plus ten per stream. Two uncounted requests per stream come first, so that the initial burst of a closed loop does not
+// count. The answer is the throughput at that concurrency.
 func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 	const mostStreams = 4096
 	s, err := w.start(draw)
@@ -339,13 +339,13 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// The two settings of ours: that of a trial in a study, and that of a confirmation.
+// The two settings of our search: that of a trial in a study, and that of a confirmation.
 var (
 	searchLengths  = trial.Lengths{Window: 120 * time.Second, MinRequests: 300}
 	confirmLengths = trial.Lengths{Window: 240 * time.Second, MinRequests: 1000}
 )
 
-// drawsOfTrial keeps the draws of two repetitions apart: each probe of a trial has one of its own.
+// drawsOfTrial separates the draws of two repetitions, because each probe of a trial has its own draw.
 const drawsOfTrial = 64
 
 // ours runs one trial, with a precision unless it is 0.
@@ -379,7 +379,7 @@ func ours(lengths trial.Lengths, precision float64) finder {
 	}
 }
 
-// lengths are those of a probe in this world.
+// lengths returns the lengths of a probe in this world.
 func (w world) lengths(l trial.Lengths) trial.Lengths {
 	l.LeadIn = trial.DefaultLeadIn(w.slo, w.source, w.cache)
 	return l

@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// strata are as many requests as bursts last, and a sixth of the shortest window.
+// strata is the number of requests in a typical burst, and a sixth of the shortest window.
 const strata = 50
 
-// A stratified is what ours finds in a world with lengths that are drawn one by one, and with stratified ones.
+// A stratified has the results of our search in a world with independent lengths and with stratified lengths.
 type stratified struct {
 	world, setting string
 	bias, sd       [2]float64
 }
 
-// stratify measures again with stratified lengths. The truth stays that of the workload as it is.
+// stratify measures again with stratified lengths. The truth is still that of the original workload.
 func (s study) stratify(reps int) (rows []stratified, err error) {
 	even := *s.source.(*population)
 	even.strata = strata

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// A subject is one started server of a world with its cache in the state that the world's protocol asks for.
+// A subject is one started server of a world, with the cache state that the world's protocol requires.
 type subject struct {
 	world
 	draw   int
@@ -24,7 +24,7 @@ type subject struct {
 	source workload.Source
 }
 
-// start starts and primes a server. Everything that follows on it is of one draw of requests, arrivals and the engine's noise.
+// start starts and primes a server. One draw decides all its requests, arrivals and the engine's noise.
 func (w world) start(draw int) (*subject, error) {
 	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(context.Background(), trial.Launch{Number: draw + 1, Args: w.args})
@@ -35,7 +35,7 @@ func (w world) start(draw int) (*subject, error) {
 	return s, s.prime()
 }
 
-// prime fills the prefix cache: with one pass of a finite workload, or until more was written than it holds.
+// prime fills the prefix cache: with one pass of a finite workload, or with more tokens than it holds.
 func (s *subject) prime() error {
 	const piece, most = 100, 100
 	n := piece
@@ -95,13 +95,13 @@ func (s *subject) fresh() error {
 	return s.server.ResetCache(context.Background())
 }
 
-// A stretch is one long stationary load: so many requests after a lead-in.
+// A stretch is one long stationary load: a number of requests after a lead-in.
 type stretch struct {
 	requests int
 	leadIn   time.Duration
 }
 
-// long offers a rate for a whole stretch to a fresh server.
+// long offers a rate to a fresh server for a whole stretch.
 func (w world) long(rate float64, draw int, s stretch) (bench.Run, error) {
 	sub, err := w.start(draw)
 	if err != nil {
@@ -115,7 +115,7 @@ func (w world) long(rate float64, draw int, s stretch) (bench.Run, error) {
 	return run, nil
 }
 
-// broken is how many of the requests break each limit.
+// broken counts the requests that break each limit.
 func (w world) broken(samples []bench.Sample) []int {
 	var n []int
 	for _, c := range w.slo.Judge(samples, len(samples), math.MaxInt64).Checks {
@@ -124,7 +124,7 @@ func (w world) broken(samples []bench.Sample) []int {
 	return n
 }
 
-// each runs do for 0 to n-1 on all cores. What comes of it must not depend on the order.
+// each calls do for 0 to n-1 on all cores. The results must not depend on the order.
 func each(n int, do func(i int) error) error {
 	errs := make([]error, n)
 	var next atomic.Int64
@@ -147,7 +147,7 @@ func each(n int, do func(i int) error) error {
 // goal is the share of requests that may break a limit: every limit here is on a p99.
 const goal = 0.01
 
-// A truth is what long loads say of a world.
+// A truth is the capacity of a world, from long loads.
 type truth struct {
 	capacity float64 // rate at which the share that breaks a limit is the goal, requests per second
 	se       float64 // of its logarithm, between draws
@@ -158,7 +158,7 @@ type truth struct {
 	slope    float64     // by how many per cent the share grows where the rate grows by one: how sharp the edge is
 }
 
-// An effort says how hard to look for the truth.
+// An effort says how many requests the truth is measured with.
 type effort struct {
 	stretch
 	batch, most int     // draws: first so many, and again until the standard error is low enough, but no more than most
@@ -171,7 +171,7 @@ var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 64, 0.004}
 // about are the rates at which the truth is measured, as parts of a first estimate.
 var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
 
-// truth finds the capacity with draws of its own.
+// truth finds the capacity with its own draws.
 func (w world) truth(first int, e effort) (truth, error) {
 	centre, err := w.nearCapacity(w.guess, w.guess/30, w.guess*30)
 	if err != nil {
@@ -194,7 +194,7 @@ func (w world) truth(first int, e effort) (truth, error) {
 // inside reports whether the capacity is far enough from the ends of the rates to be interpolated.
 func (t truth) inside() bool { return t.rates[1] < t.capacity && t.capacity < t.rates[len(t.rates)-2] }
 
-// truthAround measures the shares around a rate until the capacity stands still, or turns out to be elsewhere.
+// truthAround measures the shares around a rate until the capacity no longer changes or lies outside the rates.
 func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
 	t := truth{}
 	for _, part := range about {
@@ -224,7 +224,7 @@ func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
 	return t, nil
 }
 
-// read makes the capacity of the counts, and its standard error by leaving out one draw at a time.
+// read computes the capacity from the counts, and its standard error by leaving out one draw at a time.
 func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.requests = len(counts) * perDraw
 	t.shares = pooled(counts, perDraw, limits, -1)
@@ -242,7 +242,7 @@ func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.slope = math.Log(shares[last]/shares[0]) / math.Log(t.rates[last]/t.rates[0])
 }
 
-// pooled are the shares by limit and rate over all draws but one; half a request is added, so that none is zero.
+// pooled returns the shares by limit and rate over all draws except one. It adds half a request, so that no share is zero.
 func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
 	shares := make([][]float64, limits)
 	for limit := range shares {
@@ -260,7 +260,7 @@ func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
 	return shares
 }
 
-// cross returns the lowest rate at which the share that breaks one of the limits is the goal, and which limit that is.
+// cross returns the lowest rate at which the share of requests that break a limit reaches the goal, and that limit.
 func cross(rates []float64, shares [][]float64) (rate float64, limit int) {
 	rate = math.Inf(1)
 	for i := range shares {
@@ -293,10 +293,10 @@ func crossOne(rates, shares []float64, share float64) float64 {
 	return rates[i] * math.Pow(rates[i+1]/rates[i], part)
 }
 
-// at is the rate with a share of requests that break the binding limit.
+// at returns the rate at which a share of the requests breaks the limit that breaks first.
 func (t truth) at(share float64) float64 { return crossOne(t.rates, t.shares[t.limit], share) }
 
-// monotone returns the non-decreasing sequence that is nearest in its squares (pool adjacent violators).
+// monotone returns the nearest non-decreasing sequence by least squares (pool adjacent violators).
 func monotone(values []float64) []float64 {
 	type pool struct {
 		sum float64
@@ -320,7 +320,8 @@ func monotone(values []float64) []float64 {
 	return m
 }
 
-// nearCapacity finds the capacity to some per cent with one draw, between two rates; it is one of them where it lies beyond.
+// nearCapacity finds the capacity between two rates to some per cent, with one draw. It returns one of the rates when the capacity lies
+// beyond.
 func (w world) nearCapacity(from, least, most float64) (float64, error) {
 	const step, narrow = 1.4, 1.04
 	keeps := func(rate float64) (bool, error) {

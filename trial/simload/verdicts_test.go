@@ -8,7 +8,7 @@ import (
 	"vllmtuner/bench"
 )
 
-// A verdictRow is what windows of one length say at one rate.
+// A verdictRow has the verdicts of windows of one length at one rate.
 type verdictRow struct {
 	world    string
 	goal     float64 // share that breaks the binding limit, by the truth
@@ -21,7 +21,7 @@ type verdictRow struct {
 	design   float64 // SD of the windows' shares over that of independent requests
 }
 
-// A window is a rule for how long one lasts.
+// A window is a rule for the length of a window.
 type window struct {
 	name     string
 	requests int
@@ -32,7 +32,7 @@ var windows = []window{{"300", 300, 0}, {"max(300, 120 s)", 300, 120}, {"max(100
 
 func (w window) at(rate float64) int { return max(w.requests, int(math.Ceil(rate*w.seconds))) }
 
-// brokenShares are those for which the verdicts are counted.
+// brokenShares are the shares of broken requests for which the verdicts are counted.
 var brokenShares = []float64{0.005, 0.0075, 0.01, 0.015, 0.02}
 
 // verdicts cuts long stationary loads into windows and judges each.
@@ -83,7 +83,7 @@ func (s study) judge(runs [][]bench.Sample, share float64, win window, n int) ve
 	return row
 }
 
-// atMostBroken is the probability that of n independent requests no more break a limit than may.
+// atMostBroken returns the probability that at most the allowed number of n independent requests breaks a limit.
 func atMostBroken(n int, share float64) float64 {
 	sum, term := 0.0, math.Pow(1-share, float64(n))
 	for k := range int(goal*float64(n)+1e-9) + 1 {

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A world is one simulated server under one workload with its promises. It has one capacity.
+// A world is one simulated server with one workload and its limits. It has one capacity.
 type world struct {
 	name    string
 	about   string // the flags and lengths in a few words
@@ -30,7 +30,7 @@ type world struct {
 // Most worlds whose requests share nothing have no prefix cache: it would find nothing, and costs the simulation half of its time.
 const noReuse = "--no-enable-prefix-caching"
 
-// reuses reports whether the prefix cache matters: what one request finds in it then depends on those before.
+// reuses reports whether the prefix cache matters. Then a request depends on the requests before it.
 func (w world) reuses() bool { return w.cache != trial.Reset }
 
 // A population is an endless stream of requests with lognormal lengths. Prompts share nothing, or begin with one of some
@@ -77,7 +77,7 @@ func (p *population) Longest() int { return 0 }
 
 func lognormal(r *rand.Rand, mean, cv float64) float64 { return lognormalAt(r.NormFloat64(), mean, cv) }
 
-// lognormalAt is the length that is so many standard deviations above the median.
+// lognormalAt returns the length at a number of standard deviations above the median.
 func lognormalAt(z, mean, cv float64) float64 {
 	v := math.Log(1 + cv*cv)
 	return mean * math.Exp(math.Sqrt(v)*z-v/2)
@@ -109,14 +109,14 @@ func (p *population) Request(st workload.Stream, i int) *workload.Request {
 	return request(ids, output)
 }
 
-// stratum is a normal deviate for the i-th request of a stream: each of strata in a row is in another part of equal probability.
+// stratum returns a normal deviate for the i-th request of a stream. Consecutive requests fall into different parts of equal probability.
 func (p *population) stratum(st workload.Stream, i int, purpose uint64) float64 {
 	r := rand.New(rand.NewPCG(p.seed^uint64(st)*0x9e3779b97f4a7c15^purpose<<56, uint64(i/p.strata)))
 	part := r.Perm(p.strata)[i%p.strata]
 	return math.Sqrt2 * math.Erfinv(2*(float64(part)+0.5)/float64(p.strata)-1)
 }
 
-// turn is the i-th request of a stream of conversations.
+// turn returns the i-th request of a stream of conversations.
 func (p *population) turn(st workload.Stream, i int) *workload.Request {
 	epoch, place := i/convEpoch, i%convEpoch*convBack%convEpoch
 	conversation, turn := place/convTurns, place%convTurns
@@ -132,7 +132,7 @@ func (p *population) turn(st workload.Stream, i int) *workload.Request {
 	return request(ids, output)
 }
 
-// mark makes the beginning of a text its own, and with it all blocks that follow.
+// mark makes the beginning of a text unique, and with it all blocks that follow.
 func mark(r *rand.Rand, ids []int32) {
 	for j := range min(block, len(ids)) {
 		ids[j] = r.Int32N(30000)
@@ -143,7 +143,7 @@ func request(ids []int32, output int) *workload.Request {
 	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: output, Conversation: -1}
 }
 
-// A drawn source gives each repetition requests of its own from the same population.
+// A drawn source gives each repetition different requests from the same population.
 type drawn struct {
 	workload.Source
 	draw int
@@ -170,7 +170,7 @@ var (
 	wideGrid = [2]float64{0.2, 50}
 )
 
-// namedWorlds are those of every run.
+// namedWorlds are the worlds of every run.
 func namedWorlds() ([]world, error) {
 	var profiles [3]*sim.Profile
 	for i, name := range []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"} {
@@ -225,7 +225,7 @@ const (
 	mostCapacity  = 40.0
 )
 
-// randomWorld draws a world that nobody has looked at. The same seed gives the same one.
+// randomWorld draws a random world. The same seed gives the same world.
 func randomWorld(seed uint64) (world, error) {
 	for attempt := range uint64(100) {
 		w, err := drawWorld(rand.New(rand.NewPCG(seed, attempt)), seed*100+attempt)
@@ -250,7 +250,7 @@ func randomWorld(seed uint64) (world, error) {
 	return world{}, fmt.Errorf("random world %d: none of 100 has a capacity of %g to %g req/s", seed, leastCapacity, mostCapacity)
 }
 
-// drawWorld draws everything but the promises.
+// drawWorld draws everything but the limits.
 func drawWorld(r *rand.Rand, seed uint64) (world, error) {
 	name := []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"}[r.IntN(3)]
 	base, err := sim.LoadProfile(name)
@@ -294,7 +294,7 @@ func drawWorld(r *rand.Rand, seed uint64) (world, error) {
 	return w, nil
 }
 
-// starts reports whether the server would live with its flags.
+// starts reports whether the server starts with its flags.
 func (w world) starts() bool {
 	options, err := w.profile.ParseArgs(w.args)
 	if err != nil {
@@ -304,7 +304,7 @@ func (w world) starts() bool {
 	return err == nil && engine.KVTokens() > 2*options.MaxModelLen
 }
 
-// promise sets limits as multiples of what the server needs for one request at a time: of some worlds TTFT binds, of others TPOT.
+// promise sets the limits as multiples of the latencies of a single request. In some worlds TTFT breaks first, in others TPOT.
 func (w *world) promise(r *rand.Rand) error {
 	alone, err := w.start(0)
 	if err != nil {

@@ -12,34 +12,35 @@ import (
 )
 
 const (
-	// A failed check has at least this much negative headroom. So the sign tells the verdict even where the percentile of the completed
-	// requests keeps the limit.
+	// A failed check has at least this much negative headroom. So the sign tells the verdict even where the percentile
+	// of the completed requests keeps the limit.
 	minMiss = 0.005
 	// A headroom beyond this means only "far away".
 	maxHeadroom = 3
 )
 
-// Judge judges the counted samples of a probe. planned is the number of requests that were due in the whole window. now is when the probe
-// ended. With fewer samples than planned, or with pending ones, it ended early and can only fail.
+// Judge judges the counted samples of a probe. planned is the number of requests that were due in the whole window. now
+// is when the probe ended. With fewer samples than planned, or with pending ones, it ended early and can only fail.
 //
-// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the numpy-linear
-// percentile of the completed requests keeps it too. The two can differ by interpolation. With fewer requests than MinRequests nothing
-// passes. Nothing passes either while the queue grows through the window: its latencies depend on how long the window is.
+// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
+// numpy-linear percentile of the completed requests keeps it too. The two can differ by interpolation. With fewer
+// requests than MinRequests nothing passes. Nothing passes either while the queue grows through the window: its
+// latencies depend on how long the window is.
 //
-// The verdict says so when the lateness of the load generator could have changed it. Then a failed probe would have passed without the
-// lateness, or a probe passed under bursts that were thinned out.
+// The verdict says so when the lateness of the load generator could have changed it. Then a failed probe would have
+// passed without the lateness, or a probe passed under bursts that were thinned out.
 func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
 	v := s.judge(samples, planned, now)
 	v.ClientLimited = s.clientLimited(v.Pass, samples, planned, now)
 	return v
 }
 
-// maxLagPart is the highest p99 lag of the load generator, as a part of each limit that counts from the due time. Later requests thin out
-// the bursts that decide a p99.
+// maxLagPart is the highest p99 lag of the load generator, as a part of each limit that counts from the due time. Later
+// requests thin out the bursts that decide a p99.
 const maxLagPart = 0.1
 
-// maxLag is the highest p99 lag where no limit counts from the due time. TPOT is a mean over seconds, and a smaller lag does not change the
-// bursts for it.
+// maxLag is the highest p99 lag where no limit counts from the due time. TPOT is a mean over seconds, and a smaller lag
+// does not change the bursts for it.
 const maxLag = 100 * time.Millisecond
 
 func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
@@ -118,13 +119,13 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	return v
 }
 
-// Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed have broken a limit,
-// when too many requests have failed, or when the queue grows. It never ends a probe that may pass: the first minute of a window is always
-// good.
+// Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed
+// have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe that may
+// pass: the first minute of a window is always good.
 //
-// A probe that ends at the very request that fails it has a percentile just over the limit. Then every capacity lies just below the failed
-// rate. Waiting for twice as many costs 4 % more GPU time. On the simulated H200 (30 trials, 20 seeds) it took the regret from 4.2 to 3.2 %
-// in the median, and from 9.7 to 7.0 % at the 90th percentile.
+// A probe that ends at the very request that fails it has a percentile just over the limit. Then every capacity lies
+// just below the failed rate. Waiting for twice as many costs 4 % more GPU time. On the simulated H200 (30 trials, 20
+// seeds) it took the regret from 4.2 to 3.2 % in the median, and from 9.7 to 7.0 % at the 90th percentile.
 func (s SLO) Stop(planned int) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool {
 		failed := 0
@@ -200,8 +201,8 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// undecide marks the requests that began too late before an early end to tell. Of these the quick ones have ended and the slow ones have
-// not, so the quick ones alone would count. A request counts if it had the time to break its limit.
+// undecide marks the requests that began too late before an early end to tell. Of these the quick ones have ended and
+// the slow ones have not, so the quick ones alone would count. A request counts if it had the time to break its limit.
 func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]

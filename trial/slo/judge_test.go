@@ -192,7 +192,7 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	slo := SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}, {E2E, 99, 3000 * ms}, {ITL, 99, 60 * ms}}}
 	for _, row := range []struct {
 		name   string
-		sample bench.Sample // looked at after four seconds
+		sample bench.Sample // judged after four seconds
 		each   string       // by limit
 	}{
 		{"a good answer", good(500*ms, 40*ms), "..."},
@@ -220,10 +220,10 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	}
 }
 
-// Of the last requests before an early end the quick have ended and the slow have not: both tell nothing.
+// Before an early end the last quick requests have ended and the last slow ones have not. Neither tell anything.
 func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
 	at := func(due time.Duration) bench.Sample {
-		s := good(100*ms, 10*ms) // ends 200 ms after it was due, and might have taken 3 s
+		s := good(100*ms, 10*ms) // it takes 200 ms, and the limits allow 3 s
 		s.Due, s.First, s.Last, s.End = due, due+s.First, due+s.Last, due+s.End
 		return s
 	}

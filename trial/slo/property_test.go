@@ -9,8 +9,8 @@ import (
 	"vllmtuner/bench"
 )
 
-// anything is a probe of a few hundred requests: good ones, slow ones, failed ones, single tokens, and ones that have not
-// ended at the time now. In one of two cases it is ended early.
+// anything is a random probe of a few hundred requests: good, slow and failed ones, answers of one token, and requests
+// that are pending at the time now. Half of the probes end early.
 func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
 	n, slow, early := 100+random.IntN(300), random.Float64()*random.Float64()/10, random.IntN(2) == 0
 	now = time.Duration(1+random.IntN(60)) * time.Second
@@ -44,7 +44,7 @@ func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.
 	return samples, n, now
 }
 
-// anyLimits is one to three promises of one percentile each.
+// anyLimits is one to three random limits.
 func anyLimits(random *rand.Rand) SLO {
 	all := []Limit{
 		{TTFT, []float64{50, 90, 95, 99}[random.IntN(4)], time.Duration(100+random.IntN(3000)) * ms},
@@ -63,14 +63,14 @@ func TestEachIsWhatTheCheckCounts(t *testing.T) {
 		for _, c := range limits.Judge(samples, planned, now).Checks {
 			over, kept, unknown := strings.Count(c.Each, "x"), strings.Count(c.Each, "."), strings.Count(c.Each, "?")
 			all := over == c.Broken && over+kept == c.N
-			if endedEarly(samples, planned) { // the last ones may not tell, and a first token of a pending one does
+			if endedEarly(samples, planned) { // the last requests may be undecided, and the first token of a pending one counts
 				all = over <= c.Broken && over >= c.Failed
 			}
 			if len(c.Each) != len(samples) || !all || over+kept+unknown != len(samples) {
 				t.Fatalf("seed %d: %s has %d over and %d kept of %d requests, counted are %d of %d", seed, c.Limit, over, kept, len(samples), c.Broken, c.N)
 			}
 		}
-		// The order of the requests is that of Each, and nothing else hangs on it that says whether a limit is kept.
+		// Each follows the order of the requests. Whether a limit is kept does not depend on that order.
 		order := random.Perm(len(samples))
 		mixed := make([]bench.Sample, len(samples))
 		for i, from := range order {
@@ -90,7 +90,7 @@ func TestEachIsWhatTheCheckCounts(t *testing.T) {
 	}
 }
 
-// A looser limit never turns a pass into a fail, and headroom never falls.
+// A looser limit never turns a pass into a fail, and no more requests break it.
 func TestALooserLimitNeverFails(t *testing.T) {
 	passed := 0
 	for seed := range uint64(600) {

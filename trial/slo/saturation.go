@@ -8,19 +8,19 @@ import (
 	"vllmtuner/bench"
 )
 
-// A clearGrowth says when a queue clearly grows: when TTFT grows so fast, so surely and for so long. In a queue that is served in order at
-// the rate s while the rate r is offered, TTFT grows by 1 - s/r.
+// A clearGrowth says when a queue clearly grows: when TTFT grows so fast, so surely and for so long. In a queue that is
+// served in order at the rate s while the rate r is offered, TTFT grows by 1 - s/r.
 //
-// The number of requests in flight would not do. It counts from the first counted request, so it rises for as long as an answer takes,
-// which may be the whole window. It also rises while a batch fills.
+// The number of requests in flight would not do. It counts from the first counted request, so it rises for as long as
+// an answer takes, which may be the whole window. It also rises while a batch fills.
 type clearGrowth struct {
 	perSecond float64       // seconds of TTFT
 	errors    float64       // standard errors above zero, of eight degrees of freedom
 	span      time.Duration // from the first due time to the last first token
 }
 
-// An early end needs more than a verdict at the end, because it is tried again every second. With the same thresholds, 3 of 200 windows of
-// a random queue at 0.9 of the served rate would have been ended early.
+// An early end needs more than a verdict at the end, because it is tried again every second. With the same thresholds,
+// 3 of 200 windows of a random queue at 0.9 of the served rate would have been ended early.
 var (
 	grownAtEnd = clearGrowth{0.05, 5, 30 * time.Second}
 	grownEarly = clearGrowth{0.1, 8, time.Minute}

@@ -32,8 +32,8 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
-// MinRequests is the number of requests that a verdict needs. Of so many, one may break the limit; of fewer, a single slow one decides. It
-// is 100 for p99 and 1,000 for p99.9.
+// MinRequests is the number of requests that a verdict needs. Of so many, one may break the limit; of fewer, a single
+// slow one decides. It is 100 for p99 and 1,000 for p99.9.
 func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
 // An SLO is the limits that a server must keep.
@@ -42,8 +42,8 @@ type SLO struct {
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
 }
 
-// MinRequests is the number of requests that a verdict needs, and the limit that needs them. A limit on ITL needs none: a request has many
-// gaps.
+// MinRequests is the number of requests that a verdict needs, and the limit that needs them. A limit on ITL needs none:
+// a request has many gaps.
 func (s SLO) MinRequests() (n int, limit Limit) {
 	for _, l := range s.Limits {
 		if least := l.MinRequests(); l.Metric != ITL && least > n {
@@ -107,14 +107,14 @@ type Check struct {
 	Allowed  int     `json:"allowed"`          // requests that may break it: floor((1 - percentile/100) * n)
 	Headroom float64 `json:"headroom"`         // ln(max/value)
 
-	// HeadroomSE is the standard error of Headroom as a property of the server, and not of this window. Slow requests come in clusters, so
-	// it is larger than for independent requests. EffectiveN is the number of independent requests with the same error. Both are 0 where
-	// too few requests were completed.
+	// HeadroomSE is the standard error of Headroom as a property of the server, and not of this window. Slow requests
+	// come in clusters, so it is larger than for independent requests. EffectiveN is the number of independent requests
+	// with the same error. Both are 0 where too few requests were completed.
 	HeadroomSE float64 `json:"headroom_se,omitempty"`
 	EffectiveN float64 `json:"effective_n,omitempty"`
 
-	// Each has one character for every counted request, in order of Index: Kept, Over or Undecided. It is "" for ITL, for a request has
-	// many gaps.
+	// Each has one character for every counted request, in order of Index: Kept, Over or Undecided. It is "" for ITL,
+	// for a request has many gaps.
 	Each string `json:"each,omitempty"`
 }
 
@@ -132,8 +132,9 @@ const (
 	tooFew        = "too few"        // fewer than MinRequests
 )
 
-// Broken names why a verdict failed, for reports of sweeps: the latencies in the order of the limits, such as TTFT and TPOT, and "errors"
-// where too many requests failed. It is empty for a pass, and for a failure by another reason, such as an early end; Reason tells that.
+// Broken names why a verdict failed, for reports of sweeps: the latencies in the order of the limits, such as TTFT and
+// TPOT, and "errors" where too many requests failed. It is empty for a pass, and for a failure by another reason, such
+// as an early end; Reason tells that.
 func (v Verdict) Broken() []string {
 	if v.Pass {
 		return nil

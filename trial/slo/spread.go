@@ -8,18 +8,19 @@ import (
 	"vllmtuner/bench"
 )
 
-// spreadBlocks is the number of blocks into which a window is cut to see how much it varies. Blocks must outlast the bursts, but fewer blocks
-// tell less. For p99 TTFT and TPOT of three simulated servers at 0.95 of their capacity, the root mean square of the errors was 0.60 to 1.05
-// of the truth with five blocks, and 0.48 to 1.09 with ten.
+// spreadBlocks is the number of blocks into which a window is cut to see how much it varies. Blocks must outlast the
+// bursts, but fewer blocks tell less. For p99 TTFT and TPOT of three simulated servers at 0.95 of their capacity, the
+// root mean square of the errors was 0.60 to 1.05 of the truth with five blocks, and 0.48 to 1.09 with ten.
 const spreadBlocks = 5
 
-// standardError returns the standard error of ln(percentile), and the number of independent values with the same error. The values are in
-// the order of their requests. Both results are 0 where there are too few values.
+// standardError returns the standard error of ln(percentile), and the number of independent values with the same error.
+// The values are in the order of their requests. Both results are 0 where there are too few values.
 //
-// Slow requests come in clusters, so their number varies more than for independent requests. The jackknife leaves out one block of time
-// after the other. This keeps the clusters (Künsch, Annals of Statistics 17, 1989) and needs no density at the percentile. Leaving out
-// single values is not valid for a percentile (Shao and Wu, Annals of Statistics 17, 1989). The jackknife has four degrees of freedom. It
-// can fall below the error of independent values by chance; then theirs is returned.
+// Slow requests come in clusters, so their number varies more than for independent requests. The jackknife leaves out
+// one block of time after the other. This keeps the clusters (Künsch, Annals of Statistics 17, 1989) and needs no
+// density at the percentile. Leaving out single values is not valid for a percentile (Shao and Wu, Annals of Statistics
+// 17, 1989). The jackknife has four degrees of freedom. It can fall below the error of independent values by chance;
+// then theirs is returned.
 func standardError(values []float64, percentile float64) (se, effective float64) {
 	n := len(values)
 	if n < max(minRequests(percentile), 4*spreadBlocks) {
@@ -61,8 +62,9 @@ func standardError(values []float64, percentile float64) (se, effective float64)
 	return jackknife, float64(n) * (independent / jackknife) * (independent / jackknife)
 }
 
-// independentError is the standard error of ln(percentile) of independent values: half the distance between the percentiles one binomial
-// standard error above and below (Woodruff, JASA 47, 1952). Where there is no percentile above, it is the distance to the lower one.
+// independentError is the standard error of ln(percentile) of independent values: half the distance between the
+// percentiles one binomial standard error above and below (Woodruff, JASA 47, 1952). Where there is no percentile
+// above, it is the distance to the lower one.
 func independentError(sorted []float64, percentile float64) float64 {
 	n, p := float64(len(sorted)), percentile/100
 	off := math.Sqrt(p * (1 - p) / n)
@@ -73,5 +75,5 @@ func independentError(sorted []float64, percentile float64) float64 {
 	return (math.Log(bench.Percentile(sorted, 100*(p+off))) - low) / 2
 }
 
-// minRequests is the smallest number of requests of which one may break a limit on the percentile.
+// minRequests is the smallest number of requests at which one may break a limit on the percentile.
 func minRequests(percentile float64) int { return int(math.Ceil(100/(100-percentile) - 1e-6)) }

@@ -9,7 +9,7 @@ import (
 	"vllmtuner/bench"
 )
 
-// latencies are lognormal, and each is like the one before it by the given part: 0 makes them independent.
+// latencies are lognormal. alike is the correlation of neighbours: 0 makes them independent.
 func latencies(n int, alike float64, seed uint64) []float64 {
 	random := rand.New(rand.NewPCG(seed, 3))
 	state, values := random.NormFloat64(), make([]float64, n)
@@ -20,7 +20,7 @@ func latencies(n int, alike float64, seed uint64) []float64 {
 	return values
 }
 
-// The truth is how far the percentiles of independent windows are from one another.
+// The truth is the spread of the percentiles over independent windows.
 func TestTheStandardErrorIsHonest(t *testing.T) {
 	const windows = 120
 	for _, row := range []struct {
@@ -28,8 +28,8 @@ func TestTheStandardErrorIsHonest(t *testing.T) {
 		alike       float64
 		n           int
 		percentile  float64
-		low, high   float64 // of the root mean square of the errors, as part of the truth
-		independent float64 // the most that the error of independent ones may be
+		low, high   float64 // root mean square of the errors, as a part of the truth
+		independent float64 // highest error of independent requests, as a part of the truth
 	}{
 		{"independent requests", 0, 1000, 99, 0.9, 1.4, 1.2},
 		{"independent requests, as few as it takes", 0, 100, 99, 0.7, 1.5, 1.5},
@@ -84,8 +84,8 @@ func TestOfTooFewRequestsNoErrorIsKnown(t *testing.T) {
 	}
 }
 
-// waiting is an open loop before a server that gives first tokens in order, at most at the served rate, each with answers of a
-// second.
+// waiting is an open loop at a server that gives first tokens in order, at the served rate at most. Each answer takes a
+// second more.
 func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sample {
 	random := rand.New(rand.NewPCG(seed, 4))
 	var all []bench.Sample
@@ -102,7 +102,7 @@ func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sa
 	}
 }
 
-// at is a probe as a Stop sees it.
+// at returns the samples of a probe as a Stop sees them at the time now.
 func at(now time.Duration, all []bench.Sample) []bench.Sample {
 	var seen []bench.Sample
 	for _, s := range all {
@@ -129,8 +129,8 @@ func TestAGrowingQueueFails(t *testing.T) {
 		name         string
 		rate, served float64
 		length       time.Duration
-		least, most  int // of 12 windows fail
-		stop         int // at least so many are ended early
+		least, most  int // of 12 windows that fail
+		stop         int // at least so many end early
 	}{
 		{"half of what is served", 10, 20, window, 0, 0, 0},
 		{"nine tenths of it", 18, 20, window, 0, 0, 0},
@@ -144,7 +144,7 @@ func TestAGrowingQueueFails(t *testing.T) {
 			v := patient.Judge(samples, len(samples), ever)
 			if !v.Pass {
 				failed++
-				// A queue that is served in order tells by how much too much is offered.
+				// The growth of a queue that is served in order shows the ratio of served and offered rate.
 				if v.Binding != overSaturated || v.Headroom >= 0 || row.rate > row.served && math.Abs(v.Headroom-math.Log(row.served/row.rate)) > 0.15 {
 					t.Errorf("%s, seed %d: %s by %s, headroom %g, want about %g", row.name, seed, v.Reason, v.Binding, v.Headroom, math.Log(row.served/row.rate))
 				}

@@ -1,5 +1,5 @@
-// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which of its constants they do
-// not tell. It measures nothing itself: what it predicts it replays in virtual time.
+// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the measurements do
+// not determine. It measures no server; it replays the study's probes in virtual time.
 package calibrate
 
 import (
@@ -24,15 +24,15 @@ type Input struct {
 	Study  studies.Study
 	Model  string       // that the study measured
 	Runner trial.Runner // how its probes were measured; its Start is not used
-	From   *sim.Profile // where the fit begins, and what stays where nothing is told
+	From   *sim.Profile // where the fit begins, and the source of constants that the study does not determine
 
-	// Limit is how long the fit may take; 0 means no limit. What was found by then is the answer.
+	// Limit ends the fit, whose result is then the best so far; 0 means no limit.
 	Limit time.Duration
-	// Progress is told after each replay of all probes how many are done and how many there will be, as far as that is known; nil means nobody listens.
-	Progress func(done, most int)
+	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be nil.
+	Progress func(done, expected int)
 }
 
-// An InputError says that a study cannot be calibrated to, and what can be done.
+// An InputError says why a study cannot be used for a calibration, and what to do.
 type InputError struct{ Text string }
 
 // Error returns the text.
@@ -40,27 +40,27 @@ func (e *InputError) Error() string { return e.Text }
 
 func refuse(format string, args ...any) error { return &InputError{fmt.Sprintf(format, args...)} }
 
-// A Standing says what became of a constant.
+// A Standing says how well the measurements determine a constant.
 type Standing string
 
 // The standings.
 const (
-	Told     Standing = "told"     // the measurements tell it
-	Together Standing = "together" // fitted, and only with others that were held is its effect known
-	Held     Standing = "held"     // shows, and others can stand in for it
-	Unseen   Standing = "unseen"   // does not show
+	Known    Standing = "known"    // the measurements determine it
+	Together Standing = "together" // fitted, but only its joint effect with held constants is known
+	Held     Standing = "held"     // has an effect, but other constants can have the same
+	Unseen   Standing = "unseen"   // has no effect on the measurements
 )
 
-// A Change is what became of one constant.
+// A Change is the result for one constant.
 type Change struct {
 	Path, Unit    string
 	Before, After float64
 	Error         float64 // standard error, as a part of After; 0 when there is none
 	Standing      Standing
-	With          []string // constants that can stand in for it, or that it stands in for
+	With          []string // constants with the same effect
 }
 
-// A Result is a calibrated profile with all that is to be said of it.
+// A Result is a calibrated profile and the report on it.
 type Result struct {
 	Profile   *sim.Profile
 	Study     string
@@ -68,27 +68,27 @@ type Result struct {
 	Simulated bool // the study measured a simulated server
 
 	Trials, UsedTrials int
-	Probes             int // stored
+	Probes             int // in the study
 	Fitted, HeldOut    int
 	LeftOut            Counts // probes
 	LeftOutTrials      Counts
 
 	Memory  Memory
 	Metrics []Errors
-	HitRate float64 // median absolute difference of the hit rate of the prefix cache, 0 to 1; -1 when nobody told
-	Prompts float64 // tokens of the simulator's prompts per token that the server counted; 0 when it did not
+	HitRate float64 // median absolute error of the hit rate of the prefix cache, 0 to 1; -1 when it was not measured
+	Prompts float64 // the simulator's prompt tokens per token that the server counted; 0 when it did not count
 	Changes []Change
 	Notes   []string
 
 	Converged bool
 	TimeUp    bool // the limit ended the fit
-	Replays   int  // of all probes
+	Replays   int  // each of all probes
 	Took      time.Duration
 }
 
-// Memory is how well the sizes of the KV cache are told.
+// Memory says how well the profile predicts the sizes of the KV cache.
 type Memory struct {
-	N, Refused    int     // starts that told one, and those among them that were refused
+	N, Refused    int     // starts whose log has a size, and those of them that were refused
 	Before, After float64 // root of the mean square error, GiB
 }
 
@@ -98,10 +98,10 @@ type calibration struct {
 	rig     simload.Rig
 	result  Result
 	replays int
-	most    int // replays that may be needed
+	planned int // replays
 }
 
-// Fit calibrates a profile. It returns an *InputError when the study cannot tell enough.
+// Fit calibrates a profile. Its error is an *InputError when the study has too few measurements.
 func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
@@ -118,7 +118,7 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	if err := c.enough(chosen); err != nil {
 		return nil, err
 	}
-	c.sayConstantFlags(chosen)
+	c.noteConstantFlags(chosen)
 	if err := c.fitSteps(ctx, p, chosen); err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func simulated(s studies.Study) bool {
 	return slices.ContainsFunc(s.Trials, func(t studies.Trial) bool { return t.Result.Facts.Simulated })
 }
 
-// begin returns a copy of the first profile under the model's name, with the defaults that the server told.
+// begin returns a copy of the first profile with the name of the model and with the server's defaults.
 func (c *calibration) begin() *sim.Profile {
 	p := *c.From
 	p.Constants = slices.Clone(p.Constants)
@@ -145,14 +145,14 @@ func (c *calibration) begin() *sim.Profile {
 	return &p
 }
 
-// enough refuses a study that is too small.
+// enough refuses a study with too few probes.
 func (c *calibration) enough(chosen []*candidate) error {
 	fitted, heldOut := count(chosen)
 	c.result.UsedTrials, c.result.Fitted, c.result.HeldOut = len(chosen), fitted, heldOut
 	for _, t := range c.Study.Trials {
 		c.result.Probes += len(t.Probes)
 	}
-	if fitted >= leastProbes {
+	if fitted >= minProbes {
 		return nil
 	}
 	why := ""
@@ -161,11 +161,11 @@ func (c *calibration) enough(chosen []*candidate) error {
 			why += fmt.Sprintf(", %d %s", left.N, left.Why)
 		}
 	}
-	return refuse("study %s has %d probes to fit, and %d are needed at least (%d are stored%s); measure more trials: raise budget.trials and run it again, or calibrate to another study",
-		c.Study.Name, fitted, leastProbes, c.result.Probes, why)
+	return refuse("study %s has %d probes to fit, and the fit needs at least %d (the study has %d%s); measure more trials: raise budget.trials and run it again, or use another study",
+		c.Study.Name, fitted, minProbes, c.result.Probes, why)
 }
 
-// note adds a remark to the report.
+// note adds a note to the report.
 func (c *calibration) note(format string, args ...any) {
 	c.result.Notes = append(c.result.Notes, fmt.Sprintf(format, args...))
 }
@@ -175,16 +175,16 @@ func (c *calibration) set(p *sim.Profile, path string, value float64, confidence
 	before := *p.Value(path)
 	source := fmt.Sprintf(format, args...)
 	p.Set(path, []float64{value}, confidence, fmt.Sprintf("study %s%s: %s", c.Study.Name, c.madeUp(), source))
-	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Standing: Told})
+	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Standing: Known})
 }
 
-// held leaves a constant at the first profile's value, and says why in its source.
+// held keeps the first profile's value of a constant, and gives the reason as its source.
 func (c *calibration) held(p *sim.Profile, path, format string, args ...any) {
 	value := *c.From.Value(path)
 	p.Set(path, []float64{value}, "assumed", fmt.Sprintf("%s; value of %s", fmt.Sprintf(format, args...), c.From.Name))
 }
 
-// madeUp follows the name of a study of a simulated server.
+// madeUp marks the name of a study that measured a simulated server.
 func (c *calibration) madeUp() string {
 	if c.result.Simulated {
 		return " (of a simulated server)"
@@ -192,7 +192,7 @@ func (c *calibration) madeUp() string {
 	return ""
 }
 
-// unit is a constant's, or nothing of a plain number.
+// unit returns the unit of a constant; "" for a plain number.
 func unit(p *sim.Profile, path string) string {
 	i := slices.IndexFunc(p.Constants, func(k sim.Constant) bool { return k.Path == path })
 	if i < 0 {
@@ -204,7 +204,7 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record puts a fit into the profile, each constant with what is known of it. what says which measurements these are.
+// record stores a fit in the profile, each constant with its standing. what names the measurements.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.reading.together()
 	moved := with(p, f.list, f.logs)
@@ -212,28 +212,28 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 		before, after := *c.From.Value(one.path), *moved.Value(one.path)
 		change := Change{Path: one.path, Unit: unit(p, one.path), Before: before, After: after, Error: f.reading.errors[k]}
 		switch {
-		case f.reading.told[k]:
-			change.Standing = Told
+		case f.reading.known[k]:
+			change.Standing = Known
 			text := fmt.Sprintf("%s of study %s%s; standard error %s", source, c.Study.Name, c.madeUp(), percent(change.Error))
 			for _, other := range stands[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
 			if len(change.With) > 0 {
-				text += fmt.Sprintf("; with %s, which the data do not tell from it, at the value of %s", strings.Join(change.With, ", "), c.From.Name)
+				text += fmt.Sprintf("; with %s, which the data cannot separate from it, at the value of %s", strings.Join(change.With, ", "), c.From.Name)
 			}
-			if change.Error > mostError {
+			if change.Error > maxError {
 				change.Standing = Together
 			}
 			p.Set(one.path, []float64{after}, confidence, text)
-		case f.reading.shows[k]:
+		case f.reading.visible[k]:
 			change.Standing, change.After = Held, before
 			for _, other := range f.reading.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
-			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum shows", orOthers(change.With), what, c.Study.Name)
+			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", orOthers(change.With), what, c.Study.Name)
 		default:
 			change.Standing, change.After = Unseen, before
-			c.held(p, one.path, "does not show in %s of study %s", what, c.Study.Name)
+			c.held(p, one.path, "has no effect on %s of study %s", what, c.Study.Name)
 		}
 		c.result.Changes = append(c.result.Changes, change)
 	}
@@ -246,43 +246,43 @@ func orOthers(names []string) string {
 	return strings.Join(names, " and ")
 }
 
-// tell says how far the fit is.
-func (c *calibration) tell() {
+// reportProgress calls Progress.
+func (c *calibration) reportProgress() {
 	if c.Progress != nil {
-		c.Progress(c.replays, max(c.most, c.replays+c.replays/10))
+		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
 	}
 }
 
-// each runs do for every number below n, as many at a time as there are processors, and waits for all.
+// each calls do for every i below n, on as many goroutines as there are processors, and waits for all of them.
 func (c *calibration) each(n int, do func(i int)) {
-	numbers := make(chan int)
+	indexes := make(chan int)
 	var workers sync.WaitGroup
 	for range min(n, runtime.GOMAXPROCS(0)) {
 		workers.Go(func() {
-			for i := range numbers {
+			for i := range indexes {
 				do(i)
 			}
 		})
 	}
 	for i := range n {
-		numbers <- i
+		indexes <- i
 	}
-	close(numbers)
+	close(indexes)
 	workers.Wait()
 }
 
-// timeUp reports whether an error is the end of the limit, and not that of ctx.
+// timeUp reports whether an error comes from the limit and not from ctx.
 func timeUp(ctx context.Context, err error) bool {
 	return errors.Is(err, errTimeUp) && ctx.Err() == nil
 }
 
 var errTimeUp = errors.New("the time limit has passed")
 
-// A memo remembers the requests of a source that makes new ones each time: their content is hashed once.
+// A memo keeps the requests of a source that makes new ones on each call, so that their content is hashed only once.
 type memo struct {
 	workload.Source
-	mu    sync.Mutex
-	known map[key]*workload.Request
+	mu   sync.Mutex
+	kept map[key]*workload.Request
 }
 
 type key struct {
@@ -290,20 +290,20 @@ type key struct {
 	i      int
 }
 
-// mostRemembered bounds a memo; simload remembers as many.
-const mostRemembered = 4096
+// maxMemoized bounds a memo. simload keeps as many hashes.
+const maxMemoized = 4096
 
-// Request returns the same request for the same question.
+// Request returns the same request for the same arguments.
 func (m *memo) Request(stream workload.Stream, i int) *workload.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r, ok := m.known[key{stream, i}]; ok {
+	if r, ok := m.kept[key{stream, i}]; ok {
 		return r
 	}
-	if m.known == nil || len(m.known) >= mostRemembered {
-		m.known = make(map[key]*workload.Request)
+	if m.kept == nil || len(m.kept) >= maxMemoized {
+		m.kept = make(map[key]*workload.Request)
 	}
 	r := m.Source.Request(stream, i)
-	m.known[key{stream, i}] = r
+	m.kept[key{stream, i}] = r
 	return r
 }

@@ -31,7 +31,7 @@ func profile(t *testing.T) *sim.Profile {
 	return p
 }
 
-// changed is another server than small-fast.
+// changed returns the profile of a server that differs from small-fast.
 func changed(t *testing.T) *sim.Profile {
 	p := *profile(t)
 	p.Name = "changed"
@@ -54,7 +54,7 @@ func runner(t *testing.T, requests int) trial.Runner {
 	}
 }
 
-// study measures configurations of a server at rates, all in virtual time.
+// study measures configurations of a server at some rates, in virtual time.
 func study(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
 	t.Helper()
 	rig := simload.Rig{Profile: server}
@@ -114,7 +114,7 @@ func change(t *testing.T, r *Result, path string) Change {
 	t.Helper()
 	i := slices.IndexFunc(r.Changes, func(c Change) bool { return c.Path == path })
 	if i < 0 {
-		t.Fatalf("nothing is said of %s", path)
+		t.Fatalf("the result has no %s", path)
 	}
 	return r.Changes[i]
 }
@@ -127,7 +127,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 	told := 0
 	for _, c := range got.Changes {
 		want := truth.Value(c.Path)
-		if c.Standing != Told || c.Error == 0 {
+		if c.Standing != Known || c.Error == 0 {
 			continue
 		}
 		told++
@@ -136,10 +136,10 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		}
 	}
 	if told < 5 {
-		t.Errorf("%d constants are told, want five at least", told)
+		t.Errorf("%d constants are known, want at least five", told)
 	}
-	if fixed := change(t, got, "memory.fixed"); fixed.Standing != Told || math.Abs(fixed.After-7.2) > 0.02 {
-		t.Errorf("memory.fixed is %+v, want it told as 7.2", fixed)
+	if fixed := change(t, got, "memory.fixed"); fixed.Standing != Known || math.Abs(fixed.After-7.2) > 0.02 {
+		t.Errorf("memory.fixed is %+v, want it known as 7.2", fixed)
 	}
 	if weights := change(t, got, "step.weights"); math.Abs(weights.After/5.5-1) > 0.1 {
 		t.Errorf("step.weights is %+v, want about 5.5", weights)
@@ -154,7 +154,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 			within = 0.08
 		}
 		if m.HeldOut.N == 0 || m.HeldOut.Median > within || m.Before.Median < m.HeldOut.Median {
-			t.Errorf("%s: %+v, want held-out probes within %.0f %% in the median, and better than before", m.Metric, m, 100*within)
+			t.Errorf("%s: %+v, want held-out probes with a median error within %.0f %%, and better than before", m.Metric, m, 100*within)
 		}
 	}
 	elsewhere := []string{"--max-num-seqs 32 --gpu-memory-utilization 0.85", "--max-num-batched-tokens 700 --max-num-seqs 100"}
@@ -186,7 +186,7 @@ func TestFitWritesWhatItKnows(t *testing.T) {
 		t.Fatal(err)
 	}
 	if read.Model != "my/model" || read.Step != got.Profile.Step || read.Memory != got.Profile.Memory || read.Latency != got.Profile.Latency {
-		t.Errorf("written and read it is %+v, want %+v", read, got.Profile)
+		t.Errorf("after writing and reading the profile is %+v, want %+v", read, got.Profile)
 	}
 	origin := map[string]sim.Constant{}
 	for _, c := range read.Constants {
@@ -195,13 +195,13 @@ func TestFitWritesWhatItKnows(t *testing.T) {
 	for _, c := range got.Changes {
 		o := origin[c.Path]
 		switch c.Standing {
-		case Told, Together:
+		case Known, Together:
 			if !slices.Contains([]string{"fit", "solved", "measured"}, o.Confidence) || !strings.Contains(o.Source, "study test (of a simulated server)") {
 				t.Errorf("%s is %s and its origin %+v", c.Path, c.Standing, o)
 			}
 		default:
 			if o.Confidence != "assumed" || o.Values[0] != c.Before || c.After != c.Before || !strings.Contains(o.Source, "value of small-fast") {
-				t.Errorf("%s is %s: %+v, and its origin %+v; want the old value, assumed", c.Path, c.Standing, c, o)
+				t.Errorf("%s is %s: %+v, with the origin %+v; want the old value, assumed", c.Path, c.Standing, c, o)
 			}
 		}
 	}
@@ -215,18 +215,18 @@ func TestFitSaysWhatItCannotTellApart(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
 	fixed, weights := change(t, got, "step.fixed"), change(t, got, "step.weights")
-	if fixed.Standing == Told || fixed.Standing == Held && !slices.Contains(fixed.With, "step.weights") {
+	if fixed.Standing == Known || fixed.Standing == Held && !slices.Contains(fixed.With, "step.weights") {
 		t.Errorf("step.fixed is %+v, want it not separable from step.weights", fixed)
 	}
 	if sum := fixed.After + weights.After; math.Abs(sum/6.5-1) > 0.05 {
-		t.Errorf("step.fixed and step.weights come to %g, want their sum of 6.5 though not their shares", sum)
+		t.Errorf("step.fixed and step.weights sum to %g, want 6.5, although their shares are unknown", sum)
 	}
 	before, after := change(t, got, "latency.before_scheduling"), change(t, got, "latency.after_step")
-	if before.Standing == Told || after.Standing == Told || before.Standing == after.Standing {
-		t.Errorf("the latencies are %+v and %+v, want one held and one with it", before, after)
+	if before.Standing == Known || after.Standing == Known || before.Standing == after.Standing {
+		t.Errorf("the latencies are %+v and %+v, want one held and the other fitted with it", before, after)
 	}
 	if sum := before.After + after.After; sum < 3 || sum > 4.5 { // it stands in for the cost of a prefill as well
-		t.Errorf("the latencies come to %g, want about 4", sum)
+		t.Errorf("the latencies sum to %g, want about 4", sum)
 	}
 }
 
@@ -237,13 +237,13 @@ func TestFitRefusesTooLittle(t *testing.T) {
 	in.Study.Trials[0].Probes[1].Verdict.ClientLimited = "late"
 	_, err := Fit(t.Context(), in)
 	var refused *InputError
-	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "has 4 probes to fit, and 10 are needed") ||
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "has 4 probes to fit, and the fit needs at least 10") ||
 		!strings.Contains(err.Error(), "1 stopped early, 1 client-limited") || !strings.Contains(err.Error(), "budget.trials") {
-		t.Errorf("Fit = %v, want a refusal that counts", err)
+		t.Errorf("Fit = %v, want a refusal with the numbers of probes", err)
 	}
 }
 
-func TestFitEndsWhenItIsTold(t *testing.T) {
+func TestFitEndsWithItsContextAndItsLimit(t *testing.T) {
 	r := runner(t, 20)
 	in := Input{Study: study(t, changed(t), r, configs[:4], 2, 4, 8), Runner: r, From: profile(t)}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -271,7 +271,7 @@ func TestFitEndsWhenItIsTold(t *testing.T) {
 		limited.Limit = 3 * time.Second
 		result, err := Fit(t.Context(), limited)
 		if err != nil || !result.TimeUp || result.Converged || result.Profile == nil {
-			t.Errorf("Fit with little time = %+v, %v; want what was found by then", result, err)
+			t.Errorf("Fit with little time = %+v, %v; want the best result so far", result, err)
 		}
 	})
 	in.Limit, in.Progress = time.Nanosecond, nil
@@ -281,7 +281,7 @@ func TestFitEndsWhenItIsTold(t *testing.T) {
 	}
 }
 
-// Left out is what no prediction can be held against.
+// A probe is left out when no prediction can be compared with it.
 func TestWhyNot(t *testing.T) {
 	r := runner(t, 60)
 	good := study(t, profile(t), r, configs[:1], 5).Trials[0].Probes[0]
@@ -304,7 +304,7 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// Starts tell the memory, also those that were refused for it, and what they tell together only is said.
+// Starts determine the memory constants, even starts that were refused. The result says which constants only have a joint effect.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
@@ -332,12 +332,12 @@ func TestMemoryFromStarts(t *testing.T) {
 		t.Errorf("memory is %+v, %+v; want 10 of 24 GiB, from refused starts too", m, c.result.Memory)
 	}
 	if m.GraphReserveGiB <= 0.72 || m.GraphReserveGiB > 2.4 {
-		t.Errorf("graph reserve is %g, want it between the start that failed with 0.72 GiB and those with 2.4", m.GraphReserveGiB)
+		t.Errorf("graph reserve is %g, want it between 0.72 GiB, with which a start failed, and 2.4 GiB", m.GraphReserveGiB)
 	}
 	same := fitted([]string{"", "--max-num-seqs 1024", "--max-num-seqs 512", "--max-num-batched-tokens 8192"})
 	gpu, fixed := change(t, &same.result, "memory.gpu"), change(t, &same.result, "memory.fixed")
 	if gpu.Standing != Held || gpu.After != 16 || !slices.Contains(gpu.With, "memory.fixed") || fixed.Standing == Held {
-		t.Errorf("at one utilization the GPU is %+v and what is taken of it %+v, want the GPU held", gpu, fixed)
+		t.Errorf("at one utilization the GPU is %+v and its fixed use %+v, want the GPU held", gpu, fixed)
 	}
 }
 

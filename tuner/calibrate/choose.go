@@ -3,7 +3,6 @@ package calibrate
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"vllmtuner/serverctl/sim"
@@ -13,32 +12,32 @@ import (
 )
 
 const (
-	// leastProbes is how many a fit needs at least: a dozen constants are to be told by five figures each.
-	leastProbes = 10
-	// every is of how many probes one is not fitted, but held against the fit.
-	every = 5
-	// saturated is the part of the offered rate below which a server does not follow: its latencies are then those of a queue
-	// that grows with the window, and no constant's.
+	// minProbes is the number of probes that a fit needs. Five figures of each determine a dozen constants.
+	minProbes = 10
+	// heldOutEvery says which probes are held out: every fifth is compared with the fit and not fitted.
+	heldOutEvery = 5
+	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a queue that grows
+	// with the window, and say nothing about the constants.
 	saturated = 0.85
 )
 
-// A candidate is a trial with the probes that are predicted.
+// A candidate is a trial and its probes to predict.
 type candidate struct {
 	trial   studies.Trial
-	args    []string      // those that mean something to the simulator
-	options sim.Options   // what they come to
-	probes  []trial.Probe // to be replayed, in their order
-	used    []bool        // by probe: it is compared, and not only what the cache has seen
+	args    []string      // those that the simulator models
+	options sim.Options   // from args
+	probes  []trial.Probe // to replay, in order
+	used    []bool        // by probe: it is compared; the others are replayed only for their effect on the cache
 	heldOut []bool        // by probe: it is compared and not fitted
 }
 
-// A Count is how many of something were left out.
+// A Count says how many probes or trials were left out for one reason.
 type Count struct {
 	Why string
 	N   int
 }
 
-// Counts are reasons in the order in which they came up.
+// Counts are the reasons in the order in which they occurred.
 type Counts []Count
 
 func (c *Counts) add(why string) {
@@ -51,21 +50,14 @@ func (c *Counts) add(why string) {
 	*c = append(*c, Count{why, 1})
 }
 
-// simulatedFlags are the flags that change what the simulator predicts. The model's other flags are the user's, and in the
-// measurements.
-var simulatedFlags = []string{
-	"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-prefix-caching",
-	"no-enable-prefix-caching", "enforce-eager", "no-enforce-eager", "speculative-config",
-}
-
-// simulatedArgs keeps the args that change what the simulator predicts, and names the flags that do not.
+// simulatedArgs returns the args that change the simulator's predictions, and the names of the other flags.
 func simulatedArgs(args []string) (known, others []string, err error) {
 	flags, err := space.Flags(args)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, f := range flags {
-		if !slices.Contains(simulatedFlags, f.Name) {
+		if !sim.Models(strings.TrimPrefix(f.Name, "no-")) {
 			others = append(others, "--"+f.Name)
 			continue
 		}
@@ -74,7 +66,7 @@ func simulatedArgs(args []string) (known, others []string, err error) {
 	return known, others, nil
 }
 
-// whyNot says why a probe cannot be predicted, or nothing.
+// whyNot returns why a probe cannot be predicted; "" when it can.
 func whyNot(p trial.Probe) string {
 	m := p.Measurement
 	switch {
@@ -86,14 +78,14 @@ func whyNot(p trial.Probe) string {
 		return "stopped early"
 	case m.Failed > 0 || m.Completed < m.Requests || m.Completed == 0:
 		return "with failed requests"
-	case followed(p) < saturated:
+	case servedShare(p) < saturated:
 		return "over-saturated"
 	}
 	return ""
 }
 
-// followed is the part of the offered requests that ended within the window.
-func followed(p trial.Probe) float64 {
+// servedShare returns the share of the offered requests that ended within the window.
+func servedShare(p trial.Probe) float64 {
 	m := p.Measurement
 	if m.WindowRequestThroughput > 0 && m.Window > 0 {
 		return m.WindowRequestThroughput * m.Window.Seconds() / float64(m.Requests)
@@ -101,7 +93,7 @@ func followed(p trial.Probe) float64 {
 	return m.RequestThroughput / p.Rate
 }
 
-// choose returns the trials with probes to predict, once with is the profile whose memory is that of the measured server.
+// choose returns the trials with probes to predict. p has the memory constants of the measured server already.
 func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 	n := 0
 	for _, t := range c.Study.Trials {
@@ -122,7 +114,7 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 			}
 			one.used[i], last = true, i
 			n++
-			one.heldOut[i] = n%every == 0
+			one.heldOut[i] = n%heldOutEvery == 0
 		}
 		if last < 0 {
 			continue
@@ -133,7 +125,7 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 	return chosen
 }
 
-// newCandidate reads a trial's args. Its error says why the profile's server does not start.
+// newCandidate reads a trial's args. Its error says why the simulated server would not start with them.
 func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	args, _, err := simulatedArgs(t.Args)
 	if err != nil {
@@ -151,8 +143,8 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	return &candidate{trial: t, args: args, options: options, probes: t.Probes, used: make([]bool, n), heldOut: make([]bool, n)}, nil
 }
 
-// trim leaves out what is not compared and leaves no trace either: all after the last that is, and where the cache is emptied
-// before each probe all others too.
+// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is emptied before each
+// probe, it drops all that are not compared.
 func (c *candidate) trim(reset bool, last int) {
 	var probes []trial.Probe
 	var used, heldOut []bool
@@ -164,7 +156,7 @@ func (c *candidate) trim(reset bool, last int) {
 	c.probes, c.used, c.heldOut = probes, used, heldOut
 }
 
-// count returns how many probes are fitted, and how many are held out.
+// count returns the numbers of fitted and of held-out probes.
 func count(chosen []*candidate) (fitted, heldOut int) {
 	for _, c := range chosen {
 		for i := range c.probes {
@@ -179,8 +171,8 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 	return fitted, heldOut
 }
 
-// predict replays the candidates' probes on a profile, several trials at a time. A trial that the profile does not start has
-// none, and its error.
+// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start has an error
+// and no probes.
 func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
 	c.rig.Profile = p
@@ -191,7 +183,7 @@ func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*can
 		predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
 	})
 	c.replays++
-	c.tell()
+	c.reportProgress()
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}

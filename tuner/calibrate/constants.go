@@ -6,22 +6,22 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A constant is one that can be fitted.
+// A constant can be fitted.
 type constant struct {
 	path   string
-	anchor bool    // a fact about the device or the model, to be believed before others
-	low    float64 // least value; 0 means a thousandth of the first one
-	high   float64 // largest value; 0 means a thousand times the first one
+	anchor bool    // a fact about the device or the model, which is trusted more than other constants
+	low    float64 // smallest value; 0 means a thousandth of the first value
+	high   float64 // largest value; 0 means a thousand times the first value
 }
 
-// memoryConstants are those of Profile.KVGiB, but for the bytes of a token, which show by themselves.
+// memoryConstants are the constants of Profile.KVGiB without the bytes per token, which two sizes of one log give directly.
 var memoryConstants = []constant{
 	{path: "memory.gpu", anchor: true}, {path: "memory.fixed"}, {path: "memory.batch_per_token", anchor: true},
 	{path: "memory.sampler_per_sequence", anchor: true}, {path: "memory.activation"},
 	{path: "memory.activation_exponent", low: 0.1, high: 4}, {path: "speculation.drafter"},
 }
 
-// stepConstants are those of the time of a step and of the API server.
+// stepConstants are the constants of the step time and of the API server's latency.
 var stepConstants = []constant{
 	{path: "step.fixed"}, {path: "step.weights"}, {path: "step.per_token"}, {path: "step.roofline_exponent", low: 1, high: 8},
 	{path: "step.per_sequence"}, {path: "step.per_kv_token"}, {path: "step.per_attention_pair"}, {path: "step.prefill_extra"},
@@ -29,7 +29,7 @@ var stepConstants = []constant{
 	{path: "speculation.per_draft_token"}, {path: "speculation.per_draft_token_and_sequence"}, {path: "speculation.per_verified_token"},
 }
 
-// fittable returns the constants that a profile has above zero: a logarithm begins nowhere else.
+// fittable returns the constants that are above zero in a profile, because zero has no logarithm.
 func fittable(p *sim.Profile, list []constant) (fit []constant) {
 	for _, c := range list {
 		if v := p.Value(c.path); v != nil && *v > 0 {
@@ -48,7 +48,7 @@ func logs(p *sim.Profile, list []constant) []float64 {
 	return values
 }
 
-// with returns the profile with other values of constants.
+// with returns a copy of the profile with other values of the constants.
 func with(p *sim.Profile, list []constant, logs []float64) *sim.Profile {
 	changed := *p
 	for i, c := range list {
@@ -57,7 +57,7 @@ func with(p *sim.Profile, list []constant, logs []float64) *sim.Profile {
 	return &changed
 }
 
-// bounds returns within which logs the constants may be.
+// bounds returns the limits of the constants' logs.
 func bounds(first []float64, list []constant) (low, high []float64) {
 	for i, c := range list {
 		l, h := first[i]-math.Log(1000), first[i]+math.Log(1000)
@@ -73,9 +73,9 @@ func bounds(first []float64, list []constant) (low, high []float64) {
 }
 
 func anchors(list []constant) []bool {
-	are := make([]bool, len(list))
+	flags := make([]bool, len(list))
 	for i, c := range list {
-		are[i] = c.anchor
+		flags[i] = c.anchor
 	}
-	return are
+	return flags
 }

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/studies"
 )
 
-// phases are the parts of a start-up as serverctl names them (the phases of patterns.go), by the constant that they go into.
+// phases maps the phases of a start, as serverctl names them, to the constants that contain their time.
 var phases = map[string]string{
 	"importing and configuring":       "start_up.weights",
 	"loading the weights":             "start_up.weights",
@@ -20,10 +20,10 @@ var phases = map[string]string{
 	"starting the HTTP server":        "start_up.graphs",
 }
 
-// startUps are the constants of a start in their order.
+// startUps are the constants of a start, in order.
 var startUps = []string{"start_up.weights", "start_up.profile", "start_up.compile", "start_up.graphs"}
 
-// times sets how long the server takes to start and to end, by the medians of the trials.
+// times sets the start and stop times to the medians of the trials.
 func (c *calibration) times(p *sim.Profile) {
 	parts, totals, stops := map[string][]float64{}, []float64{}, []float64{}
 	for _, t := range c.Study.Trials {
@@ -45,24 +45,24 @@ func (c *calibration) times(p *sim.Profile) {
 	switch {
 	case len(parts) > 0:
 		for _, path := range startUps {
-			c.set(p, path, median(parts[path]), "measured", "median of %d starts, by their logs", len(parts[path]))
+			c.set(p, path, median(parts[path]), "measured", "median of %d starts, from their logs", len(parts[path]))
 		}
 	case len(totals) > 0:
 		scale := median(totals) / c.From.StartUp.Total().Seconds()
 		for _, path := range startUps {
-			c.set(p, path, scale**c.From.Value(path), "measured", "the %d starts took %.3g s in the median; how that falls into parts was not told, and is as in %s",
+			c.set(p, path, scale**c.From.Value(path), "measured", "the median of %d starts is %.3g s; the parts were not logged and have the proportions of %s",
 				len(totals), median(totals), c.From.Name)
 		}
 	default:
-		c.note("no start was timed: start_up stays that of %s", c.From.Name)
+		c.note("no start was timed: start_up keeps the values of %s", c.From.Name)
 	}
 	if len(stops) > 0 {
 		c.set(p, "stop.time", median(stops), "measured", "median of %d stops", len(stops))
 	}
 }
 
-// sumParts joins the parts of a start by their constants, in seconds; each constant is there. A part that is not known is the
-// engine's own work, after all others.
+// sumParts sums the phases of a start by their constants, in seconds. Every constant has an entry. The time of an unknown phase counts
+// as the engine's last phase.
 func sumParts(parts []serverctl.Part) map[string]float64 {
 	sums := map[string]float64{}
 	for _, path := range startUps {
@@ -78,7 +78,7 @@ func sumParts(parts []serverctl.Part) map[string]float64 {
 	return sums
 }
 
-// acceptance sets how likely the tokens of a draft are accepted, by the counters of all probes.
+// acceptance sets the chances that draft tokens are accepted, from the counters of all probes.
 func (c *calibration) acceptance(p *sim.Profile) {
 	var accepted []float64
 	drafts, probes := 0.0, 0
@@ -112,25 +112,25 @@ func (c *calibration) acceptance(p *sim.Profile) {
 	}
 	const path = "speculation.acceptance"
 	p.Set(path, chances, "measured", fmt.Sprintf("study %s%s: %.0f drafts of %d probes", c.Study.Name, c.madeUp(), drafts, probes))
-	c.note("%s is %.2g, by the counters of %d probes", path, chances, probes)
+	c.note("%s is %.2g, from the counters of %d probes", path, chances, probes)
 }
 
-// defaults takes over what the server's flags came to where nobody gave them.
+// defaults sets the defaults to the values that the server's log shows for flags that were not given.
 func (c *calibration) defaults(p *sim.Profile) {
 	d := &p.Defaults
-	told := map[string]bool{}
+	logged := map[string]bool{}
 	for _, t := range c.Study.Trials {
 		facts := t.Result.Facts
 		for flag, to := range map[string]*int{"max-num-seqs": &d.MaxNumSeqs, "max-num-batched-tokens": &d.MaxNumBatchedTokens} {
 			if n, err := strconv.Atoi(facts.Args[flag]); err == nil && n > 0 && !gives(t, flag) {
-				*to, told[flag] = n, true
+				*to, logged[flag] = n, true
 			}
 		}
 		if v, err := strconv.ParseFloat(facts.Args["gpu-memory-utilization"], 64); err == nil && v > 0 && v <= 1 && !gives(t, "gpu-memory-utilization") {
-			d.GPUMemoryUtilization, told["gpu-memory-utilization"] = v, true
+			d.GPUMemoryUtilization, logged["gpu-memory-utilization"] = v, true
 		}
 		if facts.MaxModelLen > 0 && !gives(t, "max-model-len") {
-			d.MaxModelLen, told["max-model-len"] = facts.MaxModelLen, true
+			d.MaxModelLen, logged["max-model-len"] = facts.MaxModelLen, true
 		}
 	}
 	for _, flag := range []struct {
@@ -146,8 +146,8 @@ func (c *calibration) defaults(p *sim.Profile) {
 				n++
 			}
 		}
-		if n > 0 && !told[flag.name] && !c.result.Simulated {
-			c.note("--%s was not given in %d trials, and the server did not say what it came to: taken as %v, the default of %s; edit defaults in the file of --from if that is wrong",
+		if n > 0 && !logged[flag.name] && !c.result.Simulated {
+			c.note("--%s was not given in %d trials, and the server's log does not show its value: assumed to be %v, the default of %s; edit defaults in the file of --from if that is wrong",
 				flag.name, n, flag.value, c.From.Name)
 		}
 	}
@@ -159,9 +159,9 @@ func gives(t studies.Trial, name string) bool {
 	return err == nil && slices.Contains(args, "--"+name)
 }
 
-// sayConstantFlags names the flags that were the same in all trials, with what they leave untold, and those that the simulator
-// does not know.
-func (c *calibration) sayConstantFlags(chosen []*candidate) {
+// noteConstantFlags notes the flags that were the same in all trials, with what the study cannot determine because of that. It also
+// notes the flags that the simulator does not model.
+func (c *calibration) noteConstantFlags(chosen []*candidate) {
 	o := chosen[0].options
 	util, seqs, batched := true, true, true
 	for _, one := range chosen {
@@ -175,12 +175,12 @@ func (c *calibration) sayConstantFlags(chosen []*candidate) {
 		value any
 		what  string
 	}{
-		{util, "gpu-memory-utilization", o.GPUMemoryUtilization, "the GPU's memory from what is always taken of it"},
-		{seqs, "max-num-seqs", o.MaxNumSeqs, "what a sequence takes of the memory"},
-		{batched, "max-num-batched-tokens", o.MaxNumBatchedTokens, "what a batched token takes of the memory, and the cost of a large prefill"},
+		{util, "gpu-memory-utilization", o.GPUMemoryUtilization, "the GPU's memory and the fixed part of its use"},
+		{seqs, "max-num-seqs", o.MaxNumSeqs, "the memory of a sequence"},
+		{batched, "max-num-batched-tokens", o.MaxNumBatchedTokens, "the memory of a batched token, and the cost of a large prefill"},
 	} {
 		if flag.same {
-			c.note("--%s was %v in every trial that was used: only a study that varies it tells %s", flag.name, flag.value, flag.what)
+			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, flag.value, flag.what)
 		}
 	}
 	others := map[string]bool{}
@@ -188,7 +188,7 @@ func (c *calibration) sayConstantFlags(chosen []*candidate) {
 	for _, one := range chosen {
 		_, unknown, err := simulatedArgs(one.trial.Args)
 		if err != nil {
-			continue // it would not have been chosen
+			continue // choose has left it out
 		}
 		for _, name := range unknown {
 			if !others[name] {
@@ -197,6 +197,6 @@ func (c *calibration) sayConstantFlags(chosen []*candidate) {
 		}
 	}
 	if len(names) > 0 {
-		c.note("flags that the simulator does not model, so that the constants contain them: %s", joined(names))
+		c.note("flags that the simulator does not model, whose effect is in the constants: %s", joined(names))
 	}
 }

@@ -7,33 +7,32 @@ import (
 )
 
 const (
-	// mostReleases is how many more constants may turn out to be needed than the slope says.
-	mostReleases = 2
-	// worse is by how much a fit may be worse for what is held, for each residual, whose cost is 0.5 where it is one standard
-	// deviation.
+	// maxReleases limits how many held constants are released after the slope was read.
+	maxReleases = 2
+	// worse is how much cost per residual the held constants may add. A residual of one standard deviation costs 0.5.
 	worse = 0.25
 )
 
-// A fit is constants that were moved to where they tell measurements best.
+// A fit moves constants to the values that predict the measurements best.
 type fit struct {
 	list      []constant
-	first     []float64 // logs to begin with, and of what is held
+	first     []float64 // logs at the beginning; held constants keep them
 	logs      []float64
 	reading   reading
 	residuals []float64
 	converged bool
 }
 
-// newFit begins with constants where they are.
+// newFit returns a fit that begins at the given logs.
 func newFit(list []constant, first []float64) *fit {
 	return &fit{list: list, first: first, logs: slices.Clone(first)}
 }
 
-// rough moves all constants, each drawn to its first value by what was believed of it, to see how well measurements can be told at
-// all. It reads nothing into where they come to.
+// rough moves all constants, each with a penalty for the distance from its first value, to find how well the measurements can be
+// predicted at all. It draws no conclusion from the values.
 func (f *fit) rough(ctx context.Context, p problem) (err error) {
-	drawn := p
-	drawn.residuals = func(ctx context.Context, logs []float64) ([]float64, error) {
+	penalised := p
+	penalised.residuals = func(ctx context.Context, logs []float64) ([]float64, error) {
 		residuals, err := p.residuals(ctx, logs)
 		if err != nil {
 			return nil, err
@@ -43,16 +42,16 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		}
 		return residuals, nil
 	}
-	residuals, converged, err := drawn.minimise(ctx, f.logs, f.all())
-	if residuals != nil { // also those of a fit that was ended
+	residuals, converged, err := penalised.minimise(ctx, f.logs, f.all())
+	if residuals != nil { // also when the fit was ended early
 		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
 	return err
 }
 
-// settle holds what the measurements do not tell from other constants at its first value, and fits the rest. It is asked where
-// all constants are moved. What must not be held after all, because the fit is then clearly worse, is let go again.
-func (f *fit) settle(ctx context.Context, p problem) (err error) {
+// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and fits the rest.
+// It begins where rough has moved all constants. It releases a held constant when holding it makes the fit clearly worse.
+func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	best := slices.Clone(f.logs)
 	if f.residuals, err = p.residuals(ctx, best); err != nil {
 		return err
@@ -63,10 +62,10 @@ func (f *fit) settle(ctx context.Context, p problem) (err error) {
 	}
 	j = j.weighted(f.residuals)
 	f.reading = separate(j, anchors(f.list))
-	bearable := worse * float64(len(f.residuals))
-	most := cost(f.residuals) + bearable
-	for k, left := f.astray(j, best); left*left/2 > bearable; k, left = f.astray(j, best) {
-		f.reading.tell(j, k)
+	tolerated := worse * float64(len(f.residuals))
+	maxCost := cost(f.residuals) + tolerated
+	for k, left := f.worstHeld(j, best); left*left/2 > tolerated; k, left = f.worstHeld(j, best) {
+		f.reading.release(j, k)
 	}
 	for releases := 0; ; releases++ {
 		copy(f.logs, best)
@@ -74,28 +73,28 @@ func (f *fit) settle(ctx context.Context, p problem) (err error) {
 		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.free()); err != nil {
 			return err
 		}
-		k, left := f.astray(j, best)
-		if cost(f.residuals) <= most || left == 0 || releases == mostReleases {
+		k, left := f.worstHeld(j, best)
+		if cost(f.residuals) <= maxCost || left == 0 || releases == maxReleases {
 			return nil
 		}
-		f.reading.tell(j, k)
+		f.reading.release(j, k)
 	}
 }
 
-// astray returns the held constant that the others stand in for worst, and the length of the residuals that are left when it is
-// moved to its first value; 0 when none is.
-func (f *fit) astray(j slope, best []float64) (worst int, most float64) {
+// worstHeld returns the held constant whose effect the others can replace worst. left is the length of the residuals that remain
+// when it is moved to its first value; 0 when no constant is held.
+func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
-		if f.reading.told[k] || !f.reading.shows[k] {
+		if f.reading.known[k] || !f.reading.visible[k] {
 			continue
 		}
-		left := unexplained(j.Dense, k, f.free())
-		left = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, left*left-j.rough[k]))
-		if left > most {
-			worst, most = k, left
+		rest := unexplained(j.Dense, k, f.free())
+		rest = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, rest*rest-j.rough[k]))
+		if rest > left {
+			worst, left = k, rest
 		}
 	}
-	return worst, most
+	return worst, left
 }
 
 func (f *fit) all() []int {
@@ -106,20 +105,20 @@ func (f *fit) all() []int {
 	return all
 }
 
-// free are the constants that are told.
+// free returns the known constants.
 func (f *fit) free() (free []int) {
-	for k, told := range f.reading.told {
-		if told {
+	for k, known := range f.reading.known {
+		if known {
 			free = append(free, k)
 		}
 	}
 	return free
 }
 
-// hold takes what is not told back to its first value.
+// hold moves the constants that are not known back to their first values.
 func (f *fit) hold() {
-	for k, told := range f.reading.told {
-		if !told {
+	for k, known := range f.reading.known {
+		if !known {
 			f.logs[k] = f.first[k]
 		}
 	}

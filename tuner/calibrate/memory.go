@@ -14,27 +14,27 @@ const (
 	gib = 1 << 30
 	// kvError is the standard deviation of a KV size in GiB: logs write it to 0.01.
 	kvError = 0.005
-	// halfBlock is what a size in whole blocks of 16 tokens lacks in the mean.
+	// halfBlock is the mean error, in tokens, of a size in whole blocks of 16.
 	halfBlock = 8
 )
 
-// A kvSize is the size of the KV cache that one start told.
+// A kvSize is the size of the KV cache in the log of one start.
 type kvSize struct {
 	options sim.Options
 	gib     float64
-	refused bool // the start was refused for it
+	refused bool // the start was refused because of it
 }
 
-// kvSizes returns what the trials' starts told of the KV cache, also those that were refused, each with the flags that p reads.
+// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its args.
 func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
 		args, _, err := simulatedArgs(t.Args)
 		if err != nil {
-			continue // choose says so
+			continue // choose reports it
 		}
 		options, err := p.ParseArgs(args)
 		if err != nil {
-			continue // likewise
+			continue // as above
 		}
 		facts := t.Result.Facts
 		refusal, refused := serverctl.AvailableKVGiB(t.Result.Evidence)
@@ -50,7 +50,7 @@ func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	return sizes
 }
 
-// bytesPerToken returns how many bytes of KV cache a token takes by the starts that told both sizes, and how many those were.
+// bytesPerToken returns the bytes of KV cache per token, as the median of the n starts whose log has both sizes.
 func (c *calibration) bytesPerToken() (bytes float64, n int) {
 	var all []float64
 	for _, t := range c.Study.Trials {
@@ -77,7 +77,7 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 		}
 	}
 	if len(sizes) == 0 {
-		c.note("no start told the size of its KV cache: the memory constants stay those of %s", c.From.Name)
+		c.note("no start logged the size of its KV cache: the memory constants keep the values of %s", c.From.Name)
 		return nil
 	}
 	list := fittable(p, memoryConstants)
@@ -91,7 +91,8 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	return nil
 }
 
-// fitMemory fits from several beginnings, because of two peaks only the larger shows, and one that begins too small might never.
+// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that starts too small
+// would never be fitted.
 func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
@@ -112,7 +113,7 @@ func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvS
 			if err := f.rough(ctx, problem); err != nil {
 				return nil, err
 			}
-			if err := f.settle(ctx, problem); err != nil {
+			if err := f.refit(ctx, problem); err != nil {
 				return nil, err
 			}
 			if best == nil || cost(f.residuals) < cost(best.residuals)*(1-1e-6) {
@@ -131,7 +132,7 @@ func kvResiduals(p *sim.Profile, sizes []kvSize) []float64 {
 	return residuals
 }
 
-// rootMeanSquare is the error of a profile's KV sizes in GiB.
+// rootMeanSquare returns the error of a profile's KV sizes in GiB.
 func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	sum := 0.0
 	for _, r := range kvResiduals(p, sizes) {
@@ -140,10 +141,11 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets what must be free outside the utilization between the starts that had enough and those that ran out of memory.
+// boundReserve sets the memory that must be free outside the utilization: between what starts had that ran out of memory, and what
+// starts had that did not.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
-	least, most := 0.0, math.Inf(1)
+	low, high := 0.0, math.Inf(1)
 	for _, t := range c.Study.Trials {
 		args, _, err := simulatedArgs(t.Args)
 		if err != nil {
@@ -156,24 +158,24 @@ func (c *calibration) boundReserve(p *sim.Profile) {
 		outside := (1 - o.GPUMemoryUtilization) * p.Memory.GPUGiB
 		switch {
 		case t.Result.Class == serverctl.OOMStart:
-			least = max(least, outside)
+			low = max(low, outside)
 		case t.Result.Facts.KVCacheTokens > 0:
-			most = min(most, outside)
+			high = min(high, outside)
 		}
 	}
 	reserve := p.Memory.GraphReserveGiB
 	switch {
-	case least >= most:
-		c.note("starts ran out of memory with %.2f GiB outside the utilization, and others did with %.2f: %s stays %.3g GiB", least, most, path, min(reserve, most))
-		c.set(p, path, min(reserve, most), "assumed", "starts that ran out of memory and starts that did not contradict each other")
-	case least == 0 && math.IsInf(most, 1):
-		c.held(p, path, "no start told it")
-	case reserve > least && reserve <= most:
-		c.held(p, path, "the starts tell no more than that it is between %.3g and %.3g GiB", least, most)
-	case math.IsInf(most, 1):
-		c.set(p, path, 1.05*least, "assumed", "a start ran out of memory with %.3g GiB outside the utilization, and none is known that did not", least)
+	case low >= high:
+		c.note("starts ran out of memory with %.2f GiB outside the utilization, but others did not with %.2f: %s stays %.3g GiB", low, high, path, min(reserve, high))
+		c.set(p, path, min(reserve, high), "assumed", "starts that ran out of memory and starts that did not contradict each other")
+	case low == 0 && math.IsInf(high, 1):
+		c.held(p, path, "no start shows it")
+	case reserve > low && reserve <= high:
+		c.held(p, path, "the starts show only that it is between %.3g and %.3g GiB", low, high)
+	case math.IsInf(high, 1):
+		c.set(p, path, 1.05*low, "assumed", "a start ran out of memory with %.3g GiB outside the utilization, and no start had more", low)
 	default:
-		c.set(p, path, (least+most)/2, "solved", "starts ran out of memory up to %.3g GiB outside the utilization, and none did from %.3g GiB on", least, most)
+		c.set(p, path, (low+high)/2, "solved", "starts ran out of memory up to %.3g GiB outside the utilization, and none did from %.3g GiB on", low, high)
 	}
 }
 

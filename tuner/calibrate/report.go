@@ -10,7 +10,7 @@ import (
 	"vllmtuner/render"
 )
 
-// percent writes a part in whole per cent, small ones with a digit more.
+// percent writes a share in per cent, with a decimal below 10 %.
 func percent(part float64) string {
 	if part < 0.0005 {
 		return "< 0.1 %"
@@ -23,7 +23,7 @@ func percent(part float64) string {
 
 func joined(names []string) string { return strings.Join(names, ", ") }
 
-// WriteText writes the result for a person.
+// WriteText writes the result as text.
 func (r *Result) WriteText(w io.Writer) error {
 	var b render.Text
 	r.writeUse(&b)
@@ -35,11 +35,11 @@ func (r *Result) WriteText(w io.Writer) error {
 	return b.Flush(w)
 }
 
-// writeUse says what was used.
+// writeUse writes which trials and probes were used, and how the fit went.
 func (r *Result) writeUse(b *render.Text) {
 	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
 	if r.Simulated {
-		text += ". The study was simulated: the profile is one of a simulation, and no GPU is behind it"
+		text += ". The study measured a simulated server, so the profile describes a simulation and no GPU"
 	}
 	b.Item("study", "%s", text)
 	text = fmt.Sprintf("%d fitted, %d held out, of %d", r.Fitted, r.HeldOut, r.Probes)
@@ -51,23 +51,23 @@ func (r *Result) writeUse(b *render.Text) {
 		b.Item("", "%s", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
-		text = fmt.Sprintf("of %d starts, %d of them refused, within %.3f GiB (before: %.3g; root of the mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
+		text = fmt.Sprintf("of %d starts, %d of them refused: error %.3f GiB, before %.3g (root mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
 		b.Item("KV cache", "%s", text)
 	}
 	if r.HitRate >= 0 {
-		b.Item("hit rate", "of the prefix cache within %.1f points in the median; it was not fitted", 100*r.HitRate)
+		b.Item("hit rate", "of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate)
 	}
 	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
 	switch {
 	case r.TimeUp:
-		text += "; the time limit ended it: errors may fall further with a longer --time-limit"
+		text += "; ended by the time limit: a longer --time-limit may reduce the errors"
 	case !r.Converged:
-		text += "; it had not settled: calibrate once more with --from this profile"
+		text += "; not converged: calibrate again with --from this profile"
 	}
 	b.Item("fit", "%s", text)
 }
 
-// writeErrors writes how far the predictions are off.
+// writeErrors writes the errors of the predictions.
 func (r *Result) writeErrors(b *render.Text) {
 	fmt.Fprintf(b, "\nerror, %%         %-21s%-21s%s\n", "before", "after, fitted", "after, held out")
 	fmt.Fprintf(b, "%-14s%s\n", "", strings.Repeat(fmt.Sprintf("%7s%7s%7s", "median", "p90", "max"), 3))
@@ -77,7 +77,7 @@ func (r *Result) writeErrors(b *render.Text) {
 			for _, v := range []float64{s.Median, s.P90, s.Max} {
 				text := "-"
 				if s.N > 0 {
-					text = figure(100 * v)
+					text = formatError(100 * v)
 				}
 				fmt.Fprintf(b, "%7s", text)
 			}
@@ -86,8 +86,8 @@ func (r *Result) writeErrors(b *render.Text) {
 	}
 }
 
-// number writes a constant with four digits, and a whole one with all it has.
-func number(v float64) string {
+// formatConstant writes a constant with four digits, or as a whole number from 1,000 on.
+func formatConstant(v float64) string {
 	if v >= 1000 && v < 1e9 {
 		return fmt.Sprintf("%.0f", v)
 	}
@@ -101,8 +101,8 @@ func orHeld(names []string) string {
 	return joined(names)
 }
 
-// figure keeps a digit behind the point of small numbers, and at most six columns.
-func figure(v float64) string {
+// formatError writes an error in per cent in at most six columns, with a decimal below 100.
+func formatError(v float64) string {
 	switch {
 	case math.IsInf(v, 0) || v >= 1e5:
 		return ">99999"
@@ -112,14 +112,13 @@ func figure(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// writeConstants writes what became of the constants: those that are told, those that are not with what stands in for them, and
-// those that do not show.
+// writeConstants writes the known constants as a table, and then the others with the reason why they are not known.
 func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string
 	for _, c := range r.Changes {
 		switch c.Standing {
-		case Told, Together:
+		case Known, Together:
 			text := ""
 			switch {
 			case c.Standing == Together:
@@ -132,7 +131,7 @@ func (r *Result) writeConstants(b *render.Text) {
 				fmt.Fprintf(b, "%s\n", c.Path)
 				name = strings.Repeat(" ", 34)
 			}
-			fmt.Fprintf(b, "%s%10s →%9s  %s\n", name, number(c.Before), number(c.After), strings.TrimSpace(fmt.Sprintf("%-12s%s", c.Unit, text)))
+			fmt.Fprintf(b, "%s%10s →%9s  %s\n", name, formatConstant(c.Before), formatConstant(c.After), strings.TrimSpace(fmt.Sprintf("%-12s%s", c.Unit, text)))
 		case Unseen:
 			unseen = append(unseen, c.Path)
 		}
@@ -140,15 +139,15 @@ func (r *Result) writeConstants(b *render.Text) {
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {
-			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(number(c.After)+" "+c.Unit), orOthers(c.With))
+			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), orOthers(c.With))
 		}
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			b.Item("together", "%s holds only with %s as in %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error))
+			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error))
 		}
 	}
 	if len(unseen) > 0 {
-		b.Item("unseen", "as in %s, for they do not show in this study: %s", r.From, joined(unseen))
+		b.Item("unseen", "with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
 	}
 }

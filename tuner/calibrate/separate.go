@@ -9,26 +9,27 @@ import (
 )
 
 const (
-	// mostError is the standard error of a constant, as a part of it, up to which the data tell it.
-	mostError = 0.20
-	// certain is the standard error up to which a fact of the device or the model is better told by the data.
-	certain = mostError / 4
-	// believed is the standard deviation of a constant's logarithm before there are data: the profile that the fit begins with
-	// is taken to be right within a factor of two or so. What the data do not tell keeps this uncertainty, and passes it on.
+	// maxError is the largest relative standard error of a known constant.
+	maxError = 0.20
+	// certain is the standard error up to which the data are better than what is known of an anchor.
+	certain = maxError / 4
+	// believed is the standard deviation of a constant's logarithm before there are data. It takes the first profile to be right
+	// within a factor of about two. Constants that the data do not determine keep this uncertainty and pass it on to others.
 	believed = math.Ln2
-	// partner is how much of a constant's effect another one must be able to stand in for to be named.
+	// partner is the share of a constant's effect that another one must be able to have to be named.
 	partner = 0.3
 )
 
-// A reading is what data say of the constants, from the Jacobian of the weighted residuals by their logarithms.
+// A reading says which constants the data determine. It comes from the Jacobian of the weighted residuals by the logarithms of the
+// constants.
 type reading struct {
-	told   []bool    // by constant: the data tell it, once those that they do not tell stay where they are
-	errors []float64 // standard errors of the logs, with the uncertainty of what is not told
-	shows  []bool    // the constant alone, all others known, would be told
-	groups [][]int   // by constant that shows and is not told: those that can stand in for it
+	known   []bool    // by constant: the data determine it, if the unknown constants keep their values
+	errors  []float64 // standard errors of the logs, with the uncertainty of the unknown constants
+	visible []bool    // by constant: the data would determine it if all others were known
+	groups  [][]int   // by constant that is visible but not known: the known ones that can have its effect
 }
 
-// together are the told constants that stand in for others, each with those.
+// together returns the known constants that contain the effect of others, each with those others.
 func (r reading) together() map[int][]int {
 	stands := map[int][]int{}
 	for k, group := range r.groups {
@@ -39,27 +40,27 @@ func (r reading) together() map[int][]int {
 	return stands
 }
 
-// separate says which constants the data tell. One after the other the constant with the largest standard error is held where it
-// is until the rest is told; a fact about the device or the model (an
-// anchor) is held rather than what it stands in for.
+// separate finds the constants that the data determine. It holds the constant with the largest standard error, one after the other,
+// until the rest is known. Where an anchor, a fact about the device or the model, can have the effect of that constant, it holds
+// the anchor instead.
 func separate(j slope, anchors []bool) reading {
 	_, n := j.Dims()
-	r := reading{told: make([]bool, n), shows: make([]bool, n), groups: make([][]int, n)}
+	r := reading{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
 	var free []int
 	for k := range n {
-		if r.shows[k] = norm(j.Dense, k) > 1/mostError; r.shows[k] {
+		if r.visible[k] = norm(j.Dense, k) > 1/maxError; r.visible[k] {
 			free = append(free, k)
 		}
 	}
 	for {
-		worst := leastTold(j, free, anchors)
+		worst := leastKnown(j, free, anchors)
 		if worst < 0 {
 			break
 		}
 		free = slices.Delete(free, worst, worst+1)
 	}
 	for _, k := range free {
-		r.told[k] = true
+		r.known[k] = true
 	}
 	r.regroup(j)
 	all := make([]int, n)
@@ -70,13 +71,13 @@ func separate(j slope, anchors []bool) reading {
 	return r
 }
 
-// leastTold returns the place of the constant to be held next, -1 when all of free are told: the one with the largest standard
-// error, or an anchor that stands in for it and is not certain itself.
-func leastTold(j slope, free []int, anchors []bool) int {
+// leastKnown returns the index in free of the constant to hold next: the one with the largest standard error, or an anchor that can
+// have its effect and is not certain. It returns -1 when all of free are known.
+func leastKnown(j slope, free []int, anchors []bool) int {
 	errs := standardErrors(j, free)
 	worst := -1
 	for i, e := range errs {
-		if e > mostError && (worst < 0 || e > errs[worst]) {
+		if e > maxError && (worst < 0 || e > errs[worst]) {
 			worst = i
 		}
 	}
@@ -92,30 +93,30 @@ func leastTold(j slope, free []int, anchors []bool) int {
 	return worst
 }
 
-// tell lets a held constant go.
-func (r *reading) tell(j slope, k int) {
-	r.told[k] = true
+// release makes a held constant free.
+func (r *reading) release(j slope, k int) {
+	r.known[k] = true
 	r.regroup(j)
 }
 
-// regroup finds what stands in for what is held.
+// regroup finds the known constants that can have the effect of held ones.
 func (r *reading) regroup(j slope) {
 	var free []int
-	for k, told := range r.told {
-		if told {
+	for k, known := range r.known {
+		if known {
 			free = append(free, k)
 		}
 	}
 	for k := range r.groups {
 		r.groups[k] = nil
-		if r.shows[k] && !r.told[k] {
+		if r.visible[k] && !r.known[k] {
 			r.groups[k] = standIns(j.Dense, k, free)
 		}
 	}
 }
 
-// standardErrors returns the standard errors of the logs of some constants when all others are known, with what was believed of
-// them before. A slope's own errors look like information that tells two constants apart: they are taken out of the squares.
+// standardErrors returns the standard errors of the logs of some constants, if all others are known. It includes what was believed
+// before the data. Errors of the slope look like information that separates two constants, so their squares are subtracted.
 func standardErrors(j slope, columns []int) []float64 {
 	n := len(columns)
 	errs := make([]float64, n)
@@ -127,7 +128,7 @@ func standardErrors(j slope, columns []int) []float64 {
 		information.SetSym(a, a, information.At(a, a)-j.rough[k])
 	}
 	var eigen mat.EigenSym
-	if !eigen.Factorize(information, true) { // it is not finite: nothing is told
+	if !eigen.Factorize(information, true) { // a slope is not finite: the data determine nothing
 		for c := range errs {
 			errs[c] = math.Inf(1)
 		}
@@ -146,17 +147,17 @@ func standardErrors(j slope, columns []int) []float64 {
 	return errs
 }
 
-// standIns returns which of the told constants can do what a held one does: those that the best combination of them uses.
-func standIns(j *mat.Dense, held int, told []int) (group []int) {
-	for c, share := range shares(j, held, told) {
-		if math.Abs(share)*norm(j, told[c]) >= partner*norm(j, held) {
-			group = append(group, told[c])
+// standIns returns the known constants that can have the effect of a held one: those in the best combination of them.
+func standIns(j *mat.Dense, held int, known []int) (group []int) {
+	for c, share := range shares(j, held, known) {
+		if math.Abs(share)*norm(j, known[c]) >= partner*norm(j, held) {
+			group = append(group, known[c])
 		}
 	}
 	return group
 }
 
-// unexplained is how much of a column the best combination of others leaves.
+// unexplained returns the length of a column minus the best combination of others.
 func unexplained(j *mat.Dense, column int, others []int) float64 {
 	rest := mat.VecDenseCopyOf(j.ColView(column))
 	for c, share := range shares(j, column, others) {
@@ -165,7 +166,7 @@ func unexplained(j *mat.Dense, column int, others []int) float64 {
 	return mat.Norm(rest, 2)
 }
 
-// shares returns the combination of columns that is nearest to another one.
+// shares returns the combination of other columns that is nearest to a column.
 func shares(j *mat.Dense, column int, others []int) []float64 {
 	if len(others) == 0 {
 		return nil
@@ -179,7 +180,7 @@ func shares(j *mat.Dense, column int, others []int) []float64 {
 			a.Set(i, c, j.At(i, k))
 		}
 	}
-	for c, k := range others { // a little damping, lest two that are alike take opposite sides
+	for c, k := range others { // a little damping, so that two similar columns do not get large shares of opposite signs
 		a.Set(rows+c, c, 0.01*norm(j, k))
 	}
 	var found mat.VecDense

@@ -8,34 +8,33 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A problem is a sum of squares to be made small over the logarithms of constants: all constants are positive, and what is known
-// of them before is a factor.
+// A problem is a sum of squares to minimise over the logarithms of constants. All constants are positive, and their uncertainty is
+// a factor.
 type problem struct {
-	// residuals returns (predicted - measured) / standard deviation of the measurement. It is always of the same length.
+	// residuals returns (predicted - measured) / standard deviation of the measurement, always with the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)
 	low, high []float64 // bounds of the logs
-	step      float64   // of the numeric derivatives; large where the prediction is not smooth, for a jump counts for less then
+	step      float64   // of the numeric derivatives; larger where the prediction jumps, so that a jump counts for less
 }
 
 const (
-	// huberAt is how many standard deviations a residual counts by its square; beyond, by itself (Huber, 1964). An onset of
-	// queueing that the model has a little early must not decide over everything.
+	// huberAt is the number of standard deviations up to which a residual counts by its square; beyond, it counts linearly (Huber,
+	// 1964). Otherwise one probe where the model begins to queue a little early would decide the whole fit.
 	huberAt = 3.0
-	// mostSteps is how many steps a fit may take.
-	mostSteps = 20
-	// longestStep is by which factor a constant may change in one step.
-	longestStep = 2.0
-	// enough is the gain of a step below which the fit has arrived: as a part of the cost, or for each residual, whose cost is 0.5
-	// where it is one standard deviation.
+	// maxSteps limits the steps of a fit.
+	maxSteps = 20
+	// maxFactor is the largest factor by which a constant may change in one step.
+	maxFactor = 2.0
+	// enough is the gain of a step, as a part of the cost or per residual, below which the fit has converged.
 	enough = 2e-3
-	// mostTries is how often a step is shortened before it is given up.
-	mostTries = 5
-	// mostAge is for how many steps a slope is followed before it is taken anew, and goodGain the gain, as a part of the cost, below
-	// which it is taken anew at once.
-	mostAge, goodGain = 3, 0.5
+	// maxTries limits how often a step is shortened.
+	maxTries = 5
+	// maxAge is the number of steps after which a slope is computed anew. goodGain is the gain, as a part of the cost, below which it
+	// is computed anew at once.
+	maxAge, goodGain = 3, 0.5
 )
 
-// cost is the sum of Huber's losses.
+// cost returns the sum of the Huber losses.
 func cost(residuals []float64) float64 {
 	sum := 0.0
 	for _, r := range residuals {
@@ -48,7 +47,7 @@ func cost(residuals []float64) float64 {
 	return sum
 }
 
-// weight is the root of what a residual's square counts.
+// weight returns the square root of the weight of a residual's square.
 func weight(r float64) float64 {
 	return math.Sqrt(min(1, huberAt/max(math.Abs(r), 1e-300)))
 }
@@ -56,11 +55,11 @@ func weight(r float64) float64 {
 // A slope is the Jacobian of the residuals by the logarithms of constants, one column each.
 type slope struct {
 	*mat.Dense
-	rough []float64 // by column: the sum of the squares of its entries' errors, as far as both sides of a point tell it
+	rough []float64 // by column: the estimated sum of the squared errors of its entries
 }
 
 // jacobian returns the slope by the free constants. at are the residuals at logs. Central differences cost twice as much as forward
-// ones, average over a prediction that is not smooth, and tell how smooth it is; they take twice the step.
+// differences and take twice the step. They average over jumps of the prediction, and show how large these are.
 func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
 	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
 	for column, k := range free {
@@ -69,7 +68,7 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			step *= 2
 		}
 		up, down := min(logs[k]+step, p.high[k]), logs[k]
-		if central || up == down { // at its upper bound a constant goes down alone
+		if central || up == down { // at its upper bound a constant can only go down
 			down = max(logs[k]-step, p.low[k])
 		}
 		above, below := at, at
@@ -88,7 +87,7 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			j.Set(i, column, (above[i]-below[i])/(up-down))
 			if up != logs[k] && down != logs[k] {
 				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
-				// Jumps that are alike at the three points give a third of this on average, and more as often as less.
+				// Equal jumps at the three points would give a third of this on average, so this estimate is on the safe side.
 				j.rough[column] += bend * bend
 			}
 		}
@@ -96,20 +95,20 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 	return j, nil
 }
 
-// weighted returns the slope with each row as heavy as its residual.
+// weighted returns the slope with each row multiplied by the weight of its residual.
 func (j slope) weighted(residuals []float64) slope {
-	heavy := slope{mat.DenseCopyOf(j), j.rough}
+	weighted := slope{mat.DenseCopyOf(j), j.rough}
 	_, columns := j.Dims()
 	for i, r := range residuals {
 		for k := range columns {
-			heavy.Set(i, k, weight(r)*j.At(i, k))
+			weighted.Set(i, k, weight(r)*j.At(i, k))
 		}
 	}
-	return heavy
+	return weighted
 }
 
-// follow corrects the slope by what a step has done (Broyden, 1965), which costs nothing.
-func (j slope) follow(move, before, after []float64) {
+// update corrects the slope by the effect of a step (Broyden, 1965), without further replays.
+func (j slope) update(move, before, after []float64) {
 	length := 0.0
 	for _, m := range move {
 		length += m * m
@@ -135,14 +134,14 @@ func (p problem) at(ctx context.Context, logs []float64, k int, value float64) (
 	return p.residuals(ctx, changed)
 }
 
-// minimise moves the free logs to where the cost is least, by the method of Levenberg and Marquardt (Marquardt, 1963). It returns
-// where it came to; converged is false when it ran out of steps. An error leaves logs as the best so far.
+// minimise moves the free logs to the least cost, by the method of Levenberg and Marquardt (Marquardt, 1963), and returns the
+// residuals there. converged is false when it ran out of steps. After an error logs are the best so far.
 func (p problem) minimise(ctx context.Context, logs []float64, free []int) (residuals []float64, converged bool, err error) {
 	if residuals, err = p.residuals(ctx, logs); err != nil || len(free) == 0 {
 		return residuals, true, err
 	}
 	d := &descent{problem: p, logs: logs, free: free, residuals: residuals, damping: 1e-2}
-	for range mostSteps {
+	for range maxSteps {
 		gain, err := d.step(ctx)
 		if err != nil {
 			return d.residuals, false, err
@@ -153,7 +152,7 @@ func (p problem) minimise(ctx context.Context, logs []float64, free []int) (resi
 		if d.central {
 			return d.residuals, true, nil
 		}
-		d.central, d.age, d.damping = true, 0, 1e-2 // near the end the cheap slope is too rough
+		d.central, d.age, d.damping = true, 0, 1e-2 // near the minimum the forward differences are too inexact
 	}
 	return d.residuals, false, nil
 }
@@ -167,13 +166,13 @@ type descent struct {
 	damping   float64
 	slope     slope
 	central   bool
-	age       int // steps for which the slope was used; 0 means that there is none
+	age       int // steps since the slope was computed; 0 means that it must be computed
 }
 
-// step goes one step, and returns by how much the cost is less; 0 when no step of any length makes it less.
+// step makes one step and returns the decrease of the cost; 0 when no step of any length decreases it.
 func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	before := cost(d.residuals)
-	for range mostTries {
+	for range maxTries {
 		if d.age == 0 {
 			if d.slope, err = d.jacobian(ctx, d.logs, d.free, d.residuals, d.central); err != nil {
 				return 0, err
@@ -191,15 +190,15 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 			return 0, err
 		}
 		if gain = before - cost(at); gain > 0 {
-			d.slope.follow(move, d.residuals, at)
+			d.slope.update(move, d.residuals, at)
 			copy(d.logs, next)
 			d.residuals, d.damping = at, max(d.damping/10, 1e-7)
-			if d.age > mostAge || gain < goodGain*before {
+			if d.age > maxAge || gain < goodGain*before {
 				d.age = 0
 			}
 			return gain, nil
 		}
-		if d.age > 1 { // an old slope leads astray before the damping does
+		if d.age > 1 { // the old slope is more likely wrong than the damping
 			d.age = 0
 			continue
 		}
@@ -210,12 +209,12 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	return 0, nil
 }
 
-// moved returns the logs with a step of the free ones, within bounds, and the step that this is.
+// moved returns the logs after a step of the free ones within the bounds, and the actual step.
 func (p problem) moved(logs []float64, free []int, move []float64) (next, moved []float64) {
 	next = append([]float64{}, logs...)
 	shrink := 1.0
 	for _, m := range move {
-		shrink = min(shrink, math.Log(longestStep)/max(math.Abs(m), 1e-300))
+		shrink = min(shrink, math.Log(maxFactor)/max(math.Abs(m), 1e-300))
 	}
 	for i, k := range free {
 		next[k] = max(p.low[k], min(p.high[k], logs[k]+shrink*move[i]))
@@ -252,5 +251,5 @@ func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, 
 	return step.RawVector().Data, nil
 }
 
-// norm is the length of a column.
+// norm returns the length of a column.
 func norm(j *mat.Dense, column int) float64 { return mat.Norm(j.ColView(column), 2) }

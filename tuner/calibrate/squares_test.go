@@ -49,11 +49,11 @@ func TestMinimiseFindsTheLeast(t *testing.T) {
 func TestMinimiseLeavesTheHeldAlone(t *testing.T) {
 	logs := []float64{0, 0, 0}
 	if _, _, err := decays([]float64{0.5, 4, 2}, 0).minimise(t.Context(), logs, []int{0}); err != nil || logs[1] != 0 || logs[2] != 0 || logs[0] == 0 {
-		t.Errorf("logs are %g, %v; want the first alone moved", logs, err)
+		t.Errorf("logs are %g, %v; want only the first moved", logs, err)
 	}
 }
 
-// An outlier pulls a fit by no more than huberAt.
+// The pull of an outlier is at most huberAt.
 func TestCostIsHubers(t *testing.T) {
 	for r, want := range map[float64]float64{0: 0, 1: 0.5, -2: 2, 3: 4.5, 10: 25.5} {
 		if got := cost([]float64{r}); math.Abs(got-want) > 1e-12 {
@@ -75,28 +75,28 @@ func TestSeparate(t *testing.T) {
 		name    string
 		slope   slope
 		anchors []bool
-		told    []bool
-		shows   []bool
+		known   []bool
+		visible []bool
 		group   []int // of the first constant
 	}{
-		{"two that do not know each other", slopeOf([]float64{100, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{true, true}, []bool{true, true}, nil},
-		{"of a sum the smaller is held", slopeOf([]float64{20, 20, 20}, []float64{100, 100, 100}), []bool{false, false}, []bool{false, true}, []bool{true, true}, []int{1}},
-		{"a fact of the device is held before", slopeOf([]float64{100, 100, 100}, []float64{20, 20, 20}), []bool{true, false}, []bool{false, true}, []bool{true, true}, []int{1}},
-		{"what does not show is not told", slopeOf([]float64{1, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{false, true}, []bool{false, true}, nil},
+		{"independent constants", slopeOf([]float64{100, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{true, true}, []bool{true, true}, nil},
+		{"only the sum is known: the smaller effect is held", slopeOf([]float64{20, 20, 20}, []float64{100, 100, 100}), []bool{false, false}, []bool{false, true}, []bool{true, true}, []int{1}},
+		{"an anchor is held first", slopeOf([]float64{100, 100, 100}, []float64{20, 20, 20}), []bool{true, false}, []bool{false, true}, []bool{true, true}, []int{1}},
+		{"an invisible constant is not known", slopeOf([]float64{1, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{false, true}, []bool{false, true}, nil},
 	} {
 		r := separate(row.slope, row.anchors)
-		for k := range row.told {
-			if r.told[k] != row.told[k] || r.shows[k] != row.shows[k] {
-				t.Errorf("%s: constant %d is told %v and shows %v, want %v and %v", row.name, k, r.told[k], r.shows[k], row.told[k], row.shows[k])
+		for k := range row.known {
+			if r.known[k] != row.known[k] || r.visible[k] != row.visible[k] {
+				t.Errorf("%s: constant %d: known %v, visible %v, want %v and %v", row.name, k, r.known[k], r.visible[k], row.known[k], row.visible[k])
 			}
 		}
 		if len(r.groups[0]) != len(row.group) || len(row.group) > 0 && r.groups[0][0] != row.group[0] {
-			t.Errorf("%s: the first is one with %v, want %v", row.name, r.groups[0], row.group)
+			t.Errorf("%s: the first is grouped with %v, want %v", row.name, r.groups[0], row.group)
 		}
 	}
 }
 
-// What is held may be wrong by its own uncertainty, and so is what stands in for it.
+// The uncertainty of a held constant is part of the error of the constant that has its effect.
 func TestErrorsContainWhatIsHeld(t *testing.T) {
 	r := separate(slopeOf([]float64{2000, 2000, 2000}, []float64{10000, 10000, 10000}), []bool{false, false})
 	if r.errors[1] < 0.1 || r.errors[1] > 0.2 || r.errors[0] < 0.5 {
@@ -104,14 +104,14 @@ func TestErrorsContainWhatIsHeld(t *testing.T) {
 	}
 }
 
-// A slope that jumps by as much as two columns differ tells nothing of their difference.
-func TestARoughSlopeTellsNoDifference(t *testing.T) {
+// When a slope jumps by as much as two columns differ, it cannot separate them.
+func TestARoughSlopeCannotSeparate(t *testing.T) {
 	j := slopeOf([]float64{100, 100, 100, 120}, []float64{100, 100, 120, 100})
-	if sharp := separate(j, []bool{false, false}); !sharp.told[0] || !sharp.told[1] {
-		t.Errorf("a sharp slope tells %v, want both", sharp.told)
+	if sharp := separate(j, []bool{false, false}); !sharp.known[0] || !sharp.known[1] {
+		t.Errorf("with a sharp slope %v are known, want both", sharp.known)
 	}
 	j.rough = []float64{400, 400}
-	if rough := separate(j, []bool{false, false}); rough.told[0] == rough.told[1] {
-		t.Errorf("a rough slope tells %v, want one of two", rough.told)
+	if rough := separate(j, []bool{false, false}); rough.known[0] == rough.known[1] {
+		t.Errorf("with a rough slope %v are known, want one of two", rough.known)
 	}
 }

@@ -12,16 +12,16 @@ import (
 	"vllmtuner/trial"
 )
 
-// A metric is a figure of a probe that is fitted.
+// A metric is a fitted figure of a probe.
 type metric struct {
 	name  string
 	of    func(m bench.Measurement) float64
 	noise float64 // standard deviation of its logarithm in a probe of 300 requests, from run to run
 }
 
-// The noise is that of two manual sweeps of one configuration on an H200, which asked the same 300 requests at the same times:
-// p99 TTFT differed by up to 1 % and once by 6 %, p99 TPOT by up to 2 %, throughput by up to 1.2 %. Of the medians nothing is
-// known but that they move less.
+// The noise comes from two manual sweeps of one configuration on an H200, with the same 300 requests at the same times. Between them
+// p99 TTFT differed by up to 1 % and once by 6 %, p99 TPOT by up to 2 %, and throughput by up to 1.2 %. The noise of the medians was
+// not measured; it is smaller.
 var metrics = []metric{
 	{"p50 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P50 }, 0.02},
 	{"p99 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P99 }, 0.04},
@@ -31,32 +31,32 @@ var metrics = []metric{
 }
 
 const (
-	// difference is the step of the numeric derivatives: the scheduler makes predictions jump, by as much for a
-	// small change as for a larger one.
+	// difference is the step of the numeric derivatives. It is large because the scheduler makes predictions jump, after a small
+	// change as much as after a large one.
 	difference = 0.04
-	// usualReplays is how many replays a fit mostly takes, for each constant.
-	usualReplays = 12
-	// leastReplays is how many it takes at least: a step, and a look at what all constants do.
-	leastReplays = 4
-	// roughPart is the part of the time limit that the first go may take.
-	roughPart = 0.5
-	// leastScale is the least part of the known noise that a fit may find: a few probes can agree by luck.
-	leastScale = 0.25
+	// typicalReplays is the typical number of replays for each constant.
+	typicalReplays = 12
+	// minReplays is the minimum number for each constant: one step, and one look at its effect.
+	minReplays = 4
+	// firstPart is the share of the time limit for the first pass.
+	firstPart = 0.5
+	// minScale is the smallest share of the expected noise that a fit may find, because a few probes can agree by chance.
+	minScale = 0.25
 )
 
-// noiseOf is the noise of a metric in a probe.
+// noiseOf returns the noise of a metric in a probe.
 func (m metric) noiseOf(p trial.Probe) float64 {
 	return m.noise * max(0.5, min(3, math.Sqrt(300/float64(max(1, p.Measurement.Completed)))))
 }
 
-// A row is one figure that is compared.
+// A row is one measured figure to compare.
 type row struct {
 	candidate, probe int
 	metric           int
 	observed         float64
 }
 
-// rows returns the figures of the fitted probes, or of those held out.
+// rows returns the figures of the fitted probes, or of the held-out ones.
 func rows(chosen []*candidate, heldOut bool) (all []row) {
 	for i, c := range chosen {
 		for j, p := range c.probes {
@@ -73,31 +73,31 @@ func rows(chosen []*candidate, heldOut bool) (all []row) {
 	return all
 }
 
-// quiet is the profile without chance. The mean of its jitter stays, for it is a part of each step.
+// quiet returns the profile without noise, but with jitter, whose mean is part of every step.
 func quiet(p *sim.Profile) *sim.Profile {
 	q := *p
 	q.Noise = sim.Noise{Jitter: p.Noise.Jitter}
 	return &q
 }
 
-// fitSteps fits the constants of step time and latency, and compares before and after.
+// fitSteps fits the constants of step time and latency, and compares the errors before and after.
 func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*candidate) error {
 	list := fittable(p, stepConstants)
-	c.most = usualReplays * len(list)
+	c.planned = typicalReplays * len(list)
 	began := time.Now()
 	before, beforeErrs, err := c.predict(ctx, quiet(c.From), chosen)
 	if err != nil {
 		return err
 	}
 	replay := time.Since(began)
-	if need := replay * time.Duration(leastReplays*len(list)); c.Limit > 0 && need > c.Limit {
+	if need := replay * time.Duration(minReplays*len(list)); c.Limit > 0 && need > c.Limit {
 		return c.tooShort(replay)
 	}
 	f := newFit(list, logs(p, list))
 	if err := c.move(ctx, f, p, chosen); err != nil {
 		return err
 	}
-	if f.reading.told == nil {
+	if f.reading.known == nil {
 		return c.tooShort(replay)
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
@@ -118,14 +118,14 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 	return nil
 }
 
-// tooShort refuses a time limit, with one that would do.
+// tooShort refuses a time limit and suggests a longer one.
 func (c *calibration) tooShort(replay time.Duration) error {
-	wants := max(time.Second, 2*replay*time.Duration(c.most)).Round(time.Second)
-	return refuse("the time limit of %s is too short to see what %d probes tell: a replay of them takes %s; give --time-limit %s",
-		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wants)
+	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
+	return refuse("the time limit of %s is too short for a fit to %d probes: one replay of them takes %s; give --time-limit %s",
+		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
 }
 
-// limited runs do until a part of the limit has passed. That end is no error: what was found stands.
+// limited runs do until a part of the limit has passed. It is no error when the limit ends do: the best result so far counts.
 func (c *calibration) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
@@ -141,7 +141,7 @@ func (c *calibration) limited(ctx context.Context, part float64, do func(ctx con
 	return err
 }
 
-// move fits in two goes: first with the noise that is known beforehand, then with that which the first one has found.
+// move fits in two passes: the first uses the expected noise, the second uses the noise that the first has found.
 func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen []*candidate) error {
 	low, high := bounds(f.first, f.list)
 	fitted := rows(chosen, false)
@@ -152,7 +152,7 @@ func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen [
 	problem := problem{low: low, high: high, step: difference, residuals: func(ctx context.Context, logs []float64) ([]float64, error) {
 		return c.residuals(ctx, quiet(with(p, f.list, logs)), chosen, fitted, scales)
 	}}
-	if err := c.limited(ctx, roughPart, func(ctx context.Context) error { return f.rough(ctx, problem) }); err != nil {
+	if err := c.limited(ctx, firstPart, func(ctx context.Context) error { return f.rough(ctx, problem) }); err != nil {
 		return err
 	}
 	for k := range scales {
@@ -162,14 +162,14 @@ func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen [
 				sizes = append(sizes, math.Abs(f.residuals[i]))
 			}
 		}
-		if len(sizes) > 0 { // the median of normal residuals is 0.6745 of their deviation
-			scales[k] = max(leastScale, median(sizes)/0.6745)
+		if len(sizes) > 0 { // the median of normal residuals is 0.6745 standard deviations
+			scales[k] = max(minScale, median(sizes)/0.6745)
 		}
 	}
-	return c.limited(ctx, 1-roughPart, func(ctx context.Context) error { return f.settle(ctx, problem) })
+	return c.limited(ctx, 1-firstPart, func(ctx context.Context) error { return f.refit(ctx, problem) })
 }
 
-// residuals are the differences of the logs of what is predicted and what was measured, over their noise.
+// residuals returns log(predicted / measured) / noise for each row.
 func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*candidate, of []row, scales []float64) ([]float64, error) {
 	predicted, errs, err := c.predict(ctx, p, chosen)
 	if err != nil {
@@ -182,21 +182,21 @@ func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*c
 		}
 		m := metrics[r.metric]
 		was := chosen[r.candidate].probes[r.probe]
-		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // of answers that all failed there is none
+		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // a probe whose answers all failed has no latency
 		residuals[i] = math.Log(is/r.observed) / m.noiseOf(was) / scales[r.metric]
 	}
 	return residuals, nil
 }
 
-// Errors are how far predictions of one metric are from the measurements.
+// Errors are the errors of the predictions of one metric.
 type Errors struct {
 	Metric                 string
-	Before, After, HeldOut Spread // of all probes on the first profile; of the fitted and of the held-out ones on the new one
+	Before, After, HeldOut Spread // all probes with the first profile; the fitted and the held-out ones with the new profile
 }
 
-// A Spread is a distribution of relative errors without their signs.
+// A Spread summarises absolute relative errors.
 type Spread struct {
-	N                int // 0 means that there are none
+	N                int // 0 means no errors to summarise
 	Median, P90, Max float64
 }
 
@@ -208,7 +208,7 @@ func spread(errs []float64) Spread {
 	return Spread{N: len(errs), Median: bench.Percentile(errs, 50), P90: bench.Percentile(errs, 90), Max: errs[len(errs)-1]}
 }
 
-// errorsOf returns the relative errors of one metric. Trials that a profile did not start have none.
+// errorsOf returns the relative errors of one metric. It leaves out trials whose server did not start.
 func errorsOf(of []row, metric int, predicted [][]trial.Probe, refused []error) (errs []float64) {
 	for _, r := range of {
 		if r.metric == metric && refused[r.candidate] == nil {
@@ -219,7 +219,7 @@ func errorsOf(of []row, metric int, predicted [][]trial.Probe, refused []error) 
 	return errs
 }
 
-// compareCaches says how far the prefix cache and the prompts themselves are from what was measured.
+// compareCaches compares the hit rate of the prefix cache and the length of the prompts with the measurements.
 func (c *calibration) compareCaches(chosen []*candidate, predicted [][]trial.Probe) {
 	var off []float64
 	is, was := 0, 0
@@ -243,6 +243,6 @@ func (c *calibration) compareCaches(chosen []*candidate, predicted [][]trial.Pro
 		c.result.Prompts = float64(is) / float64(was)
 	}
 	if was > 0 && math.Abs(c.result.Prompts-1) > 0.02 {
-		c.note("the simulator's prompts have %.0f %% of the tokens that the server counted: it does not know the model's tokenizer, so that the cost of a prompt's token is that much off", 100*c.result.Prompts)
+		c.note("the simulator's prompts have %.0f %% of the tokens that the server counted, because it does not have the model's tokenizer; the cost of a prompt token is wrong by as much", 100*c.result.Prompts)
 	}
 }

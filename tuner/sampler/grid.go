@@ -22,8 +22,9 @@ type grid struct {
 	points []space.Point
 }
 
-// newGrid chooses the levels so that the grid has as many legal points as fit the budget. All numbers have nearly the same number of levels;
-// those with a wider range get the odd ones. All choices, and two levels of each number, are always in.
+// newGrid chooses the levels so that the grid has as many legal points as fit the budget. All numbers have nearly the
+// same number of levels; those with a wider range get the odd ones. All choices, and two levels of each number, are
+// always in.
 func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	parameters := s.Parameters()
 	levels := make([][]string, len(parameters))

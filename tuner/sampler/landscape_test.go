@@ -20,13 +20,13 @@ import (
 type surface struct {
 	name   string
 	space  *space.Space
-	first  space.Point                       // trial 0
+	first  space.Point                       // the point of trial 0
 	rate   func(space.Point) (float64, bool) // requests per second, and whether the server lives
 	best   float64
-	atMost float64 // tpe's median regret at 3 % noise, at most
+	atMost float64 // highest allowed median regret of tpe at 3 % noise
 }
 
-// h200 is the table of capacities of a simulated H200. Its best point lies on the edge of two ranges.
+// h200 is the table of capacities of a simulated H200. Its best point lies at the end of two ranges.
 func h200(t testing.TB) surface {
 	t.Helper()
 	l, err := landscape.H200()
@@ -52,7 +52,7 @@ func h200(t testing.TB) surface {
 	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
 }
 
-// inner has its best point inside the space, next to a region of crashes, and numbers that lean on each other.
+// inner has its best point inside the space, next to a region of crashes, and numbers that depend on each other.
 func inner(t testing.TB) surface {
 	t.Helper()
 	s, err := space.New([]space.Parameter{
@@ -74,7 +74,7 @@ func inner(t testing.TB) surface {
 		"gpu-memory-utilization": "0.9", "max-num-seqs": "256", "max-num-batched-tokens": "2048", "num-speculative-tokens": "0"}}
 }
 
-// mixed is a surface in which choices matter most, among parameters that do not matter.
+// mixed is a surface in which choices matter most, and some parameters do not matter at all.
 func mixed(t testing.TB) surface {
 	t.Helper()
 	s := mixedSpace(t)
@@ -107,7 +107,8 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// regret runs a study with log-normal noise and returns how far the best measured point is below the best, 0 to 1.
+// regret runs a study with log-normal noise. It returns how far the truth of the best measured point is below the best,
+// 0 to 1.
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30
@@ -155,7 +156,7 @@ func regrets(t *testing.T, seeds int, noises ...float64) {
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
 		for _, noise := range noises {
 			median := map[string]float64{}
-			for _, name := range Names {
+			for _, name := range names {
 				var all []float64
 				for seed := range uint64(seeds) {
 					all = append(all, regret(t, on, name, seed, noise))

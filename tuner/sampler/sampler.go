@@ -15,14 +15,15 @@ import (
 // ErrExhausted is returned by Next when the sampler has no further point to offer.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were measured elsewhere and
-// scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed study chooses the same points.
+// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were
+// measured elsewhere and scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed
+// study chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
 
-// Names are the samplers that New knows.
-var Names = []string{"tpe", "random", "grid"}
+// names are the samplers that New knows.
+var names = []string{"tpe", "random", "grid"}
 
 // New returns the sampler of that name. budget is how many trials the study may have.
 func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
@@ -34,7 +35,7 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	case "grid":
 		return newGrid(s, seed, budget)
 	}
-	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, Names), strings.Join(Names, ", "))
+	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, names), strings.Join(names, ", "))
 }
 
 // maxDraws bounds how often a sampler draws again when a point is not legal or was tried before.
@@ -70,8 +71,8 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as tried: the search has
-// others. A prior does not count, for a good one should be tried here.
+// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as
+// tried: the search has others. A prior does not count, for a good one should be tried here.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {

@@ -36,7 +36,7 @@ func mixedSpace(t testing.TB) *space.Space {
 	return s
 }
 
-// anyHistory is a seeded history with everything that can be in one.
+// anyHistory is a seeded history with every kind of trial.
 func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Trial {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 5))
@@ -68,12 +68,12 @@ func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Tria
 	return history
 }
 
-// Whatever the history, every sampler gives a legal point that was not tried, or says that it has none.
+// For any history every sampler gives an untried legal point, or says that it has none.
 func TestNextIsLegalForAnyHistory(t *testing.T) {
 	s := mixedSpace(t)
 	for seed := range uint64(20) {
 		history := anyHistory(t, s, seed, 3*int(seed))
-		for _, name := range Names {
+		for _, name := range names {
 			chooser, err := New(name, s, seed, 40)
 			if err != nil {
 				t.Fatal(err)
@@ -92,7 +92,7 @@ func TestNextIsLegalForAnyHistory(t *testing.T) {
 	}
 }
 
-// points returns what a sampler says for one history at many numbers.
+// somePoints returns the points that a sampler gives for one history at ten trial numbers.
 func somePoints(t testing.TB, name string) string {
 	t.Helper()
 	s := mixedSpace(t)
@@ -112,13 +112,13 @@ func somePoints(t testing.TB, name string) string {
 	return text.String()
 }
 
-// The next point depends on seed, number and history alone: not on the process, nor on what was asked before.
+// The next point depends on seed, number and history alone, and not on the process or on earlier calls.
 func TestNextIsReproducible(t *testing.T) {
 	if name := os.Getenv("SAMPLER_TEST_PRINT"); name != "" {
 		fmt.Print("BEGIN\n", somePoints(t, name), "END\n")
 		return
 	}
-	for _, name := range Names {
+	for _, name := range names {
 		want := somePoints(t, name)
 		if got := somePoints(t, name); got != want {
 			t.Errorf("%s: asked twice it gives\n%s\nand\n%s", name, want, got)
@@ -169,7 +169,7 @@ func TestTPEComesToTheGoodRegion(t *testing.T) {
 			good++
 		}
 	}
-	if good < 10 { // by chance it would be 20 · 1/3 · 0.37 = 2.5
+	if good < 10 { // chance gives 20 · 1/3 · 0.37 = 2.5
 		t.Errorf("of the last 20 points %d lie in the good region, want at least 10", good)
 	}
 }
@@ -179,7 +179,7 @@ func TestSamplersEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range Names {
+	for _, name := range names {
 		chooser, err := New(name, s, 1, 10)
 		if err != nil {
 			t.Fatal(err)
@@ -205,7 +205,7 @@ func TestNewNamesTheNearestSampler(t *testing.T) {
 	}
 }
 
-// Only what a trial really says is told, and in its order: capacities, then upper bounds, then points that cannot live.
+// Observations rank capacities first, then upper bounds, then infeasible points. Other trials are left out.
 func TestObserveAndSplit(t *testing.T) {
 	s := mixedSpace(t)
 	at := func(util string) space.Point { return space.Point{"gpu-memory-utilization": util} }
@@ -281,7 +281,7 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-// A point that no draw can find ends with the constraint that forbids it.
+// Where no draw finds a legal point, the error names the constraint.
 func TestAnImpossibleConstraintIsNamed(t *testing.T) {
 	s, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil, nil)
 	if err != nil {
@@ -298,7 +298,7 @@ func TestAnImpossibleConstraintIsNamed(t *testing.T) {
 	}
 }
 
-// Histories are read from a store that other versions may have written: any text may stand in a point.
+// A history may have been stored by another version of the tuner, so a point may hold any text.
 func FuzzNext(f *testing.F) {
 	f.Add("gpu-memory-utilization", "0.9", 1.0, "measured", uint8(9))
 	f.Add("max-num-seqs", "NaN", math.Inf(1), "infeasible", uint8(30))
@@ -325,7 +325,7 @@ func FuzzNext(f *testing.F) {
 	})
 }
 
-// A dropped trial is a loser: below whatever kept the SLO or broke it at a known rate, and above what the server cannot live with.
+// A dropped trial ranks below all that kept the SLO or broke it at a known rate, and above infeasible points.
 func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)
@@ -349,7 +349,7 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	}
 }
 
-// What a late load generator could show of a point is a lower bound: high enough it is good, and else it says nothing.
+// A capacity by a late load generator is a lower bound. A high one is good, and a low one says nothing.
 func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)
@@ -373,7 +373,7 @@ func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	}
 }
 
-// What was measured elsewhere teaches, and keeps no point from being tried.
+// TPE learns from a prior, and the prior's point can still be tried.
 func TestAPriorIsNotATrial(t *testing.T) {
 	s := mixedSpace(t)
 	grid, err := New("grid", s, 1, 20)
@@ -389,7 +389,7 @@ func TestAPriorIsNotATrial(t *testing.T) {
 		history[i].Number, history[i].Origin, history[i].Point = -1, studies.Prior, first
 	}
 	if again, err := grid.Next(0, history); err != nil || again.String() != first.String() {
-		t.Errorf("Next = %s, %v; want %s, which was measured elsewhere alone", again, err, first)
+		t.Errorf("Next = %s, %v; want %s, which only a prior has measured", again, err, first)
 	}
 	if observed := observe(s, history); len(observed) == 0 {
 		t.Error("TPE learns nothing from priors")

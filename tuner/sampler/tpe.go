@@ -136,8 +136,8 @@ const (
 	met                        // rate is a capacity, or a lower bound of one
 )
 
-// observe turns the history into observations. It leaves out running trials, trials that failed by no fault of their points, and the server's
-// default, whose values in the space are not known.
+// observe turns the history into observations. It leaves out running trials, trials that failed by no fault of their
+// points, and the server's default, whose values in the space are not known.
 func observe(s *space.Space, history []studies.Trial) []observation {
 	var all []observation
 	for _, t := range history {
@@ -161,8 +161,8 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part, which has all met the SLO, and the rest. A censored observation is in the good part or
-// in neither: a lower bound shows no bad point.
+// split divides the observations into the good part, which has all met the SLO, and the rest. A censored observation is
+// in the good part or in neither: a lower bound shows no bad point.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
 		return cmp.Or(cmp.Compare(b.standing, a.standing), cmp.Compare(b.rate, a.rate))

@@ -195,7 +195,7 @@ func argOf(f *File, name string) (string, bool) {
 	return "", false
 }
 
-// checkSpace finds what is wrong with the parameters, their conditions and the constraints, and with the current args.
+// checkSpace finds mistakes in the parameters, their conditions, the constraints and server.current.
 func (d *decoder) checkSpace(f *File) {
 	sound := true
 	parameters := slices.Clone(f.Parameters)

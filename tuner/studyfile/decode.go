@@ -65,7 +65,7 @@ func (d *decoder) file(f *File, root ast.Node) {
 // missing adds a problem for each required key that the file lacks.
 func (d *decoder) missing(root ast.Node, known []string) {
 	if len(d.keys) == 0 && len(d.found) > 0 {
-		return // this is no study file, and a problem says so
+		return // the file is not a mapping, which is reported already
 	}
 	for _, key := range []struct{ name, example string }{
 		{"version", "version: 1"},

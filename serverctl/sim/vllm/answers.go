@@ -2,23 +2,23 @@ package vllm
 
 import "strings"
 
-// answers are the bodies of one version, as recorded (testdata/recordings): JSON with the keys in vLLM's order. In braces stand
-// what differs from answer to answer and from chunk to chunk; see body and template.
+// answers are the bodies of one version, as recorded (testdata/recordings): JSON with the keys in vLLM's order. A word in braces is a
+// field that differs between answers or chunks.
 type answers struct {
 	completion, completionChoice string // whole
 	chat, chatChoice             string
 	wholeUsage, details          string // details of usage with cached tokens; "null" without
 
 	completionChunk, roleChunk, chatChunk, usageChunk string // of a stream
-	chunkUsage, roleUsage, chatUsage                  string // of a chunk, with usage all along
-	noUsage                                           string // of a chunk of a completion otherwise
-	end                                               string // what closes the last chunk besides
+	chunkUsage, roleUsage, chatUsage                  string // of a chunk, with continuous usage
+	noUsage                                           string // of a completion's chunk without continuous usage
+	end                                               string // only in the last chunk
 }
 
-// head begins each body.
+// head is the beginning of each body.
 const head = `{"id":"{id}","object":"{object}","created":{created},"model":{model},`
 
-// tokenUsage are the fields of usage in all versions.
+// tokenUsage has the fields of usage that all versions have.
 const tokenUsage = `"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{output}`
 
 var oldAnswers = answers{
@@ -70,7 +70,7 @@ var modernAnswers = answers{
 	end:        `,"system_fingerprint":{fingerprint}`,
 }
 
-// latestAnswers are those of 0.33.0, which tell of the weights' versions and of the transfer of the KV cache.
+// latestAnswers returns the bodies of 0.33.0, which have fields for the versions of the weights and for the transfer of the KV cache.
 func latestAnswers() answers {
 	a := modernAnswers
 	for _, choice := range []*string{&a.completionChoice, &a.chatChoice} {
@@ -81,15 +81,15 @@ func latestAnswers() answers {
 	return a
 }
 
-// A template is a text with places, each of which is filled anew: texts and places take turns, and a text comes first.
+// A template is a text with fields to fill. Its elements are texts and names of fields in turn; the first is a text.
 type template []string
 
-// newTemplate fills the places that stay the same and keeps the others.
+// newTemplate returns a template with its fixed fields filled.
 func newTemplate(text string, fixed *strings.Replacer) (t template) {
 	text = fixed.Replace(text)
 	for {
 		i := strings.IndexByte(text, '{')
-		for i >= 0 && !isPlace(text[i:]) {
+		for i >= 0 && !isField(text[i:]) {
 			next := strings.IndexByte(text[i+1:], '{')
 			if next < 0 {
 				i = -1
@@ -106,8 +106,8 @@ func newTemplate(text string, fixed *strings.Replacer) (t template) {
 	}
 }
 
-// isPlace reports whether a text begins with a word in braces.
-func isPlace(text string) bool {
+// isField reports whether a text begins with a word in braces.
+func isField(text string) bool {
 	end := strings.IndexByte(text, '}')
 	if end < 2 {
 		return false
@@ -120,13 +120,13 @@ func isPlace(text string) bool {
 	return true
 }
 
-// fill appends the text with its places filled.
-func (t template) fill(to []byte, place func(to []byte, name string) []byte) []byte {
+// fill appends the text with its fields filled.
+func (t template) fill(to []byte, field func(to []byte, name string) []byte) []byte {
 	for i, part := range t {
 		if i%2 == 0 {
 			to = append(to, part...)
 		} else {
-			to = place(to, part)
+			to = field(to, part)
 		}
 	}
 	return to

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// An api is the HTTP face of one live engine.
+// An api is the HTTP API of one live engine.
 type api struct {
 	live    *live
 	log     *logger
@@ -26,13 +26,13 @@ type api struct {
 	bodies  *semaphore.Weighted // bytes of large bodies that are being read
 }
 
-// A route is a path with one method, as FastAPI has it: one that has another method answers 405, and names this one.
+// A route is a path with one method. As in FastAPI, a request with another method gets 405 and the header Allow.
 type route struct {
 	method, path string
 	serve        http.HandlerFunc
 }
 
-// newAPI returns the handler of all routes. Those of vLLM's development mode exist only with VLLM_SERVER_DEV_MODE=1.
+// newAPI returns the handler of all routes. vLLM's development endpoints exist only with VLLM_SERVER_DEV_MODE=1.
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
 	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: semaphore.NewWeighted(bodiesIn)}
@@ -64,10 +64,10 @@ func newAPI(l *live, log *logger) *api {
 	return a
 }
 
-// devMode reports whether vLLM's development endpoints are there.
+// devMode reports whether vLLM's development endpoints exist.
 func devMode() bool { return os.Getenv("VLLM_SERVER_DEV_MODE") == "1" }
 
-// ServeHTTP finds the route.
+// ServeHTTP checks the key and calls the route's handler.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Server", "uvicorn")
 	if !a.admits(r) {
@@ -95,7 +95,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// admits reports whether a request has a key where one is needed (AuthenticationMiddleware in
+// admits reports whether a request has the key that its path needs (AuthenticationMiddleware in
 // vllm/entrypoints/openai/api_server.py, 0.14.1, and vllm/entrypoints/serve/middleware/authenticate.py, 0.32.0).
 func (a *api) admits(r *http.Request) bool {
 	guarded := slices.ContainsFunc(a.release.guarded, func(begin string) bool { return strings.HasPrefix(r.URL.Path, begin) })
@@ -109,7 +109,7 @@ func (a *api) admits(r *http.Request) bool {
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
 func (a *api) load(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, `{"server_load":0}`) // counted with --enable-server-load-tracking alone
+	writeJSON(w, http.StatusOK, `{"server_load":0}`) // vLLM counts only with --enable-server-load-tracking
 }
 
 func (a *api) version(w http.ResponseWriter, _ *http.Request) {
@@ -185,8 +185,8 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
 }
 
-// resetPrefixCache answers 200 with an empty body whether it could or not in 0.14.1, where the log says which; later versions
-// say so themselves.
+// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that failed, and logs the failure. Later
+// versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	a.log.say(a.release.log.resetting)
 	done := a.reset()
@@ -197,7 +197,7 @@ func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// reset empties the prefix cache if it can.
+// reset tries to empty the prefix cache.
 func (a *api) reset() (done bool) {
 	a.live.with(func(e *sim.Engine) {
 		if done = e.ResetCache(); done {
@@ -209,8 +209,7 @@ func (a *api) reset() (done bool) {
 	return done
 }
 
-// sleep stops the engine and gives up its cache. Requests wait until it wakes up: aborting them, as later versions do unless
-// told otherwise, is not simulated.
+// sleep stops the engine and empties its cache. Requests wait until it wakes up; later versions of vLLM would abort them.
 func (a *api) sleep(w http.ResponseWriter, r *http.Request) {
 	level := 1
 	if text := r.URL.Query().Get("level"); text != "" {
@@ -234,7 +233,7 @@ func (a *api) wakeUp(w http.ResponseWriter, _ *http.Request) {
 	a.log.say(a.release.log.wakingUp, "None")
 	a.live.with(func(*sim.Engine) {
 		if a.live.asleep > 0 {
-			a.live.now = max(a.live.now, a.live.clock()) // it does not catch up
+			a.live.now = max(a.live.now, a.live.clock()) // without catching up
 		}
 		a.live.asleep = 0
 	})
@@ -254,7 +253,7 @@ func (a *api) isSleeping(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"is_sleeping":%v}`, asleep))
 }
 
-// serverInfo has vLLM's keys; what stands behind them is only what the simulation knows.
+// serverInfo answers with vLLM's keys, and with the little that the simulation knows.
 func (a *api) serverInfo(w http.ResponseWriter, r *http.Request) {
 	if f := r.URL.Query().Get("config_format"); f != "" && f != "text" && f != "json" {
 		badRequest("config_format", "config_format must be text or json, got %s", f).write(w)

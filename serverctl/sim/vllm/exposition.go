@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py, 0.23): families
-// in the order in which they were registered, floats as Python prints them, labels by name, and a gauge NAME_created after each
-// counter and histogram. Go's client library writes none of these so, and clients match samples by their text.
+// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py, 0.23). Families come
+// in the order of their registration, floats look as in Python, labels are sorted by name, and a gauge NAME_created follows each
+// counter and histogram. Go's client library differs in all of this, and some clients match samples by their text.
 type exposition struct {
 	buf     bytes.Buffer
 	created float64 // Unix time in seconds
 }
 
-// A labelled is one sample of a family with its labels beside those that all have: pairs of name and value.
+// A labelled is one sample of a family. Its labels are pairs of name and value.
 type labelled struct {
 	labels []string
 	value  float64

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// watchdogTime is how long an API server outlives its engine: vLLM looks every five seconds (watchdog_loop in
-	// vllm/entrypoints/launcher.py, 0.14.1), so it is five at most; 3.1 to 7.4 s were seen of 0.32.0 with its shutdown.
+	// watchdogTime is how long an API server outlives its engine. vLLM checks every five seconds (watchdog_loop in
+	// vllm/entrypoints/launcher.py, 0.14.1); with the shutdown, 0.32.0 took 3.1 to 7.4 s.
 	watchdogTime = 5 * time.Second
-	// runningLook is how often the running requests are counted for running=.
-	runningLook = 5 * time.Millisecond
+	// runningPoll is how often the running requests are counted for running=.
+	runningPoll = 5 * time.Millisecond
 )
 
-// A gate stands before the server's handler: through it the faults of the load reach the server, its clients, and single
-// requests, and clients learn that the engine is dead. Without faults and with a living engine it changes nothing.
+// A gate is the handler in front of the API. It applies the faults under load to the server, its clients and single requests, and it
+// tells clients that the engine is dead. Without faults and with a living engine it changes nothing.
 type gate struct {
 	api    *api
 	server *Server
@@ -34,32 +34,32 @@ type gate struct {
 	log    *logger
 	began  time.Time // of the process
 
-	ended   chan struct{} // closed when the server is to end by itself
-	stopped chan struct{} // closed when it ends: faults are over
+	ended   chan struct{} // closed when the server shall end by itself
+	stopped chan struct{} // closed when the server ends, and the faults with it
 	actions sync.WaitGroup
-	silence atomic.Pointer[chan struct{}] // while it is there and open, nothing is answered
+	silence atomic.Pointer[chan struct{}] // while it is set and open, the server answers nothing
 
 	mu       sync.Mutex
 	armed    []*armed
 	requests int // completion requests so far
-	flights  map[int]context.CancelFunc
+	inFlight map[int]context.CancelFunc
 	dead     bool // the engine is
 	over     bool // ended is closed
 	closed   bool // stopped is closed
-	abrupt   bool // the end says goodbye to nobody
+	abrupt   bool // the server ends without closing its streams properly
 }
 
-// An armed fault is one of the load with its memory.
+// An armed fault is a fault under load and its state.
 type armed struct {
 	Fault
-	struck bool
+	acted  bool
 	chance *rand.Rand // of p=
 }
 
 func newGate(s *Server, c *core, l *live, log *logger, began time.Time) *gate {
 	g := &gate{
 		api: newAPI(l, log), server: s, core: c, live: l, log: log, began: began,
-		ended: make(chan struct{}), stopped: make(chan struct{}), flights: make(map[int]context.CancelFunc),
+		ended: make(chan struct{}), stopped: make(chan struct{}), inFlight: make(map[int]context.CancelFunc),
 	}
 	for _, f := range s.Faults {
 		if f.Trigger != "" {
@@ -72,16 +72,16 @@ func newGate(s *Server, c *core, l *live, log *logger, began time.Time) *gate {
 // face is that of the server.
 func (g *gate) release() *release { return g.log.release }
 
-// open begins to watch the engine, and for what is to happen at a time or at so many running requests.
+// open starts to watch the engine and the triggers at= and running=.
 func (g *gate) open() {
 	g.actions.Go(g.watchEngine)
 	for _, a := range g.armed {
 		switch {
-		case a.kind.act == nil: // of single requests
+		case a.kind.act == nil: // a fault of single requests
 		case a.Trigger == "at":
 			g.actions.Go(func() {
 				if g.pause(max(time.Nanosecond, time.Until(g.began.Add(a.At)))) {
-					g.strike(a)
+					g.act(a)
 				}
 			})
 		case a.Trigger == "running":
@@ -90,7 +90,7 @@ func (g *gate) open() {
 	}
 }
 
-// close ends the faults and returns when nothing of them runs. It may be called again.
+// close ends the faults and returns when none runs any more. It may be called again.
 func (g *gate) close() {
 	g.mu.Lock()
 	if !g.closed {
@@ -101,7 +101,7 @@ func (g *gate) close() {
 	g.actions.Wait()
 }
 
-// pause waits, for ever when d is 0, and reports whether the time has passed: false means that the server ends.
+// pause waits for d, or for ever when d is 0. It returns false when the server ends first.
 func (g *gate) pause(d time.Duration) bool {
 	var over <-chan time.Time
 	if d > 0 {
@@ -117,11 +117,11 @@ func (g *gate) pause(d time.Duration) bool {
 
 func (g *gate) awaitRunning(a *armed) {
 	for g.running() < a.Running {
-		if !g.pause(runningLook) {
+		if !g.pause(runningPoll) {
 			return
 		}
 	}
-	g.strike(a)
+	g.act(a)
 }
 
 func (g *gate) running() (n int) {
@@ -129,23 +129,23 @@ func (g *gate) running() (n int) {
 	return n
 }
 
-// strike lets a fault act on the whole server, once.
-func (g *gate) strike(a *armed) {
+// act applies a fault to the whole server, once.
+func (g *gate) act(a *armed) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.strikeOnce(a)
+	g.actLocked(a)
 }
 
-// strikeOnce is strike for those who have the mutex.
-func (g *gate) strikeOnce(a *armed) {
-	if a.struck || g.closed {
+// actLocked is act for callers that hold the mutex.
+func (g *gate) actLocked(a *armed) {
+	if a.acted || g.closed {
 		return
 	}
-	a.struck = true
+	a.acted = true
 	g.actions.Go(func() { a.kind.act(g, a.Fault) })
 }
 
-// end ends the server. abrupt is without a word to anybody.
+// end ends the server. With abrupt it cuts the streams off.
 func (g *gate) end(abrupt bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -155,9 +155,9 @@ func (g *gate) end(abrupt bool) {
 	}
 }
 
-// ServeHTTP is the way of every request.
+// ServeHTTP handles every request.
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !g.hears(r.Context().Done()) {
+	if !g.waitWhileDeaf(r.Context().Done()) {
 		return
 	}
 	switch r.URL.Path {
@@ -173,8 +173,8 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.api.ServeHTTP(w, r)
 }
 
-// hears waits while the server is deaf, and reports false when the request is over.
-func (g *gate) hears(gone <-chan struct{}) bool {
+// waitWhileDeaf returns when the server is not deaf, or false when the request ends first.
+func (g *gate) waitWhileDeaf(gone <-chan struct{}) bool {
 	silence := g.silence.Load()
 	if silence == nil {
 		return true
@@ -193,12 +193,12 @@ func (g *gate) isDead() bool {
 	return g.dead
 }
 
-// completion lets a request through to the engine, with the fault that is meant for it.
+// completion passes a request to the API, with the fault that it triggers for itself.
 func (g *gate) completion(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	number, fault, dead := g.enter(cancel)
-	defer g.leave(number)
+	id, fault, dead := g.enter(cancel)
+	defer g.leave(id)
 	chat := strings.HasPrefix(r.URL.Path, "/v1/chat")
 	switch {
 	case dead:
@@ -214,40 +214,40 @@ func (g *gate) completion(w http.ResponseWriter, r *http.Request) {
 	}
 	g.api.ServeHTTP(answered, r.WithContext(ctx))
 	if g.isDead() && r.Context().Err() == nil {
-		answered.tellDead(chat)
+		answered.endDead(chat)
 	}
 }
 
-// enter counts a request in, with what ends it when the engine dies. It lets the faults act that it sets off, and returns the
-// one that is meant for itself, if any.
-func (g *gate) enter(cancel context.CancelFunc) (number int, fault *Fault, dead bool) {
+// enter registers a request; the death of the engine calls cancel. It applies the faults of the whole server that the request
+// triggers, and returns the fault of this request, if there is one.
+func (g *gate) enter(cancel context.CancelFunc) (id int, fault *Fault, dead bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.requests++
 	for _, a := range g.armed {
-		hit := g.hits(a)
+		hit := g.triggered(a)
 		switch {
 		case hit && a.kind.act != nil:
-			g.strikeOnce(a)
+			g.actLocked(a)
 		case hit && fault == nil:
 			fault = &a.Fault
 		}
 	}
 	if !g.dead {
-		g.flights[g.requests] = cancel
+		g.inFlight[g.requests] = cancel
 	}
 	return g.requests, fault, g.dead
 }
 
-func (g *gate) leave(number int) {
+func (g *gate) leave(id int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.flights, number)
+	delete(g.inFlight, id)
 }
 
-// hits reports whether a request sets a fault off by coming now. Each fault with p= draws once a request, so that its luck
-// depends on its seed and the request's number alone.
-func (g *gate) hits(a *armed) bool {
+// triggered reports whether the current request triggers a fault. Each fault with p= draws once per request, so that its draws depend
+// only on its seed and on the request's number.
+func (g *gate) triggered(a *armed) bool {
 	switch a.Trigger {
 	case "request":
 		return g.requests == a.Request
@@ -269,17 +269,17 @@ func (g *gate) watchEngine() {
 	}
 }
 
-// engineDied does what an API server does whose engine is dead: health says 503, streams get an error and end, whoever comes
-// gets an error, and after a while it ends in good order, with exit code 0 (vllm/entrypoints/launcher.py, 0.14.1).
+// engineDied does what an API server does when its engine has died. /health answers 503, streams get an error and end, new requests get
+// an error, and after a while the server exits with code 0 (vllm/entrypoints/launcher.py, 0.14.1).
 func (g *gate) engineDied() {
 	g.live.freeze()
-	told, outlive := g.core.death()
+	logged, outlive := g.core.death()
 	g.mu.Lock()
 	g.dead = true
-	inFlight := slices.Collect(maps.Values(g.flights))
+	cancels := slices.Collect(maps.Values(g.inFlight))
 	g.mu.Unlock()
-	g.log.engineLost(told)
-	for _, cancel := range inFlight {
+	g.log.engineLost(logged)
+	for _, cancel := range cancels {
 		cancel()
 	}
 	if os.Getenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1" {
@@ -290,7 +290,7 @@ func (g *gate) engineDied() {
 	}
 }
 
-// killEngine is the death of the engine, with the words of the fault or without any.
+// killEngine makes the engine die, with the exception of the fault, if it has one.
 func (g *gate) killEngine(f Fault) {
 	words := ""
 	if f.kind.last != nil {
@@ -299,10 +299,10 @@ func (g *gate) killEngine(f Fault) {
 	g.core.kill(f, words)
 }
 
-// exit is a server that ends as if all were well.
+// exit ends the server with exit code 0.
 func (g *gate) exit(Fault) { g.end(true) }
 
-// hang is an engine of which nothing comes any more, while its API server lives.
+// hang stops the engine while its API server lives on.
 func (g *gate) hang(f Fault) {
 	g.live.freeze()
 	if g.pause(f.For) {
@@ -310,17 +310,16 @@ func (g *gate) hang(f Fault) {
 	}
 }
 
-// refuseDrafts is the fault no-acceptance: a drafter that does not go with the model.
-func (g *gate) refuseDrafts(f Fault) {
-	refuse := func(now bool) { g.live.with(func(e *sim.Engine) { e.NoAcceptance = now }) }
-	refuse(true)
+// rejectDrafts is the fault no-acceptance, as with a drafter for another model.
+func (g *gate) rejectDrafts(f Fault) {
+	reject := func(now bool) { g.live.with(func(e *sim.Engine) { e.NoAcceptance = now }) }
+	reject(true)
 	if f.For > 0 && g.pause(f.For) {
-		refuse(false)
+		reject(false)
 	}
 }
 
-// deaf is an API server that accepts connections and answers nothing, not to old requests either. At the server's end it
-// stays so.
+// deaf makes the API server accept connections and send nothing, not even to requests in progress. It stays so while the server ends.
 func (g *gate) deaf(f Fault) {
 	silence := make(chan struct{})
 	g.silence.Store(&silence)
@@ -330,16 +329,16 @@ func (g *gate) deaf(f Fault) {
 	}
 }
 
-// flood writes lines as fast as they are taken.
+// flood writes log lines as fast as the reader takes them.
 func (g *gate) flood(f Fault) {
-	const lines = 500 // about 64 KiB at once: a write for each line would be bound by the system calls
-	for number, left := 0, f.Bytes; left > 0; {
+	const lines = 500 // about 64 KiB per write; one system call per line would be too slow
+	for line, left := 0, f.Bytes; left > 0; {
 		var b strings.Builder
 		for range lines {
-			number++
+			line++
 			fmt.Fprintf(&b, "%sWARNING %s [gpu_model_runner.py:2301] flood %010d: "+
 				"the same warning again, of a library that nobody has told to be quiet\n",
-				g.log.prefix(engineCore), time.Now().Format("01-02 15:04:05"), number)
+				g.log.prefix(engineCore), time.Now().Format("01-02 15:04:05"), line)
 		}
 		text := strings.TrimSuffix(b.String(), "\n")
 		g.log.write(g.log.out, "", text)

@@ -21,9 +21,9 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// part returns a command that runs a part of this very program. It is not looked up by its name, so it is the same program
-// even when another has taken its place on disk.
-func (s *Server) part(words ...string) *exec.Cmd {
+// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same program even when
+// the file on disk has been replaced.
+func (s *Server) subprocess(words ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = slices.Concat(s.Reexec, words)
 	return cmd
@@ -35,7 +35,7 @@ const (
 	roleDaemon = "daemon"
 )
 
-// RunChild is a child process of a faulty server: words is its role with its arguments.
+// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the role.
 func RunChild(words []string) error {
 	switch {
 	case len(words) == 1 && words[0] == roleExit:
@@ -47,10 +47,11 @@ func RunChild(words []string) error {
 		}
 		return runDaemon(lifetime)
 	}
-	return fmt.Errorf("there is no part %q of the simulated server", strings.Join(words, " "))
+	return fmt.Errorf("the simulated server has no child process %q", strings.Join(words, " "))
 }
 
-// runDaemon lives for its time whatever it is told. It has a time so that a test that fails leaves it for some minutes only.
+// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for some minutes
+// only.
 func runDaemon(lifetime time.Duration) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := tellParent("ready"); err != nil {
@@ -60,19 +61,19 @@ func runDaemon(lifetime time.Duration) error {
 	return nil
 }
 
-// tellParent writes a word to the pipe that a part of the program has as its first file beside the standard ones.
+// tellParent writes a word to the pipe from the parent, which is the first file after the standard ones.
 func tellParent(word string) error {
 	const fd = 3
 	pipe := os.NewFile(fd, "pipe to the parent")
 	if _, err := fmt.Fprintln(pipe, word); err != nil {
-		return fmt.Errorf("tell the parent: %w; parts of the simulated server are started by it alone",
+		return fmt.Errorf("tell the parent: %w; only the simulated server itself starts this subcommand",
 			errors.Join(err, pipe.Close()))
 	}
 	return pipe.Close()
 }
 
-// startTold starts a part and returns the pipe on which it will tell its word.
-func startTold(cmd *exec.Cmd) (*os.File, error) {
+// startWithPipe starts a subprocess and returns the pipe on which it will send its word.
+func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	told, teller, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -85,23 +86,23 @@ func startTold(cmd *exec.Cmd) (*os.File, error) {
 	return told, nil
 }
 
-// bearLimit is how long a child may take until it has begun. Starting this program takes 0.1 s, on a busy machine some seconds.
-const bearLimit = 20 * time.Second
+// childStartLimit limits the start of a child. This program starts in 0.1 s, and in some seconds on a busy machine.
+const childStartLimit = 20 * time.Second
 
-// bearsDaemon starts a process that has left the server's session, does not have its environment, and does not end at
-// SIGTERM. Nobody waits for it: when the server is gone it belongs to whoever reaps orphans.
-func bearsDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
-	cmd := s.part("child", roleDaemon, f.For.String())
+// startDaemon starts a process with its own session and an empty environment, which ignores SIGTERM. The server does not wait for it;
+// when the server has ended, init reaps it.
+func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
+	cmd := s.subprocess("child", roleDaemon, f.For.String())
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	told, err := startTold(cmd)
+	told, err := startWithPipe(cmd)
 	if err != nil {
 		return fmt.Errorf("start the daemon of fault %q: %w", f, err)
 	}
 	defer told.Close()
-	err = told.SetReadDeadline(time.Now().Add(bearLimit))
+	err = told.SetReadDeadline(time.Now().Add(childStartLimit))
 	if err == nil {
-		_, err = told.Read(make([]byte, 1)) // until then it could still be ended
+		_, err = told.Read(make([]byte, 1)) // before that it does not ignore signals yet
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the daemon of fault %q: %w", f, errors.Join(err, cmd.Process.Kill()))
@@ -110,20 +111,20 @@ func bearsDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	return cmd.Process.Release()
 }
 
-// shmDir is where POSIX shared memory is, shm_overview(7).
+// shmDir has the POSIX shared memory segments, shm_overview(7).
 const shmDir = "/dev/shm"
 
-// leaksShm makes a segment as Python's multiprocessing.shared_memory names them, holds it in memory for as long as the
-// process lives, and leaves it behind. Like those of a killed vLLM it is much larger than the memory that it takes.
-func leaksShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
+// leakShm makes a segment with a name as from Python's multiprocessing.shared_memory, maps it while the process lives, and leaves it
+// behind. Like the segments of a killed vLLM, it is much larger than the memory that it uses.
+func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
-	rand.Read(name) // never fails: crypto/rand ends the program rather than return an error
+	rand.Read(name) // never fails: crypto/rand would end the program
 	path := filepath.Join(shmDir, "psm_"+hex.EncodeToString(name))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
-	defer file.Close() // the mapping holds it
+	defer file.Close() // the mapping keeps the memory
 	if err := file.Truncate(f.Bytes); err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
@@ -134,34 +135,34 @@ func leaksShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger)
 	return nil
 }
 
-// ignoresTerm leaves SIGTERM to nobody.
-func ignoresTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
+// ignoreTerm makes the process ignore SIGTERM.
+func ignoreTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
 	signal.Ignore(syscall.SIGTERM)
 	return nil
 }
 
-// zombies starts children that end at once, and never waits for them.
+// zombies starts children that end at once, and does not wait for them.
 func (g *gate) zombies(f Fault) {
 	var pids []int
 	for range f.Count {
-		cmd := g.server.part("child", roleExit)
+		cmd := g.server.subprocess("child", roleExit)
 		if err := cmd.Start(); err != nil {
 			g.log.apiError("simulated:1", "Fault zombies: %v", err)
 			break
 		}
 		pids = append(pids, cmd.Process.Pid)
 	}
-	g.log.api("simulated:1", "Fault zombies: nobody waits for processes %v", pids)
+	g.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
 }
 
-// stopItself is SIGSTOP, which no process can refuse.
+// stopItself sends SIGSTOP, which no process can ignore.
 func (g *gate) stopItself(Fault) {
 	g.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
 }
 
-// crash ends the API server by SIGSEGV, after the words of torch's own handler. Go's handler would turn the signal into a
-// traceback and exit code 2, so the kernel's is put back first; no core file is written.
+// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal into a traceback
+// and exit code 2, so crash restores the kernel's default first. It writes no core file.
 func (g *gate) crash(Fault) {
 	g.log.write(g.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")

@@ -8,25 +8,25 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A point is a place on the way to readiness at which faults strike.
-type point int
+// A startPoint is a moment of the start at which faults act.
+type startPoint int
 
 const (
-	nowhere         point = iota
-	atBegin               // the API server, when its flags are read and nothing is bound
-	whileLoading          // the engine, before its weights
-	whileProfiling        // the engine, before it sizes its KV cache
-	beforeListening       // the API server, when its engine is ready
+	never           startPoint = iota
+	atBegin                    // in the API server: its flags are read and its port is not bound
+	whileLoading               // in the engine, before it loads the weights
+	whileProfiling             // in the engine, before it sizes its KV cache
+	beforeListening            // in the API server: its engine is ready
 )
 
-// A startAction is what a fault does at its point; its error ends the process.
+// A startAction is the effect of a fault at its startPoint. Its error ends the process.
 type startAction func(ctx context.Context, s *Server, o sim.Options, f Fault, log *logger) error
 
-// errVanished is an engine that dies without a word, as of SIGKILL.
-var errVanished = errors.New("killed by signal 9")
+// errKilled is the error of an engine that dies without a log line, as by SIGKILL.
+var errKilled = errors.New("killed by signal 9")
 
-// strike lets the faults of a point act, in their order.
-func (s *Server) strike(ctx context.Context, at point, o sim.Options, log *logger) error {
+// applyFaults applies the faults of a startPoint, in their order.
+func (s *Server) applyFaults(ctx context.Context, at startPoint, o sim.Options, log *logger) error {
 	for _, f := range s.Faults {
 		if f.kind.point != at || f.Trigger != "" {
 			continue
@@ -38,16 +38,16 @@ func (s *Server) strike(ctx context.Context, at point, o sim.Options, log *logge
 	return nil
 }
 
-// dies ends the process with its exception.
-func dies(_ context.Context, s *Server, o sim.Options, f Fault, _ *logger) error {
+// raise ends the process with the fault's exception.
+func raise(_ context.Context, s *Server, o sim.Options, f Fault, _ *logger) error {
 	return &sim.StartError{Text: f.kind.last(s.Profile, o)}
 }
 
-// vanishes ends the engine without a word.
-func vanishes(context.Context, *Server, sim.Options, Fault, *logger) error { return errVanished }
+// killEngine ends the engine without a log line.
+func killEngine(context.Context, *Server, sim.Options, Fault, *logger) error { return errKilled }
 
-// lingers takes its time, or all the time there is.
-func lingers(ctx context.Context, _ *Server, _ sim.Options, f Fault, _ *logger) error {
+// delay waits for the fault's time, or for ever.
+func delay(ctx context.Context, _ *Server, _ sim.Options, f Fault, _ *logger) error {
 	var over <-chan time.Time
 	if f.For > 0 {
 		over = time.After(f.For)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a server says that does not start, and how it exits: the texts and their order are those of vLLM 0.14.1.
+// A server that does not start logs the texts of vLLM 0.14.1 in their order, and exits with its code.
 func TestServersThatDoNotStart(t *testing.T) {
 	t.Parallel()
 	engineFailed := func(exception string) []string {
@@ -77,7 +77,7 @@ func TestAPortThatIsTakenIsRefusedBeforeTheLoad(t *testing.T) {
 	}
 }
 
-// Until a server is ready nobody can connect, and its port is taken all the same, but of one that binds late.
+// Until a server is ready the kernel refuses connections, but the port is bound, except with the fault bind-late.
 func TestServersThatTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -117,7 +117,7 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 	}
 }
 
-// isBound reports whether somebody has bound a port of the loopback interface, as one learns who does not share.
+// isBound reports whether a process has bound a port of the loopback interface.
 func isBound(t *testing.T, address string) bool {
 	t.Helper()
 	u, err := url.Parse(address)

@@ -38,7 +38,7 @@ func TestAServerThatStopsSlowly(t *testing.T) {
 	stream.whole(t)
 }
 
-// vLLM 0.14.1 waits for its clients without a limit: seen of two in three servers with streams in flight.
+// vLLM 0.14.1 waits for its clients without a limit, as two of three servers with streams in flight did.
 func TestAServerThatWaitsForItsClients(t *testing.T) {
 	t.Parallel()
 	for _, process := range []string{"", "--sim-engine-process"} {

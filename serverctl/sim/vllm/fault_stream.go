@@ -9,33 +9,33 @@ import (
 )
 
 const (
-	// midway is after how many chunks a stream is spoilt: enough to have begun, fewer than any real answer has.
+	// midway is the number of chunks before a stream is spoilt: it has begun, and real answers are longer.
 	midway = 3
-	// lorisPause is between two bytes of slow-loris.
+	// lorisPause is the pause between two bytes of slow-loris.
 	lorisPause = time.Second
 )
 
 // An answerAction is a fault that answers instead of the server.
 type answerAction func(w http.ResponseWriter)
 
-// A writeAction is a fault of the writing of an answer: it does something else with a piece of it.
+// A writeAction is a fault in the writing of an answer. It replaces the write of one piece.
 type writeAction func(w *answerWriter, piece []byte) (int, error)
 
 var (
 	errGone   = errors.New("the client has gone, or the server ends")
-	errSpoilt = errors.New("the stream was broken off by a fault")
+	errSpoilt = errors.New("a fault ended the stream")
 )
 
-// An answerWriter writes the answer to one request: as it is, or spoilt.
+// An answerWriter writes the answer to one request, unchanged or spoilt by a fault.
 type answerWriter struct {
 	http.ResponseWriter
 	gate  *gate
-	gone  <-chan struct{} // closed when the answer is wanted no longer, or its engine is dead
-	spoil writeAction     // nil when nothing is wrong
+	gone  <-chan struct{} // closed when the client has gone or the engine is dead
+	spoil writeAction     // nil without a fault
 
 	chunks int
 	began  bool // something was written
-	whole  bool // the last chunk was, or a body
+	whole  bool // the last chunk or the body was written
 }
 
 // Unwrap lets http.ResponseController flush.
@@ -43,7 +43,7 @@ func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write writes a chunk of a stream, or a body.
 func (w *answerWriter) Write(piece []byte) (int, error) {
-	if !w.gate.hears(w.gone) {
+	if !w.gate.waitWhileDeaf(w.gone) {
 		return 0, errGone
 	}
 	if w.spoil != nil {
@@ -65,31 +65,31 @@ func (w *answerWriter) streams() bool { return w.Header().Get("Content-Type") ==
 
 func (w *answerWriter) flush() error { return http.NewResponseController(w.ResponseWriter).Flush() }
 
-// halfway reports whether a piece comes where an answer is to be spoilt: in the middle of a stream, at the end of a short
-// one, or at the beginning of a body.
+// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short stream, or at the
+// beginning of a body.
 func (w *answerWriter) halfway(piece []byte) bool {
 	return !w.streams() || w.chunks >= midway || bytes.HasPrefix(piece, lastChunk)
 }
 
-// tellDead ends an answer whose engine has died: a stream gets an error as its last chunk, under HTTP 200, and then [DONE]
-// (completion_stream_generator in vllm/entrypoints/openai/serving_completion.py, 0.14.1; seen of 0.32.0).
-func (w *answerWriter) tellDead(chat bool) {
+// endDead ends an answer whose engine has died. A stream, which has status 200, gets an error chunk and [DONE]
+// (completion_stream_generator in vllm/entrypoints/openai/serving_completion.py, 0.14.1; 0.32.0 does the same).
+func (w *answerWriter) endDead(chat bool) {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
 		w.gate.release().refuseDead(w.ResponseWriter, chat)
 	default:
-		place, kind := w.gate.release().log.completionFailed, "completion"
+		source, kind := w.gate.release().log.completionFailed, "completion"
 		if chat {
-			place, kind = w.gate.release().log.chatFailed, "chat completion"
+			source, kind = w.gate.release().log.chatFailed, "chat completion"
 		}
-		w.gate.log.apiError(place, "Error in %s stream generator.\n"+
+		w.gate.log.apiError(source, "Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.gate.release().toldDead()) // a client that has gone is told nothing
+		_ = w.endWith(w.gate.release().deadEngineMessage()) // fails when the client has gone
 	}
 }
 
-// endWith sends an error as a chunk, and the last one.
+// endWith sends an error chunk and the last chunk.
 func (w *answerWriter) endWith(message string) error {
 	text := fmt.Sprintf(`data: {"error": {"message": %q, "type": "InternalServerError", "param": null, "code": 500}}`+
 		"\n\n%s\n\n", message, lastChunk)
@@ -100,29 +100,29 @@ func (w *answerWriter) endWith(message string) error {
 	return w.flush()
 }
 
-// refuseDead answers a request that comes to a dead engine, or had no answer yet. The two routes of 0.14.1 turn the same
-// exception into slightly different bodies (vllm/entrypoints/openai/api_server.py).
+// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly different
+// bodies (vllm/entrypoints/openai/api_server.py).
 func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
 	kind := "InternalServerError"
 	if chat && !f.modern {
 		kind = "Internal Server Error"
 	}
-	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.toldDead()}).write(w)
+	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.deadEngineMessage()}).write(w)
 }
 
-// internalError is status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
+// internalError is the fault status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
 func internalError(w http.ResponseWriter) {
 	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: "Internal server error"}).write(w)
 }
 
-// webPage is wrong-type: what a proxy may answer in the server's stead.
+// webPage is the fault wrong-type: the answer of a proxy instead of the server.
 func webPage(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	// A client that has gone is told nothing.
+	// Fails when the client has gone.
 	_, _ = w.Write([]byte("<!doctype html>\n<html><body><h1>It works!</h1></body></html>\n"))
 }
 
-// stopWriting leaves the client waiting.
+// stopWriting is the fault stop-writing: the client waits for ever.
 func stopWriting(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)
@@ -131,7 +131,7 @@ func stopWriting(w *answerWriter, piece []byte) (int, error) {
 	return 0, errGone
 }
 
-// writeSlowly is a byte a second.
+// writeSlowly is the fault slow-loris: one byte a second.
 func writeSlowly(w *answerWriter, piece []byte) (int, error) {
 	for i := range piece {
 		if _, err := w.ResponseWriter.Write(piece[i : i+1]); err != nil {
@@ -151,7 +151,7 @@ func writeSlowly(w *answerWriter, piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// breakStream ends a stream with an error, as a request that fails while others go on.
+// breakStream is the fault mid-stream-error: a request fails while others go on.
 func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
@@ -163,10 +163,10 @@ func breakStream(w *answerWriter, piece []byte) (int, error) {
 	return 0, errSpoilt
 }
 
-// cutStream closes the connection in the middle of a chunked answer: seen by clients when an API server is killed.
+// cutStream is the fault truncated: the connection closes in the middle of an answer, as when an API server is killed.
 func cutStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)
 	}
-	panic(http.ErrAbortHandler) // closes the connection without a word; net/http recovers it
+	panic(http.ErrAbortHandler) // net/http recovers it and closes the connection
 }

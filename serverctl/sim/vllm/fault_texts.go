@@ -3,31 +3,30 @@ package vllm
 import (
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"vllmtuner/serverctl/sim"
 )
 
-// The words with which vLLM dies. But for names and places, which each version has its own of, they are those of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57,
-// read in their sources or, where vLLM on a CPU dies of the same, in its log. What a GPU alone can bring about (out of memory,
-// an illegal access, NCCL) was taken from logs that users have published, and shortened to the frames that say something.
+// These are the texts with which vLLM dies, from 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57; each version has its
+// own names. serverctl's rules read them. They come from the sources, or from vLLM's log on a CPU. Those that only a GPU produces (out of
+// memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
 
-// packages is where the modules of vLLM's own image are.
+// packages is the directory of the Python modules in vLLM's image.
 const packages = "/usr/local/lib/python3.12/dist-packages"
 
-// deadEngine is what the log is told of a dead engine (vllm/v1/engine/exceptions.py).
+// deadEngine is the log's message about a dead engine (vllm/v1/engine/exceptions.py).
 const deadEngine = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
-// toldDead is what clients are told of a dead engine: 0.33.0 tells them less than its log.
-func (f *release) toldDead() string {
+// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 tells them less than its log.
+func (f *release) deadEngineMessage() string {
 	if f.version == "0.33.0" {
 		return "The server had an error while processing your request."
 	}
 	return deadEngine
 }
 
-// outOfMemory is torch's (c10/cuda/CUDACachingAllocator.cpp).
+// outOfMemory returns torch's exception (c10/cuda/CUDACachingAllocator.cpp).
 func outOfMemory(p *sim.Profile, _ sim.Options) string {
 	g := p.Memory.GPUGiB
 	return fmt.Sprintf("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of "+
@@ -38,7 +37,7 @@ func outOfMemory(p *sim.Profile, _ sim.Options) string {
 		g, g-0.41, g-2.69)
 }
 
-// illegalAccess is torch's (c10/cuda/CUDAException.cpp).
+// illegalAccess returns torch's exception (c10/cuda/CUDAException.cpp).
 func illegalAccess(*sim.Profile, sim.Options) string {
 	return "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n" +
 		"Search for `cudaErrorIllegalAddress' in " +
@@ -49,7 +48,7 @@ func illegalAccess(*sim.Profile, sim.Options) string {
 		"Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 }
 
-// ncclFailed is torch's (torch/csrc/distributed/c10d/NCCLUtils.hpp) around one of NCCL's.
+// ncclFailed returns torch's exception for an error of NCCL (torch/csrc/distributed/c10d/NCCLUtils.hpp).
 func ncclFailed(*sim.Profile, sim.Options) string {
 	return "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled " +
 		"system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n" +
@@ -58,35 +57,35 @@ func ncclFailed(*sim.Profile, sim.Options) string {
 		"socketPollConnect: connect to 127.0.0.1<45311> returned Connection refused, exceeded error retry count (35)"
 }
 
-// diskFull and tooManyFiles are Python's.
+// diskFull and tooManyFiles return Python's exceptions.
 func diskFull(*sim.Profile, sim.Options) string { return "OSError: [Errno 28] No space left on device" }
 
 func tooManyFiles(*sim.Profile, sim.Options) string { return "OSError: [Errno 24] Too many open files" }
 
-// profilingDisturbed is an assertion of vllm/v1/worker/gpu_worker.py, for free memory in GiB before and after.
+// profilingDisturbed returns the failed assertion of vllm/v1/worker/gpu_worker.py, for the free memory in GiB before and after.
 func profilingDisturbed(before, after float64) string {
 	return fmt.Sprintf("AssertionError: Error in memory profiling. Initial free memory %s GiB, current free memory %s GiB. "+
 		"This happens when other processes sharing the same container release GPU memory while vLLM is profiling during "+
 		"initialization. To fix this, ensure consistent GPU memory allocation or isolate vLLM in its own container.",
-		rounded(before), rounded(after))
+		roundGiB(before), roundGiB(after))
 }
 
-// disturbed is the same for a GPU of which another process had held a sixteenth.
+// disturbed is profilingDisturbed after another process has freed a sixteenth of the GPU.
 func disturbed(p *sim.Profile, _ sim.Options) string {
 	return profilingDisturbed(p.Memory.GPUGiB*15/16, p.Memory.GPUGiB-0.5)
 }
 
-// tooLittleFree is that of vllm/v1/worker/utils.py, request_memory.
+// tooLittleFree returns the exception of request_memory in vllm/v1/worker/utils.py.
 func tooLittleFree(free, total, utilization float64) string {
 	return fmt.Sprintf("ValueError: Free memory on device cuda:0 (%s/%s GiB) on startup is less than desired GPU memory "+
 		"utilization (%s, %s GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
-		rounded(free), rounded(total), python(utilization), rounded(total*utilization))
+		roundGiB(free), roundGiB(total), pythonRepr(utilization), roundGiB(total*utilization))
 }
 
-// requestID is one of the Hub's.
+// requestID is a request ID of Hugging Face.
 const requestID = "(Request ID: Root=1-695139c1-20c276683bbfa05022511a7b;379c2def-ca77-4fc6-9489-6fc1f7a44e40)"
 
-// modelNotFound is the Hub's answer (huggingface_hub/utils/_http.py) and what transformers makes of it (utils/hub.py).
+// modelNotFound returns the exceptions of huggingface_hub (utils/_http.py) and of transformers (utils/hub.py) for an unknown model.
 func modelNotFound(_ *sim.Profile, o sim.Options) string {
 	return "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. " + requestID + "\n\n" +
 		"Repository Not Found for url: https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -98,7 +97,7 @@ func modelNotFound(_ *sim.Profile, o sim.Options) string {
 			"`hf auth login` or by passing `token=<your_token>`")
 }
 
-// gatedModel likewise.
+// gatedModel returns the same for a gated model.
 func gatedModel(_ *sim.Profile, o sim.Options) string {
 	denied := "401 Client Error. " + requestID + "\n\n" +
 		"Cannot access gated repo for url https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -109,21 +108,21 @@ func gatedModel(_ *sim.Profile, o sim.Options) string {
 			o.Source()+".\n"+denied)
 }
 
-// caused goes from an exception to the one that it was turned into.
+// caused joins an exception to the one that it caused.
 func caused(next string) string {
 	return "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n" +
 		"  File \"" + packages + "/transformers/utils/hub.py\", line 543, in cached_files\n    raise OSError(\n" + next
 }
 
-// frame is one entry of a traceback.
+// frame returns one entry of a traceback.
 func frame(file string, line int, function, code string) string {
 	return fmt.Sprintf("  File \"%s/%s\", line %d, in %s\n    %s\n", packages, file, line, function, code)
 }
 
 const traceback = "Traceback (most recent call last):\n"
 
-// engineFailed writes how an engine ends that does not start (vllm/v1/engine/core.py, run_engine_core): its logger's record,
-// then Python's own words of a process that dies of an exception. Seen of 0.14.1 on a CPU.
+// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its logger's record, then
+// Python's traceback, as 0.14.1 does on a CPU.
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
@@ -131,7 +130,7 @@ func (l *logger) engineFailed(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineFatal writes how an engine ends that was running.
+// engineFatal logs the end of a running engine.
 func (l *logger) engineFatal(exception string) {
 	trace := traceback +
 		frame("vllm/v1/engine/core.py", 929, "run_engine_core", "engine_core.run_busy_loop()") +
@@ -142,11 +141,11 @@ func (l *logger) engineFatal(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost writes what the API server makes of a dead engine: one that died without a word is found by its process
-// (vllm/v1/engine/core_client.py, monitor_engine_cores), one with words has said so itself.
-func (l *logger) engineLost(told bool) {
+// engineLost logs that the API server has lost its engine. An engine that logged nothing is found by its process
+// (monitor_engine_cores in vllm/v1/engine/core_client.py).
+func (l *logger) engineLost(logged bool) {
 	switch {
-	case told:
+	case logged:
 	case l.release.modern:
 		l.line(apiServer, "WARNING", l.release.log.engineLost, "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
 	default:
@@ -158,29 +157,29 @@ func (l *logger) engineLost(told bool) {
 		"vllm.v1.engine.exceptions.EngineDeadError: "+deadEngine)
 }
 
-// apiFailed writes how an API server ends that does not start.
+// apiFailed logs the end of an API server that does not start.
 func (l *logger) apiFailed(exception string) {
 	l.trace(apiServer, traceback+"  File \"/usr/local/bin/vllm\", line 10, in <module>\n    sys.exit(main())\n"+exception)
 }
 
-// initFailed is the API server's last word when its engine did not start (vllm/v1/engine/utils.py). exit is how the engine
-// ended: its exit code, or minus its signal.
+// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the engine's exit code,
+// or minus its signal.
 func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",
 			f.engine, exit)
 }
 
-// fitted is the text of an engine that cannot start as the version has it: memory.go has those of 0.14.1, whose "models's" was
-// mended later.
-func (f *release) fitted(text string) string {
+// adapt returns the text of a failed start as the version has it. Package sim has the texts of 0.14.1; later versions corrected
+// "models's".
+func (f *release) adapt(text string) string {
 	if f.modern {
 		return strings.Replace(text, "models's max seq len", "model's max seq len", 1)
 	}
 	return text
 }
 
-// invalid is pydantic's refusal of a combination of flags (seen of 0.14.1).
+// invalid returns pydantic's refusal of a combination of flags (0.14.1). serverctl reads the second line.
 func invalid(text string) string {
 	return "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\n" +
 		"  Value error, " + text + " [type=value_error, input_value=ArgsKwargs((), {'runner_t..., 'stream_interval': 1}), " +
@@ -188,14 +187,5 @@ func invalid(text string) string {
 		"    For further information visit https://errors.pydantic.dev/2.12/v/value_error"
 }
 
-// rounded writes GiB as vLLM's format_gib does: round(x, 2).
-func rounded(gib float64) string { return python(math.Round(gib*100) / 100) }
-
-// python writes a float as Python's str does.
-func python(x float64) string {
-	text := strconv.FormatFloat(x, 'f', -1, 64)
-	if !strings.Contains(text, ".") {
-		text += ".0"
-	}
-	return text
-}
+// roundGiB writes GiB as vLLM's format_gib does: round(x, 2).
+func roundGiB(gib float64) string { return pythonRepr(math.Round(gib*100) / 100) }

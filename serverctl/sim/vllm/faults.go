@@ -7,20 +7,20 @@ import (
 	"strings"
 	"time"
 
-	"github.com/xrash/smetrics"
+	"vllmtuner/tuner/space"
 
 	"vllmtuner/serverctl/sim"
 )
 
-// A Fault is one thing that goes wrong with a simulated server, and when. Faults are a layer around the server's start, its
-// HTTP face and its end; the engine in virtual time knows none of them.
+// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP API and its end.
+// The engine in virtual time has none.
 type Fault struct {
 	Kind    string
-	Trigger string        // at, request, running or p; empty when its place in the server's life sets it off
+	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
 	At      time.Duration // since the start of the process
-	Request int           // number of the completion request, from 1, whatever becomes of it
-	Running int           // requests in the engine's batch
-	P       float64       // chance of each completion request
+	Request int           // the number of the completion request, from 1; failed requests count
+	Running int           // requests that run
+	P       float64       // chance that a completion request triggers it
 	Seed    uint64        // of that chance
 	For     time.Duration // how long it lasts; 0 means to the end
 	Bytes   int64
@@ -33,7 +33,7 @@ type Fault struct {
 // String returns the fault as it was given.
 func (f Fault) String() string { return f.text }
 
-// Faults are those of one server.
+// Faults are the faults of one server.
 type Faults []Fault
 
 // find returns the first fault of a kind.
@@ -44,21 +44,21 @@ func (fs Faults) find(kind string) (Fault, bool) {
 	return Fault{}, false
 }
 
-// A FaultError is a fault that cannot be: the user's mistake.
+// A FaultError is a mistake of the user in a fault.
 type FaultError struct{ Text string }
 
-// Error names the mistake and what is allowed.
+// Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A kind is all that is known of one kind of fault. What it has decides where it strikes: start on the way to readiness, act
-// on the whole server under load, answer or write on single requests. The others are looked up where the server stops.
+// A kind describes one kind of fault. A kind with start acts during the start, one with act on the whole server under load, and one
+// with answer or write on single requests. The code that stops the server looks up the others by name.
 type kind struct {
-	name    string
-	keys    []string // those it understands beside triggers
-	trigger bool     // at=, request=, running= and p= set it off
-	usual   Fault    // what it has without keys
+	name     string
+	keys     []string // its keys other than triggers
+	trigger  bool     // at=, request=, running= and p= trigger it
+	defaults Fault    // without keys
 
-	point point
+	point startPoint
 	start startAction
 	last  func(*sim.Profile, sim.Options) string // the exception of which the engine, or the API server, dies
 
@@ -67,64 +67,64 @@ type kind struct {
 	write  writeAction
 }
 
-// usualRequest sets off the faults of a load when nothing else is said: whoever starts a server has warmed it up by then.
-const usualRequest = 10
+// defaultRequest triggers the faults under load by default. By then a server is warmed up.
+const defaultRequest = 10
 
-// lasting are the keys of what has a length.
+// lasting are the keys of faults that last.
 var lasting = []string{"for"}
 
-// usualLoad is the usual trigger.
-var usualLoad = Fault{Trigger: "request", Request: usualRequest}
+// defaultLoad has the default trigger of a fault under load.
+var defaultLoad = Fault{Trigger: "request", Request: defaultRequest}
 
-// kinds are all faults, in the order of a server's life. docs/simulator.md says what each does.
+// kinds are all faults in the order of a server's life. docs/simulator.md describes them.
 var kinds = []kind{
-	{name: "model-not-found", point: atBegin, start: dies, last: modelNotFound},
-	{name: "gated-model", point: atBegin, start: dies, last: gatedModel},
-	{name: "never-ready", point: whileLoading, keys: lasting, start: lingers},
-	{name: "slow-start", point: whileLoading, keys: lasting, usual: Fault{For: 10 * time.Second}, start: lingers},
-	{name: "die-loading", point: whileLoading, start: vanishes},
-	{name: "oom-start", point: whileProfiling, start: dies, last: outOfMemory},
-	{name: "die-profiling", point: whileProfiling, start: dies, last: disturbed},
-	{name: "bind-late", point: beforeListening, keys: lasting, usual: Fault{For: 5 * time.Second}, start: lingers},
+	{name: "model-not-found", point: atBegin, start: raise, last: modelNotFound},
+	{name: "gated-model", point: atBegin, start: raise, last: gatedModel},
+	{name: "never-ready", point: whileLoading, keys: lasting, start: delay},
+	{name: "slow-start", point: whileLoading, keys: lasting, defaults: Fault{For: 10 * time.Second}, start: delay},
+	{name: "die-loading", point: whileLoading, start: killEngine},
+	{name: "oom-start", point: whileProfiling, start: raise, last: outOfMemory},
+	{name: "die-profiling", point: whileProfiling, start: raise, last: disturbed},
+	{name: "bind-late", point: beforeListening, keys: lasting, defaults: Fault{For: 5 * time.Second}, start: delay},
 
-	// Without a trigger these strike on the way to readiness, with one under load.
-	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: dies,
+	// Without a trigger these act during the start, with one under load.
+	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
 		act: (*gate).killEngine, last: diskFull},
-	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: dies,
+	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,
 		act: (*gate).killEngine, last: tooManyFiles},
-	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: dies,
+	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: raise,
 		act: (*gate).killEngine, last: ncclFailed},
 
-	{name: "oom-load", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).killEngine, last: outOfMemory},
-	{name: "illegal-memory", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).killEngine, last: illegalAccess},
-	{name: "engine-death", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).killEngine},
-	{name: "exit-0", trigger: true, usual: usualLoad, act: (*gate).exit},
-	{name: "crash", trigger: true, usual: usualLoad, act: (*gate).crash},
-	{name: "hang", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).hang},
-	{name: "no-acceptance", keys: lasting, trigger: true, usual: Fault{Trigger: "at"}, act: (*gate).refuseDrafts},
-	{name: "deaf", keys: lasting, trigger: true, usual: usualLoad, act: (*gate).deaf},
+	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: outOfMemory},
+	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: illegalAccess},
+	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine},
+	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*gate).exit},
+	{name: "crash", trigger: true, defaults: defaultLoad, act: (*gate).crash},
+	{name: "hang", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).hang},
+	{name: "no-acceptance", keys: lasting, trigger: true, defaults: Fault{Trigger: "at"}, act: (*gate).rejectDrafts},
+	{name: "deaf", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).deaf},
 	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*gate).flood,
-		usual: Fault{Trigger: "request", Request: usualRequest, Bytes: 1 << 30}},
-	{name: "stop", trigger: true, usual: usualLoad, act: (*gate).stopItself},
-	{name: "zombies", keys: []string{"n"}, trigger: true, usual: Fault{Trigger: "at", Count: 8}, act: (*gate).zombies},
+		defaults: Fault{Trigger: "request", Request: defaultRequest, Bytes: 1 << 30}},
+	{name: "stop", trigger: true, defaults: defaultLoad, act: (*gate).stopItself},
+	{name: "zombies", keys: []string{"n"}, trigger: true, defaults: Fault{Trigger: "at", Count: 8}, act: (*gate).zombies},
 
-	{name: "status-500", keys: lasting, trigger: true, usual: usualLoad, answer: internalError},
-	{name: "wrong-type", keys: lasting, trigger: true, usual: usualLoad, answer: webPage},
-	{name: "stop-writing", keys: lasting, trigger: true, usual: usualLoad, write: stopWriting},
-	{name: "slow-loris", keys: lasting, trigger: true, usual: usualLoad, write: writeSlowly},
-	{name: "mid-stream-error", keys: lasting, trigger: true, usual: usualLoad, write: breakStream},
-	{name: "truncated", keys: lasting, trigger: true, usual: usualLoad, write: cutStream},
+	{name: "status-500", keys: lasting, trigger: true, defaults: defaultLoad, answer: internalError},
+	{name: "wrong-type", keys: lasting, trigger: true, defaults: defaultLoad, answer: webPage},
+	{name: "stop-writing", keys: lasting, trigger: true, defaults: defaultLoad, write: stopWriting},
+	{name: "slow-loris", keys: lasting, trigger: true, defaults: defaultLoad, write: writeSlowly},
+	{name: "mid-stream-error", keys: lasting, trigger: true, defaults: defaultLoad, write: breakStream},
+	{name: "truncated", keys: lasting, trigger: true, defaults: defaultLoad, write: cutStream},
 
-	{name: "daemon", point: atBegin, keys: lasting, usual: Fault{For: 10 * time.Minute}, start: bearsDaemon},
-	{name: "leak-shm", point: atBegin, keys: []string{"bytes"}, usual: Fault{Bytes: 16 << 20}, start: leaksShm},
-	{name: "ignore-term", point: atBegin, start: ignoresTerm},
-	{name: "slow-stop", keys: lasting, usual: Fault{For: 20 * time.Second}},
+	{name: "daemon", point: atBegin, keys: lasting, defaults: Fault{For: 10 * time.Minute}, start: startDaemon},
+	{name: "leak-shm", point: atBegin, keys: []string{"bytes"}, defaults: Fault{Bytes: 16 << 20}, start: leakShm},
+	{name: "ignore-term", point: atBegin, start: ignoreTerm},
+	{name: "slow-stop", keys: lasting, defaults: Fault{For: 20 * time.Second}},
 	{name: "hang-on-connections"},
 	{name: "leak-gpu", keys: lasting},
 }
 
-// FaultKinds returns the names of all kinds.
-func FaultKinds() []string {
+// faultKinds returns the names of all kinds.
+func faultKinds() []string {
 	names := make([]string, len(kinds))
 	for i, k := range kinds {
 		names[i] = k.name
@@ -132,9 +132,8 @@ func FaultKinds() []string {
 	return names
 }
 
-// ParseFaults reads faults as they are given on a command line, each as KIND or KIND:key=value,key=value. Its error is a
-// *FaultError.
-func ParseFaults(texts ...string) (Faults, error) {
+// parseFaults reads faults from a command line, each as KIND or KIND:key=value,key=value. Its error is a *FaultError.
+func parseFaults(texts ...string) (Faults, error) {
 	var faults Faults
 	for _, text := range texts {
 		f, err := parseFault(text)
@@ -153,7 +152,7 @@ func parseFault(text string) (Fault, error) {
 		return Fault{}, unknownKind(name)
 	}
 	k := &kinds[i]
-	f := k.usual
+	f := k.defaults
 	f.Kind, f.text, f.kind = name, text, k
 	var seen []string
 	if keyed {
@@ -172,17 +171,7 @@ func parseFault(text string) (Fault, error) {
 }
 
 func unknownKind(name string) error {
-	best, least := "", len(name)/4+2
-	for _, known := range FaultKinds() {
-		if d := smetrics.WagnerFischer(name, known, 1, 1, 1); d < least {
-			best, least = known, d
-		}
-	}
-	hint := ""
-	if best != "" {
-		hint = fmt.Sprintf("did you mean %q? ", best)
-	}
-	return &FaultError{fmt.Sprintf("there is no fault %q; %sknown are %s", name, hint, strings.Join(FaultKinds(), ", "))}
+	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultKinds()))}
 }
 
 func (f *Fault) wrong(format string, args ...any) error {
@@ -192,7 +181,7 @@ func (f *Fault) wrong(format string, args ...any) error {
 // triggers are the keys that say when a fault begins.
 var triggers = []string{"at", "request", "running", "p"}
 
-// allowed are the keys that the fault understands.
+// allowed returns the fault's keys.
 func (f *Fault) allowed() []string {
 	if !f.kind.trigger {
 		return f.kind.keys
@@ -200,11 +189,11 @@ func (f *Fault) allowed() []string {
 	return slices.Concat(triggers, []string{"seed"}, f.kind.keys)
 }
 
-// set takes one key.
+// set reads one key.
 func (f *Fault) set(key, value string) (err error) {
 	if allowed := f.allowed(); !slices.Contains(allowed, key) {
 		if len(allowed) == 0 {
-			return f.wrong("it has no keys, and not %q", key)
+			return f.wrong("it has no keys, so %q is wrong", key)
 		}
 		return f.wrong("it has no key %q; it has %s=", key, strings.Join(allowed, "=, "))
 	}
@@ -253,7 +242,7 @@ func count(text string) (int, error) {
 	return n, err
 }
 
-// byteCount reads a number of bytes, with a unit or without.
+// byteCount reads a number of bytes, with or without a unit.
 func byteCount(text string) (int64, error) {
 	factor := int64(1)
 	for unit, size := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
@@ -268,24 +257,24 @@ func byteCount(text string) (int64, error) {
 	return n * factor, err
 }
 
-// check settles the trigger once all keys are read.
+// check sets the trigger and checks the keys together.
 func (f *Fault) check(seen []string) error {
 	given := slices.DeleteFunc(slices.Clone(seen), func(key string) bool { return !slices.Contains(triggers, key) })
 	switch {
 	case len(given) > 1:
-		return f.wrong("%s= and %s= both say when it begins; give one", given[0], given[1])
+		return f.wrong("%s= and %s= both say when the fault begins; give one of them", given[0], given[1])
 	case len(given) == 1:
 		f.Trigger = given[0]
 	}
 	if slices.Contains(seen, "seed") && f.Trigger != "p" {
-		return f.wrong("seed= is of p=, which is not given")
+		return f.wrong("seed= needs p=")
 	}
 	ofRequests := f.kind.answer != nil || f.kind.write != nil
 	if ofRequests && slices.Contains(seen, "for") && f.Trigger != "at" {
-		return f.wrong("for= is of requests that come at a time; give at= as well")
+		return f.wrong("for= needs at= as well, because it lasts from a time on")
 	}
 	if f.kind.start != nil && f.kind.act != nil && slices.Contains(seen, "for") && f.Trigger == "" {
-		return f.wrong("for= is how long the API server outlives its engine under load; say when that dies, as by request=10")
+		return f.wrong("for= is how long the API server outlives its engine under load; give a trigger as well, such as request=10")
 	}
 	return nil
 }

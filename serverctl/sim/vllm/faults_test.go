@@ -29,12 +29,12 @@ func TestParseFaults(t *testing.T) {
 		{"disk-full strikes under load when told so", "disk-full:request=5", Fault{Trigger: "request", Request: 5}, ""},
 		{"requests that come in a time", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
 
-		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"? known are model-not-found, `},
+		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"?`},
 		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; known are model-not-found, gated-model, `},
 		{"nothing", "", Fault{}, `there is no fault ""`},
 		{"a key that nothing has", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
 		{"a key of another kind", "hang:bytes=3", Fault{}, `it has no key "bytes"`},
-		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, and not "request"`},
+		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, so "request" is wrong`},
 		{"a key without value", "hang:for", Fault{}, "for=: it must be a time with its unit"},
 		{"a time without unit", "hang:for=3", Fault{}, "for=3: it must be a time with its unit"},
 		{"no time at all", "slow-start:for=0s", Fault{}, "for=0s: it must be a time"},
@@ -43,30 +43,30 @@ func TestParseFaults(t *testing.T) {
 		{"a chance above 1", "hang:p=1.5", Fault{}, "p=1.5: it must be a chance above 0 and at most 1"},
 		{"no chance", "hang:p=NaN", Fault{}, "p=NaN: it must be a chance"},
 		{"more bytes than there are", "flood:bytes=9999999999GiB", Fault{}, "it must be a number of bytes"},
-		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when it begins; give one"},
+		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when the fault begins; give one of them"},
 		{"a key twice", "hang:at=1s,at=2s", Fault{}, "at= is given twice"},
-		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= is of p=, which is not given"},
-		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= is of requests that come at a time; give at= as well"},
-		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "say when that dies"},
+		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= needs p="},
+		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well, because it lasts from a time on"},
+		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			faults, err := ParseFaults(row.text)
+			faults, err := parseFaults(row.text)
 			if row.wrong != "" {
 				if _, ours := errors.AsType[*FaultError](err); !ours || !strings.Contains(err.Error(), row.wrong) {
-					t.Errorf("ParseFaults(%q) = %v, want %q", row.text, err, row.wrong)
+					t.Errorf("parseFaults(%q) = %v, want %q", row.text, err, row.wrong)
 				}
 				return
 			}
 			if err != nil || len(faults) != 1 {
-				t.Fatalf("ParseFaults(%q) = %v, %v", row.text, faults, err)
+				t.Fatalf("parseFaults(%q) = %v, %v", row.text, faults, err)
 			}
 			got := faults[0]
 			if got.String() != row.text || got.Kind != got.kind.name {
-				t.Errorf("ParseFaults(%q) is %q of kind %s", row.text, got, got.Kind)
+				t.Errorf("parseFaults(%q) is %q of kind %s", row.text, got, got.Kind)
 			}
 			got.Kind, got.kind, got.text = "", nil, ""
 			if got != row.want {
-				t.Errorf("ParseFaults(%q) = %+v, want %+v", row.text, got, row.want)
+				t.Errorf("parseFaults(%q) = %+v, want %+v", row.text, got, row.want)
 			}
 		})
 	}
@@ -118,14 +118,14 @@ func TestFaultsThatNeedMoreSaySo(t *testing.T) {
 
 func parsed(t *testing.T, texts ...string) Faults {
 	t.Helper()
-	faults, err := ParseFaults(texts...)
+	faults, err := parseFaults(texts...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return faults
 }
 
-// The chance of a fault is that of its seed: the same requests are hit in every run.
+// The seed of a fault decides which requests it affects: the same ones in every run.
 func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
 	small := profile(t, "small-fast")
 	engine, err := sim.NewEngine(small, small.Defaults)
@@ -162,7 +162,7 @@ func TestTheDocumentHasEveryFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range FaultKinds() {
+	for _, kind := range faultKinds() {
 		if !strings.Contains(string(text), "\n| `"+kind+"` |") {
 			t.Errorf("docs/simulator.md has no row for %s", kind)
 		}

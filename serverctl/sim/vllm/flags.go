@@ -8,22 +8,22 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The simulator's own flags, and the environment variables that say the same.
+// Environment variables and defaults of the simulator's own flags.
 const (
 	faultsVariable = "TUNER_SIM_FAULTS" // several, separated by semicolons
 	defaultProfile = "h200-llama70b-fp8"
 )
 
-// FromArgs takes the simulator's own flags out of a command line of vLLM's, and returns the server that they describe with
-// the args that are left for Serve:
+// FromArgs removes the simulator's own flags from a command line of vLLM. It returns the server that they describe, and the rest of the
+// args for Serve:
 //
-//	--sim-profile NAME    or TUNER_SIM_PROFILE; h200-llama70b-fp8 when nothing is said
-//	--sim-fault FAULT     any number of them, besides those in TUNER_SIM_FAULTS
+//	--sim-profile NAME    or TUNER_SIM_PROFILE; the default is h200-llama70b-fp8
+//	--sim-fault FAULT     any number of times, in addition to TUNER_SIM_FAULTS
 //	--sim-gpu DIR         or TUNER_SIM_GPU_DIR
-//	--sim-engine-process  a process for the engine
-//	--sim-version VERSION or TUNER_SIM_VERSION; the first of Versions when nothing is said
+//	--sim-engine-process  runs the engine in its own process
+//	--sim-version VERSION or TUNER_SIM_VERSION; the default is the first of sim.Versions
 //
-// Its error is the user's mistake.
+// Its error is a mistake of the user.
 func FromArgs(args []string, getenv func(string) string) (s *Server, rest []string, err error) {
 	s = &Server{GPU: getenv("TUNER_SIM_GPU_DIR"), Version: getenv("TUNER_SIM_VERSION")}
 	profile := getenv("TUNER_SIM_PROFILE")
@@ -42,7 +42,7 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 			value, inline = args[i], true
 		}
 		switch {
-		case !own || !inline: // without its value it is left for vLLM to refuse
+		case !own || !inline: // vLLM's parser refuses a flag without its value
 			rest = append(rest, args[i])
 		case name == "--sim-profile":
 			profile = value
@@ -63,11 +63,11 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 	for i, text := range faults {
 		faults[i] = strings.TrimSpace(text)
 	}
-	s.Faults, err = ParseFaults(faults...)
+	s.Faults, err = parseFaults(faults...)
 	return s, rest, err
 }
 
-// ownArgs is the way back: the flags that describe the server.
+// ownArgs returns the flags that describe the server; FromArgs reads them.
 func (s *Server) ownArgs() []string {
 	args := []string{"--sim-profile=" + s.Profile.Name}
 	if s.version() != sim.Versions[0] {

@@ -16,27 +16,27 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A fakeGPU is a directory that stands for the memory of one GPU. A file named by a process's number says what that process
-// holds, and counts for as long as the process lives: memory comes back when a process dies, however it dies, as with a real
-// driver. A file named leak-… is memory that no process holds, until the time in it. The file total has the size in MiB.
+// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that process. It counts while
+// the process lives, so that the memory becomes free however the process ends, as with a real driver. A file named leak-… is memory in
+// use without a process, until the time in the file. The file total has the size in MiB.
 type fakeGPU struct{ dir string }
 
 // A holding is the content of one such file.
 type holding struct {
-	PID   int       `json:"pid,omitempty"`   // whose it is; of a leak, who must be gone before it counts; 0 is nobody
-	Start uint64    `json:"start,omitempty"` // of that process, in clock ticks since boot: numbers are given away again
+	PID   int       `json:"pid,omitempty"`   // the holder; a leak counts when this process has ended; 0 means no process
+	Start uint64    `json:"start,omitempty"` // of that process, in clock ticks since boot, because the kernel reuses PIDs
 	MiB   float64   `json:"mib"`
-	Until time.Time `json:"until,omitzero"` // of a leak; zero is for ever
+	Until time.Time `json:"until,omitzero"` // of a leak; zero means for ever
 }
 
 const (
 	totalFile  = "total"
 	leakPrefix = "leak-"
-	// leakEvery is how often a living process says anew until when its memory is to leak: after SIGKILL it cannot.
+	// leakEvery is how often a living process updates the end of its leak, because after SIGKILL it cannot.
 	leakEvery = 100 * time.Millisecond
 )
 
-// openGPU makes the directory a GPU of so many MiB.
+// openGPU makes the directory a GPU with total MiB.
 func openGPU(dir string, total float64) (*fakeGPU, error) {
 	g := &fakeGPU{dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -45,7 +45,7 @@ func openGPU(dir string, total float64) (*fakeGPU, error) {
 	return g, g.put(totalFile, total)
 }
 
-// put replaces a file at once, so that nobody reads half of it.
+// put replaces a file atomically.
 func (g *fakeGPU) put(name string, content any) error {
 	text, err := json.Marshal(content)
 	if err != nil {
@@ -76,7 +76,7 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the size in MiB, or the one given when nobody has opened the GPU yet.
+// total returns the size in MiB, or otherwise when no server has opened the GPU yet.
 func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	size := otherwise
 	err := g.read(totalFile, &size)
@@ -86,7 +86,7 @@ func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	return size, err
 }
 
-// used returns the MiB that are in use at a time, and the holdings of living processes by their numbers.
+// used returns the MiB in use at a time, and the holdings of living processes in the order of their PIDs.
 func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error) {
 	files, err := os.ReadDir(g.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +100,7 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 		var h holding
 		err := g.read(file.Name(), &h)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // given back in the meantime
+		case errors.Is(err, fs.ErrNotExist): // released in the meantime
 		case err != nil:
 			return 0, nil, err
 		case leak && !lives(h) && (h.Until.IsZero() || now.Before(h.Until)):
@@ -114,8 +114,8 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 	return mib, living, nil
 }
 
-// lives reports whether the holding's process is there: not one that got its number later, and not one that has ended and
-// only waits to be reaped, whose memory is free already.
+// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does a zombie, whose
+// memory is free already.
 func lives(h holding) bool {
 	if h.PID == 0 {
 		return false
@@ -124,8 +124,8 @@ func lives(h holding) bool {
 	return err == nil && alive && start == h.Start
 }
 
-// processStart returns when a process began, in clock ticks since boot (field 22 of /proc/PID/stat, proc_pid_stat(5)), and
-// whether it has not ended yet. The second field is a name in parentheses that may hold anything.
+// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of /proc/PID/stat,
+// proc_pid_stat(5)). The second field is a name in parentheses with any characters.
 func processStart(pid int) (start uint64, alive bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -133,7 +133,7 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 	}
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	const (
-		state     = 0 // what is left begins with field 3, the state
+		state     = 0 // the rest begins with field 3, the state
 		startTime = 22 - 3
 	)
 	if len(fields) <= startTime {
@@ -143,20 +143,20 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 	return start, !strings.Contains("ZXx", fields[state]), err
 }
 
-// A memory is what this process holds of the GPU. The zero memory is that of a server without one.
+// A memory is the GPU memory that this process holds. The zero memory belongs to a server without a GPU.
 type memory struct {
 	gpu     *fakeGPU
 	free    float64 // MiB before anything was held
 	holding holding
-	leak    *Fault // nil when all comes back
+	leak    *Fault // nil when the memory is released at the end
 
-	mu       sync.Mutex // of holding, which the keeper reads
+	mu       sync.Mutex // guards holding and released
 	released bool
 	stop     chan struct{}
 	keeper   sync.WaitGroup
 }
 
-// claim takes hold of the GPU, or refuses as vLLM does when too little of it is free.
+// claim opens the GPU. It refuses, as vLLM does, when too little memory is free.
 func (s *Server) claim(o sim.Options) (*memory, error) {
 	m := &memory{stop: make(chan struct{})}
 	if s.GPU == "" {
@@ -186,7 +186,7 @@ func (s *Server) claim(o sim.Options) (*memory, error) {
 	return m, nil
 }
 
-// hold sets how many MiB are held.
+// hold sets the MiB that this process holds.
 func (m *memory) hold(mib float64) error {
 	if m.gpu == nil {
 		return nil
@@ -195,11 +195,11 @@ func (m *memory) hold(mib float64) error {
 	m.holding.MiB = mib
 	held := m.holding
 	m.mu.Unlock()
-	return errors.Join(m.sayLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
+	return errors.Join(m.updateLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
 }
 
-// disturbed returns vLLM's refusal when another process gave memory back in the meantime: as much is free as before the
-// weights, or more.
+// disturbed returns vLLM's refusal when another process has released memory since the start: as much is free as before the weights, or
+// more.
 func (m *memory) disturbed() error {
 	if m.gpu == nil {
 		return nil
@@ -218,8 +218,8 @@ func (m *memory) disturbed() error {
 	return nil
 }
 
-// sayLeak writes until when the memory would leak if the process died now.
-func (m *memory) sayLeak() error {
+// updateLeak writes until when the memory would leak if the process died now.
+func (m *memory) updateLeak() error {
 	if m.leak == nil {
 		return nil
 	}
@@ -232,19 +232,19 @@ func (m *memory) sayLeak() error {
 	return m.gpu.put(leakPrefix+strconv.Itoa(leak.PID), leak)
 }
 
-// keepLeaking says so again and again, for a process that is killed says nothing.
+// keepLeaking calls updateLeak until release.
 func (m *memory) keepLeaking() {
 	for {
 		select {
 		case <-m.stop:
 			return
 		case <-time.After(leakEvery):
-			_ = m.sayLeak() // the directory was removed with its test: then nobody reads it
+			_ = m.updateLeak() // fails when a test has removed its directory
 		}
 	}
 }
 
-// release gives the memory back. One that leaks stays with its process, and leaks when that has ended.
+// release frees the memory. Memory that leaks is in use while the process lives, and leaks afterwards.
 func (m *memory) release() {
 	m.mu.Lock()
 	done := m.released
@@ -256,9 +256,9 @@ func (m *memory) release() {
 	close(m.stop)
 	m.keeper.Wait()
 	if m.leak != nil {
-		_ = m.sayLeak() // as in keepLeaking
+		_ = m.updateLeak() // as in keepLeaking
 		return
 	}
-	// A file of a process that has ended does not count, so one that stays does no harm.
+	// The file does not count after the end of the process, so an error does no harm.
 	_ = os.Remove(filepath.Join(m.gpu.dir, strconv.Itoa(m.holding.PID)))
 }

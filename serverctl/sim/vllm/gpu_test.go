@@ -15,7 +15,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// usedMiB is what is held of the GPU in a directory, and by whom.
+// usedMiB returns the memory in use of the GPU in a directory, and its holders.
 func usedMiB(t *testing.T, dir string) (float64, []holding) {
 	t.Helper()
 	used, holders, err := (&fakeGPU{dir: dir}).used(time.Now())
@@ -121,7 +121,7 @@ func TestAServerRefusesAGPUThatIsNotFree(t *testing.T) {
 	}
 }
 
-// Memory that another process gives back while the engine profiles is what vLLM's assertion is about.
+// vLLM's assertion fails when another process releases memory while the engine profiles.
 func TestMemoryThatComesBackDuringTheProfileRun(t *testing.T) {
 	dir := t.TempDir()
 	writeHolding(t, dir, "leak-other", holding{MiB: 4096})
@@ -237,7 +237,7 @@ func TestNvidiaSMI(t *testing.T) {
 	}
 }
 
-// A loop as a process of its own shows how a server comes and goes, and ends at SIGTERM.
+// A loop of nvidia-smi shows how a server starts and ends, and the loop ends at SIGTERM.
 func TestNvidiaSMIInALoop(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -10,8 +10,8 @@ import (
 //go:embed versions/*/help.txt versions/*/help-all.txt
 var helpFiles embed.FS
 
-// Help returns what `vllm serve` prints when its args ask for help: the groups of flags for -h and --help, all flags for
-// --help=all, one group for --help=GROUP, and the flags that have a word in their names for --help=WORD. ok is whether they ask.
+// Help returns the help of `vllm serve`: the groups of flags for -h and --help, all flags for --help=all, one group for --help=GROUP,
+// and the flags with a word in their names for --help=WORD. ok reports whether args ask for help.
 func (s *Server) Help(args []string) (text string, ok bool) {
 	for _, arg := range args {
 		word, search := strings.CutPrefix(arg, "--help=")
@@ -27,7 +27,7 @@ func (s *Server) Help(args []string) (text string, ok bool) {
 	return "", false
 }
 
-// helpText is a text of the version's own, which is part of the program.
+// helpText returns one of the version's texts, which are part of the program.
 func helpText(version, name string) string {
 	text, err := helpFiles.ReadFile("versions/" + version + "/" + name)
 	if err != nil {
@@ -38,11 +38,11 @@ func helpText(version, name string) string {
 
 // A helpSection is a group of flags in the whole help.
 type helpSection struct {
-	title, text string // text is all below the title
+	title, text string // text is everything below the title
 	options     []string
 }
 
-// searchHelp picks from the whole help as vLLM does (format_help in vllm/utils/argparse_utils.py).
+// searchHelp returns the part of the help that matches a word (format_help in vllm/utils/argparse_utils.py).
 func searchHelp(all, word string) string {
 	sections, tip := cutHelp(all)
 	var found strings.Builder
@@ -63,8 +63,8 @@ func searchHelp(all, word string) string {
 	return "No group or arguments matching '" + word + "'.\nUse '--help' to see available groups or '--help=all' to see all available parameters.\n"
 }
 
-// cutHelp takes the whole help apart: a title stands at the margin and ends with a colon, an option is indented by two spaces,
-// what it says by more.
+// cutHelp splits the help into sections. A title is not indented and ends with a colon, an option is indented by two spaces, and the
+// description of an option by more.
 func cutHelp(all string) (sections []helpSection, tip string) {
 	const tipBegin = "When passing JSON CLI arguments"
 	if i := strings.Index(all, tipBegin); i >= 0 {

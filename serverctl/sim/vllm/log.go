@@ -16,14 +16,13 @@ const (
 	engineCore = "EngineCore"
 )
 
-// A logger writes what vLLM writes, as it does with NO_COLOR=1: the records of its logger to out, what Python itself says,
-// tracebacks above all, to errors. Both begin with the process's name and number (vllm/utils/system_utils.py), each line of its
-// own.
+// A logger writes vLLM's log, as with NO_COLOR=1. Records go to out; tracebacks and other output of Python itself go to errors. Each
+// line begins with the process's name and PID (vllm/utils/system_utils.py).
 type logger struct {
 	out, errors io.Writer
 	release     *release
 	apiPID      int
-	enginePID   int // the same when the engine lives in the API server
+	enginePID   int // the PID of the API server when the engine runs in it
 }
 
 func newLogger(out, errors io.Writer, f *release) *logger {
@@ -37,17 +36,16 @@ func (l *logger) prefix(process string) string {
 	return fmt.Sprintf("(%s pid=%d) ", process, l.apiPID)
 }
 
-// say writes a record: (Name pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE] message. One that the version does not have is not
-// written.
+// say writes a record: (Name pid=N) LEVEL MM-DD HH:MM:SS [file.py:LINE] message. It skips records that the version does not have.
 func (l *logger) say(r logRecord, args ...any) {
 	if r.format != "" {
-		l.line(r.process, r.level, r.place, r.format, args...)
+		l.line(r.process, r.level, r.source, r.format, args...)
 	}
 }
 
-// sayOf writes a record of which some versions have only the first of the values, or none.
-func (l *logger) sayOf(r logRecord, args ...any) {
-	verbs := strings.Count(r.format, "%") // no format has a sign of its own
+// sayPart writes a record with as many of the values as the version's format takes.
+func (l *logger) sayPart(r logRecord, args ...any) {
+	verbs := strings.Count(r.format, "%") // no format has a literal percent sign
 	l.say(r, args[:min(verbs, len(args))]...)
 }
 
@@ -57,18 +55,18 @@ func (l *logger) sayAll(list []logRecord) {
 	}
 }
 
-// introduce is the first that an API server says: its version, as a line, or since 0.32.0 as a logo unless
+// introduce writes the first record of an API server: its version, as a line, or since 0.32.0 as a logo unless
 // VLLM_DISABLE_LOG_LOGO=1 (log_version_and_model in vllm/entrypoints/serve/utils/api_utils.py).
 func (l *logger) introduce(o sim.Options) {
 	if l.release.log.logo == "" || os.Getenv("VLLM_DISABLE_LOG_LOGO") == "1" {
-		l.sayOf(l.release.log.serving, l.release.version, o.Source())
+		l.sayPart(l.release.log.serving, l.release.version, o.Source())
 		return
 	}
 	l.api(l.release.log.logo, "\n       █     █     █▄   ▄█\n ▄▄ ▄█ █     █     █ ▀▄▀ █  version %s\n"+
 		"  █▄█▀ █     █     █     █  model   %s\n   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀\n", l.release.version, o.Source())
 }
 
-// started is what vLLM and uvicorn say when all is ready: the routes, but for HEAD as FastAPI's own pages, and that they listen.
+// started writes what vLLM and uvicorn log when the server is ready, with its routes.
 func (l *logger) started(routes []route) {
 	l.say(l.release.log.routes)
 	for _, r := range routes {
@@ -79,27 +77,27 @@ func (l *logger) started(routes []route) {
 	l.uvicorn("Application startup complete.")
 }
 
-func (l *logger) line(process, level, place, format string, args ...any) {
-	head := fmt.Sprintf("%s%s %s [%s] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"), place)
+func (l *logger) line(process, level, source, format string, args ...any) {
+	head := fmt.Sprintf("%s%s %s [%s] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"), source)
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-func (l *logger) api(place, format string, args ...any) {
-	l.line(apiServer, "INFO", place, format, args...)
+func (l *logger) api(source, format string, args ...any) {
+	l.line(apiServer, "INFO", source, format, args...)
 }
 
-func (l *logger) apiError(place, format string, args ...any) {
-	l.line(apiServer, "ERROR", place, format, args...)
+func (l *logger) apiError(source, format string, args ...any) {
+	l.line(apiServer, "ERROR", source, format, args...)
 }
 
-func (l *logger) engineError(place, format string, args ...any) {
-	l.line(engineCore, "ERROR", place, format, args...)
+func (l *logger) engineError(source, format string, args ...any) {
+	l.line(engineCore, "ERROR", source, format, args...)
 }
 
-// trace writes what a process says outside its logger.
+// trace writes output of a process that does not go through its logger.
 func (l *logger) trace(process, text string) { l.write(l.errors, l.prefix(process), text) }
 
-// uvicorn writes one line of uvicorn's.
+// uvicorn writes one line of uvicorn.
 func (l *logger) uvicorn(format string, args ...any) {
 	head := "INFO:     "
 	if l.release.log.uvicorn {
@@ -108,8 +106,8 @@ func (l *logger) uvicorn(format string, args ...any) {
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-// write writes lines at once, each behind the head. A log that cannot be written must not end the server, and there is nobody
-// to tell.
+// write writes all lines in one call, each with the head before it. It ignores errors, because a server must not end when its log
+// cannot be written.
 func (l *logger) write(w io.Writer, head, text string) {
 	var b strings.Builder
 	for line := range strings.SplitSeq(text, "\n") {

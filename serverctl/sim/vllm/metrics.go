@@ -10,8 +10,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// metrics answers with the counters of this moment under vLLM's names (vllm/v1/metrics/loggers.py, 0.14.1 to 0.33.0). Without
-// log stats there are none, as in vLLM.
+// metrics answers with the current counters under vLLM's names (vllm/v1/metrics/loggers.py, 0.14.1 to 0.33.0). As in vLLM there are none
+// with --disable-log-stats.
 func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 	e := &exposition{}
 	a.live.with(func(engine *sim.Engine) {
@@ -22,10 +22,10 @@ func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 		}
 	})
 	w.Header().Set("Content-Type", metricsType)
-	_, _ = w.Write(e.buf.Bytes()) // a client that has gone is no error of the server's
+	_, _ = w.Write(e.buf.Bytes()) // fails when the client has gone
 }
 
-// metricsType is that of prometheus_client 0.26, with which all versions were recorded.
+// metricsType is the content type of prometheus_client 0.26, with which all versions were recorded.
 const metricsType = "text/plain; version=1.0.0; charset=utf-8"
 
 // metrics writes the families in vLLM's order.
@@ -38,7 +38,7 @@ type metrics struct {
 	labels  []string // of nearly all
 }
 
-// one is a sample with the common labels, and others.
+// one returns a sample with the common labels and further ones.
 func (m *metrics) one(v float64, labels ...string) labelled {
 	return labelled{labels: slices.Concat(m.labels, labels), value: v}
 }
@@ -58,11 +58,11 @@ func (m *metrics) write() {
 	m.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labelled{labels: m.cacheConfig(), value: 1})
 }
 
-// zero is a counter of what the simulation does not have: as in a vLLM that does not use it.
+// zero writes a counter of something that is not simulated, as vLLM does when it is not in use.
 func (m *metrics) zero(name, help string) { m.counter(name, help, m.one(0)) }
 
-// speculation are the counters of speculative decoding, which are there while it is on (vllm/v1/spec_decode/metrics.py). The
-// engine counts a position of the draft for each token that it may accept, so their number says whether it is.
+// speculation writes the counters of speculative decoding, which exist only when it is on (vllm/v1/spec_decode/metrics.py). The engine
+// has a counter for each draft position, so there are none when it is off.
 func (m *metrics) speculation() {
 	t := m.engine.Totals
 	if len(t.AcceptedPerPos) == 0 {
@@ -78,7 +78,7 @@ func (m *metrics) speculation() {
 	m.counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", positions...)
 }
 
-// state are the gauges of this moment.
+// state writes the gauges.
 func (m *metrics) state() {
 	waiting := float64(m.engine.Waiting())
 	m.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", m.one(float64(m.engine.Running())))
@@ -100,7 +100,7 @@ func (m *metrics) state() {
 	m.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", m.one(m.engine.KVUsage()))
 }
 
-// caches are the hits of the prefix cache, and of those that the simulation does not have.
+// caches writes the hits of the prefix cache, and zeros for the caches that are not simulated.
 func (m *metrics) caches() {
 	t := m.engine.Totals
 	m.counter("vllm:prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", m.one(float64(t.PrefixQueries)))
@@ -112,7 +112,7 @@ func (m *metrics) caches() {
 	m.counter("vllm:num_preemptions", "Cumulative number of preemption from the engine.", m.one(float64(t.Preemptions)))
 }
 
-// tokens are the counters of the API server.
+// tokens writes the counters of the API server.
 func (m *metrics) tokens() {
 	s := m.stats
 	m.counter("vllm:prompt_tokens", "Number of prefill tokens processed.", m.one(float64(s.promptTokens)))
@@ -141,13 +141,13 @@ func (m *metrics) tokens() {
 	}
 	m.counter("vllm:request_success", "Count of successfully processed requests.", ends...)
 	if m.release.modern {
-		model := m.labels[:2] // without the engine: these are refused before one is chosen
+		model := m.labels[:2] // without the label engine, because vLLM rejects before it chooses an engine
 		m.counter("vllm:admission_rejections", "Number of admission attempts rejected by a queue limit, by reason.",
 			labelled{labels: slices.Concat(model, []string{"reason", "max_num_queued_reqs"})}, labelled{labels: slices.Concat(model, []string{"reason", "max_num_queued_tokens"})})
 	}
 }
 
-// A namedHistogram is a histogram with what stands above it.
+// A namedHistogram is a histogram with its name and help text.
 type namedHistogram struct {
 	name, help string
 	h          *histogram
@@ -159,7 +159,7 @@ func (m *metrics) histograms(list []namedHistogram) {
 	}
 }
 
-// requests are the histograms of sizes.
+// requests writes the histograms of sizes.
 func (m *metrics) requests() {
 	s := m.stats
 	m.histograms([]namedHistogram{
@@ -172,7 +172,7 @@ func (m *metrics) requests() {
 	})
 }
 
-// intervals are the histograms of times, and what vLLM counts after them.
+// intervals writes the histograms of times, and the families that follow them.
 func (m *metrics) intervals() {
 	s := m.stats
 	m.histograms([]namedHistogram{
@@ -191,7 +191,8 @@ func (m *metrics) intervals() {
 	m.histogram("vllm:request_prefill_kv_computed_tokens", "Histogram of new KV tokens computed during prefill (excluding cached tokens).", m.labels, s.prefillComputed)
 }
 
-// cacheConfig are the fields of vLLM's CacheConfig as labels: those of the version's recording, with ours where we have any.
+// cacheConfig returns the fields of vLLM's CacheConfig as labels: those of the version's recording, with the simulation's values where
+// it has some.
 func (m *metrics) cacheConfig() (pairs []string) {
 	o := m.engine.Options
 	fields := maps.Clone(m.release.cacheConfig)

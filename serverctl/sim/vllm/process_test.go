@@ -23,11 +23,11 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The tests of faults run real servers as processes, because signals, exit codes and orphans are what they are about. In all
-// they take some ten seconds, most of it in waiting, and five for the one watchdog that is not shortened.
+// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take some ten seconds, mostly of
+// waiting; the one watchdog that is not shortened takes five.
 
-// This binary is the simulated server too: `vllmsim.test sim serve …` as `tuner sim serve …`. The word tells, not the
-// environment, because one of the server's processes has none.
+// The test binary is the simulated server too: `vllm.test sim serve …` is `tuner sim serve …`. The word sim selects it, because one of the
+// server's processes has an empty environment.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "sim" {
 		os.Exit(playSim(os.Args[2:]))
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playSim is what the command does, with a profile that takes no time to start.
+// playSim does what the command does, with a profile that takes no time to start.
 func playSim(words []string) int {
 	if words[0] == "child" {
 		return told(RunChild(words[1:]))
@@ -76,7 +76,7 @@ func told(err error) int {
 	return 2
 }
 
-// limit is how long a test waits for what takes a fraction of a second: these tests share two busy cores.
+// limit is how long a test waits for something that takes a fraction of a second on a quiet machine.
 const limit = 30 * time.Second
 
 // await waits for a condition.
@@ -84,7 +84,7 @@ func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v in vain: %s", limit, what)
+			t.Fatalf("waited %v, but still not so: %s", limit, what)
 		}
 	}
 }
@@ -106,8 +106,8 @@ func selfCommand(words ...string) *exec.Cmd {
 	return cmd
 }
 
-// startSim starts a server of 16 GiB that is ready at once, unless its flags say otherwise. It is gone after the test, with
-// its group.
+// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and its process group are
+// killed.
 func startSim(t *testing.T, flags ...string) *simProcess {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,7 +136,7 @@ func startSim(t *testing.T, flags ...string) *simProcess {
 		close(s.exited)
 	}()
 	t.Cleanup(func() {
-		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // nobody may be left of it
+		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // the whole process group
 		<-s.exited
 		s.http.CloseIdleConnections()
 		if t.Failed() {
@@ -162,7 +162,7 @@ func (s *simProcess) log() string {
 	return string(text)
 }
 
-// health is the status of /health; 0 means that nothing answers.
+// health returns the status of /health; 0 means no answer.
 func (s *simProcess) health() int {
 	resp, err := s.http.Get(s.url + "/health")
 	if err != nil {
@@ -179,7 +179,7 @@ func (s *simProcess) signal(sig os.Signal) {
 	}
 }
 
-// end waits for the process's end and returns how it ended.
+// end waits for the process and returns its state.
 func (s *simProcess) end() *os.ProcessState {
 	s.t.Helper()
 	select {
@@ -199,7 +199,7 @@ func (s *simProcess) gone() bool {
 	}
 }
 
-// metric reads one of the server's figures; -1 when there is none.
+// metric returns the value of one of the server's metrics; -1 when there is none.
 func (s *simProcess) metric(name string) float64 {
 	resp, err := s.http.Get(s.url + "/metrics")
 	if err != nil {
@@ -217,7 +217,7 @@ func (s *simProcess) metric(name string) float64 {
 	return -1
 }
 
-// engine returns the number of the engine's process, as the log tells it.
+// engine returns the PID of the engine process, from the log.
 func (s *simProcess) engine() int {
 	s.t.Helper()
 	m := regexp.MustCompile(`\(EngineCore_DP0 pid=(\d+)\)`).FindStringSubmatch(s.log())
@@ -243,7 +243,7 @@ type streamed struct {
 	err    error // why it ended; nil in good order
 }
 
-// ask sends a completion request of so many tokens. The test's end, and that of ctx, ends it.
+// ask sends a completion request. The end of the test or of ctx ends it.
 func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &streamed{ended: make(chan struct{}), drop: cancel}
@@ -307,7 +307,7 @@ func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
 	return status, text, err
 }
 
-// inOrder reports the first part that does not come in a text after those before it.
+// inOrder returns the first part that does not follow the parts before it in a text; "" when all do.
 func inOrder(text string, parts []string) (missing string) {
 	for _, part := range parts {
 		i := strings.Index(text, part)
@@ -319,7 +319,7 @@ func inOrder(text string, parts []string) (missing string) {
 	return ""
 }
 
-// statField is a field of /proc/PID/stat by its number in proc_pid_stat(5), from 3; empty when the process has gone.
+// statField returns a field of /proc/PID/stat by its number in proc_pid_stat(5), from 3; "" when the process has ended.
 func statField(pid, number int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -335,7 +335,7 @@ const (
 	statSession = 6
 )
 
-// alive reports whether a process is there and has not ended.
+// alive reports whether a process runs and is no zombie.
 func alive(pid int) bool {
 	state := statField(pid, statState)
 	return state != "" && state != "Z" && state != "X"

@@ -20,7 +20,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The tests of this file hold the simulated server against recordings of real ones (testdata/recordings/README.md).
+// The tests of this file compare the simulated server with recordings of real vLLM (testdata/recordings/README.md).
 
 // recordedArgs are those of the recorded servers.
 var recordedArgs = []string{"/models/tiny", "--served-model-name", "tiny", "--max-model-len", "128", "--max-num-seqs", "8",
@@ -57,8 +57,8 @@ func readJSON[T any](t *testing.T, name string) (v T) {
 	return v
 }
 
-// An answer is the recorded one but for what the model says and how its tokens are cut: ids, times, texts, token counts of texts,
-// and at which token a real model ends by itself. A stream may come in other chunks, because a real server that is busy joins some.
+// The answers are equal to the recorded ones except for ids, times, texts, token counts of texts, and the end of an answer that a real model
+// chooses. A stream may have other chunks, because a busy real server joins some.
 func TestAnswersAreThoseOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	requests := readJSON[[]recordedRequest](t, "requests.json")
@@ -73,7 +73,7 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 					t.Errorf("%s: there is no such request any more; record anew", want.Name)
 					continue
 				}
-				got := ask1(t, url, requests[i])
+				got := sendRecorded(t, url, requests[i])
 				a, b := masked(got), masked(want)
 				if !strings.Contains(b, onlyBegun) { // both tokens were joined
 					a = regexp.MustCompile(`(?m)^data: .*`+onlyBegun+`.*\n`).ReplaceAllString(a, "")
@@ -89,8 +89,8 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 	}
 }
 
-// ask1 sends one request as record.py does.
-func ask1(t *testing.T, url string, r recordedRequest) (got recordedAnswer) {
+// sendRecorded sends one request as record.py does.
+func sendRecorded(t *testing.T, url string, r recordedRequest) (got recordedAnswer) {
 	t.Helper()
 	var body io.Reader
 	headers := http.Header{"Authorization": {"Bearer key"}}
@@ -150,13 +150,13 @@ var masks = []struct {
 	{regexp.MustCompile(`, "`), `,"`},
 }
 
-// counts are the token counts that depend on how a text is cut.
+// counts are the token counts that depend on the tokenizer.
 var counts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
 
 // ofTexts are requests whose prompt is a text, or whose answer a real model ended early.
 var ofTexts = regexp.MustCompile(`^chat|^tokenize|no key, tokenize|of a text|two texts|too many tokens together`)
 
-// masked is an answer without what may differ.
+// masked returns an answer without the parts that may differ.
 func masked(a recordedAnswer) string {
 	body := a.Body
 	for _, m := range masks {
@@ -177,11 +177,11 @@ func masked(a recordedAnswer) string {
 	return fmt.Sprintf("%d %s %s %s %s", a.Status, show(a.Type), show(a.Allow), show(a.Location), body)
 }
 
-// onlyBegun is in a chunk of a completion that goes on.
+// onlyBegun is part of each chunk of a completion except the last.
 const onlyBegun = `"text":"words","logprobs":null,"finish_reason":null`
 
-// chunksOnce keeps each different chunk of a stream once, in the order of their first appearance, without the counts of usage
-// all along: where a busy server joined two chunks there is one less.
+// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of continuous usage. So it does
+// not matter when a busy server has joined two chunks.
 func chunksOnce(body string) string {
 	var kept []string
 	for chunk := range strings.SplitSeq(body, "\n\n") {
@@ -217,7 +217,7 @@ func serveFast(t *testing.T, version string, args ...string) string {
 	return url
 }
 
-// A sample of /metrics is in the recording, with the same labels, if the simulation has it; what it leaves out stands here.
+// The samples of /metrics have the same names and labels as in the recording, in the same order, without those in left.
 func TestMetricsAreThoseOfVLLM(t *testing.T) {
 	left := regexp.MustCompile(`^(python_|process_|http_)`) // of the Python process and of its HTTP library, not of vLLM
 	for _, version := range sim.Versions {
@@ -225,10 +225,10 @@ func TestMetricsAreThoseOfVLLM(t *testing.T) {
 			url := serveFast(t, version, recordedArgs...)
 			for _, r := range readJSON[[]recordedRequest](t, "requests.json") {
 				if strings.HasPrefix(r.Name, "completion") {
-					ask1(t, url, r)
+					sendRecorded(t, url, r)
 				}
 			}
-			got := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"})
+			got := sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"})
 			want, err := os.ReadFile(filepath.Join("testdata", "recordings", version, "metrics.txt"))
 			if err != nil {
 				t.Fatal(err)
@@ -303,7 +303,7 @@ func TestHelpIsThatOfVLLM(t *testing.T) {
 	}
 }
 
-// Every flag that a version's help shows is taken, and none that it does not have.
+// The server accepts exactly the flags that the version's help shows.
 func TestFlagsAreThoseOfTheHelp(t *testing.T) {
 	shown := regexp.MustCompile(`(?m)^  (-.*)$`)
 	name := regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
@@ -328,12 +328,12 @@ func TestFlagsAreThoseOfTheHelp(t *testing.T) {
 		if !maps.Equal(inHelp, inData) {
 			for n := range inHelp {
 				if !inData[n] {
-					t.Errorf("%s: --help=all shows %s, which is not taken", version, n)
+					t.Errorf("%s: --help=all shows %s, which is not accepted", version, n)
 				}
 			}
 			for n := range inData {
 				if !inHelp[n] {
-					t.Errorf("%s: %s is taken, and --help=all does not show it", version, n)
+					t.Errorf("%s: %s is accepted, but --help=all does not show it", version, n)
 				}
 			}
 		}
@@ -354,8 +354,8 @@ func TestFlagsAreThoseOfTheHelp(t *testing.T) {
 	}
 }
 
-// A server says of its start and its end what a real one says, in its order, each line from the same place. The test logs how
-// many lines of the recording are not there: those of a CPU, of a model's configuration, and of FastAPI's other routes.
+// A server logs the start and the end like a real one: the same lines in the same order, with the same sources. The test logs how many lines
+// of the recording are missing: those of a CPU, of a model's configuration, and of FastAPI's other routes.
 func TestTheLogIsThatOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	t.Setenv("VLLM_DISABLE_LOG_LOGO", "0")
@@ -394,7 +394,7 @@ func TestTheLogIsThatOfVLLM(t *testing.T) {
 	}
 }
 
-// lifeOf is the log of a server that starts and is ended at once.
+// lifeOf returns the log of a server that starts and is stopped at once.
 func lifeOf(t *testing.T, version string) string {
 	p := profile(t, "small-fast")
 	p.StartUp = sim.StartUp{}
@@ -412,7 +412,7 @@ func lifeOf(t *testing.T, version string) string {
 	return log.String()
 }
 
-// logForms are the lines of a log without times, numbers, and what is the model's: process, level, place and text.
+// logForms returns the lines of a log as process, level, source and text, without times, numbers and the model's values.
 func logForms(text string) (forms []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, " \n")
@@ -429,7 +429,7 @@ func logForms(text string) (forms []string) {
 	return forms
 }
 
-// What vLLM logs of a command line shows how it was read. A dot in the middle of a line is a space within a word.
+// vLLM's log line of its args shows how the command line was read. In this table · is a space within a word.
 func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	for _, row := range []struct{ name, version, args, want string }{
 		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},
@@ -464,12 +464,12 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	}
 }
 
-// What the metrics say can be read by Prometheus's own parser, in every version.
+// Prometheus's own parser reads the metrics of every version.
 func TestMetricsAreReadByPrometheus(t *testing.T) {
 	for _, version := range sim.Versions {
 		t.Run(version, func(t *testing.T) {
 			url, _ := serveAs(t, version, "--speculative-config", `{"method":"ngram","num_speculative_tokens":2}`)
-			text := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+			text := sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
 			problems, err := promlint.New(strings.NewReader(text)).Lint() // reads before it lints
 			if err != nil {
 				t.Errorf("the parser fails: %v", err)

@@ -6,47 +6,47 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A face is what a client and a reader of the log see of one version of vLLM. Its records and texts were compared with logs and
-// answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings), those that only a GPU brings about and all that is 0.33.0's with
-// the sources of that version.
+// A release is what a client and a reader of the log see of one version of vLLM. Its records and bodies were compared with the logs and
+// answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings). Those that only a GPU produces, and those of 0.33.0, were compared with
+// the sources of the version.
 type release struct {
 	version     string
 	modern      bool   // 0.32.0 and later
 	engine      string // the engine's name in the log
 	log         records
 	answers     answers
-	usage       string            // of the parser of vllm's own words, which refuses what no parser knows
-	guarded     []string          // beginnings of the paths that need a key
-	cacheConfig map[string]string // labels of vllm:cache_config_info that never change
+	guarded     []string          // prefixes of the paths that need a key
+	cacheConfig map[string]string // constant labels of vllm:cache_config_info
 }
 
-// A logRecord is one line of the log: who writes it, how loudly, from where, and what.
+// A logRecord is one line of the log: the process that writes it, its level, the file and line in vLLM's sources, and its text.
 type logRecord struct {
-	process, level, place, format string
+	process, level, source, format string
 }
 
-func fromAPI(place, format string) logRecord    { return logRecord{apiServer, "INFO", place, format} }
-func fromEngine(place, format string) logRecord { return logRecord{engineCore, "INFO", place, format} }
+func fromAPI(source, format string) logRecord { return logRecord{apiServer, "INFO", source, format} }
+func fromEngine(source, format string) logRecord {
+	return logRecord{engineCore, "INFO", source, format}
+}
 
-// records are all lines that do not tell of a failure, in the order of a server's life. One without a format is not written by
-// the version.
+// records are the lines of a server's life in order, without those of failures. The version does not write a record without a format.
 type records struct {
 	serving, arguments, architecture, maxModelLen, chunkedPrefill, asyncScheduling logRecord
 	initializing, loading, weights, loaded, cacheDirectory, compiled               logRecord
 	kvMemory, kvSize, concurrency, graphs, initialized                             logRecord
 	devMode, tasks, starting, routes, route                                        logRecord
 	stopping                                                                       []logRecord
-	stopped                                                                        []logRecord // after the engine has ended
+	stopped                                                                        []logRecord // when the engine has ended
 	resetting, reset, notReset, wakingUp, askedAsleep                              logRecord
 
-	logo    string // place of the logo, which has the version instead of serving
-	uvicorn bool   // uvicorn's lines bear the process's name
+	logo    string // source of the logo, which replaces the record serving
+	uvicorn bool   // uvicorn's lines begin with the process's name
 
-	engineFailed, engineFatal, dumping, engineLost, outputFailed string // places of what fails
+	engineFailed, engineFatal, dumping, engineLost, outputFailed string // sources of the records of failures
 	completionFailed, chatFailed                                 string
 }
 
-// The words that are the same in all versions.
+// The texts that are the same in all versions.
 const (
 	saysArguments    = "non-default args: %s"
 	saysArchitecture = "Resolved architecture: %s"
@@ -72,7 +72,6 @@ var releases = map[string]*release{
 	"0.14.1": {
 		version: "0.14.1", engine: "EngineCore_DP0",
 		answers: oldAnswers, guarded: []string{"/v1"},
-		usage: "usage: vllm [-h] [-v] {chat,complete,serve,bench,collect-env,run-batch} ...",
 		log: records{
 			serving:         fromAPI("api_server.py:1272", "vLLM API server version %s"),
 			arguments:       fromAPI("utils.py:263", saysArguments),
@@ -176,8 +175,8 @@ var releases = map[string]*release{
 	}, latestAnswers()),
 }
 
-// The words of 0.32.0 and 0.33.0. On a GPU both use their second model runner (v1/worker/gpu/model_runner.py) unless told
-// otherwise, which says of the load what saysLoading has and not "Starting to load model".
+// The texts of 0.32.0 and 0.33.0. On a GPU both use their second model runner by default (v1/worker/gpu/model_runner.py), which logs
+// saysLoading and not "Starting to load model".
 const (
 	saysServing     = "vLLM server version %s, serving model %s"
 	saysLoading     = "Loading model from scratch..."
@@ -192,7 +191,6 @@ func modernRelease(version string, log records, a answers) *release {
 	f := &release{
 		version: version, modern: true, engine: "EngineCore", log: log,
 		answers: a, guarded: []string{"/v1", "/v2", "/inference", "/cohere"},
-		usage: "usage: vllm [-h] [-v]\n            {chat,complete,serve,launch,bench,collect-env,download-kernels,preload,run-batch,snapshot}\n            ...",
 		cacheConfig: map[string]string{
 			"_block_size_resolved": "True", "cache_dtype": "auto", "cache_hit_alignment_tokens": "None",
 			"enable_mamba_shared_prefix_checkpoint": "False", "hash_block_size": "None", "is_attention_free": "False",
@@ -211,7 +209,7 @@ func modernRelease(version string, log records, a answers) *release {
 	return f
 }
 
-// modernStopping is what is said before the engine ends, by place.
+// modernStopping returns the records before the engine ends, for the given sources.
 func modernStopping(triggered, mode, start, stopping string) []logRecord {
 	return []logRecord{
 		fromAPI(triggered, "[shutdown] API server: shutdown triggered"),
@@ -221,7 +219,7 @@ func modernStopping(triggered, mode, start, stopping string) []logRecord {
 	}
 }
 
-// modernStopped is what is said afterwards, by place.
+// modernStopped returns the records after the engine has ended, for the given sources.
 func modernStopped(stopped, cleaning, complete, client, signalling, shutting string) []logRecord {
 	return []logRecord{
 		fromAPI(stopped, "[shutdown] MPClient: engine manager stopped"),
@@ -238,6 +236,6 @@ func releaseOf(o sim.Options) *release {
 	return releases[cmp.Or(o.Version, sim.Versions[0])]
 }
 
-// fingerprint is what later versions say of their configuration (vllm/entrypoints/serve/utils/fingerprint.py). Ours has none to
-// make a hash of.
+// fingerprint returns the system fingerprint of later versions (vllm/entrypoints/serve/utils/fingerprint.py). Its hash is 0, because
+// there is no configuration to hash.
 func (f *release) fingerprint() string { return "vllm-" + f.version + "-00000000" }

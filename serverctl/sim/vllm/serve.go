@@ -22,27 +22,27 @@ import (
 // stopGrace is how long a stopping server waits for its handlers.
 const stopGrace = 5 * time.Second
 
-// A Server is `vllm serve` on a simulated GPU. The zero value but for Profile and Out is a healthy one in one process.
+// A Server is `vllm serve` on a simulated GPU. With only Profile and Out set, it is a healthy server in one process.
 type Server struct {
 	Profile *sim.Profile
 	Version string // of vLLM; empty means the first of sim.Versions
-	Faults  Faults // what goes wrong, and when
+	Faults  Faults
 
 	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
 	EngineProcess bool
-	// GPU is a directory that stands for the GPU's memory; empty means that nobody counts it. See NvidiaSMI.
+	// GPU is a directory that stands for the GPU's memory; empty means that the memory is not counted.
 	GPU string
-	// Reexec is the command line of this program up to its part, such as [tuner sim]: what follows is the part, engine or
-	// child, with its args. The program is this one itself (/proc/self/exe), whatever the first word.
+	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim]. The server appends
+	// engine or child and its args. It always runs /proc/self/exe, whatever the first word.
 	Reexec []string
 
 	Out io.Writer // vLLM's log
 	Err io.Writer // what Python writes to its standard error; nil means Out
 }
 
-// Serve reads vLLM's args, writes its start-up lines, takes the profile's time to start, and answers HTTP until ctx ends, a
-// fault ends it, or its engine dies. It returns nil where vLLM exits with 0, which is also after the death of its engine;
-// ExitCode gives the code for an error. What vLLM would say of the error has been said. A *FaultError is of ours.
+// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault ends it, or its
+// engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode returns vLLM's exit code for an
+// error. Serve has logged the error as vLLM does, except a *FaultError.
 func (s *Server) Serve(ctx context.Context, args []string) error {
 	began := time.Now()
 	if err := s.check(); err != nil {
@@ -65,7 +65,7 @@ func (s *Server) logger() *logger {
 
 func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
 
-// check refuses what needs a setting that is not there.
+// check refuses faults that need a setting that is missing.
 func (s *Server) check() error {
 	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
 		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
@@ -79,7 +79,7 @@ func (s *Server) check() error {
 		}
 	}
 	if s.EngineProcess {
-		return &FaultError{"the engine's own process needs Server.Reexec, to be started"}
+		return &FaultError{"the engine process needs Server.Reexec, to start it"}
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 	says := log.release.log
 	log.introduce(options)
 	log.say(says.arguments, nonDefault(options))
-	if err := s.strike(ctx, atBegin, options, log); err != nil {
+	if err := s.applyFaults(ctx, atBegin, options, log); err != nil {
 		return err
 	}
 	_, late := s.Faults.find("bind-late")
@@ -104,7 +104,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		}
 		defer port.close()
 	}
-	log.say(says.architecture, "LlamaForCausalLM") // of no model in particular: the profile names one and describes its cost
+	log.say(says.architecture, "LlamaForCausalLM") // the profile describes only the cost of a model
 	log.say(says.maxModelLen, options.MaxModelLen)
 	log.say(says.chunkedPrefill, options.MaxNumBatchedTokens)
 	log.say(says.asyncScheduling)
@@ -123,7 +123,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		}
 	}
 	log.say(says.starting, net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
-	if err := s.strike(ctx, beforeListening, options, log); err != nil {
+	if err := s.applyFaults(ctx, beforeListening, options, log); err != nil {
 		return err
 	}
 	if late {
@@ -143,7 +143,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 	return s.serveHTTP(ctx, newGate(s, core, newLive(engine), log, began), listener)
 }
 
-// startUp is the start of an engine. It returns the GPU's memory that it holds.
+// startUp starts the engine and returns the GPU memory that it holds.
 func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
 	log.say(log.release.log.initializing, log.release.version, o.Source(), s.Profile.Name)
 	m, err := s.claim(o)
@@ -161,31 +161,31 @@ func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memo
 	return m, nil
 }
 
-// loadWeights takes the time of the phases up to the profile run and writes their lines.
+// loadWeights takes the time of the phases up to the profile run and logs them.
 func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
-	log.sayOf(says.loading, o.Source())
-	if err := s.strike(ctx, whileLoading, o, log); err != nil {
+	log.sayPart(says.loading, o.Source())
+	if err := s.applyFaults(ctx, whileLoading, o, log); err != nil {
 		return err
 	}
 	if err := errors.Join(m.hold(p.Memory.FixedGiB*1024), wait(ctx, t.Weights)); err != nil {
 		return err
 	}
 	log.say(says.weights, t.Weights)
-	log.say(says.loaded, rounded(p.Memory.FixedGiB), t.Weights)
+	log.say(says.loaded, roundGiB(p.Memory.FixedGiB), t.Weights)
 	log.say(says.cacheDirectory, "/tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone")
 	if err := wait(ctx, t.Compile+t.Profile); err != nil {
 		return err
 	}
 	log.say(says.compiled, t.Compile)
-	return errors.Join(s.strike(ctx, whileProfiling, o, log), m.disturbed())
+	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache is the rest of a start: the KV cache and the graphs. Like vLLM it comes after the weights, so a cache that is too
-// small is found late.
+// sizeCache is the rest of a start: the KV cache and the CUDA graphs. As in vLLM it comes after the weights, so a start with too small a
+// cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
-	log.say(says.kvMemory, rounded(p.KVGiB(o)))
+	log.say(says.kvMemory, roundGiB(p.KVGiB(o)))
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return err
@@ -201,11 +201,11 @@ func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *l
 		return err
 	}
 	log.say(says.graphs, t.Graphs, p.Memory.GraphReserveGiB)
-	log.sayOf(says.initialized, t.Profile+t.Compile+t.Graphs, t.Compile)
+	log.sayPart(says.initialized, t.Profile+t.Compile+t.Graphs, t.Compile)
 	return nil
 }
 
-// serveHTTP answers until the server's end.
+// serveHTTP answers requests until the server ends.
 func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) error {
 	engineCtx, stopEngine := context.WithCancel(context.WithoutCancel(ctx))
 	engineGone := make(chan struct{})
@@ -234,12 +234,12 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 	select {
 	case err := <-served:
 		return err
-	case <-g.ended: // nothing is left to be said, or its engine is dead and the streams have been told
+	case <-g.ended: // a fault has ended the server, or its engine is dead and the streams have ended
 	case <-ctx.Done():
 		g.log.sayAll(g.release().log.stopping)
-		s.lingerAtStop()
+		s.delayStop()
 		stopEngine()
-		g.close() // first: an engine that is stopped is none that has died
+		g.close() // first, so that the stopped engine does not count as dead
 		g.core.stop()
 		g.log.sayAll(g.release().log.stopped)
 	}
@@ -251,24 +251,24 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 	return nil
 }
 
-// lingerAtStop is the fault slow-stop.
-func (s *Server) lingerAtStop() {
+// delayStop is the fault slow-stop.
+func (s *Server) delayStop() {
 	if slow, ok := s.Faults.find("slow-stop"); ok {
 		time.Sleep(slow.For)
 	}
 }
 
-// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients instead, as
-// uvicorn does, for which vLLM 0.14.1 sets no limit (vllm/entrypoints/launcher.py): the engine has gone, so no stream ends.
-// With eight streams in flight two of three real servers were seen to wait so for more than 85 s.
+// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without a limit, as uvicorn
+// does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended. With eight streams in flight, two of
+// three real servers waited for more than 85 s.
 func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), g *gate) {
-	if g.abrupt { // handlers that return by themselves would end their answers in good order
-		_ = server.Close() // a listener that fails to close is closed all the same
+	if g.abrupt { // a graceful end would complete the answers
+		_ = server.Close() // a listener is closed even when Close fails
 		return
 	}
 	if _, ok := s.Faults.find("hang-on-connections"); ok {
 		g.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
-		_ = server.Shutdown(ctx) // without a limit there is none to be exceeded
+		_ = server.Shutdown(ctx) // fails only when ctx ends, which it does not
 		return
 	}
 	dropHandlers()
@@ -279,7 +279,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 	}
 }
 
-// ExitCode returns the code with which vLLM exits for an error of Serve: 2 for its command line, else 1.
+// ExitCode returns vLLM's exit code for an error of Serve: 2 for a wrong command line, otherwise 1.
 func ExitCode(err error) int {
 	if err == nil {
 		return 0
@@ -305,7 +305,7 @@ func (l *logger) refusal(err error) {
 	case isCore:
 		l.apiFailed(l.release.initFailed(core.exit))
 	case isStart:
-		l.apiFailed(l.release.fitted(start.Text))
+		l.apiFailed(l.release.adapt(start.Text))
 	default:
 		l.write(l.errors, "", "the simulated server: "+err.Error())
 	}

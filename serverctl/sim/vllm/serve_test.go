@@ -155,7 +155,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 }
 
-// A client that goes away takes its request out of the engine.
+// When a client goes away, its request leaves the engine.
 func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
 	url, _ := serve(t, "--max-model-len", "8192")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)

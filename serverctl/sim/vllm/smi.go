@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// What the simulated GPU says of itself, so that nobody takes it for another.
+// The simulated GPU's names, which no real GPU has.
 const (
 	gpuName   = "Simulated GPU"
 	gpuUUID   = "GPU-simulated-0000-0000-0000-000000000000"
 	gpuDriver = "simulated"
 )
 
-// A card is the GPU at one moment.
+// A card is the state of the GPU at one moment.
 type card struct {
 	total, used float64 // MiB
 	holders     []holding
 }
 
-// A property is a field that can be asked for. Names and units are those of nvidia-smi --help-query-gpu, driver 580.
+// A property is a field of a query, with the names and units of nvidia-smi --help-query-gpu, driver 580.
 type property[T any] struct {
 	names []string
 	unit  string
@@ -33,8 +33,7 @@ type property[T any] struct {
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// byLoad is a figure that is one thing while somebody holds memory and another while nobody does. Nothing stands behind
-// either: the simulated GPU is one of memory alone.
+// byLoad returns one constant while a process holds memory, and another while none does. Neither is simulated: only the memory is.
 func byLoad(idle, busy string) func(card) string {
 	return func(c card) string {
 		if len(c.holders) > 0 {
@@ -82,17 +81,17 @@ var appProperties = []property[holding]{
 
 // An smi is one command line of nvidia-smi.
 type smi struct {
-	gpu, apps []string // fields asked for
+	gpu, apps []string // fields of the query
 	header    bool
 	units     bool
-	every     time.Duration // 0 is once
+	every     time.Duration // 0 means once
 	list      bool
-	helpOf    string // the switch whose fields are to be explained
+	helpOf    string // the switch whose fields to explain
 }
 
-// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: the queries that give CSV, once or in a loop that ends with
-// ctx or its reader, and -L. totalGiB is the GPU's size when no server has ever used it. It returns the exit code; like
-// nvidia-smi it says what is wrong on its standard output.
+// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: CSV queries, once or in a loop, and -L. A loop ends with ctx or when
+// nobody reads the output. totalGiB is the GPU's size until a server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it
+// writes errors to its standard output.
 func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64, out io.Writer) int {
 	if dir == "" {
 		fmt.Fprintln(out, "No simulated GPU is given: set TUNER_SIM_GPU_DIR to the directory of --sim-gpu.")
@@ -104,13 +103,13 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 		return 2
 	}
 	for {
-		c, err := look(dir, totalGiB)
+		c, err := readCard(dir, totalGiB)
 		if err != nil {
 			fmt.Fprintln(out, err)
 			return 1
 		}
 		if err := q.print(out, c); err != nil {
-			return 0 // nobody reads any more
+			return 0 // the reader has gone
 		}
 		q.header = false
 		if q.every == 0 {
@@ -124,8 +123,8 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 	}
 }
 
-// look reads the GPU.
-func look(dir string, totalGiB float64) (c card, err error) {
+// readCard reads the state of the GPU.
+func readCard(dir string, totalGiB float64) (c card, err error) {
 	g := &fakeGPU{dir: dir}
 	if c.total, err = g.total(totalGiB * 1024); err != nil {
 		return c, err
@@ -134,7 +133,7 @@ func look(dir string, totalGiB float64) (c card, err error) {
 	return c, err
 }
 
-// parseSMI reads the arguments, or says what is wrong with them.
+// parseSMI reads the arguments, or returns what is wrong with them.
 func parseSMI(args []string) (q smi, wrong string) {
 	format := ""
 	for i := 0; i < len(args); i++ {
@@ -176,7 +175,7 @@ func parseSMI(args []string) (q smi, wrong string) {
 	return q, unknownField(q.apps, appProperties)
 }
 
-// loopOf reads how often to repeat; -i chooses among one GPU and changes nothing.
+// loopOf reads the interval of a loop. -i has no effect, because there is only one GPU.
 func loopOf(name, value string, every time.Duration) (time.Duration, string) {
 	unit := time.Second
 	switch name {
@@ -201,7 +200,7 @@ func unknownField[T any](asked []string, known []property[T]) string {
 	return ""
 }
 
-// print writes what was asked for. Its error means that nobody reads.
+// print writes the answer. It fails when the reader has gone.
 func (q smi) print(out io.Writer, c card) error {
 	switch {
 	case q.helpOf == "--query-gpu":
@@ -230,7 +229,7 @@ func explain[T any](out io.Writer, query string, known []property[T]) error {
 	return err
 }
 
-// table writes rows of the asked fields, separated as nvidia-smi does.
+// table writes the fields of each row, separated as by nvidia-smi.
 func table[T any](out io.Writer, q smi, asked []string, known []property[T], rows []T) error {
 	var b strings.Builder
 	fields := make([]property[T], len(asked))

@@ -12,15 +12,15 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// backlog is uvicorn's.
+// backlog is uvicorn's value.
 const backlog = 2048
 
 // A socket is bound and does not listen yet. vLLM binds before its engine loads (create_server_socket in
-// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when all is ready: until then whoever connects is
-// refused, and the kernel gives the port to nobody who asks for any.
+// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel refuses connections,
+// and gives the port to no other process.
 type socket struct{ file *os.File }
 
-// bind takes the port, or says in Python's words why it cannot.
+// bind binds the port. Its error is Python's exception.
 func bind(host string, port int) (*socket, error) {
 	if port < 0 || port > math.MaxUint16 {
 		return nil, &sim.StartError{Text: "OverflowError: bind(): port must be 0-65535."}
@@ -35,7 +35,7 @@ func bind(host string, port int) (*socket, error) {
 		return nil, osError(err)
 	}
 	s := &socket{file: os.NewFile(uintptr(fd), "socket")}
-	// vLLM sets SO_REUSEPORT as well, with which a second server of the same user shares the port silently.
+	// vLLM sets SO_REUSEPORT too. With that, a second server of the same user would silently share the port.
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 		err = unix.Bind(fd, name)
 	}
@@ -57,20 +57,19 @@ func sockaddr(address *net.TCPAddr) (family int, name unix.Sockaddr) {
 	return unix.AF_INET6, six
 }
 
-// listen lets connections in. The socket is the listener's from then on.
+// listen accepts connections. From then on the socket belongs to the listener.
 func (s *socket) listen() (net.Listener, error) {
-	defer s.close() // the listener has a copy of its own
+	defer s.close() // the listener has its own copy
 	if err := unix.Listen(int(s.file.Fd()), backlog); err != nil {
-		return nil, osError(err) // somebody else who had bound the port too was quicker
+		return nil, osError(err) // another process had bound the port too and was quicker
 	}
 	return net.FileListener(s.file)
 }
 
-// close gives the port back unless a listener has it. Closing twice is an error that says nothing, and of a socket without a
-// peer closing cannot fail.
+// close releases the port unless a listener has it. Its only error is that the file is closed already.
 func (s *socket) close() { _ = s.file.Close() }
 
-// osError is an errno as Python says it: OSError: [Errno 98] Address already in use.
+// osError writes an errno as Python's exception: OSError: [Errno 98] Address already in use.
 func osError(err error) error {
 	errno, ok := err.(unix.Errno)
 	if !ok {

@@ -7,10 +7,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// stats are what an API server of vLLM counts of the requests that it answers (vllm/v1/metrics/stats.py and loggers.py, 0.14.1
-// to 0.33.0). They are counted when a client is to see the tokens. Intervals are in seconds.
+// stats are the counters of vLLM's API server (vllm/v1/metrics/stats.py and loggers.py, 0.14.1 to 0.33.0). It counts tokens when it
+// delivers them. Intervals are in seconds.
 type stats struct {
-	since time.Time // when they began to count
+	since time.Time // when counting began
 
 	promptTokens, cachedTokens, generationTokens int
 	finished                                     int
@@ -33,11 +33,11 @@ var (
 	preemptionBounds = []float64{1, 2, 3, 4, 5, 10, 20} // since 0.32.0
 )
 
-// tokenBounds are 1, 2, 5, 10 … up to the longest request.
-func tokenBounds(most int) (bounds []float64) {
+// tokenBounds returns 1, 2, 5, 10 … up to the longest request.
+func tokenBounds(longest int) (bounds []float64) {
 	for decade := 1; ; decade *= 10 {
 		for _, digit := range []int{1, 2, 5} {
-			if digit*decade > most {
+			if digit*decade > longest {
 				return bounds
 			}
 			bounds = append(bounds, float64(digit*decade))
@@ -65,7 +65,7 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 	tokens := 0
 	for _, to := range d.to {
 		q := to.sequence
-		if open[q.request] != q { // its client has gone
+		if open[q.request] != q { // the client has gone
 			continue
 		}
 		tokens += to.progress.tokens
@@ -112,10 +112,10 @@ func (s *stats) finish(q *sequence, seen float64) {
 	}
 }
 
-// A histogram counts values by upper bounds, which belong to their buckets.
+// A histogram counts values in buckets. An upper bound belongs to its bucket.
 type histogram struct {
 	bounds []float64
-	counts []uint64 // one more than bounds: the last is of those above all
+	counts []uint64 // one more than bounds: the last bucket has no upper bound
 	sum    float64
 }
 

@@ -17,7 +17,7 @@ import (
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
-	text := ask1(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+	text := sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
 		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && name[0] != '#' {
@@ -27,7 +27,7 @@ func scraped(t *testing.T, url string) map[string]float64 {
 	return found
 }
 
-// The metrics tell what the server did: three answers to two requests of known lengths.
+// The metrics agree with three answers to two requests of known lengths.
 func TestMetricsAreTrue(t *testing.T) {
 	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m")
 	for _, body := range []string{`{"prompt":[1,2,3,4,5],"max_tokens":4,"n":2}`, `{"prompt":[9,8,7],"max_tokens":1}`} {
@@ -69,7 +69,7 @@ func TestMetricsAreTrue(t *testing.T) {
 	}
 }
 
-// A preempted request is counted as one, and its answer comes whole. Time is the bubble's.
+// A preempted request counts as one request, and its answer is complete.
 func TestPreemptionsAreCountedByRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := profile(t, "small-fast")
@@ -120,7 +120,7 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 	})
 }
 
-// Tokens that one step brings to one request are one chunk of a stream, as with speculative decoding.
+// The tokens of one step are one chunk of a stream, as with speculative decoding.
 func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	w := &recorder{}
 	s := &answer{w: w, release: releases["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
@@ -150,7 +150,7 @@ func TestPythonFloats(t *testing.T) {
 	}
 }
 
-// recorder keeps what is written.
+// A recorder keeps what is written.
 type recorder struct{ strings.Builder }
 
 func (r *recorder) Header() http.Header { return http.Header{} }

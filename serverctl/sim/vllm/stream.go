@@ -30,7 +30,7 @@ type answer struct {
 // eventStream is the type of a streamed answer.
 const eventStream = "text/event-stream; charset=utf-8"
 
-// fixed fills what is the same in all chunks of an answer.
+// fixed returns the replacer of the fields that are the same in all chunks of an answer.
 func (s *answer) fixed(stream bool) *strings.Replacer {
 	object, prefix := "text_completion", "cmpl"
 	if s.chat {
@@ -42,7 +42,7 @@ func (s *answer) fixed(stream bool) *strings.Replacer {
 	return strings.NewReplacer("{id}", fmt.Sprintf("%s-%016x", prefix, s.id), "{object}", object, "{created}", strconv.FormatInt(time.Now().Unix(), 10))
 }
 
-// begin prepares the chunks of a stream, and sends a chat's role chunks, which vLLM sends with the first token and not before.
+// begin prepares the chunks of a stream. It sends the role chunks of a chat, which vLLM sends with the first token and not before.
 func (s *answer) begin() error {
 	a, fixed := &s.release.answers, s.fixed(true)
 	if !s.chat {
@@ -58,12 +58,12 @@ func (s *answer) begin() error {
 	return s.flush()
 }
 
-// A chunk is what differs between the chunks of a stream.
+// A chunk has the fields that differ between the chunks of a stream.
 type chunk struct {
 	index int // of the sequence
 	from  int // first token
 	progress
-	usage string // with usage all along
+	usage string // template of the usage, with continuous usage
 }
 
 // tokens sends the progress of one sequence.
@@ -80,7 +80,7 @@ func (s *answer) tokens(index int, p progress) error {
 	return s.flush()
 }
 
-// end sends the usage, when it is wanted, and the last chunk.
+// end sends the usage, if the request wants it, and the last chunk.
 func (s *answer) end() error {
 	if s.usage {
 		usage := newTemplate(s.release.answers.usageChunk, s.fixed(true))
@@ -97,9 +97,9 @@ func (s *answer) end() error {
 				}
 				return to
 			case "end":
-				return s.fingerprinted(to)
+				return s.closing(to)
 			}
-			return s.count(to, name, s.prompt, total)
+			return s.common(to, name, s.prompt, total)
 		})
 		if _, err := s.w.Write(append(s.buf, "\n\n"...)); err != nil {
 			return err
@@ -109,10 +109,10 @@ func (s *answer) end() error {
 	return err
 }
 
-// send writes one chunk. Its error means that the client has gone.
+// send writes one chunk. It fails when the client has gone.
 func (s *answer) send(t template, c chunk) error {
 	s.buf = append(s.buf[:0], "data: "...)
-	s.buf = t.fill(s.buf, func(to []byte, name string) []byte { return s.place(to, name, c) })
+	s.buf = t.fill(s.buf, func(to []byte, name string) []byte { return s.field(to, name, c) })
 	s.buf = append(s.buf, "\n\n"...)
 	_, err := s.w.Write(s.buf)
 	return err
@@ -120,8 +120,8 @@ func (s *answer) send(t template, c chunk) error {
 
 func (s *answer) flush() error { return http.NewResponseController(s.w).Flush() }
 
-// place fills one place of a chunk.
-func (s *answer) place(to []byte, name string, c chunk) []byte {
+// field appends one field of a chunk.
+func (s *answer) field(to []byte, name string, c chunk) []byte {
 	switch name {
 	case "index":
 		return strconv.AppendInt(to, int64(c.index), 10)
@@ -152,21 +152,21 @@ func (s *answer) place(to []byte, name string, c chunk) []byte {
 			return append(to, s.release.answers.noUsage...)
 		}
 		return newTemplate(c.usage, noReplacer).fill(to, func(to []byte, name string) []byte {
-			return s.count(to, name, s.sequences[c.index].request.Prompt, c.from+c.tokens)
+			return s.common(to, name, s.sequences[c.index].request.Prompt, c.from+c.tokens)
 		})
 	case "end":
 		if c.last && !s.usage {
-			return s.fingerprinted(to)
+			return s.closing(to)
 		}
 		return to
 	}
-	return s.count(to, name, 0, 0)
+	return s.common(to, name, 0, 0)
 }
 
 var noReplacer = strings.NewReplacer()
 
-// count fills the places of usage, and those that are the same in all bodies.
-func (s *answer) count(to []byte, name string, prompt, output int) []byte {
+// common appends a field of usage, or one that is the same in all bodies.
+func (s *answer) common(to []byte, name string, prompt, output int) []byte {
 	switch name {
 	case "model":
 		return append(to, quoteJSON(s.model)...)
@@ -182,12 +182,12 @@ func (s *answer) count(to []byte, name string, prompt, output int) []byte {
 	return to
 }
 
-// fingerprinted appends what closes the last chunk.
-func (s *answer) fingerprinted(to []byte) []byte {
-	return newTemplate(s.release.answers.end, noReplacer).fill(to, func(to []byte, name string) []byte { return s.count(to, name, 0, 0) })
+// closing appends the fields that only the last chunk has.
+func (s *answer) closing(to []byte) []byte {
+	return newTemplate(s.release.answers.end, noReplacer).fill(to, func(to []byte, name string) []byte { return s.common(to, name, 0, 0) })
 }
 
-// cached returns how many prompt tokens the cache had.
+// cached returns how many prompt tokens were in the cache.
 func (s *answer) cached() (n int) {
 	for _, a := range s.sequences {
 		n += max(0, a.request.Cached)
@@ -199,7 +199,7 @@ func (s *answer) cachedDetails() string {
 	return strings.Replace(s.release.answers.details, "{cached}", strconv.Itoa(s.cached()), 1)
 }
 
-// whole sends all at once.
+// whole sends the answer as one body.
 func (s *answer) whole() {
 	a := &s.release.answers
 	body, choice := a.completion, newTemplate(a.completionChoice, noReplacer)
@@ -214,7 +214,7 @@ func (s *answer) whole() {
 			choices = append(choices, ',')
 		}
 		choices = choice.fill(choices, func(to []byte, name string) []byte {
-			return s.place(to, name, chunk{index: i, progress: progress{tokens: k.request.Output}})
+			return s.field(to, name, chunk{index: i, progress: progress{tokens: k.request.Output}})
 		})
 	}
 	text := newTemplate(body, s.fixed(false)).fill(nil, func(to []byte, name string) []byte {
@@ -224,7 +224,7 @@ func (s *answer) whole() {
 		case "usage":
 			return newTemplate(a.wholeUsage, noReplacer).fill(to, func(to []byte, name string) []byte {
 				if name != "details" {
-					return s.count(to, name, s.prompt, total)
+					return s.common(to, name, s.prompt, total)
 				}
 				if s.details && s.cached() > 0 {
 					return append(to, s.cachedDetails()...)
@@ -232,13 +232,13 @@ func (s *answer) whole() {
 				return append(to, "null"...)
 			})
 		}
-		return s.count(to, name, 0, 0)
+		return s.common(to, name, 0, 0)
 	})
 	s.w.Header().Set("Content-Type", "application/json")
-	_, _ = s.w.Write(text) // a client that has gone is no error of the server's
+	_, _ = s.w.Write(text) // fails when the client has gone
 }
 
-// appendWords appends so many words of an answer: each token is a word with its number.
+// appendWords appends n tokens of an answer, each as a word with its number.
 func appendWords(to []byte, from, n int) []byte {
 	for i := from; i < from+n; i++ {
 		to = append(to, " w"...)

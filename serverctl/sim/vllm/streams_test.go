@@ -19,18 +19,17 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// steadyVariable makes a test's server one whose steps take so many milliseconds, whatever is in them, and that has memory for
-// any number of requests.
-const steadyVariable = "VLLMSIM_TEST_STEP_MS"
+// steadyVariable gives a test's server a constant step time in milliseconds, and memory for any number of requests.
+const steadyVariable = "SIM_TEST_STEP_MS"
 
-// steady is the profile of such a server.
+// steady changes a profile to that of such a server.
 func steady(p *sim.Profile, ms float64) {
 	p.Step = sim.StepCost{Fixed: ms, RooflineExponent: 1}
 	p.Memory.GPUGiB = 2000
 }
 
-// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1; the clients are here, on
-// another core. What is told is the share of a core that the server used, and how many tokens came of those that were due.
+// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run on another core. The
+// test logs the share of a core that the server used, and the share of due tokens that came.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
 	realtime.Only(t, "says something of speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
@@ -94,7 +93,7 @@ func countTokens(conn net.Conn, tokens *atomic.Int64) {
 	}
 }
 
-// cpuSeconds is the processor time that a process has used.
+// cpuSeconds returns the processor time of a process.
 func cpuSeconds(t *testing.T, pid int) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
