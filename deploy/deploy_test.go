@@ -11,13 +11,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/goccy/go-yaml"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
-	"sigs.k8s.io/yaml"
 )
 
 // decode reads the documents of a manifest like the API server with fieldValidation=Strict: an unknown field, a field
@@ -117,7 +117,7 @@ func TestKustomizationListsEveryManifest(t *testing.T) {
 		Resources  []string `json:"resources"`
 		Images     []image  `json:"images"`
 	}
-	if err := yaml.UnmarshalStrict(text, &k); err != nil {
+	if err := yaml.UnmarshalWithOptions(text, &k, yaml.Strict()); err != nil {
 		t.Fatal(err)
 	}
 	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" {

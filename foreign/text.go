@@ -40,6 +40,10 @@ func Text(text string) string {
 	return string(w.out)
 }
 
+// Clean returns what the Writer would pass on of a text. Callers write it to the underlying writer, together with escape sequences
+// of our own.
+func (w *Writer) Clean(text string) string { return Text(text) }
+
 // Write takes pieces of any size, also parts of a character or of an escape sequence.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()

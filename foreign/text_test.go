@@ -2,10 +2,12 @@ package foreign
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/yaml"
+	"github.com/goccy/go-yaml"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 )
 
 func TestATerminalGetsTextAlone(t *testing.T) {
@@ -81,6 +83,22 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 		}
 		if back["name"] != hostile || len(back) != 2 || len(back[hostile].([]any)) != 3 {
 			t.Errorf("the %s lost something: %q", name, back)
+		}
+	}
+	// A reader of YAML 1.1, such as Kubernetes, and one of 1.2 read each text as itself.
+	for _, text := range []string{"1e3", "0x1F", "1_000", "yes", "~", "1:30", "2024-01-01", ".5", "1.", "+1", "0o17", "012", ".inf", "=", "<<", "", " a", "a ", "a: b", "a #b", "a:",
+		"- a", "-", "?", "--flag", "::1", "'a'", `"a"`, `\`, "{}", "[a]", "a,b", "&a", "*a", "!a", "%a", "@a", "`a", "|", ">", "a\nb", "a\tb", "#", "0.14.1", "true", "n", "---", "..."} {
+		document, err := YAML(map[string]any{text: []any{text, []any{text, map[string]any{"k": text}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, read := range map[string]func([]byte, any) error{"goccy": func(b []byte, v any) error { return yaml.Unmarshal(b, v) }, "Kubernetes": func(b []byte, v any) error { return yamlutil.Unmarshal(b, v) }} {
+			var back map[string]any
+			if err := read(document, &back); err != nil {
+				t.Errorf("%s cannot read %q: %v\n%s", name, text, err, document)
+			} else if got := fmt.Sprintf("%q", back); got != fmt.Sprintf("%q", map[string]any{text: []any{text, []any{text, map[string]any{"k": text}}}}) {
+				t.Errorf("%s reads %s from\n%s", name, got, document)
+			}
 		}
 	}
 	if plain, err := YAML(map[string]any{"b": 1, "a": "ünï", "c": "9\u00a0MiB"}); err != nil || string(plain) != "a: ünï\nb: 1\nc: 9\u00a0MiB\n" {

@@ -22,7 +22,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// Columns are those of a terminal: a wide character takes two, a combining one none.
+// A wide character takes two columns of a terminal, a combining one none.
 func TestClipCountsColumns(t *testing.T) {
 	for _, c := range []struct {
 		text string
@@ -49,10 +49,10 @@ func FuzzClip(f *testing.F) {
 	})
 }
 
-// A table uses the width that there is: it clips what may be clipped, then leaves columns out.
+// A table that is too wide clips what may be clipped, and then drops columns.
 func TestTableFits(t *testing.T) {
 	table := Table{
-		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Least: 6, Rank: 3}},
+		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Min: 6, Rank: 3}},
 		Rows:    [][]string{{"a", "1", "3 s", "a text that is long"}, {"模型", "20", "14 min", "short"}},
 	}
 	for _, c := range []struct {
@@ -69,6 +69,96 @@ func TestTableFits(t *testing.T) {
 		got := strings.Join(table.Lines(c.width), "\n")
 		if got != c.want {
 			t.Errorf("in %d columns it is\n%s\nwant\n%s", c.width, got, c.want)
+		}
+	}
+}
+
+// A stage is shown in the width of the terminal, which counts wide and combining characters as Width does.
+func TestAStageFits(t *testing.T) {
+	long := Stage{Head: "12 of 30 trials done", Share: 0.4, Until: time.Now().Add(time.Hour), Step: "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
+	for width := 1; width < 200; width++ {
+		if got := Width(long.line(width)); got > width {
+			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
+		}
+	}
+	now := Stage{Head: "12 of 30 trials done", Share: 0.4, Until: time.Now().Add(359 * time.Second), Step: "trial 12, 2.5 req/s passed"}
+	for width, want := range map[int]string{
+		90: "███░░░░░ 12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
+		78: "12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
+		60: "12 of 30 trials done: trial 12, 2.5 req/s passed",
+		20: "12 of 30 trials don…",
+	} {
+		if got := now.line(width); got != want {
+			t.Errorf("in %d columns it is %q, want %q", width, got, want)
+		}
+	}
+	now.Until = time.Now().Add(300 * time.Millisecond)
+	if got := now.line(90); strings.Contains(got, "left") {
+		t.Errorf("with less than a second left it is %q", got)
+	}
+}
+
+func TestParagraphIndents(t *testing.T) {
+	long := strings.Repeat("word ", 40)
+	for line := range strings.Lines(Paragraph("  "+long, "    ", 80)) {
+		if len(line) > 81 {
+			t.Errorf("a line has %d columns: %q", len(line), line)
+		}
+	}
+	if got := Paragraph("  a b", "    ", 80); got != "  a b\n" {
+		t.Errorf("a short text becomes %q", got)
+	}
+}
+
+func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
+	g := Grid{Title: "T", Corner: "rate", Rows: []string{"1.00", "10.00"}}
+	for _, name := range []string{"phase1-baseline-rerun", "a", "averyveryverylongnamethatnobodybreaks", "b.c_d", "another-averyveryverylongname"} {
+		g.Columns = append(g.Columns, GridColumn{Head: name, Cells: []string{"1", "FAIL (x)"}})
+	}
+	var text Text
+	text.Grid(g)
+	want := `
+T
+        phase1-
+      baseline-
+ rate     rerun        a averyveryverylongnamethatnobodybreaks    b.c_d
+ 1.00         1        1                                     1        1
+10.00  FAIL (x) FAIL (x)                              FAIL (x) FAIL (x)
+
+                   another-
+ rate averyveryverylongname
+ 1.00                     1
+10.00              FAIL (x)
+`
+	got := text.String()
+	if got != want {
+		t.Errorf("the table is\n%s\nwant\n%s", got, want)
+	}
+	for line := range strings.Lines(got) {
+		if line = strings.TrimSuffix(line, "\n"); Width(line) > DefaultWidth || strings.HasSuffix(line, " ") {
+			t.Errorf("a line is too long or ends with blanks: %q", line)
+		}
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for n, want := range map[int64]string{
+		0: "0 B", 1023: "1023 B", 1 << 20: "1 MiB", 64 << 20: "64 MiB", 1023 << 20: "1 GiB", 25276502016: "23.5 GiB", 1 << 62: "4 EiB",
+	} {
+		if got := Bytes(n); got != want {
+			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestDigits(t *testing.T) {
+	for _, c := range []struct {
+		f    float64
+		n    int
+		want string
+	}{{2.7149, 3, "2.71"}, {999.7, 3, "1000"}, {12345, 3, "12345"}, {-1234.5, 4, "-1234"}, {0.01, 3, "0.01"}, {0, 3, "0"}} {
+		if got := Digits(c.f, c.n); got != c.want {
+			t.Errorf("Digits(%g, %d) = %q, want %q", c.f, c.n, got, c.want)
 		}
 	}
 }

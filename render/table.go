@@ -2,15 +2,15 @@ package render
 
 import "strings"
 
-// A Column is one of a Table.
+// A Column is a column of a Table.
 type Column struct {
 	Head  string
-	Right bool // its cells stand on the right
-	Least int  // columns to which it may be clipped; 0 is not at all
-	Rank  int  // where all of them are too wide, the one with the highest rank goes first; 0 stays
+	Right bool // align the cells on the right
+	Min   int  // width to which it may be clipped; 0 means never
+	Rank  int  // a table that is too wide drops the column with the highest rank first; 0 means never
 }
 
-// A Table lays cells out in the width that there is.
+// A Table fits its cells into the width of a terminal.
 type Table struct {
 	Columns []Column
 	Rows    [][]string
@@ -18,9 +18,9 @@ type Table struct {
 
 const gap = 2 // between columns
 
-// Lines returns the heads and the rows. No line is wider than that, but for what may not be clipped.
+// Lines returns the line of the heads and a line for each row. A line is wider than width only if nothing more may be clipped.
 func (t Table) Lines(width int) []string {
-	shown := make([]int, len(t.Columns)) // by column; 0 is left out
+	shown := make([]int, len(t.Columns)) // width of each column; 0 means dropped
 	for i, c := range t.Columns {
 		shown[i] = max(1, Width(c.Head))
 		for _, row := range t.Rows {
@@ -54,7 +54,7 @@ func (t Table) Lines(width int) []string {
 // shrink clips the columns that may be clipped, the last one first.
 func (t Table) shrink(shown []int, width int) {
 	for i := len(shown) - 1; i >= 0; i-- {
-		if least := t.Columns[i].Least; least > 0 {
+		if least := t.Columns[i].Min; least > 0 {
 			shown[i] = max(min(shown[i], least), shown[i]-max(0, sum(shown)-width))
 		}
 	}
@@ -70,7 +70,7 @@ func (t Table) line(cells []string, shown []int) string {
 	return strings.TrimRight(strings.Join(all, strings.Repeat(" ", gap)), " ")
 }
 
-// sum is how wide a line of such columns is.
+// sum is the width of a line with these columns.
 func sum(shown []int) int {
 	all := -gap
 	for _, n := range shown {

@@ -1,75 +1,14 @@
-// Package render writes counts, spans of time, shares and lines as people read them. It never decides what is said.
+// Package render writes figures, texts and tables as people read them, within the width of their terminal. It never decides
+// what is said.
 package render
 
 import (
-	"fmt"
-	"math"
 	"strings"
-	"time"
 
 	"github.com/rivo/uniseg"
 )
 
-// Count writes a number of things: "1 probe", "2 probes", "3 studies".
-func Count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	switch {
-	case strings.HasSuffix(thing, "y"):
-		thing = strings.TrimSuffix(thing, "y") + "ies"
-	case strings.HasSuffix(thing, "s"), strings.HasSuffix(thing, "x"), strings.HasSuffix(thing, "ch"):
-		thing += "es"
-	default:
-		thing += "s"
-	}
-	return fmt.Sprintf("%d %s", n, thing)
-}
-
-// Done writes how far a count has come: "12 of 30 trials done". all is 0 where nobody knows.
-func Done(n, all int, thing string) string {
-	if all <= 0 {
-		return Count(n, thing) + " done"
-	}
-	things := strings.TrimPrefix(Count(all, thing), fmt.Sprint(all))
-	return fmt.Sprintf("%d of %d%s done", n, all, things)
-}
-
-// Percent writes a ratio - 1 with its sign, such as "+4 %". What rounds to nothing has no sign.
-func Percent(f float64) string {
-	if text := fmt.Sprintf("%+.0f", 100*f); text != "+0" && text != "-0" {
-		return text + " %"
-	}
-	return "0 %"
-}
-
-// Span writes a duration: "34 s", "2 min 10 s", "46 min", "2 h 03 min".
-func Span(d time.Duration) string {
-	d = d.Round(time.Second)
-	switch minutes := int(d.Round(time.Minute).Minutes()); {
-	case d < time.Minute:
-		return fmt.Sprintf("%d s", int(d.Seconds()))
-	case d < 10*time.Minute:
-		if seconds := int(d.Seconds()) % 60; seconds > 0 {
-			return fmt.Sprintf("%d min %d s", int(d.Minutes()), seconds)
-		}
-		return fmt.Sprintf("%d min", int(d.Minutes()))
-	case minutes < 60:
-		return fmt.Sprintf("%d min", minutes)
-	default:
-		return fmt.Sprintf("%d h %02d min", minutes/60, minutes%60)
-	}
-}
-
-// Left writes how long something will take still, such as "about 6 min left"; "" where that is less than a second, or not known.
-func Left(d time.Duration) string {
-	if d < time.Second {
-		return ""
-	}
-	return "about " + Span(d) + " left"
-}
-
-// Width is how many columns of a terminal a text takes. A wide character takes two, a combining one none.
+// Width is the number of columns that a text takes on a terminal. A wide character takes two, a combining one none.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
 // Clip shortens a text to its first line, of at most n columns.
@@ -89,25 +28,28 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// Pad fills a text up to n columns, on its left where it is to stand on the right.
+// Pad fills a text up to n columns with spaces: before it if right is set, and else behind it.
 func Pad(text string, n int, right bool) string {
-	fill := strings.Repeat(" ", max(0, n-Width(text)))
+	fill := blank(max(0, n-Width(text)))
 	if right {
 		return fill + text
 	}
 	return text + fill
 }
 
-// Wrap breaks a text between words into lines of at most n columns. A word that is longer stands whole, in a line of its own.
-func Wrap(text string, n int) []string {
+// Wrap breaks a text between words into lines of at most n columns. A word that is longer than that has a line of its own.
+func Wrap(text string, n int) []string { return wrap(text, n, n) }
+
+// wrap is Wrap with a first line of another width than the rest.
+func wrap(text string, first, rest int) []string {
 	var all []string
-	line := ""
+	line, n := "", first
 	for word := range strings.FieldsSeq(text) {
 		switch {
 		case line == "":
 			line = word
 		case Width(line)+1+Width(word) > n:
-			all, line = append(all, line), word
+			all, line, n = append(all, line), word, rest
 		default:
 			line += " " + word
 		}
@@ -118,8 +60,40 @@ func Wrap(text string, n int) []string {
 	return all
 }
 
-// Bar draws a share as a bar of n columns.
-func Bar(share float64, n int) string {
-	full := int(math.Round(min(1, max(0, share)) * float64(n)))
-	return strings.Repeat("█", full) + strings.Repeat("░", n-full)
+// Hang writes a text behind a head, broken between words into lines of at most width columns. The lines after the first begin
+// with the margin.
+func Hang(head, text, margin string, width int) string {
+	lines := wrap(text, width-Width(head), width-Width(margin))
+	if len(lines) == 0 {
+		return strings.TrimRight(head, " ") + "\n"
+	}
+	return head + strings.Join(lines, "\n"+margin) + "\n"
+}
+
+// Paragraph breaks a text between words into lines of at most width columns. The lines after the first begin with the margin;
+// the first keeps its own indent.
+func Paragraph(text, margin string, width int) string {
+	return Hang(text[:len(text)-len(strings.TrimLeft(text, " "))], text, margin, width)
+}
+
+func blank(n int) string { return strings.Repeat(" ", n) }
+
+// Break breaks a text into lines of at most n columns: between words, and within a word that is longer than a line.
+func Break(text string, n int) []string {
+	lines := []string{""}
+	for word := range strings.FieldsSeq(text) {
+		for word != "" {
+			last := &lines[len(lines)-1]
+			switch room := n - len(*last) - 1; {
+			case *last == "":
+				cut := min(len(word), n)
+				*last, word = word[:cut], word[cut:]
+			case len(word) <= room:
+				*last, word = *last+" "+word, ""
+			default:
+				lines = append(lines, "")
+			}
+		}
+	}
+	return lines
 }

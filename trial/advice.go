@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 )
@@ -51,7 +52,7 @@ func Readings(v slo.Verdict) []Reading {
 
 // String writes a reading, such as "p99 TTFT 711 of 1000 ms".
 func (r Reading) String() string {
-	return fmt.Sprintf("%s %s of %s ms", r.Limit, digits(r.ValueMS), digits(r.MaxMS))
+	return fmt.Sprintf("%s %s of %s ms", r.Limit, render.Number(r.ValueMS), render.Number(r.MaxMS))
 }
 
 // ReadingsText writes readings in one line.
@@ -61,14 +62,6 @@ func ReadingsText(readings []Reading) string {
 		words[i] = r.String()
 	}
 	return strings.Join(words, ", ")
-}
-
-// digits writes three digits, or all digits before the point where there are more.
-func digits(f float64) string {
-	if math.Abs(f) >= 1000 {
-		return fmt.Sprintf("%.0f", f)
-	}
-	return fmt.Sprintf("%.3g", f)
 }
 
 // nearRate is the relative distance within which two rates have about the same latencies.
@@ -113,14 +106,14 @@ func (a Advice) String() string {
 	if a.Basis == HighestPass {
 		of = "the " + string(HighestPass)
 	}
-	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", digits(a.Rate), a.Margin, digits(a.Of), of)
+	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", render.Number(a.Rate), a.Margin, render.Number(a.Of), of)
 	switch {
 	case a.At == 0:
 		return text + "no probe at or above it passed"
 	case !a.Kept:
-		return text + fmt.Sprintf("but %s req/s failed: %s", digits(a.At), ReadingsText(a.Measured))
+		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.At), ReadingsText(a.Measured))
 	case a.Near():
 		return text + "there " + ReadingsText(a.Measured)
 	}
-	return text + fmt.Sprintf("at %s req/s, which passed, %s", digits(a.At), ReadingsText(a.Measured))
+	return text + fmt.Sprintf("at %s req/s, which passed, %s", render.Number(a.At), ReadingsText(a.Measured))
 }

@@ -14,6 +14,7 @@ import (
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/trial"
+	"vllmtuner/trial/loadtest"
 	"vllmtuner/tuner/space"
 )
 
@@ -31,7 +32,7 @@ func benchCommand(finish <-chan struct{}) *cli.Command {
 	}
 }
 
-// benchServerFlags say how the server is reached. What each flag does is said in benchHelp.
+// benchServerFlags say how to reach the server. benchHelp explains each flag.
 func benchServerFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "url"},
@@ -47,7 +48,7 @@ func benchServerFlags() []cli.Flag {
 	}
 }
 
-// benchWorkloadFlags say what is asked.
+// benchWorkloadFlags say which requests are sent.
 func benchWorkloadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "workload", Value: "random"},
@@ -69,7 +70,7 @@ func benchWorkloadFlags() []cli.Flag {
 	}
 }
 
-// benchLoadFlags say when it is asked, and for how long.
+// benchLoadFlags say when requests are sent, and for how long.
 func benchLoadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "rate"},
@@ -93,7 +94,7 @@ func benchLoadFlags() []cli.Flag {
 	}
 }
 
-// benchReportFlags say what is made of the answers.
+// benchReportFlags say how the answers are judged and reported.
 func benchReportFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "slo"},
@@ -101,8 +102,8 @@ func benchReportFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "find-capacity"},
 		&cli.Float64Flag{Name: "tolerance", Value: 0.2},
 		&cli.StringFlag{Name: "precision"},
-		&cli.DurationFlag{Name: "budget", Value: usualBudget},
-		&cli.Float64Flag{Name: "max-rate", Value: mostRate},
+		&cli.DurationFlag{Name: "budget", Value: defaultBudget},
+		&cli.Float64Flag{Name: "max-rate", Value: maxRate},
 		&cli.Float64Flag{Name: "margin", Value: trial.DefaultMargin},
 		&cli.BoolFlag{Name: "no-prime"},
 		&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)},
@@ -115,58 +116,46 @@ func benchReportFlags() []cli.Flag {
 	}
 }
 
-// benchAction reads the flags, looks at the server, sends the runs, and reports each.
+// benchAction reads the flags, checks the server, makes the runs, and reports each.
 func benchAction(ctx context.Context, c *cli.Context) error {
 	if c.Args().Present() {
 		return usage("bench takes flags only, not %q; see `tuner bench --help`", c.Args().First())
 	}
-	b, err := newBenching(c)
+	b, err := newBench(c)
 	if err != nil {
 		return err
 	}
-	out, err := newBenchReport(c, b)
+	report, err := newBenchReport(c, b)
 	if err != nil {
 		return err
 	}
-	if err := b.checkShort(); err != nil {
+	if err := checkRequests(b); err != nil {
 		return err
 	}
-	if err := b.checkFiles(host.Reader{}.Read().Limits.OpenFiles); err != nil {
+	if err := checkOpenFiles(b, host.Reader{}.Read().Limits.OpenFiles); err != nil {
 		return err
 	}
-	if err := b.preflight(ctx); err != nil {
-		return err
+	if err := b.Preflight(ctx); err != nil {
+		return preflightError(err, b.Client.Model)
 	}
-	if err := out.begin(); err != nil {
-		return err
+	if err := report.Begin(); err != nil {
+		return benchError(err)
 	}
-	if b.search != nil {
-		return b.findCapacity(ctx, out)
+	if b.Search != nil {
+		return benchError(b.FindCapacity(ctx, report))
 	}
-	return b.sweep(ctx, out)
+	return benchError(b.Sweep(ctx, report))
 }
 
-// preflight finds out whether the runs make sense before the first of them.
-func (b *benching) preflight(ctx context.Context) error {
-	info, err := b.client.Preflight(ctx)
-	if err != nil {
-		return preflightError(err, b.client.Model)
+// benchError gives an error the exit code of a wrong command line if that is its cause.
+func benchError(err error) error {
+	if _, ok := errors.AsType[loadtest.InputError](err); ok {
+		return usageError{err}
 	}
-	b.client.Model, b.info = info.Model, info
-	if info.MaxModelLen == 0 {
-		return nil
-	}
-	uncounted, err := b.client.CheckLengths(ctx, b.requests(), info.MaxModelLen)
-	if err != nil {
-		return preflightError(err, b.client.Model)
-	}
-	if uncounted > 0 {
-		fmt.Fprintf(b.stderr, "%d texts may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", uncounted, info.MaxModelLen)
-	}
-	return nil
+	return err
 }
 
-// preflightError adds the flags that mend it. What can be mended on the command line is an error of usage.
+// preflightError adds the flags that help. A wrong flag is an error of usage.
 func preflightError(err error, model string) error {
 	found, ok := errors.AsType[*bench.PreflightError](err)
 	if !ok {

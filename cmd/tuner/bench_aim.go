@@ -3,48 +3,53 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
+	"vllmtuner/serverctl/host"
+	"vllmtuner/trial/loadtest"
 	"vllmtuner/tuner/space"
 )
 
-// newBenching reads the flags.
-func newBenching(c *cli.Context) (*benching, error) {
-	b := &benching{stderr: c.App.ErrWriter, resetCache: c.Bool("reset-cache"), seed: c.Uint64("seed")}
+// newBench reads the flags.
+func newBench(c *cli.Context) (*loadtest.Bench, error) {
+	b := &loadtest.Bench{Notes: c.App.ErrWriter, ResetCache: c.Bool("reset-cache")}
 	var err error
-	if b.client, err = benchClient(c, b.stderr); err != nil {
+	if b.Client, err = benchClient(c, b.Notes); err != nil {
 		return nil, err
 	}
 	if c.Bool("quiet") {
-		b.stderr = io.Discard
+		b.Notes = io.Discard
 	}
-	if b.slo, err = parseSLO(c.StringSlice("slo")); err != nil {
+	if b.SLO, err = parseSLO(c.StringSlice("slo")); err != nil {
 		return nil, err
 	}
-	if b.limits, err = parseGoodput(c.StringSlice("goodput")); err != nil {
+	if b.Limits, err = parseGoodput(c.StringSlice("goodput")); err != nil {
 		return nil, err
 	}
-	b.client.Limits = b.limits
-	if err := b.checkFlags(c); err != nil {
+	b.Client.Limits = b.Limits
+	if err := checkBenchFlags(c); err != nil {
 		return nil, err
 	}
-	if b.load, err = newBenchLoad(c); err != nil {
+	if b.Load, err = newBenchLoad(c); err != nil {
 		return nil, err
 	}
-	if b.slo != nil {
-		b.load.judged, _ = b.slo.MinRequests()
+	if b.SLO != nil {
+		b.Load.MinJudged, _ = b.SLO.MinRequests()
 	}
-	if err := b.aim(c); err != nil {
+	if err := planRuns(c, b); err != nil {
 		return nil, err
 	}
-	return b, b.repeats()
+	return b, sayRepeats(b)
 }
 
-// checkFlags finds flags without effect, which would be a surprise and not an error.
-func (b *benching) checkFlags(c *cli.Context) error {
+// checkBenchFlags refuses flags that would have no effect here.
+func checkBenchFlags(c *cli.Context) error {
 	ramp := c.IsSet("ramp-up")
 	for _, row := range []struct {
 		wrong bool
@@ -75,8 +80,8 @@ func (b *benching) checkFlags(c *cli.Context) error {
 	return nil
 }
 
-// aim says which runs the flags ask for.
-func (b *benching) aim(c *cli.Context) error {
+// planRuns reads which runs the flags ask for.
+func planRuns(c *cli.Context, b *loadtest.Bench) error {
 	rates, err := parseRates(c.StringSlice("rate"))
 	if err != nil {
 		return err
@@ -86,7 +91,7 @@ func (b *benching) aim(c *cli.Context) error {
 		return err
 	}
 	if c.Bool("find-capacity") {
-		return b.aimAtCapacity(c, rates)
+		return planSearch(c, b, rates)
 	}
 	var given []string
 	for _, name := range []string{"rate", "concurrency", "ramp-up"} {
@@ -103,86 +108,131 @@ func (b *benching) aim(c *cli.Context) error {
 		return usage("bench needs --rate or --concurrency; see `tuner bench --help`")
 	case len(given) > 1:
 		return usage("%s: take one of them; for a rate with at most N in flight write --max-concurrency N", strings.Join(given, " and "))
-	case len(rates)+len(streams) > mostRuns:
-		return usage("%d runs are more than %d", len(rates)+len(streams), mostRuns)
+	case len(rates)+len(streams) > maxRuns:
+		return usage("%d runs are more than %d", len(rates)+len(streams), maxRuns)
 	case c.IsSet("ramp-up"):
-		return b.aimAtRamp(c)
+		return planRamp(c, b)
 	case replay:
 		if !(c.Float64("speed") > 0) {
 			return usage("--speed %g: must be above 0", c.Float64("speed"))
 		}
-		b.shots = []shot{b.load.replay(c.Float64("speed"), benchTracePath(c) == c.String("path"))}
+		b.Runs = []loadtest.Run{b.Load.Replay(c.Float64("speed"), benchTracePath(c) == c.String("path"))}
 	}
 	for i, rate := range rates {
-		if err := b.load.checkLength(rate); err != nil {
-			return err
+		if err := b.Load.CheckLength(rate); err != nil {
+			return usageError{err}
 		}
-		b.shots = append(b.shots, b.load.nth(i).open(rate))
+		b.Runs = append(b.Runs, b.Load.Nth(i).Open(rate, 0))
 	}
 	for i, n := range streams {
-		b.shots = append(b.shots, b.load.nth(i).closed(n))
+		b.Runs = append(b.Runs, b.Load.Nth(i).Closed(n))
 	}
 	return nil
 }
 
-func (b *benching) aimAtRamp(c *cli.Context) error {
+func planRamp(c *cli.Context, b *loadtest.Bench) error {
 	kind, from, to := c.String("ramp-up"), c.Float64("ramp-from"), c.Float64("ramp-to")
 	kinds := []string{"linear", "exponential"}
 	switch {
-	case kind != kinds[0] && kind != kinds[1]:
+	case !slices.Contains(kinds, kind):
 		return usage("--ramp-up %s: there is no such kind; %s", kind, space.DidYouMean(kind, kinds))
-	case !(from >= leastRate && from <= mostRate && to >= leastRate && to <= mostRate):
-		return usage("--ramp-up needs --ramp-from and --ramp-to, at least %g and at most %d", leastRate, mostRate)
-	case b.load.arrivals.Trace != nil || b.load.rescale:
+	case !(from >= minRate && from <= maxRate && to >= minRate && to <= maxRate):
+		return usage("--ramp-up needs --ramp-from and --ramp-to, at least %g and at most %d", minRate, maxRate)
+	case b.Load.Arrivals.Trace != nil || b.Load.Rescale:
 		return usage("--ramp-up has arrivals of its own; leave out --arrivals trace and --rescale")
 	}
-	b.shots = []shot{b.load.ramp(from, to, kind == kinds[1])}
+	b.Runs = []loadtest.Run{b.Load.Ramp(from, to, kind == kinds[1])}
 	return nil
 }
 
-// repeats says where requests will be asked again, which turns misses of the prefix cache into hits, or refuses it.
-func (b *benching) repeats() error {
-	source := b.load.source
+// sayRepeats says where requests are sent again, which turns misses of the prefix cache into hits. It refuses repeats that
+// --repeat forbids.
+func sayRepeats(b *loadtest.Bench) error {
+	source := b.Load.Source
 	if n, first := workload.Skipped(source); n > 0 {
-		fmt.Fprintf(b.stderr, "%d bad rows are left out, the first: %v\n", n, first)
+		fmt.Fprintf(b.Notes, "%d bad rows are left out, the first: %v\n", n, first)
 	}
-	for _, s := range b.shots {
-		if err := workload.Enough(source, s.planned); err != nil {
+	for _, r := range b.Runs {
+		if err := workload.Enough(source, r.Requests()); err != nil {
 			return usageError{err}
 		}
-		if n := workload.Repeats(source, s.planned); n > 0 {
-			fmt.Fprintf(b.stderr, "%s: %d of %d requests repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", s, n, s.planned, source.Name())
+		if n := workload.Repeats(source, r.Requests()); n > 0 {
+			fmt.Fprintf(b.Notes, "%s: %d of %d requests repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", r, n, r.Requests(), source.Name())
 			return nil
 		}
 	}
-	switch again := source != nil && source.Len() > 0 && !b.resetCache; {
-	case again && b.search != nil && b.search.prime:
-		fmt.Fprintf(b.stderr, "every run asks the same %d requests of %s, which are sent once before: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
-	case again && (len(b.shots) > 1 || b.search != nil):
-		fmt.Fprintf(b.stderr, "every run asks the same %d requests of %s: the later ones may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+	switch again := source != nil && source.Len() > 0 && !b.ResetCache; {
+	case again && b.Search != nil && b.Search.Prime:
+		fmt.Fprintf(b.Notes, "every run asks the same %d requests of %s, which are sent once before: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+	case again && (len(b.Runs) > 1 || b.Search != nil):
+		fmt.Fprintf(b.Notes, "every run asks the same %d requests of %s: the later ones may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
 	}
 	return nil
 }
 
-// checkEnough refuses a search whose runs have too few requests to tell. What counts is a run at the lowest rate.
-func (b *benching) checkEnough() error {
-	least, limit := b.slo.MinRequests()
-	if n := b.load.open(b.search.Min).planned; n < least {
-		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, least, n, least)
-	}
-	return nil
-}
-
-// checkShort refuses runs that have too few requests for the verdict that is asked for.
-func (b *benching) checkShort() error {
-	if b.slo == nil {
+// checkRequests refuses runs that have too few requests for a verdict.
+func checkRequests(b *loadtest.Bench) error {
+	if b.SLO == nil {
 		return nil
 	}
-	least, limit := b.slo.MinRequests()
-	for _, s := range b.shots {
-		if s.planned < least {
-			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, s, s.planned, least)
+	needed, limit := b.SLO.MinRequests()
+	for _, r := range b.Runs {
+		if r.Requests() < needed {
+			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, r, r.Requests(), needed)
 		}
 	}
 	return nil
+}
+
+// checkOpenFiles refuses runs in a closed loop that need more open files than the limit allows. In an open loop it warns, if
+// the requests of one second need more.
+func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
+	need := host.Need{Certain: true}
+	for _, r := range b.Runs {
+		streams, exact := r.Streams()
+		if !exact {
+			need.Certain = false
+			if most := b.Client.MaxInFlight; most > 0 {
+				streams = min(streams, most)
+			}
+		}
+		need.Streams = max(need.Streams, streams)
+	}
+	for _, f := range host.CheckFiles(limit, need) {
+		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
+		if f.Severity == host.Error {
+			return usage("%s", text)
+		}
+		render.Warn(b.Notes, "%s", text)
+	}
+	return nil
+}
+
+// newBenchReport reads the flags of the report.
+func newBenchReport(c *cli.Context, b *loadtest.Bench) (*loadtest.Report, error) {
+	format := c.String("output")
+	if !slices.Contains(loadtest.Formats, format) {
+		return nil, usage("--output %s: allowed are %s", format, strings.Join(loadtest.Formats, ", "))
+	}
+	printDocuments(c, format)
+	report := &loadtest.Report{Bench: b, Out: c.App.Writer, Format: format, File: c.String("result-file"), Append: c.Bool("append")}
+	if report.Append && report.File == "" {
+		return nil, usage("--append needs --result-file")
+	}
+	meta := loadtest.Meta{Burstiness: c.Float64("burstiness"), Metadata: map[string]string{}, Detailed: c.Bool("detailed")}
+	if c.String("arrivals") == constant {
+		meta.Burstiness = math.Inf(1)
+	}
+	for _, word := range c.StringSlice("metadata") {
+		key, value, ok := strings.Cut(word, "=")
+		if !ok || key == "" {
+			return nil, usage("--metadata %s: write KEY=VALUE", word)
+		}
+		meta.Metadata[key] = value
+	}
+	if err := meta.Check(b); err != nil {
+		return nil, usage("--metadata: %w", err)
+	}
+	report.Meta = meta
+	return report, nil
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A server that refuses or fails requests is told by its own words, without a guess at what would mend it.
+// When a server refuses or fails requests, tuner bench repeats the server's message and does not guess at a remedy.
 func TestAServerThatAnswersWithErrorsGetsNoGuess(t *testing.T) {
 	for _, status := range []int{400, 413, 429, 500, 503} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

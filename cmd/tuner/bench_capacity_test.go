@@ -16,11 +16,12 @@ import (
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/simload"
 )
 
-// seekOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
-func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
+// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
+func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
 	if loadErr != nil {
@@ -37,16 +38,16 @@ func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	var out, words bytes.Buffer
 	command := benchCommand(nil)
 	command.Action = func(c *cli.Context) error {
-		b, err := newBenching(c)
+		b, err := newBench(c)
 		if err != nil {
 			return err
 		}
-		b.sender = sender
+		b.Sender = sender
 		report, err := newBenchReport(c, b)
 		if err != nil {
 			return err
 		}
-		return b.findCapacity(t.Context(), report)
+		return b.FindCapacity(t.Context(), report)
 	}
 	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
 	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
@@ -63,13 +64,13 @@ func seekOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	return out.String(), words.String(), err
 }
 
-// answerOf is the last object of what a program reads.
-func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
+// answerOf returns the last JSON object of the output, which is the answer, and the number of objects before it.
+func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 	t.Helper()
 	for d := json.NewDecoder(strings.NewReader(stdout)); ; runs++ {
 		var object struct {
 			Date string `json:"date"` // of a run
-			capacityAnswer
+			loadtest.Answer
 		}
 		if err := d.Decode(&object); err != nil {
 			t.Fatalf("no answer after %d runs: %v", runs, err)
@@ -78,7 +79,7 @@ func answerOf(t *testing.T, stdout string) (answer capacityAnswer, runs int) {
 			if d.More() {
 				t.Error("the answer is not the last object")
 			}
-			return object.capacityAnswer, runs
+			return object.Answer, runs
 		}
 	}
 }
@@ -87,7 +88,7 @@ const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
 func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 	t.Parallel()
-	stdout, stderr, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
+	stdout, stderr, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	// The search keeps to the time that it foretold within a quarter, and says it where that has not done.
+	// The search ends within the time that it announced. If that was too short for the precision, it says so.
 	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
 		t.Errorf("known to ±%.1f %%, %q; want ±8 %%, or nearly in the time that was planned", 100*half, c.Why)
 	}
@@ -113,7 +114,7 @@ func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
 
 func TestFindCapacityInWords(t *testing.T) {
 	t.Parallel()
-	stdout, _, err := seekOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
+	stdout, _, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +126,7 @@ func TestFindCapacityInWords(t *testing.T) {
 	}
 }
 
-// What cannot be found is said with what was measured, within the time that was allowed.
+// A search without an answer says so within its budget, and what it measured.
 func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -135,15 +136,15 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 		want  []string
 	}{
 		{"a limit that a request alone breaks", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
-			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a request alone takes so long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
+			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
 		{"the same, and no time to go lower", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
 			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15m0s, is spent"}},
 		{"limits that everything keeps", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
 			[]string{"capacity  at least 2.5 req/s", "passed at the highest rate, 2.5 req/s", "advice    2.25 req/s = 0.9 × 2.5, the highest rate that passed; "}},
 	} {
 		began := time.Now()
-		stdout, _, err := seekOn(t, append(row.flags, "--rate", "2")...)
-		if errors.Is(err, errNoRunKept) == row.met || row.met && err != nil {
+		stdout, _, err := benchOn(t, append(row.flags, "--rate", "2")...)
+		if errors.Is(err, loadtest.ErrNoRunKept) == row.met || row.met && err != nil {
 			t.Errorf("%s: %v, want met %t", row.name, err, row.met)
 		}
 		text := strings.Join(strings.Fields(stdout), " ")
@@ -158,87 +159,12 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	}
 }
 
-// The runs of a search ask other requests at other times, so that none meets in the cache what another has left.
-func TestRunsOfASearchAreIndependent(t *testing.T) {
-	command := benchCommand(nil)
-	command.Action = func(c *cli.Context) error {
-		b, err := newBenching(c)
-		if err != nil {
-			return err
-		}
-		first, second := b.load.drawn(2, 0), b.load.drawn(2, 1)
-		for a := range first.schedule {
-			for other := range second.schedule {
-				if a.Due == other.Due || slices.Equal(a.Request.Tokens, other.Request.Tokens) {
-					t.Errorf("both draws begin with %v", a)
-				}
-				return nil
-			}
-		}
-		return nil
-	}
-	app := &cli.App{Commands: []*cli.Command{command}, Writer: new(bytes.Buffer), ErrWriter: new(bytes.Buffer)}
-	if err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--slo", usualLimits}); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestCapacityTextFitsATerminal(t *testing.T) {
-	runs := []capacityStep{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
-	floor := &capacityStep{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 allowed)", Binding: "p99 TTFT", InFlight: 12}
-	for _, a := range []capacityAnswer{
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
-			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
-		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
-			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
-		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
-	} {
-		text := a.text()
-		for line := range strings.Lines(text) {
-			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
-				t.Errorf("%d columns: %s", n, line)
-			}
-		}
-		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
-			t.Errorf("the answer is\n%s", text)
-		}
-	}
-}
-
-// What only a late load generator passed is a lower bound, no proof, and no success.
-func TestALateSearchDoesNotSucceed(t *testing.T) {
-	const why = "the load generator was 17.5 ms late at p99"
-	for _, row := range []struct {
-		low  float64
-		code int
-		want []string
-	}{
-		{0, exitNothingMet, []string{"capacity  at least about 32.9 req/s, passed while the load generator was late: " + why, "remedy    " + moreCores}},
-		{20, 0, []string{"at least 20 req/s with the load generator in time", "advice    18 req/s"}},
-	} {
-		var out bytes.Buffer
-		report := &benchReport{w: &out, format: "text", b: &benching{}}
-		found := capacity.Capacity{Rate: 32.9, Low: row.low, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Limited: why, Why: why}
-		err := report.capacity(newCapacityAnswer(found, &capacitySearch{margin: 0.9}))
-		if exitCode(err) != row.code || row.code != 0 && !strings.Contains(err.Error(), moreCores) {
-			t.Errorf("passed %g in time: %v, want exit code %d and a remedy", row.low, err, row.code)
-		}
-		text := strings.Join(strings.Fields(out.String()), " ")
-		for _, want := range row.want {
-			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
-				t.Errorf("passed %g in time: no %q in\n%s", row.low, want, &out)
-			}
-		}
-	}
-}
-
-// Before a search the workload is sent once, so that its first run does not find the cache colder than the others.
+// A search sends the workload once before its first run, which would otherwise find the cache colder than the later runs do.
 func TestFindCapacityFillsTheCache(t *testing.T) {
 	t.Parallel()
 	first := func(flags ...string) (value float64) {
-		stdout, _, err := seekOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
-		if err != nil && !errors.Is(err, errNoRunKept) {
+		stdout, _, err := benchOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
+		if err != nil && !errors.Is(err, loadtest.ErrNoRunKept) {
 			t.Fatal(err)
 		}
 		a, _ := answerOf(t, stdout)

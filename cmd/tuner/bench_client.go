@@ -60,7 +60,7 @@ func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
 	return client, nil
 }
 
-// benchURL reads the base URL. OpenAI's own clients are given one that ends in /v1.
+// benchURL reads the base URL. It accepts a /v1 at its end, which OpenAI's own clients need.
 func benchURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, usage("bench needs --url; see `tuner bench --help`")
@@ -79,15 +79,16 @@ func benchURL(text string) (*url.URL, error) {
 	return base, nil
 }
 
-// redacted hides what may be a password in a text that is no URL.
+// redacted hides a possible password in a text that is not a URL.
 func redacted(text string) string {
-	if at := strings.LastIndexByte(text, '@'); at > 0 { // a password may hold one too
+	if at := strings.LastIndexByte(text, '@'); at > 0 { // the last one: a password may contain an @
 		return "…" + text[at:]
 	}
 	return text
 }
 
-// benchKey reads the API key: of the file, or else of the environment. It is never a flag, which all users of a machine see.
+// benchKey reads the API key from the file, or else from the environment. It is never a flag, because all users of a machine
+// can read those.
 func benchKey(file string) (bench.Secret, error) {
 	const variable = "OPENAI_API_KEY"
 	if file == "" {
@@ -104,7 +105,7 @@ func benchKey(file string) (bench.Secret, error) {
 	return bench.Secret(key), nil
 }
 
-// benchHeader reads lines such as "Name: value". Values are not quoted in errors: they may be secrets.
+// benchHeader reads lines such as "Name: value". Errors do not quote values, which may be secrets.
 func benchHeader(lines []string) (http.Header, error) {
 	header := make(http.Header)
 	for _, line := range lines {
@@ -121,7 +122,7 @@ func benchHeader(lines []string) (http.Header, error) {
 	return header, nil
 }
 
-// benchTLS reads how the server's certificate is checked; nil is as the system has it.
+// benchTLS reads how to check the server's certificate; nil means as the system does.
 func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	file, insecure := c.String("ca-file"), c.Bool("insecure")
 	switch {
@@ -132,7 +133,7 @@ func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	case file == "":
 		return &tls.Config{InsecureSkipVerify: true}, nil // the user has asked for it
 	case insecure:
-		return nil, usage("--insecure checks no certificate, so that --ca-file has no effect; leave one of them out")
+		return nil, usage("--insecure checks no certificate, so --ca-file has no effect; leave one of them out")
 	}
 	text, err := foreign.Read(file, 16<<20)
 	if err != nil {
@@ -157,7 +158,7 @@ func benchProxy(text string) (*url.URL, error) {
 	return proxy, nil
 }
 
-// noteProxy says that a proxy of the environment is not used, where it would have been: latencies through one are its own.
+// noteProxy says that a proxy of the environment is not used, if there is one for this URL. Its latencies would be measured too.
 func noteProxy(base *url.URL, stderr io.Writer) {
 	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: base})
 	if err != nil || proxy == nil {

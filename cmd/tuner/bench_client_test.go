@@ -17,7 +17,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// guarded is an OpenAI-compatible server that wants a key and a header.
+// guarded is an OpenAI-compatible server that requires a key and a header.
 func guarded(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Authorization") != "Bearer sk-right" || r.Header.Get("X-Team") != "a, b" {
 		http.Error(w, `{"error":"Unauthorized"}`, http.StatusUnauthorized)
@@ -122,7 +122,7 @@ func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 	}
 }
 
-// opened makes a handler of the guarded server that asks for nothing.
+// opened is the handler of a guarded server without its guards.
 func opened(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("Authorization", "Bearer sk-right")
@@ -131,12 +131,12 @@ func opened(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// A buffering writer holds an answer back until it is whole, as a proxy that buffers does.
+// A buffering writer holds an answer back until it is complete, as a buffering proxy does.
 type buffering struct{ http.ResponseWriter }
 
 func (buffering) Flush() {}
 
-// Answers that were not streamed keep every limit on TPOT: the runs are void, in a sweep as in a search, and never passed.
+// Answers that are not streamed would keep any limit on TPOT, so their runs are void, both in a sweep and in a search.
 func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
 	defer server.Close()
@@ -154,7 +154,7 @@ func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	}
 }
 
-// A server that hangs has broken no limit: a search that ends its runs early says so, and does not go on.
+// A server that hangs has broken no limit. A search finds that out and stops, although it ends failing runs early.
 func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {

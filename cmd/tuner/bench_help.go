@@ -1,6 +1,6 @@
 package main
 
-// benchHelp is the help of tuner bench: so many flags are read only when they stand in groups.
+// benchHelp is the help of tuner bench. It groups the flags, because nobody reads a list of so many.
 const benchHelp = `NAME:
    tuner bench - send a load to a running server and measure its answers
 

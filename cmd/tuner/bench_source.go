@@ -42,7 +42,7 @@ func benchSource(c *cli.Context) (workload.Source, error) {
 	return source, nil
 }
 
-// benchTracePath is the file whose times are used.
+// benchTracePath is the file whose times are used: --trace, or else the file of the workload.
 func benchTracePath(c *cli.Context) string {
 	if path := c.String("trace"); path != "" {
 		return path
@@ -50,7 +50,7 @@ func benchTracePath(c *cli.Context) string {
 	return c.String("path")
 }
 
-// benchTrace opens the recorded traffic whose times are used: that of the workload, or one of its own.
+// benchTrace opens the recorded traffic whose times are used.
 func benchTrace(c *cli.Context) (*workload.Trace, error) {
 	path := benchTracePath(c)
 	if path == "" {

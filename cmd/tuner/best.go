@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -63,6 +64,6 @@ func printBest(c *cli.Context, study studies.Study, format string) error {
 		return report.BestYAML(c.App.Writer, study, reportOptions(study))
 	}
 	o := reportOptions(study)
-	o.Width = columns(c.App.Writer)
+	o.Width = render.Columns(c.App.Writer)
 	return report.BestText(c.App.Writer, study, o)
 }

@@ -55,8 +55,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 			mark = "!!"
 		}
 		head := fmt.Sprintf("%s  %-10s ", mark, name)
-		margin := strings.Repeat(" ", len(head))
-		fmt.Fprint(w, head, wrapped(margin+fmt.Sprintf(format, args...), margin)[len(head):])
+		fmt.Fprint(w, render.Hang(head, fmt.Sprintf(format, args...), strings.Repeat(" ", len(head)), render.DefaultWidth))
 	}
 	p, err := plan.Open(file)
 	if err != nil {
@@ -125,7 +124,7 @@ func printPlan(w io.Writer, p *plan.Plan) {
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := plan.TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
-		fmt.Fprint(w, wrapped(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes, about %s; "+
-			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, render.Span(longest)), "  "))
+		fmt.Fprint(w, render.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes, about %s; "+
+			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ", render.DefaultWidth))
 	}
 }

@@ -53,7 +53,7 @@ Examples:
 			report.AddMeans()
 			if root := c.String("root"); root != "" {
 				disk, err := examineDisk(c.Context, root)
-				report.AddStore(doctor.Store{Root: root, Mount: disk.Mount, Commit: milliseconds(disk.Commit), Text: diskText(disk)}, disk.Warnings, err)
+				report.AddStore(doctor.Store{Root: root, Mount: disk.Mount, Commit: render.InMilliseconds(disk.Commit), Text: diskText(disk)}, disk.Warnings, err)
 			}
 			if err := writeDocument(c.App.Writer, format, report, report.Text()); err != nil {
 				return fmt.Errorf("write the report: %w", err)

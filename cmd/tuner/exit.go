@@ -10,6 +10,8 @@ import (
 	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
+	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/sweep"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
@@ -91,8 +93,8 @@ func exitCode(err error) int {
 		{studyfile.ErrUnreadable, exitUsage},
 		{logs.ErrNoLog, exitUsage},
 		{errNothingMet, exitNothingMet},
-		{errNoRunKept, exitNothingMet},
-		{errNoConfigKept, exitNothingMet},
+		{loadtest.ErrNoRunKept, exitNothingMet},
+		{sweep.ErrNoConfigKept, exitNothingMet},
 		{errSpent, exitSpent},
 		{trial.ErrInterrupted, exitInterrupted},
 		{errStoppedNow, exitInterrupted},

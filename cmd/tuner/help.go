@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
+
+	"vllmtuner/render"
 )
 
 // The library does not wrap the lines of flags, and this variable is its only hook to do so.
@@ -22,8 +24,7 @@ func printHelp(w io.Writer, template string, data any) {
 	for line := range strings.Lines(text.String()) {
 		if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 80 {
 			head := lastColumn.FindString(line)
-			indent := strings.Repeat(" ", len(head))
-			line = head + wrapped(indent+line[len(head):], indent)[len(indent):]
+			line = render.Hang(head, line[len(head):], strings.Repeat(" ", len(head)), render.DefaultWidth)
 		}
 		_, _ = io.WriteString(w, line) // the library's printer returns no error either
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -39,7 +40,7 @@ Examples:
 			if err != nil {
 				return err
 			}
-			return writeDocument(c.App.Writer, format, list, list.Text(columns(c.App.Writer)))
+			return writeDocument(c.App.Writer, format, list, list.Text(render.Columns(c.App.Writer)))
 		}),
 	}
 }
@@ -56,7 +57,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 		study, err := studies.ReadLive(ctx, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, unfinished) })
 		entry := report.Entry{Name: name}
 		if err != nil {
-			entry.Error = inWords(err)
+			entry.Error = render.Error(err)
 		} else {
 			entry = report.NewEntry(name, study, reportOptions(study))
 		}

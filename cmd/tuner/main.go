@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
 )
@@ -36,7 +37,7 @@ func run() int {
 	defer cancel(nil)
 	unwatch := context.AfterFunc(finish, func() {
 		if !viewing.Load() {
-			fmt.Fprint(os.Stderr, freshLine(os.Stderr))
+			render.EraseLine(os.Stderr)
 			fmt.Fprintln(notes, "tuner: finishing the current step; interrupt again to stop at once")
 		}
 		second := make(chan os.Signal, 1)
@@ -56,7 +57,7 @@ func run() int {
 // printError prints why a command failed.
 func printError(notes io.Writer, err error) {
 	if err != nil && err.Error() != "" {
-		sayLines(notes, "tuner: "+inWords(err)+remedy(err))
+		render.Lines(notes, "tuner: "+render.Error(err)+remedy(err))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	_ "github.com/mattn/go-sqlite3"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/trial/vllmserve/fakevllm"
 )
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	proc.Main()
 	os.Setenv("GORACE", quickExit) // for the children; our own runtime read it before
 	if os.Getenv(everyStep) != "" {
-		signOfLife, drawEvery = 0, 20*time.Millisecond
+		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}
 	testscript.Main(suite{m}, map[string]func(){"tuner": recordedMain, "fake-vllm": fakevllm.Main})
 }

@@ -44,7 +44,7 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	case report.Skipped != "" && report.NowResident < report.Bytes:
 		fmt.Fprintf(w, "the weights are not kept in the page cache: %s\n", report.Skipped)
 	case report.Read > 0:
-		fmt.Fprintf(w, "read %s of weights into the page cache in %s\n", host.Size(report.Read), render.Span(report.Took))
+		fmt.Fprintf(w, "read %s of weights into the page cache in %s\n", render.Bytes(report.Read), render.Span(report.Took))
 	}
 	return nil
 }
@@ -80,7 +80,7 @@ func byteProgress(w io.Writer, name string) func(done, total int64) {
 		}
 		last = now
 		left := time.Duration(float64(now.Sub(began)) * float64(total-done) / float64(done))
-		at := stage{head: fmt.Sprintf("%s: %s of %s", name, host.Size(done), host.Size(total)), until: now.Add(left)}
-		fmt.Fprintln(w, at.text())
+		at := render.Stage{Head: fmt.Sprintf("%s: %s of %s", name, render.Bytes(done), render.Bytes(total)), Until: now.Add(left)}
+		fmt.Fprintln(w, at.Text())
 	}
 }

@@ -12,25 +12,27 @@ import (
 	"vllmtuner/tuner"
 )
 
-// A progress tells a person how far a study is: one line a trial, and on a terminal a last line with the time that is left.
+// A progress shows how far a study is: one line for each trial, and on a terminal a last line with the remaining time.
 type progress struct {
-	w        io.Writer
-	live     *liveLine         // nil when w is no terminal
+	shown    *render.Progress
+	width    func() int        // of a line, in columns
 	short    map[string]string // names of the searched flags
 	trials   int               // in all
 	finished int
 	best     incumbent
 	began    time.Time
-	ended    time.Time // the last trial
-	measured int       // trials finished by this process
-	last     time.Time
+	ended    time.Time // when the last trial ended
+	measured int       // trials that this process finished
 }
 
-// newProgress begins with the trials that are there already.
+// newProgress begins with the trials that the study has already.
 func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
 	now := time.Now()
-	p := &progress{w: w, live: newLiveLine(w), short: report.ShortNames(names), trials: trials, best: incumbentOf(s), began: now, ended: now}
-	fmt.Fprint(w, report.Legend(p.short, columns(w)))
+	p := &progress{
+		shown: render.NewProgress(w), width: func() int { return render.LineColumns(w) }, short: render.ShortNames(names), trials: trials,
+		best: incumbentOf(s), began: now, ended: now,
+	}
+	fmt.Fprint(w, render.Legend(p.short, render.Columns(w)))
 	for _, t := range s.Trials {
 		if t.State == studies.Done && t.Counts() {
 			p.finished++
@@ -39,31 +41,31 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	if len(s.Trials) > 0 {
 		best := "none has met the SLO yet"
 		if p.best.rate > 0 {
-			best = fmt.Sprintf("best so far %.3g req/s", p.best.rate)
+			best = fmt.Sprintf("best so far %s req/s", render.Number(p.best.rate))
 		}
-		p.line("going on: %s, %s", render.Done(p.finished, trials, "trial"), best)
+		p.shown.Line(0, "going on: %s, %s", render.Done(p.finished, trials, "trial"), best)
 	}
 	return p
 }
 
-// An incumbent is the best trial so far of the world as it is.
+// An incumbent is the best trial so far in the present world.
 type incumbent struct {
 	rate    float64 // its capacity; 0 while none has met the SLO
-	version string  // of the server: that of another begins anew
+	version string  // of its server; on a server of another version the search for the best begins again
 }
 
 func incumbentOf(s studies.Study) (b incumbent) {
 	for _, t := range s.Present().Trials {
 		if t.State == studies.Done {
-			b.beaten(t)
+			b.replacedBy(t)
 		}
 	}
 	return b
 }
 
-// beaten makes a finished trial the incumbent if it is better.
-func (b *incumbent) beaten(t studies.Trial) bool {
-	if t.Version != "" && t.Version != b.version { // a server that does not start says none
+// replacedBy makes a finished trial the incumbent if it is better.
+func (b *incumbent) replacedBy(t studies.Trial) bool {
+	if t.Version != "" && t.Version != b.version { // a server that does not start tells no version
 		*b = incumbent{version: t.Version}
 	}
 	if !t.Met() || t.Result.Capacity.Carried() <= b.rate {
@@ -73,22 +75,7 @@ func (b *incumbent) beaten(t studies.Trial) bool {
 	return true
 }
 
-// line writes a line above the last one, broken between words where the terminal is narrow.
-func (p *progress) line(format string, args ...any) {
-	p.print(render.Wrap(fmt.Sprintf(format, args...), lineColumns(p.w)))
-}
-
-// print writes lines above the last one.
-func (p *progress) print(lines []string) {
-	width := lineColumns(p.w)
-	p.live.above(func() {
-		for _, line := range lines {
-			fmt.Fprintln(p.w, render.Clip(line, width))
-		}
-	})
-}
-
-// watch shows one event.
+// watch shows an event of the study.
 func (p *progress) watch(e tuner.Event) {
 	switch e.Kind {
 	case tuner.Step:
@@ -101,45 +88,40 @@ func (p *progress) watch(e tuner.Event) {
 		case !e.Probe.Verdict.Pass:
 			verdict = "failed"
 		}
-		p.step(fmt.Sprintf("trial %d, %.3g req/s %s", e.Trial.Number, e.Probe.Rate, verdict))
+		p.step(fmt.Sprintf("trial %d, %s req/s %s", e.Trial.Number, render.Number(e.Probe.Rate), verdict))
 	case tuner.Ended:
 		p.measured++
 		p.finished++
 		p.ended = time.Now()
 		mark := ""
-		if p.best.beaten(e.Trial) {
+		if p.best.replacedBy(e.Trial) {
 			mark = "*"
 		}
-		if left := render.Left(p.left()); p.live == nil && left != "" {
+		if left := render.Left(p.left()); !p.shown.Draws() && left != "" {
 			mark += " (" + left + ")"
 		}
-		width := lineColumns(p.w)
-		p.print(report.TrialLines(e.Trial, p.short, mark, width))
-		width = min(width, usualWidth)
+		width := p.width()
+		p.shown.Print(report.TrialLines(e.Trial, p.short, mark, width))
+		width = min(width, render.DefaultWidth)
 		margin := strings.Repeat(" ", min(10, width/4))
 		for _, line := range report.LastWords(e.Trial, width-len(margin)) {
-			p.print([]string{margin + line})
+			p.shown.Print([]string{margin + line})
 		}
 		p.step("")
 	}
 }
 
-// signOfLife is how often a log is told what goes on: it needs a sign of life, not every step. Tests want them all.
-var signOfLife = 10 * time.Second
-
-// step says what goes on: in the last line, or as a line now and then when there is no terminal.
+// step shows what goes on now. A log gets no line that names no step.
 func (p *progress) step(text string) {
-	now := stage{render.Done(p.finished, p.trials, "trial"), float64(p.finished) / float64(max(1, p.trials)), after(p.left()), text}
-	switch {
-	case p.live != nil:
-		p.live.show(now)
-	case text != "" && time.Since(p.last) >= signOfLife:
-		p.last = time.Now()
-		p.line("%s", now.text())
+	if text == "" && !p.shown.Draws() {
+		return
 	}
+	p.shown.Show(render.Stage{
+		Head: render.Done(p.finished, p.trials, "trial"), Share: float64(p.finished) / float64(max(1, p.trials)), Until: render.After(p.left()), Step: text,
+	})
 }
 
-// left is the time that is left by the mean of this process's trials; 0 where it is not known.
+// left is the remaining time, from the mean duration of this process's trials; 0 where it is not known.
 func (p *progress) left() time.Duration {
 	todo := p.trials - p.finished
 	if p.measured == 0 || todo <= 0 {
@@ -149,8 +131,8 @@ func (p *progress) left() time.Duration {
 	return each*time.Duration(todo) - min(each, time.Since(p.ended))
 }
 
-// done takes the last line away.
+// done removes the last line.
 func (p *progress) done() error {
-	p.live.end()
+	p.shown.End()
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// No capacity is not a capacity of 0.
+// Without a capacity the line does not say 0.
 func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 	of := func(low float64) studies.Study {
 		c := capacity.Capacity{Rate: 2.5, Low: low, High: 2.5, Bound: capacity.AtMost}
@@ -33,7 +33,7 @@ func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 	}
 }
 
-// The best so far is that of the world as it is: after a change that was accepted, or on another server, the search begins anew.
+// After an accepted change of the world, or on a server of another version, the search for the best begins again.
 func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 	of := func(number int, version string, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}
@@ -50,7 +50,7 @@ func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 		next studies.Trial
 		want bool
 	}{{of(3, "1", 2.5), false}, {of(4, "", 2.5), false}, {of(5, "2", 2.5), true}, {of(6, "2", 2), false}} {
-		if got := best.beaten(c.next); got != c.want {
+		if got := best.replacedBy(c.next); got != c.want {
 			t.Errorf("trial %d is the best so far: %t", c.next.Number, got)
 		}
 	}

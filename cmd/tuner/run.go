@@ -91,7 +91,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
-			warn(o.stderr, format, args...)
+			render.Warn(o.stderr, format, args...)
 		}
 	})
 	if err != nil {
@@ -113,10 +113,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		stopWatching()
 	}()
 	for _, text := range store.Disk().Warnings {
-		warn(o.stderr, "%s", text)
+		render.Warn(o.stderr, "%s", text)
 	}
 	if text := store.Restored(); text != "" {
-		warn(o.stderr, "the study was restored %s", text)
+		render.Warn(o.stderr, "the study was restored %s", text)
 	}
 	study, stop, err := o.ready(ctx, p, store)
 	if err != nil {
@@ -233,7 +233,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
 		// A wrapper around the server may not know --help=all. Then a wrong flag costs one failed start.
-		warn(o.stderr, "the flags are not checked: %v", err)
+		render.Warn(o.stderr, "the flags are not checked: %v", err)
 		return nil
 	}
 	return err
@@ -271,7 +271,7 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 		return progress.watch, progress.done
 	}
 	best := incumbent{}
-	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.beaten)
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.replacedBy)
 	server.Resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {
@@ -310,7 +310,7 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 		return err
 	}
 	options := reportOptions(study)
-	options.Width = columns(o.stdout)
+	options.Width = render.Columns(o.stdout)
 	if err := report.BestText(o.stdout, study, options); err != nil {
 		return err
 	}

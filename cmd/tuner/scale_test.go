@@ -20,6 +20,7 @@ import (
 	_ "github.com/mattn/go-sqlite3"
 
 	"vllmtuner/realtime"
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -57,7 +58,7 @@ func TestALongStudy(t *testing.T) {
 		if part == 0 {
 			first = last
 		}
-		table += fmt.Sprintf("%8d %12.2f %12.2f %12.2f %12.1f\n", trials*(part+1)/10, milliseconds(last.commit), milliseconds(took[len(took)*99/100]),
+		table += fmt.Sprintf("%8d %12.2f %12.2f %12.2f %12.1f\n", trials*(part+1)/10, render.InMilliseconds(last.commit), render.InMilliseconds(took[len(took)*99/100]),
 			float64(last.size)/1e3/float64(8*trials*(part+1)/10), float64(sizes(t, filepath.Join(dir, "snap")))/1e6)
 	}
 	if err := store.Close(); err != nil {
@@ -216,7 +217,7 @@ func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 			}
 		}
 		slices.Sort(took)
-		text += fmt.Sprintf("tuner %-24s %6.0f ms\n", strings.ReplaceAll(strings.Join(args, " "), dir, as), milliseconds(took[len(took)/2]))
+		text += fmt.Sprintf("tuner %-24s %6.0f ms\n", strings.ReplaceAll(strings.Join(args, " "), dir, as), render.InMilliseconds(took[len(took)/2]))
 	}
 	return text
 }

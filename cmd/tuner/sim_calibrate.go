@@ -161,32 +161,22 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 
 // A replayProgress shows how far a calibration is: in the last line of a terminal, else in a line from time to time.
 type replayProgress struct {
-	w     io.Writer
-	live  *liveLine // nil when w is no terminal
+	shown *render.Progress
 	began time.Time
-	last  time.Time
 }
 
 func newReplayProgress(w io.Writer) *replayProgress {
-	now := time.Now()
-	return &replayProgress{w: w, live: newLiveLine(w), began: now, last: now}
+	return &replayProgress{shown: render.NewProgress(w).Quietly(), began: time.Now()}
 }
 
 // tell is called after each replay. limit is the maximum number of replays.
 func (p *replayProgress) tell(done, limit int) {
 	left := time.Since(p.began) / time.Duration(done) * time.Duration(limit-done)
-	now := stage{render.Done(done, limit, "replay"), float64(done) / float64(limit), after(left), ""}
-	switch {
-	case p.live != nil:
-		p.live.show(now)
-	case time.Since(p.last) >= lineEvery:
-		p.last = time.Now()
-		fmt.Fprintln(p.w, now.text())
-	}
+	p.shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
 }
 
 // done removes the last line.
 func (p *replayProgress) done() error {
-	p.live.end()
+	p.shown.End()
 	return nil
 }

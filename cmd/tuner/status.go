@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 )
@@ -44,7 +45,7 @@ Examples:
 			study := func() (studies.Study, error) { return readSummary(c, report.Whole(rows)) }
 			options := func(study studies.Study) report.Options {
 				o := reportOptions(study)
-				o.Rows, o.Sort, o.Width = rows, order, columns(c.App.Writer)
+				o.Rows, o.Sort, o.Width = rows, order, render.Columns(c.App.Writer)
 				return o
 			}
 			if c.Bool("watch") {

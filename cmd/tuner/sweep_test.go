@@ -14,14 +14,9 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
-
-	"vllmtuner/serverctl"
-	"vllmtuner/trial"
-	"vllmtuner/trial/slo"
-	"vllmtuner/tuner/studyfile"
 )
 
-// manualTables are those of the sweeps that were run by hand.
+// manualTables holds the tables of the sweeps that were run by hand.
 const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
@@ -38,7 +33,7 @@ func readTable(t *testing.T, path string) [][]string {
 	return records
 }
 
-// sweepExample sweeps a shipped example and returns the folder with its tables, and what it printed.
+// sweepExample sweeps a shipped example. It returns the folder with the tables, and the output.
 func sweepExample(t *testing.T, name string, flags ...string) (dir, printed string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -46,7 +41,7 @@ func sweepExample(t *testing.T, name string, flags ...string) (dir, printed stri
 	return dir, command(t, args...)
 }
 
-// sameLayout holds a table against one that was kept by hand: the same head, and the same first column.
+// sameLayout checks that a table has the head and the first column of a manual one.
 func sameLayout(t *testing.T, name string, got, want [][]string) {
 	t.Helper()
 	if strings.Join(got[0], ",") != strings.Join(want[0], ",") || len(got) < len(want) {
@@ -80,7 +75,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 	return sum / float64(n)
 }
 
-// The shipped sweep gives the tables of the manual one, in their layout and near their figures.
+// The shipped sweep has the layout of the manual one, and nearly its figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
@@ -145,7 +140,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// Nothing is accepted of what EAGLE-3 drafts: it costs memory and time, and reaches the limits before the baseline does.
+// With EAGLE-3 no draft is accepted here: drafting costs memory and time, so the config breaks the limits before the baseline does.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
@@ -169,8 +164,8 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	fits(t, printed)
 }
 
-// The closed loop on the L4 has the columns and nearly the figures of the measured one. What one slow first request did to a
-// p95 is not simulated.
+// The closed loop on the L4 has the columns of the measured one, and nearly its figures. One slow first request, which raised a
+// measured p95, is not simulated.
 func TestL4IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	dir, printed := sweepExample(t, "l4")
@@ -190,7 +185,7 @@ func TestL4IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// fits holds every line against the width of a terminal.
+// fits checks that every line fits a terminal.
 func fits(t *testing.T, printed string) {
 	t.Helper()
 	for line := range strings.Lines(printed) {
@@ -201,7 +196,7 @@ func fits(t *testing.T, printed string) {
 	}
 }
 
-// Ctrl-C lets the rate at hand end, ends the server, and prints what there is.
+// After Ctrl-C a sweep finishes the current rate, ends the server, and prints what it measured.
 func TestAnInterruptedSweepPrintsWhatItHas(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -268,179 +263,5 @@ sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {reques
 	}
 	if err := syscall.Kill(record.PID, 0); err == nil {
 		t.Errorf("server process %d is left", record.PID)
-	}
-}
-
-// swept is a sweep of which letters say what came of each config at 1, 2 and 4 req/s: p passed, f failed, . not measured.
-func swept(t *testing.T, letters ...string) *sweeping {
-	t.Helper()
-	text := "version: 1\nname: s\nmodel: m\nserver: {simulate: small-fast}\nslo: {ttft_p99: 1000ms, tpot_p95: 60ms}\nworkload: {kind: random}\nsweep: {rates: [1, 2, 4], configs: {a: {}"
-	for i := range letters[1:] {
-		text += ", " + string(rune('b'+i)) + ": {}"
-	}
-	file, err := studyfile.Parse("s.yaml", []byte(text+"}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newSweeping(file, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.setRows(letters...)
-	return s
-}
-
-// setRows makes the verdicts those of the letters, one word a config: see rowLetters; a point was not measured.
-func (s *sweeping) setRows(letters ...string) {
-	for i, word := range letters {
-		c := &s.configs[i]
-		c.begun, c.done, c.result.Outcome, c.probes = true, true, trial.Measured, nil
-		for j, letter := range word {
-			if letter == '.' {
-				continue
-			}
-			p := trial.Probe{Seq: j, Rate: s.sweep.Levels[j].Rate, Verdict: slo.Verdict{Pass: letter == 'p' || letter == 'L', Binding: "p99 TTFT"}}
-			if letter == 'l' || letter == 'L' {
-				p.Verdict.ClientLimited = "the load generator was 17.5 ms late at p99"
-			}
-			p.Measurement.Completed = 1
-			if letter == 'f' {
-				p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", Broken: 9}, {Limit: "p95 TPOT", MaxMS: 60}}
-			}
-			c.probes = append(c.probes, p)
-		}
-	}
-}
-
-func TestASweepNamesItsWinner(t *testing.T) {
-	for _, row := range []struct {
-		name       string
-		letters    []string
-		words      string // of each config: winner, tie or -
-		versus     string
-		conclusion string
-		limits     string // something that is said of what the tables cannot tell
-	}{
-		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "between 2.00 and 4.00 nothing was measured. A highest load of 2.00 may be anything up to 100 % more"},
-		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the p99 of 300 requests hangs on the 3 slowest."},
-		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- 0 % 0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
-		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
-		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO nowhere.", ""},
-		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},
-		{"the others were not measured", []string{"ppf", "..."}, "- -", "- -", "", ""},
-		{"alone", []string{"ppf"}, "-", "-", "", ""},
-		{"a late client for the baseline", []string{"pLL", "ppf"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + moreCores + ".", ""},
-		{"a late client where it does not matter", []string{"lff", "ppf"}, "- winner", "- -", "b alone reaches 2.00 req/s.", ""},
-		{"a late client for the winner", []string{"pff", "ppl"}, "- winner", "- -", "b is above the baseline on this grid, and how far is not known: the load generator was late.", ""},
-		{"a late client everywhere", []string{"lll", "fff"}, "- -", "- -", "No winner can be named: the load generator was late for a, and how far it reaches is not known; " + moreCores + ".", ""},
-		{"a pass above a fail counts, and is said", []string{"pff", "pfp"}, "- winner", "- +300 %", "b is 300 % above the baseline on this grid; one draw does not prove it better.", ""},
-	} {
-		s := swept(t, row.letters...)
-		var words, versus []string
-		for _, st := range s.standings() {
-			if st.word == "" {
-				st.word = "-"
-			}
-			words, versus = append(words, st.word), append(versus, st.versus)
-		}
-		if got := strings.Join(words, " "); got != row.words || strings.Join(versus, " ") != row.versus {
-			t.Errorf("%s: %s and %s, want %s and %s", row.name, got, strings.Join(versus, " "), row.words, row.versus)
-		}
-		if got := s.conclusion(); got != row.conclusion {
-			t.Errorf("%s: %q, want %q", row.name, got, row.conclusion)
-		}
-		if got := strings.Join(s.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.words, "tie") {
-			t.Errorf("%s: cannot tell\n%s\nwant %q", row.name, got, row.limits)
-		}
-	}
-	single := swept(t, "ppf")
-	single.sweep.Requests = 1
-	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the p99 of 1 request hangs on a single one.") {
-		t.Errorf("of one request it says %q", got)
-	}
-	var t2 textLines
-	swept(t, "pff", "pfp").writeStandings(&t2)
-	if !strings.Contains(t2.String(), "    not monotone: it failed at 2.00, below its highest\n") {
-		t.Errorf("the verdicts fall and rise, and nobody says so:\n%s", &t2)
-	}
-}
-
-func TestVerdictsAsSweepsWriteThem(t *testing.T) {
-	broken := func(limits ...string) slo.Verdict {
-		v := slo.Verdict{}
-		for _, l := range limits {
-			v.Checks = append(v.Checks, slo.Check{Limit: l, Broken: 1})
-		}
-		return v
-	}
-	late := broken("p99 TTFT")
-	late.ClientLimited = "late"
-	for _, row := range []struct {
-		verdict   slo.Verdict
-		completed int
-		want      string
-	}{
-		{slo.Verdict{Pass: true}, 300, "PASS"},
-		{broken("p99 TTFT", "p99 TPOT"), 300, "FAIL (TTFT+TPOT)"},
-		{broken("p95 ITL"), 300, "FAIL (ITL)"},
-		{slo.Verdict{Binding: "error rate"}, 299, "FAIL (errors)"},
-		{broken("p99 TTFT"), 0, "FAIL (none done)"},
-		{late, 300, "client-limited"},
-	} {
-		p := trial.Probe{Verdict: row.verdict}
-		p.Measurement.Completed = row.completed
-		if got := verdictCell(p); got != row.want {
-			t.Errorf("%+v: %q, want %q", row.verdict, got, row.want)
-		}
-	}
-}
-
-func TestTroubleSaysWhenAServerFailed(t *testing.T) {
-	for _, row := range []struct {
-		result trial.Result
-		want   string
-	}{
-		{trial.Result{Outcome: trial.Measured}, ""},
-		{trial.Result{}, ""},
-		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Evidence: "CUDA out of memory"}, "cannot start: oom-start: CUDA out of memory"},
-		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.CrashLoad, Cause: serverctl.NCCL, Evidence: "peer is gone", Facts: serverctl.Facts{StartUp: time.Second}}, "failed under load: crash-load (nccl): peer is gone"},
-	} {
-		if got := (&sweptConfig{result: row.result}).trouble(); got != row.want {
-			t.Errorf("%+v: %q, want %q", row.result, got, row.want)
-		}
-	}
-}
-
-func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
-	g := gridTable{title: "T", corner: "rate", rows: []string{"1.00", "10.00"}}
-	for _, name := range []string{"phase1-baseline-rerun", "a", "averyveryverylongnamethatnobodybreaks", "b.c_d", "another-averyveryverylongname"} {
-		g.columns = append(g.columns, gridColumn{head: name, cells: []string{"1", "FAIL (x)"}})
-	}
-	var text textLines
-	g.writeTo(&text)
-	want := `
-T
-        phase1-
-      baseline-
- rate     rerun        a averyveryverylongnamethatnobodybreaks    b.c_d
- 1.00         1        1                                     1        1
-10.00  FAIL (x) FAIL (x)                              FAIL (x) FAIL (x)
-
-                   another-
- rate averyveryverylongname
- 1.00                     1
-10.00              FAIL (x)
-`
-	if got := text.String(); got != want {
-		t.Errorf("the table is\n%s\nwant\n%s", got, want)
-	}
-	fits(t, text.String())
-}
-
-func TestRatesAsSweepsWriteThem(t *testing.T) {
-	for rate, want := range map[float64]string{0.5: "0.50", 2: "2.00", 0.75: "0.75", 0.125: "0.125", 12: "12.00"} {
-		if got := rateText(rate); got != want {
-			t.Errorf("rateText(%g) = %s, want %s", rate, got, want)
-		}
 	}
 }

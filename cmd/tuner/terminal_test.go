@@ -12,19 +12,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/creack/pty"
 	"github.com/rivo/uniseg"
 
-	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
 
-// A screen is what a terminal of so many columns shows of what was written to it, with all that has scrolled away.
+// A screen is a terminal of so many columns: the lines that it shows, and those that have scrolled away.
 type screen struct {
 	width   int
 	rows    [][]string // by column; "" is the second half of a wide character
@@ -124,7 +122,7 @@ type session struct {
 	text    bytes.Buffer
 }
 
-// onTerminal starts a command on a terminal, to which all goes that it writes but for what stdout takes.
+// onTerminal starts a command on a terminal. Its standard output goes to stdout, if that is not nil.
 func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *session {
 	t.Helper()
 	s := &session{cmd: tunerCommand(t.Context(), t, args...), written: make(chan []byte)}
@@ -151,7 +149,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 	return s
 }
 
-// until reads until the text has been written, or the command is gone.
+// until reads until the command has written the text, or is gone; it reports which.
 func (s *session) until(want string) bool {
 	for !strings.Contains(s.text.String(), want) {
 		chunk, ok := <-s.written
@@ -163,7 +161,7 @@ func (s *session) until(want string) bool {
 	return true
 }
 
-// end reads the rest, and returns all that was written and the exit code.
+// end reads the rest. It returns the whole output and the exit code.
 func (s *session) end(t *testing.T) (string, int) {
 	t.Helper()
 	for chunk := range s.written {
@@ -177,7 +175,7 @@ func (s *session) end(t *testing.T) (string, int) {
 	return s.text.String(), 0
 }
 
-// On a terminal of any width no line of a run goes over the last column, and nothing of the last line stays between the rows.
+// On a terminal of any width no line of a run is longer than the terminal, and the last line leaves nothing behind.
 func TestProgressOnATerminal(t *testing.T) {
 	t.Parallel()
 	for _, columns := range []int{80, 40, 20} {
@@ -214,7 +212,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
-// An error is broken between words.
+// An error that is too long for a terminal is broken between words.
 func TestAnErrorOnATerminal(t *testing.T) {
 	t.Parallel()
 	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
@@ -236,32 +234,7 @@ budget: {trials: 3}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 `
 
-// What is at hand is shown in the width there is, wide and combining characters counted as terminals do.
-func TestAStageFits(t *testing.T) {
-	long := stage{"12 of 30 trials done", 0.4, time.Now().Add(time.Hour), "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
-	for width := 1; width < 200; width++ {
-		if got := render.Width(long.line(width)); got > width {
-			t.Errorf("in %d columns it takes %d: %s", width, got, long.line(width))
-		}
-	}
-	now := stage{"12 of 30 trials done", 0.4, time.Now().Add(359 * time.Second), "trial 12, 2.5 req/s passed"}
-	for width, want := range map[int]string{
-		90: "███░░░░░ 12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
-		78: "12 of 30 trials done, about 5 min 59 s left: trial 12, 2.5 req/s passed",
-		60: "12 of 30 trials done: trial 12, 2.5 req/s passed",
-		20: "12 of 30 trials don…",
-	} {
-		if got := now.line(width); got != want {
-			t.Errorf("in %d columns it is %q, want %q", width, got, want)
-		}
-	}
-	now.until = time.Now().Add(300 * time.Millisecond)
-	if got := now.line(90); strings.Contains(got, "left") {
-		t.Errorf("with less than a second left it is %q", got)
-	}
-}
-
-// ownedStudy is a study that this process is at work on.
+// ownedStudy is a running study that this process owns.
 func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -270,7 +243,7 @@ func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	return store, root
 }
 
-// A watched study is shown anew on one page, and left as it ended.
+// A watched study is drawn on a page of its own. At its end the final status stays on the screen.
 func TestWatchEndsWithTheStudy(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
@@ -290,14 +263,14 @@ func TestWatchEndsWithTheStudy(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends the look and not the study: no word of what is at hand, and the terminal is as it was.
+// Ctrl-C ends the watching and not the study. The command says nothing about unfinished work and restores the terminal.
 func TestWatchIsEndedByCtrlC(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
 	defer func() { must(t, store.Close()) }()
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
-	// The whole page first: with Ctrl-C a terminal throws away what it has not shown yet, maybe half a sequence.
-	if !s.until("running: 0 of 3 trials done") || !s.until(eraseDown) {
+	// Wait for the whole page: on Ctrl-C a terminal drops what it has not shown yet, perhaps half of a control sequence.
+	if !s.until("running: 0 of 3 trials done") || !s.until("\x1b[J") {
 		t.Fatalf("it shows\n%s", &s.text)
 	}
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {
@@ -311,7 +284,7 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	}
 }
 
-// In a pipe a watched status is plain text, written again only when something has changed.
+// In a pipe a watched status is plain text. It is written again only when something has changed.
 func TestWatchInAPipe(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
@@ -329,7 +302,7 @@ func TestWatchInAPipe(t *testing.T) {
 	}
 }
 
-// Without a terminal that can draw there is no last line, and no control character.
+// On a terminal that cannot draw there is no last line and no control character.
 func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestProgressOnATerminal runs the same study with the race detector")
@@ -349,7 +322,7 @@ func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	}
 }
 
-// The best trial is among those shown in each order, and --all shows all.
+// The status shows the best trial in every order.
 func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 	var study studies.Study
 	for i := range 30 {

@@ -24,7 +24,7 @@ func (r *Report) Text() string {
 		t.item("servers", "end even if the tuner dies, by %s", strings.Join(r.Means, ", "))
 	}
 	t.item("needed", "for %s, %s: %.3g cores, %d open files, %s /dev/shm", render.Count(r.Need.GPUs, "GPU"), render.Count(r.Need.Streams, "stream"),
-		r.Need.Cores, r.Need.OpenFiles, host.Size(r.Need.Shm))
+		r.Need.Cores, r.Need.OpenFiles, render.Bytes(r.Need.Shm))
 	for _, f := range r.Findings {
 		t.WriteByte('\n')
 		have := f.What + ": " + f.Have
@@ -136,16 +136,16 @@ func (t *text) machine(m host.Machine) {
 	t.item("cores", "%.3g usable; %s allowed, %s", m.Cores.Usable, render.Count(m.Cores.Affinity, "CPU"), limit)
 	limit = "no cgroup limit"
 	if m.Memory.Limit != nil {
-		limit = fmt.Sprintf("limit %s by %s", host.Size(*m.Memory.Limit), m.Memory.LimitAt)
+		limit = fmt.Sprintf("limit %s by %s", render.Bytes(*m.Memory.Limit), m.Memory.LimitAt)
 	}
-	t.item("memory", "%s of %s free, %s", host.Size(m.Memory.Free), host.Size(m.Memory.Total), limit)
+	t.item("memory", "%s of %s free, %s", render.Bytes(m.Memory.Free), render.Bytes(m.Memory.Total), limit)
 	if m.Shm.Total > 0 {
-		t.item(m.Shm.Dir, "%s of %s free", host.Size(m.Shm.Free), host.Size(m.Shm.Total))
+		t.item(m.Shm.Dir, "%s of %s free", render.Bytes(m.Shm.Free), render.Bytes(m.Shm.Total))
 	}
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
 	t.limit("open files", m.Limits.OpenFiles, count)
 	t.limit("processes", m.Limits.Processes, count)
-	t.limit("locked mem", m.Limits.LockedMemory, host.Size)
+	t.limit("locked mem", m.Limits.LockedMemory, render.Bytes)
 }
 
 // limit adds a line, unless the limit is not known: a finding says so.

@@ -5,7 +5,8 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
+
+	"vllmtuner/render"
 )
 
 // A Severity tells how much a finding matters to a study.
@@ -144,25 +145,11 @@ func checkShm(have Shm, need Need) []Finding {
 	if need.GPUs > 1 {
 		why = "tensor parallelism"
 	}
-	return []Finding{{Warning, have.Dir, fmt.Sprintf("%s of %s free", Size(have.Free), Size(have.Total)),
-		fmt.Sprintf("%s free, for %s", Size(want), why),
+	return []Finding{{Warning, have.Dir, fmt.Sprintf("%s of %s free", render.Bytes(have.Free), render.Bytes(have.Total)),
+		fmt.Sprintf("%s free, for %s", render.Bytes(want), why),
 		"mount a volume there: emptyDir {medium: Memory} at /dev/shm (docker: --shm-size); " +
 			"you can remove psm_* files of dead servers"}}
 }
 
 // formatCores formats a number of cores without needless digits.
 func formatCores(v float64) string { return strconv.FormatFloat(math.Round(100*v)/100, 'f', -1, 64) }
-
-// Size formats a number of bytes for people, such as "64 MiB" or "23.5 GiB".
-func Size(n int64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, unit := float64(n), 0
-	for v = v / 1024; v >= 999.95 && unit < len(units)-1; unit++ {
-		v /= 1024
-	}
-	text := strconv.FormatFloat(v, 'f', 1, 64)
-	return fmt.Sprintf("%s %ciB", strings.TrimSuffix(text, ".0"), units[unit])
-}

@@ -222,13 +222,3 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
-
-func TestSize(t *testing.T) {
-	for n, want := range map[int64]string{
-		0: "0 B", 1023: "1023 B", 1 << 20: "1 MiB", 64 << 20: "64 MiB", 1023 << 20: "1 GiB", 25276502016: "23.5 GiB", 1 << 62: "4 EiB",
-	} {
-		if got := Size(n); got != want {
-			t.Errorf("Size(%d) = %q, want %q", n, got, want)
-		}
-	}
-}

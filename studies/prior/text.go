@@ -9,33 +9,20 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-const (
-	maxRows  = 10 // trials, and reasons to leave some out, that Text shows
-	maxWidth = 80
-)
+const maxRows = 10 // trials, and reasons to leave some out, that Text shows
 
 // Text says what was taken from the source, the best first, and what was left out and why.
 func (s *Source) Text() string {
 	var t strings.Builder
-	t.WriteString(paragraph("", fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), 2))
+	t.WriteString(render.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ", render.DefaultWidth))
 	for line := range strings.Lines(report.PriorTable(s.Trials(), maxRows)) {
 		t.WriteString(wrapLastCell(line))
 	}
 	for _, r := range reasons(s.Left) {
-		t.WriteString(paragraph("  ", fmt.Sprintf("left out: %s: %s", r.from, r.why), 4))
+		t.WriteString(render.Paragraph(fmt.Sprintf("  left out: %s: %s", r.from, r.why), "    ", render.DefaultWidth))
 	}
 	for _, note := range s.Notes {
-		t.WriteString(paragraph("  ", "note: "+note, 4))
-	}
-	return t.String()
-}
-
-// paragraph wraps a text after a head. The lines after the first have a margin.
-func paragraph(head, text string, margin int) string {
-	var t strings.Builder
-	for _, line := range render.Wrap(text, maxWidth-margin) {
-		t.WriteString(head + line + "\n")
-		head = strings.Repeat(" ", margin)
+		t.WriteString(render.Paragraph("  note: "+note, "    ", render.DefaultWidth))
 	}
 	return t.String()
 }
@@ -43,10 +30,10 @@ func paragraph(head, text string, margin int) string {
 // wrapLastCell wraps the last cell of a table's line that is too long, below itself.
 func wrapLastCell(line string) string {
 	start := strings.LastIndex(line, "  ") + len("  ")
-	if len(line) <= maxWidth+len("\n") || strings.TrimSpace(line[:start]) == "" {
+	if len(line) <= render.DefaultWidth+len("\n") || strings.TrimSpace(line[:start]) == "" {
 		return line
 	}
-	return paragraph(line[:start], line[start:], start)
+	return render.Hang(line[:start], line[start:], strings.Repeat(" ", start), render.DefaultWidth)
 }
 
 // A reason is why some of a source was left out.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
@@ -20,9 +21,9 @@ func BestArgs(w io.Writer, study studies.Study) error {
 	}
 	var l lines
 	for _, line := range flagLines(best.Trial.Args) {
-		l.add("%s", line)
+		l.Line("%s", line)
 	}
-	return l.writeTo(w)
+	return l.Flush(w)
 }
 
 // BestShell writes the winning args in one line, quoted for a POSIX shell. A shell reads no quotes in the output of a
@@ -37,13 +38,12 @@ func BestShell(w io.Writer, study studies.Study) error {
 		words[i] = space.ShellWord(arg)
 	}
 	var l lines
-	l.add("%s", strings.Join(words, " "))
-	return l.writeTo(w)
+	l.Line("%s", strings.Join(words, " "))
+	return l.Flush(w)
 }
 
 // BestYAML writes the winning args as the args of a container in a Deployment, after those that name the model, with the
-// evidence in comments. The writer is the one of Kubernetes: goccy/go-yaml writes 1e3 without quotes, which Kubernetes
-// reads as a number.
+// evidence in comments.
 func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	best, ok := Best(study)
 	if !ok {
@@ -55,25 +55,25 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	}
 	c := best.Trial.Result.Capacity
 	var l lines
-	l.add("# %s", Headline(best, study.State))
-	l.add("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
-	l.add("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
-	l.add("# in flight at capacity: %s requests; %s breaks first", number(c.InFlight), c.Binding)
+	l.Line("# %s", Headline(best, study.State))
+	l.Line("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
+	l.Line("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
+	l.Line("# in flight at capacity: %s requests; %s breaks first", render.Number(c.InFlight), c.Binding)
 	if advice, ok := o.advice(best.Trial); ok {
-		l.add("# advice: %s", advice)
+		l.Line("# advice: %s", advice)
 	}
-	l.add("# gain %s", gainText(best))
+	l.Line("# gain %s", gainText(best))
 	if trust := trustText(best); trust != "" {
-		l.add("# %s", trust)
+		l.Line("# %s", trust)
 	}
 	if c.Doubt != "" {
-		l.add("# note: %s", c.Doubt)
+		l.Line("# note: %s", c.Doubt)
 	}
 	for _, note := range Outdated(study, best) {
-		l.add("# note: %s", note)
+		l.Line("# note: %s", note)
 	}
-	l.add("%s", strings.TrimSuffix(string(list), "\n"))
-	return l.writeTo(w)
+	l.Line("%s", strings.TrimSuffix(string(list), "\n"))
+	return l.Flush(w)
 }
 
 // flagLines joins each flag with its value, quoted for a shell.

@@ -9,7 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"sigs.k8s.io/yaml"
+	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 
 	"vllmtuner/studies"
 )
@@ -69,7 +69,7 @@ func checkYAML(t *testing.T, word string) {
 		return // refused, which is better than harmed
 	}
 	var got struct{ Args []string }
-	if err := yaml.UnmarshalStrict(text.Bytes(), &got); err != nil {
+	if err := yamlutil.Unmarshal(text.Bytes(), &got); err != nil { // the reader of Kubernetes
 		t.Errorf("%q: %v in\n%s", word, err, &text)
 	} else if !slices.Equal(got.Args, want) {
 		t.Errorf("%q was read as %q from\n%s", word, got.Args, &text)

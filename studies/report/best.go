@@ -12,6 +12,7 @@ import (
 
 	"github.com/samber/lo"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -33,7 +34,7 @@ func Unmet(study studies.Study) string {
 // BestText writes one sentence on what to do, the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
 // what can be done, which is no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
-	l := lines{width: o.Width}
+	l := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
 		l.best(best, study.State, o)
@@ -42,69 +43,69 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 	} else {
 		l.nothingMet(study)
 	}
-	l.wrapped("study", "%s, %s", study.Name, stateText(study, s))
-	l.wrapped("trials", "%s", countsText(s))
+	l.Item("study", "%s, %s", study.Name, stateText(study, s))
+	l.Item("trials", "%s", countsText(s))
 	l.dropped(study)
 	l.priors(study)
 	l.restored(study)
-	l.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
-	return l.writeTo(w)
+	l.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	return l.Flush(w)
 }
 
 // best adds the winner with its evidence.
 func (l *lines) best(b Winner, state studies.State, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
-	for _, line := range wrap(Headline(b, state), l.columns()) {
-		l.add("%s", line)
+	for _, line := range render.Wrap(Headline(b, state), l.Columns()) {
+		l.Line("%s", line)
 	}
-	l.add("")
+	l.Line("")
 	for _, line := range flagLines(t.Args) {
-		l.add("%s", line)
+		l.Line("%s", line)
 	}
 	if len(t.Args) == 0 {
-		l.add("(no args: the server's default)")
+		l.Line("(no args: the server's default)")
 	}
-	l.add("")
-	l.wrapped("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
+	l.Line("")
+	l.Item("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
 	if c.StdErr > 0 {
-		l.item("", "%s", bracketText(c))
+		l.Item("", "%s", bracketText(c))
 	}
-	l.item("in flight", "%s requests at capacity", number(c.InFlight))
+	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
-		l.wrapped("limit", "%s breaks first", c.Binding)
+		l.Item("limit", "%s breaks first", c.Binding)
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
 	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // the advice says it
-		l.wrapped("", "at %s req/s: %s", number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
+		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
 	}
 	if advised {
-		l.wrapped("advice", "%s", advice)
+		l.Item("advice", "%s", advice)
 	}
-	l.wrapped("gain", "%s", gainText(b))
+	l.Item("gain", "%s", gainText(b))
 	if b.Gain != nil && b.Gain.Why != "" {
-		l.wrapped("", "%s", b.Gain.Why)
+		l.Item("", "%s", b.Gain.Why)
 	}
 	if trust := trustText(b); trust != "" {
-		l.wrapped("", "%s", trust)
+		l.Item("", "%s", trust)
 	}
 	if c.Doubt != "" {
-		l.wrapped("note", "%s", c.Doubt)
+		l.Item("note", "%s", c.Doubt)
 	}
 	if t.Result.Facts.Simulated {
-		l.wrapped("note", "simulated: no GPU is behind these figures")
+		l.Item("note", "simulated: no GPU is behind these figures")
 	}
 	for _, note := range notes(t) {
-		l.wrapped("note", "%s", note)
+		l.Item("note", "%s", note)
 	}
-	l.item("trial", "%d, from %s", t.Number, t.Origin)
+	l.Item("trial", "%d, from %s", t.Number, t.Origin)
 }
 
 // restored says that the study goes on from a snapshot, and how much was lost with what came later.
 func (l *lines) restored(study studies.Study) {
 	for _, e := range study.Events {
 		if e.Kind == studies.Restored {
-			l.wrapped("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Text)
+			l.Item("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Text)
 		}
 	}
 }
@@ -138,7 +139,7 @@ func ChangedSince(study studies.Study, best Winner) (changes []string) {
 
 func (l *lines) outdated(study studies.Study, best Winner) {
 	for _, note := range Outdated(study, best) {
-		l.wrapped("note", "%s", note)
+		l.Item("note", "%s", note)
 	}
 }
 
@@ -147,7 +148,7 @@ func notes(t studies.Trial) []string {
 	all := slices.Clone(t.Result.Notes)
 	for _, p := range t.Probes {
 		if p.Note != "" {
-			all = append(all, fmt.Sprintf("at %s req/s: %s", number(p.Rate), p.Note))
+			all = append(all, fmt.Sprintf("at %s req/s: %s", render.Number(p.Rate), p.Note))
 		}
 	}
 	return lo.Uniq(all)
@@ -155,12 +156,12 @@ func notes(t studies.Trial) []string {
 
 // nothingMet says why there is no winner: what came nearest, and what the servers that failed said.
 func (l *lines) nothingMet(study studies.Study) {
-	l.add("%s", Unmet(study))
-	l.add("")
+	l.Line("%s", Unmet(study))
+	l.Line("")
 	if t, p, ok := nearest(study); ok {
-		l.wrapped("nearest", "trial %d at %s req/s: %s", t.Number, number(p.Rate), p.Verdict.Reason)
+		l.Item("nearest", "trial %d at %s req/s: %s", t.Number, render.Number(p.Rate), p.Verdict.Reason)
 		if p.Measurement.Failed == 0 { // else the server answers with errors, which no limit mends
-			l.item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
+			l.Item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
 		}
 	}
 	classes := Summarize(study, Options{}).Classes
@@ -174,9 +175,9 @@ func (l *lines) nothingMet(study studies.Study) {
 			evidence = "no line of the log shows why"
 		}
 		t := study.Trials[i]
-		l.wrapped("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence)
+		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence)
 		if remedy := serverctl.Remedy(class, t.Result.Cause); remedy != "" {
-			l.wrapped("try", "%s", remedy)
+			l.Item("try", "%s", remedy)
 		}
 	}
 }

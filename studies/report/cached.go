@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 )
@@ -30,9 +31,9 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 	case at.HitRate < 0:
 		text += "; the server does not say what it found there"
 	case at.HitRate < 0.005:
-		text += fmt.Sprintf("; at %s req/s none of the prompt tokens were found there", number(at.Rate))
+		text += fmt.Sprintf("; at %s req/s none of the prompt tokens were found there", render.Number(at.Rate))
 	default:
-		text += fmt.Sprintf("; at %s req/s %.0f %% of the prompt tokens were found there", number(at.Rate), 100*at.HitRate)
+		text += fmt.Sprintf("; at %s req/s %.0f %% of the prompt tokens were found there", render.Number(at.Rate), 100*at.HitRate)
 	}
-	l.wrapped("cache", "%s", text)
+	l.Item("cache", "%s", text)
 }

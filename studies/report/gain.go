@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial/capacity"
@@ -108,15 +109,15 @@ func Headline(b Winner, state studies.State) string {
 	case g.Trial == b.Trial.Number:
 		return fmt.Sprintf("Keep %s: no other flags are known to carry more.", over)
 	case c.Limited != "" && c.Low < c.Rate:
-		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late; it is not known whether they beat %s.", number(c.Rate), over)
+		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late; it is not known whether they beat %s.", render.Number(c.Rate), over)
 	case g.Distinguishable:
-		return fmt.Sprintf("%s: %s over %s, %s likely better.", use, percent(g.Ratio), over, probability(g.Comparison.Better))
+		return fmt.Sprintf("%s: %s over %s, %s likely better.", use, render.Percent(g.Ratio), over, probability(g.Comparison.Better))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("%s: at least %s over %s.", use, percent(g.Ratio), over)
+		return fmt.Sprintf("%s: at least %s over %s.", use, render.Percent(g.Ratio), over)
 	case g.Comparison != nil:
 		return fmt.Sprintf("No flags are known to beat %s; these measured higher, but within chance.", over)
 	case r.Bound == capacity.AtMost:
-		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, number(c.Low), over)
+		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, render.Number(c.Low), over)
 	}
 	return fmt.Sprintf("These are the best flags known; it is not known whether they beat %s.", over)
 }
@@ -140,7 +141,7 @@ func gainText(b Winner) string {
 	}
 	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
 	if g.reference.Bound == capacity.Exact {
-		reference += fmt.Sprintf(" (%s req/s)", number(g.reference.Rate))
+		reference += fmt.Sprintf(" (%s req/s)", render.Number(g.reference.Rate))
 	}
 	switch {
 	case g.Trial == b.Trial.Number:
@@ -148,9 +149,9 @@ func gainText(b Winner) string {
 	case g.Bound == "":
 		return fmt.Sprintf("not known over %s: %s", reference, unsureText(b))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s over %s, which carries %s at most", percent(g.Ratio), reference, number(upper(g.reference)))
+		return fmt.Sprintf("at least %s over %s, which carries %s at most", render.Percent(g.Ratio), reference, render.Number(upper(g.reference)))
 	}
-	return fmt.Sprintf("%s as measured, over %s", percent(g.Ratio), reference)
+	return fmt.Sprintf("%s as measured, over %s", render.Percent(g.Ratio), reference)
 }
 
 // trustText says how sure the gain is; "" when there is none that could be.
@@ -163,7 +164,7 @@ func trustText(b Winner) string {
 	if c == nil {
 		return "how sure the gain is cannot be told: " + unsureText(b)
 	}
-	text := fmt.Sprintf("95 %%: %s to %s; ", percent(c.Lowest-1), percent(c.Highest-1))
+	text := fmt.Sprintf("95 %%: %s to %s; ", render.Percent(c.Lowest-1), render.Percent(c.Highest-1))
 	luckiest := ""
 	if g.Among > 1 {
 		luckiest = fmt.Sprintf("the luckiest of %d ", g.Among)
@@ -183,19 +184,19 @@ func unsureText(b Winner) string {
 	whose := fmt.Sprintf("trial %d", b.Gain.Trial)
 	switch {
 	case reference.Limited != "":
-		return "the load generator was late for " + whose + ", which carries at least about " + number(reference.Rate) + " req/s"
+		return "the load generator was late for " + whose + ", which carries at least about " + render.Number(reference.Rate) + " req/s"
 	case best.Limited != "" && best.Low < best.Rate:
 		return "the load generator was late for the best"
 	case reference.Bound == capacity.AtMost:
-		return fmt.Sprintf("%s failed at %s req/s, and is not known to keep the SLO at any rate", whose, number(reference.High))
+		return fmt.Sprintf("%s failed at %s req/s, and is not known to keep the SLO at any rate", whose, render.Number(reference.High))
 	case reference.Bound == capacity.AtLeast && best.Bound == capacity.AtLeast:
 		return "both capacities are lower bounds"
 	case reference.Bound == capacity.AtLeast:
-		return fmt.Sprintf("%s carries at least %s req/s, and how much more is not known", whose, number(reference.Rate))
+		return fmt.Sprintf("%s carries at least %s req/s, and how much more is not known", whose, render.Number(reference.Rate))
 	case best.Bound == capacity.AtLeast && !(reference.StdErr > 0):
-		return fmt.Sprintf("the best passed %s req/s, and the capacity of %s has no interval", number(best.Low), whose)
+		return fmt.Sprintf("the best passed %s req/s, and the capacity of %s has no interval", render.Number(best.Low), whose)
 	case best.Bound == capacity.AtLeast:
-		return fmt.Sprintf("the best passed %s req/s at most, and %s may carry %s", number(best.Low), whose, number(upper(reference)))
+		return fmt.Sprintf("the best passed %s req/s at most, and %s may carry %s", render.Number(best.Low), whose, render.Number(upper(reference)))
 	case !(best.StdErr > 0):
 		return "the capacity of the best has no interval"
 	}

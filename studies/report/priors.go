@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 )
 
@@ -51,7 +52,7 @@ func priorSources(study studies.Study) (all []PriorSource) {
 func (l *lines) priors(study studies.Study) {
 	name := "priors"
 	for _, s := range priorSources(study) {
-		l.wrapped(name, "%s", s)
+		l.Item(name, "%s", s)
 		name = ""
 	}
 }
@@ -63,11 +64,11 @@ func (s PriorSource) String() string {
 	case s.Best == 0:
 		return text + "; none met the SLO"
 	case s.Trial == nil:
-		return text + fmt.Sprintf("; best %s req/s there, not measured here yet", number(s.Best))
+		return text + fmt.Sprintf("; best %s req/s there, not measured here yet", render.Number(s.Best))
 	case s.Here == 0:
-		return text + fmt.Sprintf("; best %s req/s there, fails at every rate here (trial %d)", number(s.Best), *s.Trial)
+		return text + fmt.Sprintf("; best %s req/s there, fails at every rate here (trial %d)", render.Number(s.Best), *s.Trial)
 	}
-	return text + fmt.Sprintf("; best %s req/s there, %s here (trial %d)", number(s.Best), number(s.Here), *s.Trial)
+	return text + fmt.Sprintf("; best %s req/s there, %s here (trial %d)", render.Number(s.Best), render.Number(s.Here), *s.Trial)
 }
 
 // PriorTable writes the trials that were measured elsewhere, the best first, at most so many.
@@ -81,10 +82,10 @@ func PriorTable(trials []studies.Trial, most int) string {
 		if point == "" {
 			point = "(nothing set)"
 		}
-		l.add("  %7s req/s  %-14s  %s", shortCapacity(t), clip(resultText(t), 14), point)
+		l.Line("  %7s req/s  %-14s  %s", shortCapacity(t), render.Clip(resultText(t), 14), point)
 	}
 	if more := len(sorted) - most; more > 0 {
-		l.add("  and %d more", more)
+		l.Line("  and %d more", more)
 	}
 	return strings.TrimRight(l.String(), " ")
 }

@@ -15,8 +15,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sigs.k8s.io/yaml"
+	"github.com/goccy/go-yaml"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -250,7 +251,7 @@ func TestReports(t *testing.T) {
 			section("status", func(w io.Writer) error { return StatusText(w, c.study, c.options) })
 			section("log", func(w io.Writer) error {
 				for _, trial := range c.study.Trials {
-					for _, line := range TrialLines(trial, ShortNames(searched(c.study.Trials)), "", 80) {
+					for _, line := range TrialLines(trial, render.ShortNames(searched(c.study.Trials)), "", 80) {
 						fmt.Fprintln(w, line)
 					}
 					for _, line := range LastWords(trial, 70) {

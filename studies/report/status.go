@@ -24,53 +24,53 @@ const manyRows = 10
 
 // StatusText writes how far a study is, what is best so far, and some of the trials, within the columns there are.
 func StatusText(w io.Writer, study studies.Study, o Options) error {
-	text := lines{width: o.Width}
+	text := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
 	best, met := Best(study)
-	text.wrapped("study", "%s%s, %s", study.Name, simulatedMark(s.Simulated), stateText(study, s))
+	text.Item("study", "%s%s, %s", study.Name, simulatedMark(s.Simulated), stateText(study, s))
 	if d, ok := left(study, o); ok {
-		text.item("left", "about %s", span(d))
+		text.Item("left", "about %s", render.Span(d))
 	}
 	if !o.Now.IsZero() {
-		text.item("stored", "%s ago", span(max(0, o.Now.Sub(study.Updated))))
+		text.Item("stored", "%s ago", render.Span(max(0, o.Now.Sub(study.Updated))))
 	}
-	text.wrapped("trials", "%s", countsText(s))
-	text.item("GPU time", "%s%s", span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	text.Item("trials", "%s", countsText(s))
+	text.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
 	if starts := startsText(study.Trials); starts != "" {
-		text.wrapped("starts", "%s", starts)
+		text.Item("starts", "%s", starts)
 	}
 	if met {
-		text.wrapped("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
+		text.Item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
 		if doubt := best.Trial.Result.Capacity.Doubt; doubt != "" {
-			text.wrapped("note", "%s", doubt)
+			text.Item("note", "%s", doubt)
 		}
 		if advice, ok := o.advice(best.Trial); ok {
-			text.wrapped("advice", "%s", advice)
+			text.Item("advice", "%s", advice)
 		}
 		text.outdated(study, best)
-		text.wrapped("gain", "%s", gainText(best))
+		text.Item("gain", "%s", gainText(best))
 		if trust := trustText(best); trust != "" {
-			text.wrapped("", "%s", trust)
+			text.Item("", "%s", trust)
 		}
 	} else {
-		text.item("best", "%s", Unmet(study))
+		text.Item("best", "%s", Unmet(study))
 	}
 	text.dropped(study)
 	text.priors(study)
 	text.restored(study)
 	for _, t := range study.Trials {
 		if t.State == studies.Running {
-			text.wrapped(unfinishedText(study, "now"), "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
+			text.Item(unfinishedText(study, "now"), "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
 		}
 	}
 	if len(study.Trials) > 0 {
 		text.table(study, best, o)
 	}
-	out := lines{width: o.Width}
+	out := lines{render.Text{Width: o.Width}}
 	for line := range strings.Lines(text.String()) {
-		out.add("%s", clip(strings.TrimRight(line, " \n"), out.columns()))
+		out.Line("%s", render.Clip(strings.TrimRight(line, " \n"), out.Columns()))
 	}
-	return out.writeTo(w)
+	return out.Flush(w)
 }
 
 // unfinishedText is a word for a trial that is not finished: it runs only while the study does.
@@ -90,12 +90,12 @@ func startsText(trials []studies.Trial) string {
 	if starts.Cold() < worthAWord || len(parts) == 0 { // a start in virtual time has no parts
 		return ""
 	}
-	text := span(starts.Cold())
+	text := render.Span(starts.Cold())
 	if warm := starts.Warm(); warm > 0 {
-		text += fmt.Sprintf(", %s where graphs were compiled before", span(warm))
+		text += fmt.Sprintf(", %s where graphs were compiled before", render.Span(warm))
 	}
 	longest := slices.MaxFunc(parts, func(a, b serverctl.Part) int { return cmp.Compare(a.Took, b.Took) })
-	return fmt.Sprintf("%s; the most for %s: %s", text, longest.Name, span(longest.Took))
+	return fmt.Sprintf("%s; the most for %s: %s", text, longest.Name, render.Span(longest.Took))
 }
 
 // probesText says how far the running trial is.
@@ -110,16 +110,16 @@ func probesText(probes []trial.Probe) string {
 	case !last.Verdict.Pass:
 		verdict = "failed"
 	}
-	return fmt.Sprintf("%s, %s %s req/s: %s", render.Count(len(probes), "probe"), verdict, number(last.Rate), last.Verdict.Reason)
+	return fmt.Sprintf("%s, %s %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
 }
 
 // table adds some trials, and the best one always.
 func (l *lines) table(study studies.Study, best Winner, o Options) {
 	shown := rowsOf(study.Trials, best, o)
-	short := ShortNames(searched(shown))
+	short := render.ShortNames(searched(shown))
 	t := render.Table{Columns: []render.Column{
 		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
-		{Head: "result", Least: 10, Rank: 1}, {Head: "point", Least: 24, Rank: 4},
+		{Head: "result", Min: 10, Rank: 1}, {Head: "point", Min: 24, Rank: 4},
 	}}
 	for _, trial := range shown {
 		result := resultText(trial)
@@ -128,17 +128,17 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 		}
 		t.Rows = append(t.Rows, []string{fmt.Sprint(trial.Number), string(trial.Origin), shortCapacity(trial), against(trial, best), result, pointText(trial.Point, short)})
 	}
-	l.add("")
-	lines := t.Lines(l.columns())
+	l.Line("")
+	lines := t.Lines(l.Columns())
 	for _, line := range lines {
-		l.add("%s", line)
+		l.Line("%s", line)
 	}
 	if left := len(study.Trials) - len(shown); left > 0 {
-		l.add("(%s more: --all)", render.Count(left, "trial"))
+		l.Line("(%s more: --all)", render.Count(left, "trial"))
 	}
 	if len(short) > 0 && strings.Contains(lines[0], "point") { // else nothing needs it
-		l.add("")
-		l.legend(short)
+		l.Line("")
+		l.WriteString(render.Legend(short, l.Columns()))
 	}
 }
 
@@ -171,24 +171,6 @@ func rateOf(t studies.Trial) float64 {
 	return t.Result.Capacity.Carried()
 }
 
-// legend adds what the short names stand for.
-func (l *lines) legend(short map[string]string) {
-	line := ""
-	for _, name := range slices.SortedFunc(maps.Keys(short), func(a, b string) int { return strings.Compare(short[a], short[b]) }) {
-		word := short[name] + " " + name
-		switch {
-		case line == "":
-			line = word
-		case render.Width(line)+render.Width(word)+3 > l.columns():
-			l.add("%s", clip(line+",", l.columns()))
-			line = word
-		default:
-			line += ", " + word
-		}
-	}
-	l.add("%s", clip(line, l.columns()))
-}
-
 // against compares a trial with the best one, such as "-12 %".
 func against(t studies.Trial, best Winner) string {
 	switch {
@@ -198,7 +180,7 @@ func against(t studies.Trial, best Winner) string {
 		return "best"
 	}
 	is, than := t.Result.Capacity, best.Trial.Result.Capacity
-	text := percent(is.Rate/than.Rate - 1)
+	text := render.Percent(is.Rate/than.Rate - 1)
 	switch {
 	case is.Limited != "" || than.Bound == capacity.AtLeast && is.Bound == capacity.AtLeast || than.Limited != "":
 		return "-"
@@ -210,24 +192,6 @@ func against(t studies.Trial, best Winner) string {
 	return text
 }
 
-// ShortNames gives each flag a short name, its initials, so that points fit a line. Flags with the same initials are told
-// apart by a number.
-func ShortNames(names []string) map[string]string {
-	short, taken := map[string]string{}, map[string]int{}
-	for _, name := range slices.Sorted(slices.Values(names)) {
-		initials := ""
-		for word := range strings.FieldsFuncSeq(name, func(r rune) bool { return r == '-' || r == '_' }) {
-			initials += word[:1]
-		}
-		taken[initials]++
-		if n := taken[initials]; n > 1 {
-			initials += fmt.Sprint(n)
-		}
-		short[name] = initials
-	}
-	return short
-}
-
 // pointText writes a point with short names, such as "gmu=0.95 mns=128".
 func pointText(p space.Point, short map[string]string) string {
 	if len(p) == 0 {
@@ -235,7 +199,7 @@ func pointText(p space.Point, short map[string]string) string {
 	}
 	set := make([]string, 0, len(p))
 	for _, name := range slices.Sorted(maps.Keys(p)) {
-		set = append(set, short[name]+"="+clip(p[name], 12))
+		set = append(set, short[name]+"="+render.Clip(p[name], 12))
 	}
 	return strings.Join(set, " ")
 }
@@ -253,16 +217,16 @@ func searched(trials []studies.Trial) []string {
 
 // TrialLines sums a finished trial up for a log, in one line where that fits. short names its flags; mark follows them.
 func TrialLines(t studies.Trial, short map[string]string, mark string, width int) []string {
-	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), clip(resultText(t), 14))
+	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), render.Clip(resultText(t), 14))
 	margin := render.Width(head)
 	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // then the margin would take all the room
 		head, margin = strings.Join(strings.Fields(head), " "), 2
 	}
 	rest := strings.Join(strings.Fields(pointText(t.Point, short)+" "+mark), " ")
 	if margin > 2 {
-		return hung(head, wrap(rest, width-margin), width)
+		return hung(head, render.Wrap(rest, width-margin), width)
 	}
-	parts := wrap(head+" "+rest, width-margin)
+	parts := render.Wrap(head+" "+rest, width-margin)
 	return hung("", parts, width)
 }
 
@@ -275,7 +239,7 @@ func hung(head string, parts []string, width int) (all []string) {
 		} else {
 			part = strings.Repeat(" ", margin) + part
 		}
-		all = append(all, clip(part, width))
+		all = append(all, render.Clip(part, width))
 	}
 	return all
 }
@@ -290,7 +254,7 @@ func LastWords(t studies.Trial, width int) []string {
 		return nil
 	}
 	if t.Result.Outcome == trial.Dropped {
-		return wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
+		return render.Wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
 	}
 	tail := t.Result.Tail
 	evidence := message(t.Result.Evidence)
@@ -301,7 +265,7 @@ func LastWords(t studies.Trial, width int) []string {
 		}
 	}
 	for i := range last {
-		last[i] = clip(last[i], width)
+		last[i] = render.Clip(last[i], width)
 	}
 	return last
 }
@@ -315,13 +279,6 @@ func message(line string) string {
 		return text
 	}
 	return line
-}
-
-// Legend says what short names stand for, a few a line.
-func Legend(short map[string]string, width int) string {
-	text := lines{width: width}
-	text.legend(short)
-	return text.String()
 }
 
 // A statusDocument is StatusJSON's output.

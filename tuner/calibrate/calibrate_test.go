@@ -13,6 +13,7 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -102,7 +103,7 @@ func calibrated(t *testing.T, server *sim.Profile, r trial.Runner, configs []str
 	}
 	t.Log("\n" + b.String()) // the evidence of a failure
 	for line := range strings.Lines(b.String()) {
-		if n := len([]rune(strings.TrimRight(line, "\n"))); n > width {
+		if n := len([]rune(strings.TrimRight(line, "\n"))); n > render.DefaultWidth {
 			t.Errorf("a line of the report has %d columns: %s", n, line)
 		}
 	}

@@ -10,9 +10,6 @@ import (
 	"vllmtuner/render"
 )
 
-// width is the width of the report in columns.
-const width = 80
-
 // percent writes a share in per cent, with a decimal below 10 %.
 func percent(part float64) string {
 	if part < 0.0005 {
@@ -26,51 +23,39 @@ func percent(part float64) string {
 
 func joined(names []string) string { return strings.Join(names, ", ") }
 
-// writeNamed writes a text with a name in the first ten columns, in lines of at most width columns.
-func writeNamed(b *strings.Builder, name, text string) {
-	const indent = 10
-	for _, line := range render.Wrap(text, width-indent) {
-		fmt.Fprintf(b, "%-*s%s\n", indent, name, line)
-		name = ""
-	}
-}
-
 // WriteText writes the result as text.
 func (r *Result) WriteText(w io.Writer) error {
-	var b strings.Builder
+	var b render.Text
 	r.writeUse(&b)
 	r.writeErrors(&b)
 	r.writeConstants(&b)
 	for _, note := range r.Notes {
-		writeNamed(&b, "note", note)
+		b.Item("note", "%s", note)
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	return nil
+	return b.Flush(w)
 }
 
 // writeUse writes which trials and probes were used, and how the fit went.
-func (r *Result) writeUse(b *strings.Builder) {
+func (r *Result) writeUse(b *render.Text) {
 	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
 	if r.Simulated {
 		text += ". The study measured a simulated server, so the profile describes a simulation and no GPU"
 	}
-	writeNamed(b, "study", text)
+	b.Item("study", "%s", text)
 	text = fmt.Sprintf("%d fitted, %d held out, of %d", r.Fitted, r.HeldOut, r.Probes)
 	for _, left := range r.LeftOut {
 		text += fmt.Sprintf("; left out: %d %s", left.N, left.Why)
 	}
-	writeNamed(b, "probes", text)
+	b.Item("probes", "%s", text)
 	for _, left := range r.LeftOutTrials {
-		writeNamed(b, "", render.Count(left.N, "trial")+" left out: "+left.Why)
+		b.Item("", "%s", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
 		text = fmt.Sprintf("of %d starts, %d of them refused: error %.3f GiB, before %.3g (root mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
-		writeNamed(b, "KV cache", text)
+		b.Item("KV cache", "%s", text)
 	}
 	if r.HitRate >= 0 {
-		writeNamed(b, "hit rate", fmt.Sprintf("of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate))
+		b.Item("hit rate", "of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate)
 	}
 	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
 	switch {
@@ -79,11 +64,11 @@ func (r *Result) writeUse(b *strings.Builder) {
 	case !r.Converged:
 		text += "; not converged: calibrate again with --from this profile"
 	}
-	writeNamed(b, "fit", text)
+	b.Item("fit", "%s", text)
 }
 
 // writeErrors writes the errors of the predictions.
-func (r *Result) writeErrors(b *strings.Builder) {
+func (r *Result) writeErrors(b *render.Text) {
 	fmt.Fprintf(b, "\nerror, %%         %-21s%-21s%s\n", "before", "after, fitted", "after, held out")
 	fmt.Fprintf(b, "%-14s%s\n", "", strings.Repeat(fmt.Sprintf("%7s%7s%7s", "median", "p90", "max"), 3))
 	for _, m := range r.Metrics {
@@ -128,7 +113,7 @@ func formatError(v float64) string {
 }
 
 // writeConstants writes the known constants as a table, and then the others with the reason why they are not known.
-func (r *Result) writeConstants(b *strings.Builder) {
+func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string
 	for _, c := range r.Changes {
@@ -154,15 +139,15 @@ func (r *Result) writeConstants(b *strings.Builder) {
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {
-			writeNamed(b, "held", fmt.Sprintf("%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), orOthers(c.With)))
+			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), orOthers(c.With))
 		}
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			writeNamed(b, "together", fmt.Sprintf("%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error)))
+			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error))
 		}
 	}
 	if len(unseen) > 0 {
-		writeNamed(b, "unseen", fmt.Sprintf("with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen)))
+		b.Item("unseen", "with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
@@ -48,7 +49,7 @@ func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	if len(errs) > 0 {
 		return InputError{errors.Join(errs...)}
 	}
-	say("machine", "%.3g cores, %s of memory free", machine.Cores.Usable, host.Size(machine.Memory.Free))
+	say("machine", "%.3g cores, %s of memory free", machine.Cores.Usable, render.Bytes(machine.Memory.Free))
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package main
+package sweep
 
 import (
 	"bytes"
@@ -10,18 +10,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"vllmtuner/bench"
-	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/slo"
 )
 
-// The letters of a table of rows: p passed, f failed, L passed with a late load generator, l failed for it.
+// rowLetters stand for verdicts: p passed, f failed, L passed with a late load generator, l failed because of one.
 const rowLetters = "pfLl"
 
-// A table holds the rows of a config. It shares no code with the conclusions that it checks.
+// A table holds the rows of a config. Its methods draw conclusions without using the code under test.
 type table struct {
 	loads   []float64
 	letters []byte
@@ -37,10 +35,10 @@ func (t table) with(letters string) (loads []float64) {
 	return loads
 }
 
-// highest is the highest load that passed while the load generator was on time; 0 for none.
+// highest is the highest load that passed with the load generator in time; 0 means none.
 func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
 
-// reach is the highest load that may keep the SLO, as far as the rows tell; 0 for none.
+// reach is the highest load that might be within the SLO, given the rows; 0 means none.
 func (t table) reach() float64 {
 	reach := t.highest()
 	for _, load := range t.with("Ll") {
@@ -79,7 +77,7 @@ func (t table) steps() (steps []capacity.Step) {
 	return steps
 }
 
-// figures returns the numbers that follow a word in a text.
+// figures returns the numbers of a text that a rule matches.
 func figures(t *testing.T, text, rule string) (all []float64) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
@@ -92,7 +90,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 	return all
 }
 
-// The conclusion of bench and its exit code follow from its rows, in any order of the loads.
+// The conclusion and the error of tuner bench follow from its rows, in any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4000) {
@@ -106,12 +104,12 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 		rng.Shuffle(len(loads), func(i, j int) { loads[i], loads[j] = loads[j], loads[i] })
 		rows := randomTable(rng, loads)
 		var out bytes.Buffer
-		report := &benchReport{w: &out, format: "text", table: true, b: &benching{slo: &slo.SLO{}, shots: []shot{{rate: 1}}}}
-		err := report.finish(rows.steps())
+		report := &loadtest.Report{Out: &out, Format: loadtest.FormatText, Bench: &loadtest.Bench{SLO: &slo.SLO{}, Runs: make([]loadtest.Run, 2)}}
+		err := report.Finish(rows.steps())
 		text := strings.Join(strings.Fields(out.String()), " ")
 		wrong := func(what string) { t.Fatalf("%s: %s; %v: %s", rows, text, err, what) }
-		if kept := rows.highest() > 0; (exitCode(err) == exitNothingMet) == kept || (err == nil) != kept {
-			wrong("the exit code is not that of the rows")
+		if kept := rows.highest() > 0; errors.Is(err, loadtest.ErrNoRunKept) == kept || (err == nil) != kept {
+			wrong("the error does not follow from the rows")
 		}
 		if strings.Contains(fmt.Sprint(err), "load generator") != (rows.highest() == 0 && len(rows.with("Ll")) > 0) {
 			wrong("the error does not say what decided")
@@ -157,11 +155,11 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	}
 }
 
-// The conclusion of a sweep holds whatever the loads between its rows would have shown.
+// The conclusion of a sweep holds for every result that its rows leave possible.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	said := map[string]int{}
-	whole := swept(t, "ppp", "ppp", "ppp", "ppp")
+	whole := swept("ppp", "ppp", "ppp", "ppp")
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		var all []table
@@ -174,7 +172,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 			all, letters = append(all, one), append(letters, string(one.letters))
 		}
 		s := *whole
-		s.configs = slices.Clone(whole.configs[:len(letters)])
+		s.Configs = slices.Clone(whole.Configs[:len(letters)])
 		s.setRows(letters...)
 		text, standings := s.conclusion(), s.standings()
 		others := func(i int, reach func(float64) bool) bool {
@@ -189,13 +187,13 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		for i, st := range standings {
 			top := all[i].highest()
 			switch {
-			case st.word == "winner" && !others(i, func(r float64) bool { return r < top }):
+			case st.mark == "winner" && !others(i, func(r float64) bool { return r < top }):
 				wrong("another may reach the winner")
-			case st.word == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
+			case st.mark == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
 				wrong("one of the tied may be higher")
-			case st.versus != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
+			case st.versus() != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
 				wrong("a difference from what is not known")
-			case strings.Contains(st.versus, "-0"):
+			case strings.Contains(st.versus(), "-0"):
 				wrong("minus nothing")
 			}
 		}
@@ -206,7 +204,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 			{"No config reaches the baseline", len(all) > 1 && others(0, func(r float64) bool { return r < all[0].highest() })},
 			{"No config kept the SLO", others(-1, func(r float64) bool { return r == 0 })},
 			{"baseline kept the SLO nowhere", all[0].reach() == 0},
-			{"alone reaches", slices.ContainsFunc(standings, func(st standing) bool { return st.word == "winner" })},
+			{"alone reaches", slices.ContainsFunc(standings, func(st standing) bool { return st.mark == "winner" })},
 			{"above the baseline", slices.ContainsFunc(all, func(o table) bool { return o.highest() > all[0].reach() })},
 			{"tie at", true},
 			{"No winner can be named", slices.ContainsFunc(all, func(o table) bool { return o.reach() > o.highest() })},
@@ -221,37 +219,5 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	}
 	if len(said) < 7 {
 		t.Errorf("only these were said: %v", said)
-	}
-}
-
-// A row whose load generator was late says so beside its verdict. A row that was ended early shows the figures of its verdict.
-func TestARowShowsWhatItsVerdictRead(t *testing.T) {
-	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
-	r := benchResult{shot: shot{rate: 20}, verdict: &v, stopped: true}
-	r.m.TTFT, r.m.Completed = bench.Stats{N: 130, P50: 20, P99: 68.1}, 130
-	r.notes = (&benching{client: &bench.Client{}}).notes(r, bench.Run{Stopped: true})
-	var out bytes.Buffer
-	o := &benchReport{w: &out, rows: 2}
-	if err := o.writeRow(r); err != nil {
-		t.Fatal(err)
-	}
-	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
-		t.Errorf("the row does not show both figures:\n%s", text)
-	}
-	late := r
-	late.verdict, late.limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
-	if word := verdictWord(late); word != "client-limited" {
-		t.Errorf("the row says %q, want client-limited", word)
-	}
-	if cell := verdictCell(trial.Probe{Verdict: *late.verdict}); cell != verdictWord(late) {
-		t.Errorf("a sweep says %q, and bench %q", cell, verdictWord(late))
-	}
-	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, errNoRunKept) {
-		t.Errorf("one late pass gives %v, want that no run kept the SLO", err)
-	}
-	in := benchResult{shot: shot{rate: 20}, verdict: &slo.Verdict{Pass: true}}
-	in.m.SendLag.P99, in.m.Window = 147, 2*time.Second
-	if !in.outcome().Pass {
-		t.Error("a pass with slow sending that no limit minds is no pass")
 	}
 }

@@ -1,13 +1,10 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
@@ -16,53 +13,10 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// usualWidth is that of a terminal nobody has widened, and of a pipe.
-const usualWidth = 80
+// lines are the lines of a report about a study.
+type lines struct{ render.Text }
 
-// lines collects text and writes it at once, so that a failed write is one error.
-type lines struct {
-	strings.Builder
-	width int // columns; 0 means usualWidth
-}
-
-func (l *lines) columns() int { return cmp.Or(l.width, usualWidth) }
-
-func (l *lines) add(format string, args ...any) { fmt.Fprintf(l, format+"\n", args...) }
-
-// item adds a named line, such as "capacity  2.71 req/s".
-func (l *lines) item(name, format string, args ...any) {
-	l.add("%-10s"+format, append([]any{name}, args...)...)
-}
-
-// wrapped adds a named line, broken between words where it is longer than there is room.
-func (l *lines) wrapped(name, format string, args ...any) {
-	for _, line := range wrap(fmt.Sprintf(format, args...), l.columns()-10) {
-		l.item(name, "%s", line)
-		name = ""
-	}
-}
-
-func (l *lines) writeTo(w io.Writer) error {
-	if _, err := io.WriteString(w, l.String()); err != nil {
-		return fmt.Errorf("write the report: %w", err)
-	}
-	return nil
-}
-
-// number keeps three digits, without an exponent.
-func number(f float64) string {
-	if f >= 1000 || f <= -1000 {
-		return fmt.Sprintf("%.0f", f)
-	}
-	return fmt.Sprintf("%.3g", f)
-}
-
-func percent(f float64) string         { return render.Percent(f) }
-func span(d time.Duration) string      { return render.Span(d) }
-func clip(text string, n int) string   { return render.Clip(text, n) }
-func wrap(text string, n int) []string { return render.Wrap(text, n) }
-
-// simulatedMark follows every figure that no GPU is behind.
+// simulatedMark follows every figure of a simulated server.
 func simulatedMark(simulated bool) string {
 	if simulated {
 		return " simulated"
@@ -76,20 +30,20 @@ func capacityText(c capacity.Capacity, simulated bool) string {
 	unit := " req/s" + simulatedMark(simulated)
 	switch {
 	case c.Limited != "" && c.Low < c.Rate:
-		return fmt.Sprintf("at least about %s%s, passed while the load generator was late (%s)", number(c.Rate), unit, c.Why)
+		return fmt.Sprintf("at least about %s%s, passed while the load generator was late (%s)", render.Number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s%s (%s)", number(c.Rate), unit, c.Why)
+		return fmt.Sprintf("at least %s%s (%s)", render.Number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtMost:
-		return fmt.Sprintf("none: failed at %s%s", number(c.High), unit)
+		return fmt.Sprintf("none: failed at %s%s", render.Number(c.High), unit)
 	case c.StdErr > 0:
-		return fmt.Sprintf("%s%s, 95 %%: %s to %s", number(c.Rate), unit, number(c.Lowest), number(c.Highest))
+		return fmt.Sprintf("%s%s, 95 %%: %s to %s", render.Number(c.Rate), unit, render.Number(c.Lowest), render.Number(c.Highest))
 	}
-	return fmt.Sprintf("%s%s (%s)", number(c.Rate), unit, bracketText(c))
+	return fmt.Sprintf("%s%s (%s)", render.Number(c.Rate), unit, bracketText(c))
 }
 
-// bracketText names the nearest rates that were measured about a capacity.
+// bracketText names the measured rates just below and above a capacity.
 func bracketText(c capacity.Capacity) string {
-	return fmt.Sprintf("passed %s, failed %s", number(c.Low), number(c.High))
+	return fmt.Sprintf("passed %s, failed %s", render.Number(c.Low), render.Number(c.High))
 }
 
 // shortCapacity writes a capacity in one word, such as ">=2.71", or "-" when there is none.
@@ -98,12 +52,12 @@ func shortCapacity(t studies.Trial) string {
 		return "-"
 	}
 	if t.Result.Capacity.Bound == capacity.AtLeast {
-		return ">=" + number(t.Result.Capacity.Rate)
+		return ">=" + render.Number(t.Result.Capacity.Rate)
 	}
-	return number(t.Result.Capacity.Rate)
+	return render.Number(t.Result.Capacity.Rate)
 }
 
-// resultText says in a few words what a trial came to: the limit that binds, the one that broke at the lowest rate, or how
+// resultText says in a few words how a trial ended: the limit that breaks first, the limit that broke at the lowest rate, or how
 // the server failed.
 func resultText(t studies.Trial) string {
 	switch {
@@ -114,15 +68,15 @@ func resultText(t studies.Trial) string {
 	case t.Met():
 		return t.Result.Capacity.Binding
 	case measured(t):
-		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, number(t.Result.Capacity.High))
+		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, render.Number(t.Result.Capacity.High))
 	}
-	if t.Result.Class == serverctl.AcceptanceNearZero { // whose name does not fit a column
+	if t.Result.Class == serverctl.AcceptanceNearZero { // its name is too wide for the column
 		return "drafts refused"
 	}
 	return string(t.Result.Class)
 }
 
-// dropped says of which trials the measuring ended early, and why: the newest of each class, in full.
+// dropped says which trials ended early, and why. It shows the newest one of each class.
 func (l *lines) dropped(study studies.Study) {
 	newest := map[serverctl.Class]studies.Trial{}
 	for _, t := range study.Trials {
@@ -132,20 +86,21 @@ func (l *lines) dropped(study studies.Study) {
 	}
 	for _, class := range slices.Sorted(maps.Keys(newest)) {
 		t := newest[class]
-		l.wrapped("dropped", "trial %d (%s): %s", t.Number, class, t.Result.Evidence)
+		l.Item("dropped", "trial %d (%s): %s", t.Number, class, t.Result.Evidence)
 	}
 }
 
-// silent is said of a study on a shared disk whose owner may be dead.
+// silent is the state of a study on a shared disk whose owner may be dead.
 const silent = "silent"
 
-// StateOf says in a word how far a study is, and why, if there is more to say. A study whose owner shows no sign of life is not called running.
+// StateOf returns the state of a study in a word, and the reason if there is one. A study whose owner shows no sign of life is
+// not called running.
 func StateOf(study studies.Study) (word, why string) {
 	switch {
 	case study.State == studies.Running && study.Unseen != "":
 		return "unknown", "it was running when it was published, and whether its owner lives cannot be seen: " + study.Unseen
 	case study.State == studies.Running && study.Life.Doubtful():
-		return silent, fmt.Sprintf("silent for %s; its owner may be gone", span(study.Life.Silent))
+		return silent, fmt.Sprintf("silent for %s; its owner may be gone", render.Span(study.Life.Silent))
 	case study.State == studies.Stopped && study.Life.Gone && study.Note == "":
 		return string(study.State), "its owner is gone; `tuner run` goes on"
 	}
@@ -170,7 +125,7 @@ func stateText(study studies.Study, s Summary) string {
 	return text
 }
 
-// countsText says what became of the trials.
+// countsText counts the trials by how they ended.
 func countsText(s Summary) string {
 	var counts []string
 	say := func(n int, format string) {

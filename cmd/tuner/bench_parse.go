@@ -14,13 +14,12 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// The words of tuner bench's flags: rates, limits, goodput, headers.
-
+// Limits of the flags of tuner bench.
 const (
-	mostRate        = 100_000 // requests per second: beyond it no server is meant, and a typo would exhaust this machine first
-	leastRate       = 0.001   // a request in a quarter of an hour: below it no run ends
-	mostConcurrency = 100_000
-	mostRuns        = 1000 // of one sweep
+	maxRate        = 100_000 // requests per second: no server carries more, and a typo would exhaust this machine
+	minRate        = 0.001   // one request in a quarter of an hour: at lower rates no run ends
+	maxConcurrency = 100_000
+	maxRuns        = 1000
 )
 
 // parseRates reads requests per second: numbers, and ranges from:to:step.
@@ -35,22 +34,22 @@ func parseRates(words []string) ([]float64, error) {
 				return nil, usage("--rate %s: %q is no number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
 			}
 			if math.IsInf(v, 1) {
-				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, leastRate, mostRate)
+				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, minRate, maxRate)
 			}
-			if !(v >= leastRate && v <= mostRate) {
-				return nil, usage("--rate %s: must be at least %g and at most %d", word, leastRate, mostRate)
+			if !(v >= minRate && v <= maxRate) {
+				return nil, usage("--rate %s: must be at least %g and at most %d", word, minRate, maxRate)
 			}
 			numbers[i] = v
 		}
 		switch {
 		case len(numbers) == 1:
 			rates = append(rates, numbers[0])
-		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < mostRuns:
+		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < maxRuns:
 			for i := range int((numbers[1]-numbers[0])/numbers[2]+1e-9) + 1 {
 				rates = append(rates, round(numbers[0]+float64(i)*numbers[2]))
 			}
 		default:
-			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, mostRuns)
+			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, maxRuns)
 		}
 	}
 	return rates, nil
@@ -65,13 +64,13 @@ func round(v float64) float64 {
 	return r
 }
 
-// parseConcurrencies reads how many streams a closed loop has.
+// parseConcurrencies reads numbers of streams.
 func parseConcurrencies(words []string) ([]int, error) {
 	var all []int
 	for _, word := range words {
 		n, err := strconv.Atoi(strings.TrimSpace(word))
-		if err != nil || n < 1 || n > mostConcurrency {
-			return nil, usage("--concurrency %s: write whole numbers from 1 to %d, such as 1,2,4", word, mostConcurrency)
+		if err != nil || n < 1 || n > maxConcurrency {
+			return nil, usage("--concurrency %s: write whole numbers from 1 to %d, such as 1,2,4", word, maxConcurrency)
 		}
 		all = append(all, n)
 	}
@@ -79,14 +78,14 @@ func parseConcurrencies(words []string) ([]int, error) {
 }
 
 var (
-	limitWords = regexp.MustCompile(`^p([0-9]{1,3}(?:\.[0-9]{1,6})?)[ _]+([a-z0-9]+) *(?:<=|<|=|:) *(.+)$`)
-	limitKey   = regexp.MustCompile(`^([a-z0-9]+)_p([0-9]{1,3}(?:\.[0-9]{1,6})?) *(?:<=|<|=|:) *(.+)$`)
+	limitPhrase = regexp.MustCompile(`^p([0-9]{1,3}(?:\.[0-9]{1,6})?)[ _]+([a-z0-9]+) *(?:<=|<|=|:) *(.+)$`)
+	limitKey    = regexp.MustCompile(`^([a-z0-9]+)_p([0-9]{1,3}(?:\.[0-9]{1,6})?) *(?:<=|<|=|:) *(.+)$`)
 )
 
 const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; and error_rate=1% for what may fail`
 
-// parseSLO reads promises, as people say them ("p99 ttft <= 1000ms") and as a study file has them (ttft_p99: 1000ms). It
-// returns nil where there are none.
+// parseSLO reads limits as people write them ("p99 ttft <= 1000ms") and as a study file has them (ttft_p99: 1000ms). Without
+// limits it returns nil.
 func parseSLO(words []string) (*slo.SLO, error) {
 	var s slo.SLO
 	for _, word := range words {
@@ -110,7 +109,7 @@ func parseSLO(words []string) (*slo.SLO, error) {
 	case len(words) == 0:
 		return nil, nil
 	case len(s.Limits) == 0:
-		return nil, usage("--slo promises no latency; %s", limitExample)
+		return nil, usage("--slo limits no latency; %s", limitExample)
 	}
 	return &s, nil
 }
@@ -134,13 +133,13 @@ func parseShare(text string) (float64, error) {
 	return v, err
 }
 
-// parseLimit reads one limit. The unit must be written: 1000 could be meant in seconds.
+// parseLimit reads one limit. It requires the unit, because 1000 might mean seconds.
 func parseLimit(word string) (slo.Limit, error) {
-	var percentile, metric, most string
-	if parts := limitWords.FindStringSubmatch(word); parts != nil {
-		percentile, metric, most = parts[1], parts[2], parts[3]
+	var percentile, metric, max string
+	if parts := limitPhrase.FindStringSubmatch(word); parts != nil {
+		percentile, metric, max = parts[1], parts[2], parts[3]
 	} else if parts := limitKey.FindStringSubmatch(word); parts != nil {
-		metric, percentile, most = parts[1], parts[2], parts[3]
+		metric, percentile, max = parts[1], parts[2], parts[3]
 	} else {
 		return slo.Limit{}, fmt.Errorf("is no limit; %s", limitExample)
 	}
@@ -156,16 +155,16 @@ func parseLimit(word string) (slo.Limit, error) {
 	if limit.Percentile, err = strconv.ParseFloat(percentile, 64); err != nil || limit.Percentile <= 0 || limit.Percentile >= 100 {
 		return limit, fmt.Errorf("the percentile must be above 0 and below 100; write p99")
 	}
-	if _, err := strconv.ParseFloat(most, 64); err == nil {
-		return limit, fmt.Errorf("%s has no unit; write %sms", most, most)
+	if _, err := strconv.ParseFloat(max, 64); err == nil {
+		return limit, fmt.Errorf("%s has no unit; write %sms", max, max)
 	}
-	if limit.Max, err = time.ParseDuration(strings.ReplaceAll(most, " ", "")); err != nil || limit.Max <= 0 {
-		return limit, fmt.Errorf("%q is no time above 0; write a number with its unit, such as 1000ms", most)
+	if limit.Max, err = time.ParseDuration(strings.ReplaceAll(max, " ", "")); err != nil || limit.Max <= 0 {
+		return limit, fmt.Errorf("%q is no time above 0; write a number with its unit, such as 1000ms", max)
 	}
 	return limit, nil
 }
 
-// parseGoodput reads what vllm bench serve takes for --goodput: ttft:1000 tpot:50, in milliseconds.
+// parseGoodput reads --goodput as vllm bench serve does: ttft:1000 tpot:50, in milliseconds.
 func parseGoodput(words []string) ([]bench.Limit, error) {
 	known := []string{"ttft", "tpot", "e2el"}
 	var limits []bench.Limit
@@ -186,7 +185,7 @@ func parseGoodput(words []string) ([]bench.Limit, error) {
 	return limits, nil
 }
 
-// A headerFlag collects HTTP headers. Unlike a slice flag it does not cut values at their commas.
+// A headerFlag collects HTTP headers. Unlike a slice flag it does not split values at commas.
 type headerFlag struct{ lines []string }
 
 // Set adds one header.
@@ -195,5 +194,5 @@ func (h *headerFlag) Set(line string) error {
 	return nil
 }
 
-// String is empty: a header may be a secret, and help prints it.
+// String is empty, because help prints it and a header may be a secret.
 func (h *headerFlag) String() string { return "" }

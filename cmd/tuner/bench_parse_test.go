@@ -40,7 +40,7 @@ func TestParseRates(t *testing.T) {
 	}
 }
 
-// says reports whether an error says something, or is nil where it should.
+// says reports whether an error contains a text; without a text the error must be nil.
 func says(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""
@@ -67,7 +67,7 @@ func TestParseSLO(t *testing.T) {
 		{[]string{"p99 ttft <= soon"}, nil, 0, `"soon" is no time above 0`},
 		{[]string{"quick"}, nil, 0, `is no limit; write "p99 ttft <= 1000ms"`},
 		{[]string{"p99 ttft <= 1s", "ttft_p99=2s"}, nil, 0, "the limit of p99 TTFT is given twice"},
-		{[]string{"error_rate=1%"}, nil, 0, "--slo promises no latency"},
+		{[]string{"error_rate=1%"}, nil, 0, "--slo limits no latency"},
 		{[]string{"error_rate=many"}, nil, 0, "write a share of the requests"},
 	} {
 		got, err := parseSLO(row.words)
@@ -100,7 +100,7 @@ func TestParseGoodput(t *testing.T) {
 	}
 }
 
-// The help is written by hand: every flag stands in it, and no other, in 80 columns.
+// The help is written by hand. It names each flag and no other, within 80 columns.
 func TestBenchHelpIsWhole(t *testing.T) {
 	known := map[string]bool{"help": true}
 	for _, f := range benchCommand(nil).Flags {
@@ -132,17 +132,5 @@ func TestHeadersAreNotShown(t *testing.T) {
 	err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--header", "X-Key sk-secret"})
 	if err == nil || strings.Contains(err.Error(), "sk-secret") || !strings.Contains(err.Error(), "'Name: value'") {
 		t.Errorf("a header that is none: %v", err)
-	}
-}
-
-func TestWrapped(t *testing.T) {
-	long := strings.Repeat("word ", 40)
-	for line := range strings.Lines(wrapped("  "+long, "    ")) {
-		if len(line) > 81 {
-			t.Errorf("a line has %d columns: %q", len(line), line)
-		}
-	}
-	if got := wrapped("  a b", "    "); got != "  a b\n" {
-		t.Errorf("a short text becomes %q", got)
 	}
 }

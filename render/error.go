@@ -1,4 +1,4 @@
-package main
+package render
 
 import (
 	"errors"
@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// inWords is an error for a person: without the names of Go's functions and of system calls that are in errors of its
-// library.
-func inWords(err error) string {
+// Error writes an error for a person: without the names of functions and system calls that Go's library puts into it.
+func Error(err error) string {
 	text := err.Error()
 	each(err, func(err error) {
 		words := ""
@@ -43,7 +42,7 @@ func inWords(err error) string {
 	return text
 }
 
-// each visits an error and all that it wraps, the outermost first.
+// each visits an error and all errors in it, the outermost first.
 func each(err error, visit func(error)) {
 	if err == nil {
 		return

@@ -1,0 +1,65 @@
+package render
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// A Page shows a text that changes. On a terminal each text replaces the one before it; elsewhere it follows below.
+type Page struct {
+	w       io.Writer
+	draws   bool   // w is a terminal; the page takes its second page until the end
+	begun   bool   // the second page is shown
+	version string // of the text that was written last
+}
+
+// NewPage returns a page on w. Whoever calls it calls Leave or End.
+func NewPage(w io.Writer) *Page { return &Page{w: w, draws: canDraw(w)} }
+
+// Show writes a text. On a terminal each line replaces the old one, so that nothing flickers, and lines that do not fit are
+// left out. Elsewhere it writes the text only where its version differs from the last one.
+func (p *Page) Show(text, version string) error {
+	if !p.draws {
+		return p.add(text, version)
+	}
+	head := goHome
+	if !p.begun {
+		p.begun = true
+		head = otherPage + goHome
+	}
+	_, height, _ := terminalSize(p.w)
+	lines := strings.Split(strings.TrimSuffix(clean(p.w, text), "\n"), "\n")
+	if room := height - 1; room > 0 && len(lines) > room {
+		lines = append(lines[:room-1], "…")
+	}
+	_, err := io.WriteString(unfiltered(p.w), head+strings.Join(lines, eraseLine+"\r\n")+eraseLine+"\r\n"+eraseDown)
+	return err
+}
+
+func (p *Page) add(text, version string) error {
+	if version == p.version {
+		return nil
+	}
+	gap := ""
+	if p.version != "" {
+		gap = "\n"
+	}
+	p.version = version
+	_, err := io.WriteString(p.w, gap+text)
+	return err
+}
+
+// Leave shows the first page of the terminal again.
+func (p *Page) Leave() {
+	if p.begun {
+		p.begun = false
+		fmt.Fprint(unfiltered(p.w), firstPage)
+	}
+}
+
+// End leaves the last text where the user sees it.
+func (p *Page) End(text string) error {
+	p.Leave()
+	return p.add(text, "end")
+}

@@ -1,0 +1,113 @@
+package render
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Count writes a number of things: "1 probe", "2 probes", "3 studies".
+func Count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	switch {
+	case strings.HasSuffix(thing, "y"):
+		thing = strings.TrimSuffix(thing, "y") + "ies"
+	case strings.HasSuffix(thing, "s"), strings.HasSuffix(thing, "x"), strings.HasSuffix(thing, "ch"):
+		thing += "es"
+	default:
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// Done writes how many of all things are done: "12 of 30 trials done". all is 0 where it is not known.
+func Done(n, all int, thing string) string {
+	if all <= 0 {
+		return Count(n, thing) + " done"
+	}
+	things := strings.TrimPrefix(Count(all, thing), fmt.Sprint(all))
+	return fmt.Sprintf("%d of %d%s done", n, all, things)
+}
+
+// Percent writes a relative difference with its sign, such as "+4 %" for 0.04.
+func Percent(f float64) string { return Signed(100*f) + " %" }
+
+// Signed writes a whole number with its sign. Zero has none.
+func Signed(f float64) string {
+	if text := fmt.Sprintf("%+.0f", f); text != "+0" && text != "-0" {
+		return text
+	}
+	return "0"
+}
+
+// Span writes a duration: "34 s", "2 min 10 s", "46 min", "2 h 03 min".
+func Span(d time.Duration) string {
+	d = d.Round(time.Second)
+	switch minutes := int(d.Round(time.Minute).Minutes()); {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < 10*time.Minute:
+		if seconds := int(d.Seconds()) % 60; seconds > 0 {
+			return fmt.Sprintf("%d min %d s", int(d.Minutes()), seconds)
+		}
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case minutes < 60:
+		return fmt.Sprintf("%d min", minutes)
+	default:
+		return fmt.Sprintf("%d h %02d min", minutes/60, minutes%60)
+	}
+}
+
+// Left writes the remaining time, such as "about 6 min left"; "" where it is below a second or not known.
+func Left(d time.Duration) string {
+	if d < time.Second {
+		return ""
+	}
+	return "about " + Span(d) + " left"
+}
+
+// Bar draws a share as a bar of n columns.
+func Bar(share float64, n int) string {
+	full := int(math.Round(min(1, max(0, share)) * float64(n)))
+	return strings.Repeat("█", full) + strings.Repeat("░", n-full)
+}
+
+// Number writes a figure with three digits and without an exponent.
+func Number(f float64) string { return Digits(f, 3) }
+
+// Digits writes a figure with n digits and without an exponent. All digits before the point stay.
+func Digits(f float64, n int) string {
+	if math.Abs(f) >= math.Pow10(n)-0.5 {
+		return fmt.Sprintf("%.0f", f)
+	}
+	return fmt.Sprintf("%.*g", n, f)
+}
+
+// Milliseconds writes a latency in milliseconds with a digit behind the point if it is below 100.
+func Milliseconds(ms float64) string {
+	if ms < 100 {
+		return fmt.Sprintf("%.1f", ms)
+	}
+	return fmt.Sprintf("%.0f", ms)
+}
+
+// Bytes writes a number of bytes, such as "64 MiB" or "23.5 GiB".
+func Bytes(n int64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, unit := float64(n)/1024, 0
+	for ; v >= 999.95 && unit < len(units)-1; unit++ {
+		v /= 1024
+	}
+	text := strconv.FormatFloat(v, 'f', 1, 64)
+	return fmt.Sprintf("%s %ciB", strings.TrimSuffix(text, ".0"), units[unit])
+}
+
+// InMilliseconds returns a span of time as a number of milliseconds.
+func InMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

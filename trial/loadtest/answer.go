@@ -1,0 +1,149 @@
+package loadtest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/render"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// An Answer is the result of a search, as programs read it.
+type Answer struct {
+	Capacity capacity.Capacity `json:"capacity"` // without its steps: see Runs
+	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator in time; if not, capacity.rate is the lowest that failed, or that passed late
+	Advice   *trial.Advice     `json:"advice,omitempty"`
+	Floor    *AnswerRun        `json:"floor,omitempty"` // the run at the lowest rate, if that failed too
+	Runs     []AnswerRun       `json:"runs"`            // in the order in which they were made
+
+	lowest float64 // rate that the search might have tried
+	budget time.Duration
+	ended  bool // the user or an error ended the search
+}
+
+// An AnswerRun is what one run says of the capacity.
+type AnswerRun struct {
+	Rate     float64         `json:"rate"`
+	Pass     bool            `json:"pass"`
+	Binding  string          `json:"binding"`
+	Reason   string          `json:"reason"`
+	Limited  string          `json:"client_limited,omitempty"`
+	InFlight float64         `json:"in_flight"` // mean; 0 where no request was completed
+	Measured []trial.Reading `json:"measured"`
+
+	failing string // how many requests failed, if that were too many
+}
+
+func newAnswer(found capacity.Capacity, s *Search) Answer {
+	a := Answer{Capacity: found, Met: found.Met() && found.Low > 0, lowest: s.Min, budget: s.Budget, Runs: []AnswerRun{}}
+	a.Capacity.Steps = nil
+	var probes []trial.Probe
+	for _, run := range s.runs {
+		v := run.Verdict
+		probes = append(probes, run.Probe)
+		a.Runs = append(a.Runs, AnswerRun{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, run.inFlight(), trial.Readings(v), failing(v)})
+	}
+	if advice, ok := trial.Advise(found, s.Margin, probes); ok {
+		a.Advice = &advice
+	}
+	for i := range a.Runs {
+		if run := &a.Runs[i]; !a.Met && (a.Floor == nil || run.Rate < a.Floor.Rate) {
+			a.Floor = run
+		}
+	}
+	return a
+}
+
+// failing says how many requests failed, if that were too many for the error rate or for a limit on a latency.
+func failing(v slo.Verdict) string {
+	tooMany := slices.Contains(v.Broken(), "errors")
+	for _, c := range v.Checks {
+		if c.Failed > c.Allowed || tooMany && c.Failed > 0 {
+			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)
+		}
+	}
+	return ""
+}
+
+// text is the answer for people.
+func (a Answer) text() string {
+	var t render.Text
+	c := a.Capacity
+	switch {
+	case c.Bound == capacity.AtMost:
+		a.writeFloor(&t)
+	case c.Limited != "" && c.Low < c.Rate:
+		t.Item("capacity", "at least about %.4g req/s, passed while the load generator was late: %s", c.Rate, c.Why)
+		if a.Met {
+			t.Item("", "at least %.4g req/s with the load generator in time", c.Low)
+		}
+	case c.Bound == capacity.AtLeast:
+		t.Item("capacity", "at least %.4g req/s, %.3g requests in flight: %s", c.Rate, c.InFlight, c.Why)
+	case c.StdErr > 0:
+		t.Item("capacity", "%.4g req/s, 95 %%: %.4g to %.4g, %.3g requests in flight", c.Rate, c.Lowest, c.Highest, c.InFlight)
+	default:
+		t.Item("capacity", "%.4g req/s, %.3g requests in flight; no interval can be given", c.Rate, c.InFlight)
+	}
+	if c.Bound == capacity.Exact {
+		t.Item("proof", "passed %.4g, failed %.4g; all runs in order: %s", c.Low, c.High, a.runsText())
+	}
+	if a.Met {
+		t.Item("limit", "%s breaks first", c.Binding)
+	}
+	if c.Limited != "" {
+		t.Item("remedy", "%s", MoreCores)
+	}
+	t.Item("search", "%s; %s", render.Count(c.Probes, "run"), c.Why)
+	if c.Doubt != "" {
+		t.Item("doubt", "%s", c.Doubt)
+	}
+	if a.Advice != nil {
+		t.Item("advice", "%s", a.Advice)
+	}
+	return t.String()
+}
+
+// runsText names all rates in the order in which they were tried, such as "1 passed, 1.35 failed".
+func (a Answer) runsText() string {
+	texts := make([]string, len(a.Runs))
+	for i, run := range a.Runs {
+		verdict := "failed"
+		switch {
+		case run.Limited != "":
+			verdict = "client-limited"
+		case run.Pass:
+			verdict = "passed"
+		}
+		texts[i] = fmt.Sprintf("%.4g %s", run.Rate, verdict)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// maxAlone is a mean number of requests in flight at which hardly any request meets another.
+const maxAlone = 0.5
+
+// writeFloor says what was measured at the lowest rate of a search in which every rate failed, and what may help.
+func (a Answer) writeFloor(t *render.Text) {
+	f := a.Floor
+	none := "none"
+	if a.ended {
+		none = "none yet"
+	}
+	t.Item("capacity", "%s: at %.4g req/s, the lowest rate that was tried, still %s", none, f.Rate, f.Reason)
+	switch {
+	case a.ended:
+		t.Item("", "the search was ended before it tried a lower rate")
+	case f.failing != "":
+		t.Item("", "%s there: before its latencies matter the server must answer; see the failures of the run", f.failing)
+	case f.InFlight > 0 && f.InFlight < maxAlone:
+		t.Item("", "on average %.2g requests were in flight there: a single request takes this long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
+	case f.Rate > a.lowest:
+		t.Item("", "begin lower with --rate, or raise --budget, now %s", a.budget)
+	default:
+		t.Item("", "begin lower with --rate, or raise the limit of %s", f.Binding)
+	}
+}

@@ -1,0 +1,195 @@
+// Package loadtest measures a running server that somebody else started: runs at given loads, or a search for the highest
+// rate that keeps the SLO. It writes the results as text, CSV, JSON and YAML. It never reads flags.
+package loadtest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A Bench measures one server.
+type Bench struct {
+	Client *bench.Client
+	Sender trial.ClosedLoad // sends the requests; nil means Client
+	Load   Load
+	Runs   []Run         // in order; a search has one, whose requests are checked before the first run
+	SLO    *slo.SLO      // nil without
+	Limits []bench.Limit // of goodput
+	Search *Search       // nil unless the capacity is searched
+
+	ResetCache bool      // before each run
+	Notes      io.Writer // for people: notes and progress
+}
+
+// An InputError says that a run was asked for that cannot be made.
+type InputError struct{ error }
+
+// Unwrap returns the error without its kind.
+func (e InputError) Unwrap() error { return e.error }
+
+// interruptedError says which run the user ended.
+type interruptedError string
+
+func (e interruptedError) Error() string { return string(e) }
+
+// Is reports that the user ended the context.
+func (interruptedError) Is(target error) bool { return target == context.Canceled }
+
+// Preflight finds out whether the server can answer the runs. It writes down the model that the server calls its first.
+func (b *Bench) Preflight(ctx context.Context) error {
+	info, err := b.Client.Preflight(ctx)
+	if err != nil {
+		return err
+	}
+	b.Client.Model = info.Model
+	if info.MaxModelLen == 0 {
+		return nil
+	}
+	uncounted, err := b.Client.CheckLengths(ctx, b.requests(), info.MaxModelLen)
+	if err == nil && uncounted > 0 {
+		fmt.Fprintf(b.Notes, "%d texts may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", uncounted, info.MaxModelLen)
+	}
+	return err
+}
+
+// maxChecked is how many requests of a run are checked before it. To draw millions of prompts twice would take minutes.
+const maxChecked = 20_000
+
+// requests are those of the runs, without run-out, so that their lengths can be checked before the first is sent.
+func (b *Bench) requests() iter.Seq[*workload.Request] {
+	return func(yield func(*workload.Request) bool) {
+		for _, r := range b.Runs {
+			n := 0
+			for a := range r.schedule {
+				if n++; a.Phase == workload.RunOut || n > maxChecked {
+					break
+				}
+				if !yield(a.Request) {
+					return
+				}
+			}
+			if b.Load.Source != nil && b.Load.Source.Len() == 0 {
+				return // the other runs have other requests of the same kind
+			}
+		}
+	}
+}
+
+// Sweep makes the runs one after the other, whatever the results of the earlier ones are.
+func (b *Bench) Sweep(ctx context.Context, report *Report) error {
+	grid, next := make([]float64, len(b.Runs)), 0
+	for i, r := range b.Runs {
+		grid[i] = r.level()
+	}
+	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
+		r, err := b.measure(ctx, b.Runs[next], nil)
+		if err != nil {
+			return capacity.Outcome{}, err
+		}
+		next++
+		return r.outcome(), report.add(r)
+	})
+	if err != nil {
+		return err
+	}
+	return report.Finish(steps)
+}
+
+// measure makes one run. stop may end it early; it may be nil.
+func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Result, error) {
+	if b.ResetCache {
+		if err := b.Client.ResetCache(ctx); err != nil {
+			return Result{}, fmt.Errorf("%s: %w", planned, err)
+		}
+	}
+	client := *b.Client
+	progress := newProgress(b.Notes, planned)
+	client.Progress = progress.show
+	sender := cmp.Or[trial.ClosedLoad](b.Sender, &client)
+	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.concurrency, client.MaxInFlight), b.byRules(stop))
+	progress.shown.End()
+	switch {
+	case errors.Is(err, context.Canceled):
+		return Result{}, interruptedError(fmt.Sprintf("%s was interrupted; the runs before it stand", planned))
+	case err != nil:
+		return Result{}, fmt.Errorf("%s: %w", planned, err)
+	}
+	if err := b.checkAlive(ctx, planned, run); err != nil {
+		return Result{}, err
+	}
+	scope := b.scope(planned, run)
+	r := Result{
+		Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples, took: run.Elapsed, stopped: run.Stopped,
+		workload: fmt.Sprintf("%s, seed %d", b.workload(), b.Load.Seed),
+	}
+	if b.SLO != nil && run.Tally == nil {
+		n := planned.planned
+		if b.Load.Live { // n conversations were planned, and their turns are judged
+			n = len(run.Samples)
+		}
+		v := b.SLO.Judge(b.rules().Apply(run.Samples), n, run.Elapsed)
+		r.Verdict, r.Limited = &v, v.ClientLimited
+	} else {
+		r.Limited = clientLimited(r.Measurement)
+	}
+	if r.Measurement.Void != "" { // no limit can be held against it
+		r.Verdict = nil
+	}
+	r.notes = b.notes(r, run)
+	return r, nil
+}
+
+// checkAlive asks for two tokens after a run without an answer that a search ended early. A server that makes no tokens has
+// broken no limit. Other runs wait until their requests have failed, so they need no check.
+func (b *Bench) checkAlive(ctx context.Context, planned Run, run bench.Run) error {
+	if !run.Silent() || b.Search == nil || b.Sender != nil {
+		return nil
+	}
+	fmt.Fprintf(b.Notes, "%s: no request was completed; asking the server for two tokens\n", planned)
+	if _, err := b.Client.Preflight(ctx); err != nil {
+		return fmt.Errorf("%s: no request was completed, and then the server failed one request alone: %v; see its log", planned, err)
+	}
+	return nil
+}
+
+// workload names what is asked.
+func (b *Bench) workload() string {
+	if b.Load.Source == nil {
+		return b.Load.Arrivals.Trace.Name()
+	}
+	return b.Load.Source.Name()
+}
+
+// rules are those of the endpoint.
+func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
+
+// byRules lets stop see the samples with the times that the rules count.
+func (b *Bench) byRules(stop bench.Stop) bench.Stop {
+	if stop == nil {
+		return nil
+	}
+	return func(now time.Duration, counted []bench.Sample) bool { return stop(now, b.rules().Apply(counted)) }
+}
+
+// scope says which part of a run is measured.
+func (b *Bench) scope(planned Run, run bench.Run) bench.Scope {
+	scope := bench.Scope{
+		Rate: planned.rate, Start: planned.leadIn, Length: planned.window,
+		Natural: b.Client.Natural, Rules: b.rules(), Limits: b.Limits,
+	}
+	if planned.window > 0 {
+		return scope
+	}
+	return scope.ByNumber(run)
+}

@@ -1,0 +1,139 @@
+package loadtest
+
+import (
+	"fmt"
+	"time"
+
+	"vllmtuner/bench/workload"
+)
+
+// A Load says what is asked and when, at any rate or concurrency.
+type Load struct {
+	Source      workload.Source // nil where a trace says what is asked
+	Live        bool            // the source's requests begin conversations
+	Seed        uint64
+	LeadIn      time.Duration
+	Window      time.Duration // at least
+	Requests    int           // at least; 0 means the default of the kind of run
+	MinJudged   int           // how many requests a verdict needs; 0 without an SLO
+	Arrivals    workload.Arrivals
+	Rescale     bool // as vllm bench serve: N requests in exactly N/rate, without lead-in and run-out
+	NoRunOut    bool
+	EmptyCaches bool // the prefix cache is emptied before each run, and the lead-in must not fill it for the counted requests
+}
+
+// MaxRequests is how many requests a run may have. At 1,000 a second they take hours, and drawing them takes seconds.
+const MaxRequests = 10_000_000
+
+// CheckLength refuses a rate at which a run would have more than MaxRequests.
+func (l Load) CheckLength(rate float64) error {
+	if n := rate * (l.Window + l.LeadIn).Seconds(); n > MaxRequests {
+		return fmt.Errorf("%g req/s for %s are %.3g requests, and a run has at most %d; lower the rate, --seconds or --lead-in", rate, l.Window+l.LeadIn, n, MaxRequests)
+	}
+	return nil
+}
+
+// defaultRequests is how many requests of an open-loop run are counted. The p99 of 300 is the fourth slowest, so three slow
+// ones do not break it.
+const defaultRequests = 300
+
+// MinRequests is how many counted requests an open-loop run has at least.
+func (l Load) MinRequests() int {
+	if l.Requests > 0 {
+		return l.Requests
+	}
+	return defaultRequests
+}
+
+// plan is the load at a rate. Each draw has other requests at other times.
+func (l Load) plan(rate float64, draw int) workload.Plan {
+	return workload.Plan{
+		Source: l.Source, Seed: l.Seed, Rate: rate, Draw: draw, LeadIn: l.LeadIn, Window: l.Window, MinRequests: l.MinRequests(),
+		Arrivals: l.Arrivals, Rescale: l.Rescale,
+	}
+}
+
+// Planned is how long a run at a rate takes, without its run-out, which is as long as the longest answers.
+func (l Load) Planned(rate float64) time.Duration {
+	n, window := l.plan(rate, 0).Counted()
+	if n == 0 || l.Rescale {
+		return window
+	}
+	return l.LeadIn + window
+}
+
+// Open is an open-loop run at a rate. Runs of different draws share neither requests nor arrival times.
+func (l Load) Open(rate float64, draw int) Run {
+	plan := l.plan(rate, draw)
+	r := Run{rate: rate, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
+	if l.Rescale {
+		r.leadIn = 0
+	}
+	r.planned, r.window = plan.Counted()
+	return r
+}
+
+// Closed is a closed-loop run. The first request of each stream is not counted: they all leave at once, and never do so again.
+func (l Load) Closed(streams int) Run {
+	const minimum, perStream = 30, 10
+	loop := workload.Loop{Source: l.Source, LeadIn: streams, N: l.Requests}
+	if l.LeadIn == 0 {
+		loop.LeadIn = 0
+	}
+	if loop.N == 0 {
+		loop.N = max(minimum, perStream*streams, l.MinJudged)
+	}
+	return Run{concurrency: streams, planned: loop.N, schedule: l.cut(loop.Schedule())}
+}
+
+// Ramp is a run whose rate rises or falls from one value to another.
+func (l Load) Ramp(from, to float64, exponential bool) Run {
+	ramp := workload.Ramp{Source: l.Source, Seed: l.Seed, From: from, To: to, Exponential: exponential, N: l.MinRequests(), Burstiness: l.Arrivals.Burstiness}
+	r := Run{ramp: true, from: from, to: to, schedule: l.cut(ramp.Schedule())}
+	r.planned, r.window = ramp.Counted()
+	return r
+}
+
+// Replay is a run at the recorded times. recorded says that the file holds the requests too, which are then sent in its order.
+func (l Load) Replay(speed float64, recorded bool) Run {
+	replay := workload.Replay{Trace: l.Arrivals.Trace, Speed: speed, N: l.Requests}
+	if !recorded {
+		replay.Source = l.Source
+	}
+	r := Run{schedule: l.cut(replay.Schedule())}
+	r.planned, r.window = replay.Counted()
+	return r
+}
+
+// cut leaves out the run-out if NoRunOut says so. Where caches are emptied it gives the lead-in requests of its own.
+func (l Load) cut(schedule workload.Schedule) workload.Schedule {
+	if l.EmptyCaches && l.Source != nil {
+		schedule = workload.WithColdLeadIn(schedule, l.Source)
+	}
+	if !l.NoRunOut {
+		return schedule
+	}
+	return workload.WithoutRunOut(schedule)
+}
+
+// Nth is the load of the n-th run, from 0. It has requests of its own if the source is endless, so that the prefix cache
+// holds none of them.
+func (l Load) Nth(n int) Load {
+	if l.Source != nil && l.Source.Len() == 0 && n > 0 {
+		l.Source = shifted{l.Source, n * maxRunLength}
+	}
+	return l
+}
+
+// maxRunLength is more requests than any run draws.
+const maxRunLength = 1 << 30
+
+// A shifted source begins by requests further on in an endless source.
+type shifted struct {
+	workload.Source
+	by int
+}
+
+func (s shifted) Request(stream workload.Stream, i int) *workload.Request {
+	return s.Source.Request(stream, i+s.by)
+}

@@ -1,0 +1,120 @@
+package loadtest
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// A void run is not blamed on the load generator, and a run whose requests all failed is not blamed on a latency.
+func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
+	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
+	failed := limits.Judge([]bench.Sample{{Failure: bench.Status, End: 1}}, 1, time.Second)
+	for _, row := range []struct {
+		name      string
+		result    Result
+		want, not string
+	}{
+		{"void", Result{Measurement: bench.Measurement{Completed: 1, Void: "not streamed"}}, "not decided at 10 (the run is void)", "client"},
+		{"all failed", Result{Measurement: bench.Measurement{Failed: 1}, Verdict: &failed}, "failed at the lowest load, 10, by error rate", "TTFT"},
+	} {
+		text := HighestText([]capacity.Step{{Rate: 10, Outcome: row.result.outcome()}}, false)
+		if !strings.Contains(text, row.want) || strings.Contains(text, row.not) {
+			t.Errorf("%s: %q, want %q and nothing of %q", row.name, text, row.want, row.not)
+		}
+	}
+}
+
+// If failed requests decide, the answer counts them and does not advise to raise a limit on a latency.
+func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
+	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
+	samples := make([]bench.Sample, 40)
+	for i := range samples {
+		samples[i] = bench.Sample{Sent: 1, First: 2, Last: 3, End: 3, OutputTokens: 1, WantTokens: 1}
+	}
+	if text := failing(limits.Judge(samples, 40, time.Second)); text != "" {
+		t.Errorf("without failures it says %q", text)
+	}
+	samples[0].Failure = bench.TimedOut
+	if text := failing(limits.Judge(samples, 40, time.Second)); text != "1 of 40 requests failed" {
+		t.Errorf("one failure of 40 that none may be: %q", text)
+	}
+}
+
+// Only some failures keep their detail. The notes show the first one that does.
+func TestTheFirstFailureIsToldWithItsDetail(t *testing.T) {
+	b := &Bench{Client: &bench.Client{}}
+	samples := []bench.Sample{{Failure: bench.TimedOut, End: 9}, {Failure: bench.TimedOut, Detail: "no byte came for 8s", End: 8}}
+	notes := b.notes(Result{}, bench.Run{Samples: samples})
+	if len(notes) != 1 || notes[0] != "first failure, timed-out: no byte came for 8s" {
+		t.Errorf("notes are %q", notes)
+	}
+	stopped := b.notes(Result{stopped: true}, bench.Run{})
+	if len(stopped) != 1 || !strings.HasSuffix(stopped[0], "none was completed") {
+		t.Errorf("notes of a run that ended before an answer are %q", stopped)
+	}
+}
+
+// The runs of a search send other requests at other times, so that none finds in the cache what another left there.
+func TestRunsOfASearchAreIndependent(t *testing.T) {
+	source, err := workload.Open(workload.Spec{Kind: "random"}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Load{Source: source, Seed: 1, LeadIn: 5 * time.Second, Window: 2 * time.Minute, Arrivals: workload.Arrivals{Burstiness: 1}}
+	first, second := l.Open(2, 0), l.Open(2, 1)
+	for a := range first.schedule {
+		for other := range second.schedule {
+			if a.Due == other.Due || slices.Equal(a.Request.Tokens, other.Request.Tokens) {
+				t.Errorf("both draws begin with %v", a)
+			}
+			return
+		}
+	}
+	t.Error("a schedule is empty")
+}
+
+func TestRatesInTables(t *testing.T) {
+	for rate, want := range map[float64]string{0.5: "0.50", 2: "2.00", 0.75: "0.75", 0.125: "0.125", 12: "12.00"} {
+		if got := RateText(rate); got != want {
+			t.Errorf("RateText(%g) = %s, want %s", rate, got, want)
+		}
+	}
+}
+
+// A row says if the load generator decided its verdict. In a run that ended early it shows the p99 that the verdict used.
+func TestARowShowsWhatItsVerdictRead(t *testing.T) {
+	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
+	r := Result{Run: Run{rate: 20}, Verdict: &v, stopped: true}
+	r.Measurement.TTFT, r.Measurement.Completed = bench.Stats{N: 130, P50: 20, P99: 68.1}, 130
+	r.notes = (&Bench{Client: &bench.Client{}}).notes(r, bench.Run{Stopped: true})
+	var out bytes.Buffer
+	o := &Report{Out: &out, rows: 2}
+	if err := o.writeRow(r); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
+		t.Errorf("the row does not show both figures:\n%s", text)
+	}
+	late := r
+	late.Verdict, late.Limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
+	if word := VerdictWord(late); word != "client-limited" {
+		t.Errorf("the row says %q, want client-limited", word)
+	}
+	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, ErrNoRunKept) {
+		t.Errorf("one late pass gives %v, want that no run kept the SLO", err)
+	}
+	in := Result{Run: Run{rate: 20}, Verdict: &slo.Verdict{Pass: true}}
+	in.Measurement.SendLag.P99, in.Measurement.Window = 147, 2*time.Second
+	if !in.outcome().Pass {
+		t.Error("a pass with slow sending that no limit minds is no pass")
+	}
+}

@@ -1,0 +1,203 @@
+package loadtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"vllmtuner/foreign"
+	"vllmtuner/render"
+	"vllmtuner/studies/rights"
+	"vllmtuner/trial/capacity"
+)
+
+// ErrNoRunKept is the outcome when no run kept the SLO with the load generator in time.
+var ErrNoRunKept = errors.New("no run kept the SLO")
+
+// MoreCores says what helps where the load generator was late.
+const MoreCores = "run tuner where it has a core of its own at all times, beside no other work"
+
+// The formats of a Report.
+const (
+	FormatText = "text"
+	FormatCSV  = "csv"
+	FormatJSON = "json"
+	FormatYAML = "yaml"
+)
+
+// Formats are all of them.
+var Formats = []string{FormatText, FormatCSV, FormatJSON, FormatYAML}
+
+// A Report writes the runs as they end.
+type Report struct {
+	Bench  *Bench
+	Out    io.Writer
+	Format string
+	Meta   Meta
+	File   string // takes the results as JSON; "" for none
+	Append bool   // add to File instead of replacing it
+
+	rows      int
+	documents int      // of YAML
+	failed    []string // runs that completed no request or are void
+}
+
+// table reports whether there are several runs, which get a line each.
+func (o *Report) table() bool { return len(o.Bench.Runs) > 1 || o.Bench.Search != nil }
+
+// Begin finds out before the first run whether the results can be written.
+func (o *Report) Begin() error {
+	if o.File == "" {
+		return nil
+	}
+	return o.openFile(func(*os.File) error { return nil })
+}
+
+// openFile opens the result file for one write. The first write empties it unless Append is set.
+func (o *Report) openFile(write func(*os.File) error) error {
+	how := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if !o.Append {
+		how |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(o.File, how, rights.File(filepath.Dir(o.File)))
+	if err != nil {
+		return InputError{fmt.Errorf("--result-file: %w", err)}
+	}
+	o.Append = true
+	return errors.Join(write(f), f.Close())
+}
+
+// add reports one run.
+func (o *Report) add(r Result) error {
+	o.rows++
+	if r.Measurement.Completed == 0 {
+		o.failed = append(o.failed, fmt.Sprintf("%s: all %d requests failed: %s", r.Run, r.Measurement.Requests, failuresText(r.Measurement)))
+	}
+	if r.Measurement.Void != "" {
+		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.Run, r.Measurement.Void))
+	}
+	result, err := o.Meta.result(o.Bench, r)
+	if err != nil {
+		return err
+	}
+	if o.File != "" {
+		if err := o.writeFile(result); err != nil {
+			return err
+		}
+	}
+	switch o.Format {
+	case FormatJSON:
+		return writeJSON(o.Out, result, "  ")
+	case FormatYAML:
+		return o.writeYAML(result)
+	case FormatCSV:
+		return o.writeCSV(r)
+	}
+	if o.table() {
+		return o.writeRow(r)
+	}
+	return writeBlock(o.Out, r)
+}
+
+// Finish ends the report. Below a table it names the highest load that kept the SLO.
+func (o *Report) Finish(steps []capacity.Step) error {
+	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
+		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].concurrency > 0), "  ", render.DefaultWidth)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case len(o.failed) > 0:
+		return errors.New(strings.Join(o.failed, "\n"))
+	case o.Bench.SLO != nil:
+		return keptAny(steps)
+	}
+	return nil
+}
+
+// keptAny is the outcome of runs with an SLO. A run that a late load generator decided is no evidence either way.
+func keptAny(steps []capacity.Step) error {
+	limited := 0
+	for _, s := range steps {
+		switch {
+		case s.Limited != "":
+			limited++
+		case s.Pass:
+			return nil
+		}
+	}
+	if limited > 0 {
+		return fmt.Errorf("%w: the load generator decided %d of %d; %s", ErrNoRunKept, limited, len(steps), MoreCores)
+	}
+	return ErrNoRunKept
+}
+
+// capacity reports the answer of a search. If a program reads the output, the answer is its last object, and people get it with
+// the notes.
+func (o *Report) capacity(a Answer) error {
+	if o.File != "" {
+		if err := o.writeFile(a); err != nil {
+			return err
+		}
+	}
+	var err error
+	people := o.Bench.Notes
+	switch o.Format {
+	case FormatText:
+		people = o.Out
+	case FormatJSON:
+		err = writeJSON(o.Out, a, "  ")
+	case FormatYAML:
+		err = o.writeYAML(a)
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := io.WriteString(people, a.text()); err != nil {
+		return err
+	}
+	if !a.Met && a.Capacity.Limited != "" {
+		return fmt.Errorf("%w with the load generator in time; %s", ErrNoRunKept, MoreCores)
+	}
+	if !a.Met {
+		return ErrNoRunKept
+	}
+	return nil
+}
+
+// writeFile adds an object to the result file, in one line, as vllm bench serve --append-result does.
+func (o *Report) writeFile(v any) error {
+	if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
+		return fmt.Errorf("write the result file: %w", err)
+	}
+	return nil
+}
+
+// writeJSON writes one object. Without an indent it takes one line.
+func writeJSON(w io.Writer, v any, indent string) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", indent)
+	return e.Encode(v)
+}
+
+// writeYAML writes one document.
+func (o *Report) writeYAML(v any) error {
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler()) // keeps the order of the JSON, but escapes nothing
+	if err == nil && foreign.Text(string(text)) != string(text) {
+		text, err = foreign.YAML(v)
+	}
+	if err != nil {
+		return err
+	}
+	if o.documents++; o.documents > 1 {
+		text = append([]byte("---\n"), text...)
+	}
+	_, err = o.Out.Write(text)
+	return err
+}

@@ -1,0 +1,181 @@
+package loadtest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
+	"vllmtuner/render"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+)
+
+// A Search looks for the highest rate that keeps the SLO.
+type Search struct {
+	capacity.Search
+	Margin float64 // the advised rate as a part of the lower end of the interval
+	Prime  bool    // send the workload once before the first run, to fill the prefix cache
+
+	primed  time.Duration // how long the priming took
+	refines bool          // the search refines its answer; its runs last to their end, so that they tell more than their verdict
+	weigher *workload.Weigher
+	runs    []searchRun
+	runOut  time.Duration // the longest so far
+}
+
+// A searchRun is one run of a search.
+type searchRun struct {
+	trial.Probe // its number, rate, verdict and measurement
+	took        time.Duration
+}
+
+// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a run
+// that ended early.
+func (r searchRun) inFlight() float64 { return r.Rate * r.Measurement.E2E.Mean / 1000 }
+
+// spent is how long all runs and the priming took.
+func (s *Search) spent() (all time.Duration) {
+	all = s.primed
+	for _, run := range s.runs {
+		all += run.took
+	}
+	return all
+}
+
+// cost is how long a run at a rate will take, with a run-out as long as the longest so far.
+func (b *Bench) cost(rate float64) time.Duration { return b.Load.Planned(rate) + b.Search.runOut }
+
+// FindCapacity searches the highest rate that keeps the SLO, measures the rate that it advises, and reports both.
+func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
+	s := b.Search
+	s.weigher = workload.Weigh(b.Load.Source)
+	s.Population = trial.PopulationOf(b.Load.plan(s.Hint, 0), s.weigher)
+	s.Cost, s.Plan = b.cost, b.sayForecast
+	b.Client.MaxSamples = math.MaxInt // a verdict needs a sample of each request
+	if err := b.prime(ctx); err != nil {
+		return err
+	}
+	found, err := s.Find(ctx, func(ctx context.Context, rate float64) (capacity.Outcome, error) {
+		return b.probe(ctx, report, rate, true)
+	})
+	if errors.Is(err, capacity.ErrLimited) {
+		err = fmt.Errorf("%w; %s", err, MoreCores)
+	}
+	if err != nil {
+		return b.reportSoFar(report, found, err)
+	}
+	a := newAnswer(found, s)
+	if a.Advice != nil && !a.Advice.Near() {
+		switch takes := b.cost(a.Advice.Rate); {
+		case s.spent()+takes > s.Budget:
+			b.say(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), s.Budget))
+		default:
+			if _, err := b.probe(ctx, report, a.Advice.Rate, false); err != nil {
+				return b.reportSoFar(report, found, err)
+			}
+			a = newAnswer(found, s)
+		}
+	}
+	return report.capacity(a)
+}
+
+// say writes a note, broken between words.
+func (b *Bench) say(text string) {
+	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.DefaultWidth))
+}
+
+// maxPriming is the part of the budget that may be spent before the first run.
+const maxPriming = 0.1
+
+// prime sends the workload once, or as many requests of an endless one as a run has at least. Without it the first run would
+// find the prefix cache colder than the others do.
+func (b *Bench) prime(ctx context.Context) error {
+	s := b.Search
+	if !s.Prime {
+		return nil
+	}
+	n := cmp.Or(b.Load.Source.Len(), b.Load.MinRequests())
+	n = min(n, int(maxPriming*s.Budget.Seconds()*s.Hint))
+	if n == 0 {
+		return nil
+	}
+	pass := workload.Pass{Source: b.Load.Source, Seed: b.Load.Seed, Stream: workload.PrimeStream, Rate: s.Hint, N: n}
+	r, err := b.measure(ctx, Run{primes: true, rate: s.Hint, planned: n, schedule: pass.Schedule()}, nil)
+	s.primed = r.took
+	if err == nil && r.Measurement.Failed > 0 {
+		fmt.Fprintf(b.Notes, "%d of %d requests that were sent before the first run failed\n", r.Measurement.Failed, r.Measurement.Requests)
+	}
+	return err
+}
+
+// reportSoFar reports what is known when the user or an error ends a search, and returns why it ended.
+func (b *Bench) reportSoFar(report *Report, found capacity.Capacity, why error) error {
+	if found.Probes == 0 {
+		return why
+	}
+	a := newAnswer(found, b.Search)
+	a.ended = true
+	if err := report.capacity(a); err != nil && !errors.Is(err, ErrNoRunKept) {
+		return errors.Join(why, err)
+	}
+	return why
+}
+
+// probe measures one rate with requests and arrival times of its own, because the bursts of a single draw could decide the
+// whole search. early lets a run end that has clearly failed.
+func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early bool) (capacity.Outcome, error) {
+	s := b.Search
+	planned := b.Load.Open(rate, len(s.runs))
+	var stop bench.Stop
+	if early && !s.refines {
+		stop = b.SLO.Stop(planned.planned)
+	}
+	r, err := b.measure(ctx, planned, stop)
+	if err != nil {
+		return capacity.Outcome{}, err
+	}
+	if err := report.add(r); err != nil {
+		return capacity.Outcome{}, err
+	}
+	if r.Measurement.Void != "" {
+		return capacity.Outcome{}, fmt.Errorf("%s is void: %s", planned, r.Measurement.Void)
+	}
+	if r.Verdict == nil {
+		return capacity.Outcome{}, InputError{fmt.Errorf("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", planned.planned, rate)}
+	}
+	s.runs = append(s.runs, searchRun{Probe: trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement}, took: r.took})
+	if stop == nil || r.Verdict.Pass { // it did not end early
+		s.runOut = max(s.runOut, r.took-b.Load.Planned(rate))
+	}
+	o := r.outcome()
+	if o.Took = r.took; len(s.runs) == 1 {
+		o.Took += s.primed
+	}
+	o.Evidence = trial.EvidenceOf(planned.schedule, s.weigher, rate, len(s.runs)-1, *b.SLO, *r.Verdict)
+	return o, nil
+}
+
+// sayForecast says how long the wanted precision will take, once that can be estimated.
+func (b *Bench) sayForecast(f capacity.Forecast) {
+	s := b.Search
+	known := fmt.Sprintf("about %.3g req/s, known to ±%.2g %%", f.Rate, 100*f.Precision)
+	if f.Probes == 0 {
+		fmt.Fprintf(b.Notes, "%s\n", known)
+		return
+	}
+	s.refines = true
+	aim := fmt.Sprintf("±%.3g %%", 100*s.Precision)
+	if f.Reaches > 1.05*s.Precision {
+		aim = fmt.Sprintf("%s cannot be reached on this server; ±%.2g %%", aim, 100*f.Reaches)
+	}
+	text := fmt.Sprintf("%s; %s takes about %s more, %s", known, aim, render.Count(f.Probes, "run"), render.Span(f.Takes))
+	if left := s.Budget - s.spent(); f.Takes > left {
+		text += fmt.Sprintf("; --budget ends it in %s", render.Span(max(0, left)))
+	}
+	b.say(text)
+}

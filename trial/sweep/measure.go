@@ -1,0 +1,71 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"vllmtuner/trial"
+	"vllmtuner/trial/loadtest"
+)
+
+// Measure measures the configs one after the other. What it has measured stands, whatever error it returns. After finish it ends
+// the load at hand and no more. Progress goes to w.
+func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
+	progress := newProgress(s, w)
+	defer progress.shown.End()
+	for i := range s.Configs {
+		select {
+		case <-finish:
+			return trial.ErrInterrupted
+		default:
+		}
+		if err := s.measureConfig(ctx, runner, &s.Configs[i], finish, progress); err != nil {
+			return fmt.Errorf("config %s: %w", s.Configs[i].Name, err)
+		}
+	}
+	return nil
+}
+
+// measureConfig measures one config on a server of its own.
+func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Config, finish <-chan struct{}, progress *progress) error {
+	c.begun = true
+	progress.config = c
+	var err error
+	c.Result, err = runner.Sweep(ctx, trial.Task{
+		Number: c.Number, Args: c.Args,
+		Record: func(p trial.Probe) error {
+			c.Probes = append(c.Probes, p)
+			progress.probed(c, p)
+			return nil
+		},
+		Progress: progress.step, Finish: finish,
+	}, s.Plan)
+	if err != nil {
+		return err
+	}
+	c.done = true
+	progress.ended(c)
+	return nil
+}
+
+// The outcomes of a sweep without an answer.
+var (
+	ErrNothingMeasured = errors.New("no config could be measured; the table says why")
+	ErrNoConfigKept    = errors.New("no config kept the SLO at any load")
+)
+
+// Outcome is the error of a sweep that was measured to its end: nil if a config kept the SLO.
+func (s *Sweep) Outcome() error {
+	switch {
+	case !s.measuredAny():
+		return ErrNothingMeasured
+	case slices.ContainsFunc(s.Configs, func(c Config) bool { return c.highest().Met() }):
+		return nil
+	case slices.ContainsFunc(s.Configs, func(c Config) bool { return c.highest().Limited != "" }):
+		return fmt.Errorf("%w in time: the load generator was late; %s", ErrNoConfigKept, loadtest.MoreCores)
+	}
+	return ErrNoConfigKept
+}

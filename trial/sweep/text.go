@@ -1,0 +1,203 @@
+package sweep
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"vllmtuner/render"
+	"vllmtuner/trial"
+)
+
+// WriteText writes the tables as manual sweeps have them, and what they cannot tell.
+func (s *Sweep) WriteText(w io.Writer) error {
+	var t render.Text
+	s.writeHead(&t)
+	s.writeConfigs(&t)
+	if !s.measuredAny() {
+		return t.Flush(w)
+	}
+	if s.closed() {
+		s.writeLoops(&t)
+	} else {
+		for _, f := range gridFigures {
+			t.Grid(s.grid(f.title, f.cell))
+		}
+		verdict := func(_ *Config, p trial.Probe) string { return verdictCell(p) }
+		t.Grid(s.grid("SLO: "+s.SLO.String(), verdict))
+	}
+	s.writeStandings(&t)
+	if !s.closed() {
+		s.writeDetail(&t)
+	}
+	s.writeNotes(&t)
+	t.WriteString("\nWhat these tables cannot tell\n")
+	for _, text := range s.limits() {
+		t.Paragraph("- "+text, "  ")
+	}
+	return t.Flush(w)
+}
+
+// WritePlan says what the sweep will do, and how long it will take.
+func (s *Sweep) WritePlan(w io.Writer) error {
+	var t render.Text
+	s.writeHead(&t)
+	s.writeConfigs(&t)
+	each := s.StartUp + s.Plan.Planned()
+	all := each * time.Duration(len(s.Configs))
+	switch {
+	case s.closed():
+		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s;\nthe server decides how long these take\n",
+			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency"))
+	default:
+		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.Configs), "config"), render.Span(each), render.Span(all))
+	}
+	if s.Simulated != "" {
+		t.WriteString("simulated: all of it in seconds\n")
+	}
+	return t.Flush(w)
+}
+
+// writeHead says what is measured, and how.
+func (s *Sweep) writeHead(t *render.Text) {
+	load := "rate"
+	if s.closed() {
+		load = "concurrency"
+	}
+	by := strings.Join(s.Command, " ")
+	if name := s.Simulated; name != "" {
+		by = "simulated " + name
+	}
+	if s.Simulated == "" && s.simulated() {
+		by += " (simulated)"
+	}
+	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), load), render.Count(s.Plan.Requests, "request"), by)
+	if args := s.Args; len(args) > 0 {
+		t.Item("args", "%s for every config", strings.Join(args, " "))
+	}
+	t.Item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.Workload, s.Seed)
+	warm := "no warm-up"
+	if s.Plan.WarmUp > 0 {
+		warm = fmt.Sprintf("warm-up %d requests at %g req/s and %s", s.Plan.WarmUp, s.Plan.WarmUpRate, s.Plan.WarmUpCooldown)
+	}
+	cache := "carried from load to load"
+	if s.Cache == trial.Reset {
+		cache = "emptied before each load"
+	}
+	t.Item("cache", "%s; %s, then %s between loads", cache, warm, s.Plan.Cooldown)
+	t.Item("SLO", "%s", s.SLO)
+}
+
+// writeConfigs says which flags each config has, and why one could not be measured.
+func (s *Sweep) writeConfigs(t *render.Text) {
+	names := map[string]bool{}
+	for _, c := range s.Configs {
+		for name := range c.Flags {
+			names[name] = true
+		}
+	}
+	short, longest := render.ShortNames(slices.Collect(maps.Keys(names))), s.labelWidth()
+	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
+	for i := range s.Configs {
+		c := &s.Configs[i]
+		flags := make([]string, 0, len(c.Flags))
+		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
+			flags = append(flags, short[name]+"="+c.Flags[name])
+		}
+		kv := "-"
+		if gib := c.Result.Facts.KVCacheGiB; gib > 0 {
+			kv = fmt.Sprintf("%.2f", gib)
+		}
+		indent := longest + 2 + 6 + 2
+		lines := render.Break(cmp.Or(strings.Join(flags, " "), "(none of its own)"), t.Columns()-indent)
+		fmt.Fprintf(t, "%-*s  %6s  %s\n", longest, s.label(i), kv, strings.Join(lines, "\n"+strings.Repeat(" ", indent)))
+		if trouble := c.trouble(); trouble != "" {
+			t.Paragraph("    "+trouble, "      ")
+		}
+	}
+	if len(short) > 0 {
+		t.WriteString(render.Legend(short, t.Columns()))
+	}
+}
+
+// labelWidth is the width of the longest label.
+func (s *Sweep) labelWidth() int {
+	longest := len("config")
+	for i := range s.Configs {
+		longest = max(longest, len(s.label(i)))
+	}
+	return longest
+}
+
+// grid is a table of loads by configs.
+func (s *Sweep) grid(title string, cell func(*Config, trial.Probe) string) render.Grid {
+	g := render.Grid{Title: title, Corner: "rate"}
+	for _, level := range s.Plan.Levels {
+		g.Rows = append(g.Rows, levelText(level))
+	}
+	for i := range s.Configs {
+		g.Columns = append(g.Columns, s.column(&s.Configs[i], s.Configs[i].Name, cell))
+	}
+	return g
+}
+
+// writeLoops writes a table over concurrencies for each config.
+func (s *Sweep) writeLoops(t *render.Text) {
+	for i := range s.Configs {
+		c := &s.Configs[i]
+		g := render.Grid{Title: s.label(i) + " (latencies in ms)", Corner: "conc"}
+		for _, level := range s.Plan.Levels {
+			g.Rows = append(g.Rows, levelText(level))
+		}
+		for _, f := range loopFigures {
+			g.Columns = append(g.Columns, s.column(c, f.title, f.cell))
+		}
+		g.Columns = append(g.Columns, s.column(c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) }))
+		t.Grid(g)
+	}
+}
+
+// column is a figure of a config at each load.
+func (s *Sweep) column(c *Config, head string, cell func(*Config, trial.Probe) string) render.GridColumn {
+	column := render.GridColumn{Head: head}
+	for _, level := range s.Plan.Levels {
+		text := "-"
+		if p, ok := c.at(level); ok {
+			text = cell(c, p)
+		}
+		column.Cells = append(column.Cells, text)
+	}
+	return column
+}
+
+// writeNotes adds what a reader must know about the figures.
+func (s *Sweep) writeNotes(t *render.Text) {
+	var notes []string
+	if s.simulated() {
+		notes = append(notes, "simulated: no GPU is behind these figures")
+	}
+	for i := range s.Configs {
+		c := &s.Configs[i]
+		for _, note := range c.Result.Notes {
+			if i > 0 && slices.Contains(s.Marks, note) {
+				continue
+			}
+			notes = append(notes, note)
+		}
+		for _, p := range c.Probes {
+			if p.Note != "" {
+				notes = append(notes, fmt.Sprintf("%s at %s: %s", c.Name, p.Level(), p.Note))
+			}
+		}
+	}
+	if len(notes) > 0 {
+		t.WriteString("\n")
+	}
+	for _, note := range notes {
+		t.Paragraph("note: "+note, "  ")
+	}
+}
