@@ -42,7 +42,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 		{name: "a model's directory without weights", file: real, want: "--load-format, dummy", code: exitUsage},
 		{name: "a model that is not there", file: strings.Replace(real, model, model+"/none", 1), want: "holds no config.json", code: exitUsage},
 		{name: "no server", file: strings.Replace(real, script, "/no/such/vllm", 1), want: "/no/such/vllm", code: exitUsage},
-		{name: "a copy within the model", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, model_copy: "+whole+"/copy").Replace(real), want: "within the model's own folder", code: exitUsage},
+		{name: "a copy within the model", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, model_copy: "+whole+"/copy").Replace(real), want: "inside the model's own folder", code: exitUsage},
 		{name: "an unknown flag", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
 		{name: "a file in the place of the root", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
