@@ -30,7 +30,7 @@ func TestParseFaults(t *testing.T) {
 		{"requests that come in a time", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
 
 		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"?`},
-		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; known are model-not-found, gated-model, `},
+		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; use one of model-not-found, gated-model, `},
 		{"nothing", "", Fault{}, `there is no fault ""`},
 		{"a key that nothing has", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
 		{"a key of another kind", "hang:bytes=3", Fault{}, `it has no key "bytes"`},
