@@ -60,7 +60,7 @@ func writeStudy(t *testing.T, reach string, trials int, seconds float64) string 
 func writePatientStudy(t *testing.T, server string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")
-	patient := strings.NewReplacer("{ttft_p95: 120ms, tpot_p95: 25ms}", "{ttft_p95: 60s}", "output_tokens: 32", "output_tokens: 1",
+	patient := strings.NewReplacer("{ttft_p95: 120ms, tpot_p95: 25ms}", "{ttft_p95: 60s}", "output_tokens: 32, range_ratio: 0.3", "output_tokens: 1",
 		"min_requests: 50", "min_requests: 20", "max_rate: 60", "max_rate: 26")
 	must(t, os.WriteFile(path, []byte(patient.Replace(fmt.Sprintf(smallStudy, server, trials, seconds))), 0o644))
 	return path
