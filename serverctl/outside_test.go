@@ -3,6 +3,7 @@ package serverctl
 import (
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -35,6 +36,9 @@ func oomCounter(t *testing.T) (machine host.Reader, count func(text string)) {
 
 func TestAServerThatIsEndedFromOutside(t *testing.T) {
 	t.Parallel()
+	hangups := make(chan os.Signal, 1) // under nohup the children would ignore SIGHUP, were it not for a handler here
+	signal.Notify(hangups, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(hangups) })
 	const request = 0 // not a signal: the fake does it on request
 	for _, row := range []struct {
 		name     string
