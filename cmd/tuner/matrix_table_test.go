@@ -57,9 +57,7 @@ func (l *lifeTable) write(t *testing.T) {
 		t.Fatal(err)
 	}
 	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	parts := strings.Split(string(before), "\n## ")[1:]
 	parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasPrefix(part, l.title+"\n") })
 	parts = append(parts, l.markdown(strings.TrimSpace(string(commit))))
@@ -68,9 +66,7 @@ func (l *lifeTable) write(t *testing.T) {
 	for _, part := range parts {
 		text += "\n\n## " + strings.TrimSpace(part)
 	}
-	if err := os.WriteFile(file, []byte(text+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
 }
 
 func (l *lifeTable) markdown(commit string) string {

@@ -62,9 +62,7 @@ func kills(engine bool, signal syscall.Signal) func(*testing.T, *faulty) {
 		if engine {
 			pid = r.enginePID(t)
 		}
-		if err := syscall.Kill(pid, signal); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Kill(pid, signal))
 	}
 }
 
@@ -273,9 +271,7 @@ func (r *faulty) simulated(t *testing.T) serverctl.Config {
 	syscall.ForkLock.RLock() // a child forked during the write would keep the file open, and a file open for writing cannot be run
 	err := os.WriteFile(stub, []byte(text), 0o755)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.gpus = &gpu.NvidiaSMI{Path: stub}
 	return serverctl.Config{
 		Command: []string{tunerPath(t), "sim", "serve", "--sim-profile=small-fast", "--sim-gpu=" + r.dir},
@@ -431,18 +427,14 @@ func (r *faulty) reading(t *testing.T) gpu.Reading {
 		return gpu.Reading{}
 	}
 	reading, err := r.gpus.Query(context.WithoutCancel(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return reading
 }
 
 func shmNames(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir("/dev/shm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "psm_") || strings.HasPrefix(e.Name(), "sem.mp-") {

@@ -27,14 +27,10 @@ const (
 // This tuner reads a study of schema 4 as the old one did, resumes it, and finds what the old one found.
 func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	files, err := zip.OpenReader("testdata/schema-4-study.zip")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer files.Close()
 	root := t.TempDir()
-	if err := os.CopyFS(root, files); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(root, files))
 	check := func(want string) {
 		t.Helper()
 		var got strings.Builder
@@ -50,9 +46,7 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 			Drifts []struct{ Text string }
 			Priors []struct{ Source string }
 		}
-		if err := json.Unmarshal([]byte(command(t, "best", "small", "--root", root, "-o", "json")), &best); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(command(t, "best", "small", "--root", root, "-o", "json")), &best))
 		drifts := []struct{ Text string }{{"server args: (nothing) → --max-model-len=1536"}}
 		if best.Best.Number != 2 || !slices.Equal(best.Drifts, drifts) || len(best.Priors) != 1 || best.Priors[0].Source != "elsewhere.db" {
 			t.Errorf("the best is %+v", best)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -52,9 +51,7 @@ func everyState(t *testing.T, root string) studies.Study {
 	t.Helper()
 	dir := filepath.Join(root, "kinds")
 	store, _, err := studies.Open(t.Context(), dir, studies.New{Name: "kinds", Seed: math.MaxUint64, File: everyKind, World: map[string]string{"model": "m"}}, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	measured := func(c capacity.Capacity) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: c, GPUTime: time.Minute}
 	}
@@ -73,25 +70,17 @@ func everyState(t *testing.T, root string) studies.Study {
 		{Origin: studies.Sampled, Point: point("256"), State: studies.Running},
 	} {
 		one.Number = i
-		if err := store.Begin(one); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Begin(one))
 		for seq, rate := range []float64{2, 2.75} {
 			p := trial.Probe{Seq: seq, Rate: rate, HitRate: -1, Verdict: slo.Verdict{Pass: seq == 0, Headroom: 0.1, Binding: "p99 TTFT"}}
-			if err := store.Record(i, p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Record(i, p))
 		}
 		if one.State == studies.Running {
 			continue
 		}
-		if err := store.Finish(i, one.Result); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Finish(i, one.Result))
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	return snapshot(t, dir)
 }
 
@@ -119,9 +108,7 @@ type optunaTrial struct {
 func TestOptuna(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/optuna_client.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root := t.TempDir()
 	command(t, "demo", "--root", root)
 	for _, study := range []studies.Study{snapshot(t, filepath.Join(root, "demo-tpe-1")), everyState(t, root)} {
@@ -172,13 +159,9 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 func parametersOf(t *testing.T, study studies.Study) *space.Space {
 	t.Helper()
 	file, err := studyfile.Parse(study.Name, []byte(study.File))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s, err := file.Space()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -227,12 +210,7 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 // checkDashboard serves the file with Optuna's dashboard, and requests the data of its pages.
 func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	listener.Close()
+	port := unusedPort(t)
 	child := startChild(t, filepath.Join(t.TempDir(), "dashboard.log"), nil, program, "sqlite:///"+file, "--host", "127.0.0.1", "--port", port, "--server", "wsgiref")
 	url := "http://127.0.0.1:" + port
 	var list struct {

@@ -87,9 +87,7 @@ func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time
 	begin := time.Now()
 	for {
 		pids, err := record.Members()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pids = append(pids, o.daemons(t)...)
 		took := time.Since(begin)
 		if len(pids) == 0 {
@@ -106,15 +104,11 @@ func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time
 func (o *owner) daemons(t *testing.T) []int {
 	t.Helper()
 	logs, err := filepath.Glob(filepath.Join(o.dir, "logs", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var alive []int
 	for _, name := range logs {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, part := range strings.Split(string(text), "daemon pid ")[1:] {
 			pid := 0
 			if fmt.Sscan(part, &pid); pid > 0 && syscall.Kill(pid, 0) == nil {
@@ -135,9 +129,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 			o := startOwner(t)
 			o.await(t, m)
 			record, _ := serverRecord(o.dir) // none before the first server
-			if err := o.cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, o.cmd.Process.Kill())
 			o.cmd.Wait() // it was killed
 			if record.PID != 0 {
 				t.Logf("all gone %v after the tuner was killed", o.gone(t, record, 5*time.Second).Round(time.Millisecond))
@@ -203,9 +195,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	plainTuner(t, "TestATunerThatIsAskedToEndLeavesNothing runs such a study with the race detector")
 	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
 	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
-	if err := neighbour.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, neighbour.Start())
 	defer neighbour.Wait()
 	defer neighbour.Process.Kill()
 	first, second := startOwner(t), startOwner(t)
@@ -215,9 +205,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	if !ok {
 		t.Fatal("the second tuner keeps no record of its server")
 	}
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.cmd.Process.Kill())
 	first.cmd.Wait()
 	time.Sleep(3 * time.Second) // the first tuner's watchdog has done its work
 	if members, err := record.Members(); err != nil || len(members) == 0 {

@@ -65,9 +65,7 @@ func pictureText(t *testing.T, picture []byte) string {
 	var svg struct {
 		Lines []string `xml:"g>text"`
 	}
-	if err := xml.Unmarshal(picture, &svg); err != nil {
-		t.Fatal(err)
-	}
+	must(t, xml.Unmarshal(picture, &svg))
 	return strings.Join(svg.Lines, "\n")
 }
 

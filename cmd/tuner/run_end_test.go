@@ -12,9 +12,7 @@ import (
 func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
 	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
 	args := []string{"tuner", "run", path, "--root", root}
-	if err := app(io.Discard, io.Discard, nil).RunContext(t.Context(), flagsFirst(args)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, app(io.Discard, io.Discard, nil).RunContext(t.Context(), flagsFirst(args)))
 	dirs, err := filepath.Glob(filepath.Join(root, "*"))
 	if err != nil || len(dirs) != 1 {
 		t.Fatalf("studies %v, %v", dirs, err)
@@ -22,9 +20,7 @@ func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
 	epochs := func() []string {
 		t.Helper()
 		names, err := filepath.Glob(filepath.Join(dirs[0], "e*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return names
 	}
 	before := epochs()

@@ -39,15 +39,11 @@ func TestALongStudy(t *testing.T) {
 	root := t.TempDir()
 	template := demoTrial(t)
 	file, err := studyfile.Parse("demo.yaml", demoFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := filepath.Join(root, "long")
 	is := studies.New{Name: "long", Seed: 1, File: file.Text, World: file.World()}
 	store, _, err := studies.Open(context.Background(), dir, is, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	filling := &filler{store: store, template: template, random: rand.New(rand.NewPCG(1, 1))}
 	table := fmt.Sprintf("%8s %12s %12s %12s %12s\n", "trials", "commit ms", "p99 ms", "kB/probe", "snapshots MB")
 	var first, last tenth
@@ -61,9 +57,7 @@ func TestALongStudy(t *testing.T) {
 		table += fmt.Sprintf("%8d %12.2f %12.2f %12.2f %12.1f\n", trials*(part+1)/10, render.InMilliseconds(last.commit), render.InMilliseconds(took[len(took)*99/100]),
 			float64(last.size)/1e3/float64(8*trials*(part+1)/10), float64(sizes(t, filepath.Join(dir, "snap")))/1e6)
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir, is), "NONE-MET", exitNothingMet)
 	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
 	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials the machine matters more than the store
@@ -72,9 +66,7 @@ func TestALongStudy(t *testing.T) {
 	if path := os.Getenv("BENCH_STORE"); path != "" {
 		text := fmt.Sprintf("# A long study\n\n%d trials with 8 probes each, by `make bench-store` at %s on a local disk, %s.\n\n```\n%s```\n", trials,
 			os.Getenv("STORE_COMMIT"), time.Now().Format(time.DateOnly), table)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 }
 
@@ -88,17 +80,11 @@ func demoTrial(t *testing.T) studies.Trial {
 	t.Helper()
 	root := t.TempDir()
 	file, err := demoStudy(root, "random", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	file.Budget.Trials = 2
-	if err := runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}))
 	study, err := studies.ReadSnapshot(filepath.Join(root, file.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return study.Trials[1]
 }
 
@@ -113,9 +99,7 @@ type filler struct {
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
 	try := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for n := from; n < to; n++ {
 		next := f.template
@@ -154,9 +138,7 @@ func sizes(t *testing.T, dir string) (sum int64) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return sum
 }
 
@@ -166,27 +148,19 @@ func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "none-met")
 	path := filepath.Join(other, "study.db") // the first schema keeps it there
-	if err := os.MkdirAll(other, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(other, 0o755))
 	if _, err := studies.Export(t.Context(), dir, path); err != nil {
 		t.Fatal(err)
 	}
 	db, err := sql.Open("sqlite3", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = db.Exec(withoutSums+`UPDATE trials SET bound=? WHERE bound<>''`, capacity.AtMost)
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	store, resumed, err := studies.Open(t.Context(), other, is, studies.Options{})
 	if err != nil || !resumed {
 		t.Fatalf("resumed %t: %v", resumed, err)
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	return other
 }
 

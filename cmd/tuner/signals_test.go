@@ -23,9 +23,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() {
 		if err := log.Close(); err != nil {
 			t.Error(err)
@@ -41,9 +39,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	hangUp := func(f *followed) {
 		t.Helper()
 		f.waitFor(t, "line 0\n")
-		if err := f.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.cmd.Process.Signal(syscall.SIGHUP))
 	}
 	plain := follow(t, "small", "0", "--root", root)
 	hangUp(plain)
@@ -54,9 +50,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	hangUp(kept)
 	line(1)
 	kept.waitFor(t, "line 1\n")
-	if err := kept.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.cmd.Process.Signal(syscall.SIGTERM))
 	if code := kept.end(t); code != exitInterrupted {
 		t.Errorf("under nohup, after SIGHUP and SIGTERM, it ends with %d and printed %q", code, &kept.seen)
 	}
@@ -88,9 +82,7 @@ func TestATunerLeavesNoCore(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "crash")
 	f := followBy(t, "sh", "-c", `ulimit -Sc unlimited; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
 	f.waitFor(t, "line 0\n")
-	if err := f.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.cmd.Process.Signal(syscall.SIGQUIT))
 	f.end(t)
 	if dumps(f.cmd) {
 		t.Error("the tuner left a core")

@@ -49,9 +49,7 @@ const (
 func writeStudy(t *testing.T, reach string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, smallStudy, reach, trials, seconds), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, fmt.Appendf(nil, smallStudy, reach, trials, seconds), 0o644))
 	return path
 }
 
@@ -69,9 +67,7 @@ func writePatientStudy(t *testing.T, server string, trials int, seconds float64)
 func snapshot(t *testing.T, dir string) studies.Study {
 	t.Helper()
 	s, err := studies.ReadSnapshot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -81,9 +77,7 @@ func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	cmd := tunerCommand(context.WithoutCancel(t.Context()), t, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	return cmd, &stderr
 }
 
@@ -120,9 +114,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	if !ok {
 		t.Fatal("a trial runs, but no record of its server is kept")
 	}
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(syscall.SIGKILL))
 	if err := cmd.Wait(); err == nil {
 		t.Fatal("the killed study ended well")
 	}
@@ -157,13 +149,9 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 func equalJSON(t *testing.T, a, b any) bool {
 	t.Helper()
 	x, err := json.Marshal(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	y, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes.Equal(x, y)
 }
 
@@ -236,57 +224,13 @@ func TestSecondTunerRefuses(t *testing.T) {
 	}
 	result := filepath.Join(t.TempDir(), "result.txt")
 	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
-	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(result, []byte(row), 0o644))
 	importing := tunerCommand(t.Context(), t, "import", path, result, "--root", root)
 	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
 		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first finishes its probe and stops
 		t.Fatal(err)
-	}
-}
-
-// A simulated study is killed at many moments. The next run ends with the same points, probes and answers as without a kill.
-func TestASimulatedStudySurvivesKills(t *testing.T) {
-	t.Parallel()
-	plainTuner(t, "a killed tuner reports no race; package tuner resumes studies with the race detector")
-	const kills, trials = 4, 10
-	path, whole := writeStudy(t, inVirtual, trials, 60), t.TempDir()
-	command(t, "run", path, "--root", whole)
-	want := snapshot(t, filepath.Join(whole, "small"))
-
-	root := t.TempDir()
-	dir := filepath.Join(root, "small")
-	done := func() bool {
-		s, err := studies.ReadSnapshot(dir)
-		return err == nil && s.State == studies.Done
-	}
-	for i := range kills {
-		cmd, _ := start(t, "run", path, "--root", root)
-		time.Sleep(time.Duration(300+400*i) * time.Millisecond)
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait() // killed, or done before the kill
-		if done() {
-			break
-		}
-	}
-	if !done() {
-		command(t, "run", path, "--root", root)
-	}
-	got := snapshot(t, dir)
-	if len(got.Trials) != trials || len(want.Trials) != trials {
-		t.Fatalf("%d and %d trials, want %d", len(got.Trials), len(want.Trials), trials)
-	}
-	for i, w := range want.Trials {
-		g := got.Trials[i]
-		if g.Point.String() != w.Point.String() || !equalJSON(t, g.Result.Capacity, w.Result.Capacity) || len(g.Probes) != len(w.Probes) {
-			t.Errorf("trial %d is %s with %g req/s of %d probes, want %s with %g of %d", i,
-				g.Point, g.Result.Capacity.Rate, len(g.Probes), w.Point, w.Result.Capacity.Rate, len(w.Probes))
-		}
 	}
 }
 

@@ -22,14 +22,10 @@ const manualTables = repo + "/serverctl/sim/testdata/seed"
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	records, err := csv.NewReader(f).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return records
 }
 
@@ -117,9 +113,7 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	}
 	simulated, gained := readTable(t, filepath.Join(dir, "phase1_winners.csv")), readTable(t, filepath.Join(manualTables, "phase1_winners.csv"))
 	page, err := os.ReadFile(filepath.Join(repo, "docs", "sweep.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for r := 1; r < len(gained); r++ {
 		if row := "\n| `" + gained[r][0] + "` | " + simulated[r][2] + " | " + gained[r][2] + " |\n"; !strings.Contains(string(page), row) {
 			t.Errorf("docs/sweep.md has no row %q of the simulated and the measured highest rate", row)
@@ -209,19 +203,13 @@ slo: {ttft_p90: 10s}
 workload: {kind: random, input_tokens: 64, output_tokens: 8}
 sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {requests: 0}, cooldown: 10m}
 `
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o644))
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "sweep", path, "--root", dir)
 	var stdout bytes.Buffer
 	cmd.Stdout = &stdout
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	said, found := "", false
 	for chunk := make([]byte, 4096); !found; {
 		n, err := stderr.Read(chunk)
@@ -239,9 +227,7 @@ sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {reques
 		t.Errorf("a second sweep of the same file ends with %v: %s", err, out)
 	}
 	began := time.Now()
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(syscall.SIGINT))
 	rest := new(bytes.Buffer)
 	if _, err := rest.ReadFrom(stderr); err != nil {
 		t.Fatal(err)

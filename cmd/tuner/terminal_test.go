@@ -129,9 +129,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 	s.cmd.Stdout = stdout
 	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
 	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.tty = tty
 	go func() {
 		defer close(s.written)

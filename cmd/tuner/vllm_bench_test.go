@@ -144,8 +144,7 @@ func medianRow(rounds []benchRound, tool func(benchRound) benchRow) benchRow {
 		for i, r := range rounds {
 			all[i] = column(tool(r))
 		}
-		slices.Sort(all)
-		return all[len(all)/2]
+		return medianOf(all)
 	}
 	return benchRow{
 		TokensPerSecond: median(func(r benchRow) float64 { return r.TokensPerSecond }),
@@ -182,9 +181,7 @@ func (s *tinyRun) vllmBench(ctx context.Context, t *testing.T, url string, n int
 	cmd.Env = s.rig.env()
 	_, foreign := s.runTool(t, cmd)
 	text, err := os.ReadFile(filepath.Join(s.dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	row := benchRow{foreign: foreign}
 	if err := json.Unmarshal(text, &row); err != nil {
 		t.Fatalf("vllm bench serve: %s: %v", name, err)

@@ -289,9 +289,7 @@ func (p *parity) write(t *testing.T, file string, busy float64) {
 	for _, part := range parts {
 		text += "\n\n" + versionTitle + strings.TrimSpace(part)
 	}
-	if err := os.WriteFile(file, []byte(text+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
 }
 
 // markdown returns this version's part without the heading mark of its title.

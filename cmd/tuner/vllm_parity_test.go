@@ -129,13 +129,9 @@ func (p *parity) drawPrompts(t *testing.T) {
 			tokens = longAnswer
 		}
 		row := map[string]any{"prompt": strings.Join(words, " "), "output_tokens": tokens}
-		if err := lines.Encode(row); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lines.Encode(row))
 	}
-	if err := os.WriteFile(p.prompts(), text.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.prompts(), text.Bytes(), 0o600))
 }
 
 func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl") }
@@ -209,9 +205,7 @@ func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
 func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 	t.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: p.prompts(), Endpoint: c.endpoint}, paritySeed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	arrivals := make([]workload.Arrival, c.requests)
 	for i := range arrivals {
 		arrivals[i] = workload.Arrival{Due: workload.Asap, Phase: workload.Window, Index: i, Request: source.Request(workload.WindowStream, i)}
@@ -228,9 +222,7 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 		Client: &bench.Client{URL: url, Model: parityModel, Endpoint: c.endpoint},
 	}
 	dir := filepath.Join(p.dir, fmt.Sprintf("case-%d-repeat-%d", len(p.cases)+1, repeat+1))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	options := []string{"--goodput", parityGoodput}
 	if c.rate > 0 { // vllm takes the last value of an option that is given twice
 		options = append(options, "--request-rate", fmt.Sprint(c.rate), "--burstiness", "inf")
@@ -238,13 +230,9 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 		options = append(options, "--max-concurrency", fmt.Sprint(c.streams))
 	}
 	path, err := load.Call(t.Context(), dir, p.arrivals(t, c), options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return readParityResult(t, "vllm bench serve", text)
 }
 

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,9 +29,7 @@ type rig struct {
 func openRig(t *testing.T, version string) *rig {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := &rig{version: version, dir: filepath.Join(cache, "tuner-vllm-"+version)}
 	if stamps, _ := filepath.Glob(filepath.Join(r.dir, "ok-*")); len(stamps) == 0 {
 		t.Skipf("vLLM %s is not installed in %s; VER=%s serverctl/vllmlab/setup.sh installs it", version, r.dir, version)
@@ -66,9 +62,7 @@ type process struct {
 func (r *rig) processes(t *testing.T) []process {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -126,9 +120,7 @@ const tick = time.Second / 100
 func machineTime(t *testing.T) (busy, all time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	line, _, _ := strings.Cut(string(text), "\n")
 	for i, word := range strings.Fields(line)[1:9] { // guest times after these are counted in user time already
 		ticks, err := strconv.Atoi(word)
@@ -160,31 +152,18 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 // serve starts vLLM as a person would, and returns its URL when it is ready. It stops at the end of the test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	listener.Close()
+	port := unusedPort(t)
 	command := append([]string{"serve", filepath.Join(r.dir, "tiny-qwen2")}, args...)
 	command = append(command, "--host", "127.0.0.1", "--port", port)
 	server = startChild(t, log, r.env(), filepath.Join(r.dir, "venv/bin/vllm"), command...)
 	url = "http://127.0.0.1:" + port
-	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(300 * time.Millisecond) {
-		if server.done() {
-			t.Fatalf("vLLM %s ended at its start: %v\n%s", r.version, server.err(), server.output())
-		}
-		resp, err := http.Get(url + "/health")
-		if err != nil {
-			continue
-		}
-		resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
-			return url, server
-		}
+	switch healthy := isHealthy(url, 3*time.Minute, server.exited); {
+	case server.done():
+		t.Fatalf("vLLM %s ended at its start: %v\n%s", r.version, server.err(), server.output())
+	case !healthy:
+		t.Fatalf("vLLM %s was not ready within three minutes:\n%s", r.version, server.output())
 	}
-	t.Fatalf("vLLM %s was not ready within three minutes:\n%s", r.version, server.output())
-	return "", nil
+	return url, server
 }
 
 // A child is a process in a group of its own whose output goes to a file.
@@ -198,16 +177,12 @@ type child struct {
 func startChild(t *testing.T, log string, env []string, name string, args ...string) *child {
 	t.Helper()
 	out, err := os.Create(log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer out.Close()
 	c := &child{cmd: exec.Command(name, args...), log: log, exited: make(chan struct{})}
 	c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = env, out, out
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Start())
 	go func() {
 		defer close(c.exited)
 		c.result = c.cmd.Wait()

@@ -151,9 +151,7 @@ func (s *tinyRun) study(t *testing.T, name, allow string) string {
 	if testing.Short() { // no capacity is judged
 		text = strings.Replace(text, "seconds: 15, min_requests: 300", "seconds: 6, min_requests: 100", 1)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -239,9 +237,7 @@ func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 	s.rig.checkNothingLeft(t)
 
 	var status tinyStatus
-	if err := s.read(ctx, &status, "status", "tiny"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.read(ctx, &status, "status", "tiny"))
 	if killed.Number >= len(status.List) {
 		t.Fatalf("trial %d is not in the study any more", killed.Number)
 	}
@@ -254,9 +250,7 @@ func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 // checkTrials checks that the flags reached vLLM, and that they matter.
 func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 	var status tinyStatus
-	if err := s.read(ctx, &status, "status", "tiny"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.read(ctx, &status, "status", "tiny"))
 	measured, best, worst, seen := 0, 0.0, math.Inf(1), map[string]int{}
 	for _, trial := range status.List {
 		if trial.State != "done" {
@@ -289,9 +283,7 @@ var nonDefault = regexp.MustCompile(`non-default args: (\{.*\})`)
 func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "tiny", "logs", fmt.Sprintf("trial-%04d.log", trial.Number)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	said := nonDefault.FindStringSubmatch(string(text))
 	if said == nil {
 		t.Fatalf("trial %d: no line with vLLM's non-default args in its log", trial.Number)

@@ -46,9 +46,7 @@ func TestAServerThatDiesUnderTheLoadItAdmits(t *testing.T) {
 			}
 			root := t.TempDir()
 			path := filepath.Join(root, "study.yaml")
-			if err := os.WriteFile(path, []byte(row.text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(row.text), 0o644))
 			cmd := tunerCommand(t.Context(), t, "run", path, "--root", root)
 			if out, err := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != row.exit {
 				t.Errorf("ends with %v, want exit code %d\n%s", err, row.exit, out)

@@ -31,9 +31,8 @@ const hangTime = 45 * time.Second
 // wrongs has what the tests know of a command: valid arguments, and their exit code.
 type wrongs struct {
 	dir      string
-	study    string // a file
-	root     string // contains the study small
-	longest  string
+	study    string            // a file
+	root     string            // contains the study small
 	noFiles  map[string]string // by the kind of thing at the path
 	badFiles []string
 }
@@ -42,16 +41,14 @@ func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
 	deep := filepath.Join(t.TempDir(), "a", "b", "c") // "../.." is a wrong value too, and must not be the folder of other tests
-	if err := os.MkdirAll(deep, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(deep, 0o700))
 	t.Chdir(deep) // a command may write files named like some wrong values
-	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
-	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
+	w := &wrongs{dir: dir, root: filepath.Join(dir, "root")}
+	text := fmt.Sprintf(smallStudy, inVirtual, 1, 2.0)
 	w.study = filepath.Join(dir, "study.yaml")
 	w.noFiles = map[string]string{
 		"nothing": filepath.Join(dir, "nowhere", "file.yaml"), "a directory": filepath.Join(dir, "folder.yaml"), "a pipe": filepath.Join(dir, "pipe.yaml"),
-		"a device": "/dev/zero", "a file as a directory": filepath.Join(w.study, "x.yaml"), "a loop": filepath.Join(dir, "loop.yaml"), "a long name": filepath.Join(dir, w.longest+".yaml"),
+		"a device": "/dev/zero", "a file as a directory": filepath.Join(w.study, "x.yaml"), "a loop": filepath.Join(dir, "loop.yaml"), "a long name": filepath.Join(dir, strings.Repeat("x", 5000)+".yaml"),
 	}
 	for _, err := range []error{
 		os.WriteFile(w.study, []byte(text), 0o600), os.Mkdir(w.noFiles["a directory"], 0o700), unix.Mkfifo(w.noFiles["a pipe"], 0o600), os.Symlink("loop.yaml", w.noFiles["a loop"]),
@@ -59,9 +56,7 @@ func newWrongs(t *testing.T) *wrongs {
 		os.WriteFile(filepath.Join(dir, "empty.yaml"), nil, 0o600),
 		os.WriteFile(filepath.Join(dir, "list.yaml"), []byte("[1, 2"), 0o600),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	w.badFiles = []string{filepath.Join(dir, "binary.yaml"), filepath.Join(dir, "empty.yaml"), filepath.Join(dir, "list.yaml")}
 	if out, errs, code := inProcess(t, "run", w.study, "--root", w.root); code != 0 {
@@ -265,13 +260,9 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	w := newWrongs(t)
 	text, err := os.ReadFile(w.study)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer taken.Close()
 	changed := func(old, new string) string {
 		t.Helper()
@@ -279,9 +270,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 			t.Fatalf("the study has no %q", old)
 		}
 		path := filepath.Join(t.TempDir(), "changed.yaml")
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(text), old, new)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(text), old, new)), 0o600))
 		return path
 	}
 	served := "command: [sh, -c, 'exit 1']"
@@ -290,9 +279,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	gridded, sweep := filepath.Join(w.dir, "grid.yaml"), filepath.Join(w.dir, "sweep.yaml")
 	for path, text := range map[string]string{gridded: grid, sweep: "version: 1\nname: s\nmodel: m\nserver: {simulate: small-fast}\nslo: {ttft_p99: 1s}\nworkload: {kind: random}\n" +
 		"sweep: {rates: {from: 1, to: 2000000000000, step: 1}, configs: {a: {}}}\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	for _, row := range []struct {
 		name string
