@@ -17,9 +17,9 @@ import (
 func TestSimRefusesAnUnknownFault(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
 		{"a kind that is nearly one", "serve m --sim-fault oom-lod", `tuner: there is no fault "oom-lod"; did you mean "oom-load"?`},
-		{"a key that the kind has not", "serve m --sim-fault hang:bytes=3", `tuner: fault "hang:bytes=3": it has no key "bytes"`},
+		{"a key that the kind does not have", "serve m --sim-fault hang:bytes=3", `tuner: fault "hang:bytes=3": it has no key "bytes"`},
 		{"a version that is not simulated", "serve m --sim-version 0.20.0", "tuner: --sim-version 0.20.0: this version of vLLM is not simulated; choose from 0.14.1, 0.32.0, 0.33.0"},
-		{"a leak of no GPU", "serve m --sim-fault leak-gpu", "give --sim-gpu DIR"},
+		{"a leak without a GPU", "serve m --sim-fault leak-gpu", "give --sim-gpu DIR"},
 	} {
 		cmd := exec.CommandContext(t.Context(), tunerPath(t), append([]string{"sim"}, strings.Fields(row.args)...)...)
 		var stderr bytes.Buffer
