@@ -46,7 +46,7 @@ speculative_config: {method: ngram, prompt_lookup_max: 4}
 allow_meaningless_speculation: true
 `
 
-// everyState is a study with a trial of each state, stored below root.
+// everyState stores a study with a trial of each state below root, and returns it.
 func everyState(t *testing.T, root string) studies.Study {
 	t.Helper()
 	dir := filepath.Join(root, "kinds")
@@ -101,7 +101,7 @@ type optunaTrial struct {
 	}
 	Intermediate map[string]float64
 	User         map[string]any
-	Timed        bool
+	Timed        bool // has both a start and an end
 }
 
 // Optuna reads an exported study correctly and can continue it. Optuna's dashboard shows it.
@@ -144,7 +144,7 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 	}
 	best, _ := report.Best(study)
 	if got.Name != study.Name || got.Direction != "MAXIMIZE" || got.Best != best.Trial.Number || got.Rows != len(study.Trials) || len(got.Trials) != len(study.Trials) {
-		t.Fatalf("%s, %s, the best is %d of %d; want %s with %d of %d", got.Name, got.Direction, got.Best, len(got.Trials), study.Name, best.Trial.Number, len(study.Trials))
+		t.Fatalf("study %s, %s, has trial %d as the best of %d; want %s with trial %d of %d", got.Name, got.Direction, got.Best, len(got.Trials), study.Name, best.Trial.Number, len(study.Trials))
 	}
 	if got.User["seed"] != fmt.Sprint(study.Seed) || got.User["file"] != study.File || len(got.Asked) == 0 || !slices.Contains(got.Columns, "params_max-num-seqs") {
 		t.Errorf("seed %v, asked %v, columns %q", got.User["seed"], got.Asked, got.Columns)
@@ -169,13 +169,13 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 	t.Helper()
 	state := map[trial.Outcome]string{trial.Measured: "COMPLETE", trial.Dropped: "PRUNED", trial.Infeasible: "FAIL", trial.Unknown: "FAIL", "": "RUNNING"}[want.Result.Outcome]
 	if is.Number != want.Number || is.State != state || !is.Timed || is.User["origin"] != string(want.Origin) {
-		t.Errorf("trial %d is %d, %s, timed %t, from %v; want %s from %s", want.Number, is.Number, is.State, is.Timed, is.User["origin"], state, want.Origin)
+		t.Errorf("trial %d has the number %d, state %s, timed %t, origin %v; want state %s, origin %s", want.Number, is.Number, is.State, is.Timed, is.User["origin"], state, want.Origin)
 	}
 	if want.Met() && (is.Value == nil || *is.Value != want.Result.Capacity.Rate) {
-		t.Errorf("trial %d has %v, want %g", want.Number, is.Value, want.Result.Capacity.Rate)
+		t.Errorf("trial %d has the value %v, want %g", want.Number, is.Value, want.Result.Capacity.Rate)
 	}
 	if state == "COMPLETE" && !want.Met() && (is.Value == nil || *is.Value != 0) || state == "FAIL" && is.Value != nil {
-		t.Errorf("trial %d, %s, has %v", want.Number, state, is.Value)
+		t.Errorf("trial %d, %s, has the value %v; want 0 if COMPLETE, none if FAIL", want.Number, state, is.Value)
 	}
 	rates := map[string]float64{}
 	for _, p := range want.Probes {
@@ -203,7 +203,7 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 		}
 	}
 	if point.String() != want.Point.String() {
-		t.Errorf("trial %d is of %s, want %s", want.Number, point, want.Point)
+		t.Errorf("trial %d has the point %s, want %s", want.Number, point, want.Point)
 	}
 }
 
@@ -255,7 +255,7 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 		Param [][]struct{ Name string } `json:"param_importances"`
 	}
 	if err := get(fmt.Sprintf("%s/api/studies/%d/param_importances", url, list.Studies[0].ID), &importance); err != nil {
-		t.Logf("no importances: %v", err)
+		t.Logf("the dashboard gives no importances: %v", err)
 	}
 	t.Logf("importances %+v", importance)
 	var page string
@@ -264,7 +264,7 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	}
 }
 
-// get requests a JSON document, or a page as text.
+// get requests a document and decodes it as JSON, or stores its text if to is a *string.
 func get(url string, to any) error {
 	answer, err := http.Get(url)
 	if err != nil {
