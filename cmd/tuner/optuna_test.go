@@ -101,7 +101,7 @@ type optunaTrial struct {
 	}
 	Intermediate map[string]float64
 	User         map[string]any
-	Timed        bool // has both a start and an end
+	Timed        bool // has a start time, and an end time if it is finished
 }
 
 // Optuna reads an exported study correctly and can continue it. Optuna's dashboard shows it.

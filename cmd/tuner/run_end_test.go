@@ -15,7 +15,7 @@ func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
 	must(t, app(io.Discard, io.Discard, nil).RunContext(t.Context(), flagsFirst(args)))
 	dirs, err := filepath.Glob(filepath.Join(root, "*"))
 	if err != nil || len(dirs) != 1 {
-		t.Fatalf("studies %v, %v", dirs, err)
+		t.Fatalf("the root holds %v, %v; want one study", dirs, err)
 	}
 	epochs := func() []string {
 		t.Helper()
@@ -24,15 +24,15 @@ func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
 		return names
 	}
 	before := epochs()
-	asked := make(chan struct{})
-	close(asked)
+	interrupted := make(chan struct{})
+	close(interrupted)
 	for _, args := range [][]string{args, {"tuner", "delete", dirs[0]}} {
-		err := app(io.Discard, io.Discard, asked).RunContext(t.Context(), flagsFirst(args))
+		err := app(io.Discard, io.Discard, interrupted).RunContext(t.Context(), flagsFirst(args))
 		if exitCode(err) != exitInterrupted {
 			t.Errorf("%v ends with %v (exit code %d), want an interruption", args, err, exitCode(err))
 		}
 		if after := epochs(); !slices.Equal(before, after) {
-			t.Errorf("%v: the epochs were %v and are %v", args, before, after)
+			t.Errorf("%v: the epochs were %v and are now %v", args, before, after)
 		}
 	}
 	if _, err := os.Stat(dirs[0]); err != nil {

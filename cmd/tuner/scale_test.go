@@ -28,8 +28,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, like those of the demo. It compares the end of the
-// study with its beginning: the time of a commit, the bytes it adds, and the time of a reader.
+// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, copied from a trial of the demo. It compares the last
+// tenth of the study with the first: the time of a commit, and the bytes that it adds. It also measures the readers.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
 	trials := 200
@@ -60,7 +60,7 @@ func TestALongStudy(t *testing.T) {
 	must(t, store.Close())
 	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir, is), "NONE-MET", exitNothingMet)
 	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
-	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials the machine matters more than the store
+	if last.commit > 3*first.commit && trials > 1000 { // below 1,000 trials other work on the machine changes the times more than the store does
 		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
 	}
 	if path := os.Getenv("BENCH_STORE"); path != "" {
@@ -70,12 +70,13 @@ func TestALongStudy(t *testing.T) {
 	}
 }
 
+// A tenth is what was measured in one tenth of the trials.
 type tenth struct {
-	commit time.Duration
-	size   int64
+	commit time.Duration // median
+	size   int64         // of the database at the tenth's end, in bytes
 }
 
-// demoTrial is a finished trial with its probes on a simulated H200.
+// demoTrial returns a finished trial on a simulated H200, with its probes.
 func demoTrial(t *testing.T) studies.Trial {
 	t.Helper()
 	root := t.TempDir()
@@ -95,17 +96,14 @@ type filler struct {
 	random   *rand.Rand
 }
 
-// trials stores the trials with these numbers, and returns the commit time of each probe.
+// trials stores the trials with the numbers [from, to), and returns the commit time of each probe.
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
-	try := func(err error) {
-		must(t, err)
-	}
 	for n := from; n < to; n++ {
 		next := f.template
 		next.Number, next.Began = n, time.Now()
 		next.Point = space.Point{"max-num-seqs": strconv.Itoa(16 + f.random.IntN(1000)), "gpu-memory-utilization": strconv.FormatFloat(f.random.Float64(), 'g', 3, 64)}
-		try(f.store.Begin(next))
+		must(t, f.store.Begin(next))
 		for seq := range 8 {
 			p := f.template.Probes[seq%len(f.template.Probes)]
 			p.Seq, p.Measurement.Series = seq, slices.Clone(p.Measurement.Series)
@@ -113,19 +111,19 @@ func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 				p.Measurement.Series[i].Chunks = f.random.IntN(1500)
 			}
 			began := time.Now()
-			try(f.store.Record(n, p))
+			must(t, f.store.Record(n, p))
 			took = append(took, time.Since(began))
 		}
 		r := f.template.Result
 		if r.Capacity.Rate *= 0.5 + f.random.Float64()/2; n%7 == 3 {
 			r = trial.Result{Outcome: trial.Infeasible, Class: "oom-start", Evidence: "torch.OutOfMemoryError: CUDA out of memory.", GPUTime: time.Minute}
 		}
-		try(f.store.Finish(n, r))
+		must(t, f.store.Finish(n, r))
 	}
 	return took
 }
 
-// sizes sums the sizes of the files in a directory.
+// sizes returns the sum of the sizes of all files below a directory.
 func sizes(t *testing.T, dir string) (sum int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
@@ -142,12 +140,12 @@ func sizes(t *testing.T, dir string) (sum int64) {
 	return sum
 }
 
-// whereNoneMet copies a study so that no trial meets the SLO: a reader then looks for the nearest one. The copy has the schema
-// before checksums, so that its rows can be changed; its next owner adds checksums.
+// whereNoneMet copies a study and changes the copy so that no trial meets the SLO. A reader then searches for the trial nearest to
+// the SLO. The copy gets the schema before checksums, so that its rows can be changed. Opening it adds checksums.
 func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "none-met")
-	path := filepath.Join(other, "study.db") // the first schema keeps it there
+	path := filepath.Join(other, "study.db") // the database's path in the first schema
 	must(t, os.MkdirAll(other, 0o755))
 	if _, err := studies.Export(t.Context(), dir, path); err != nil {
 		t.Fatal(err)
@@ -164,7 +162,7 @@ func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	return other
 }
 
-// withoutSums turns a study of schema 5, without changes of its world, into one of schema 3.
+// withoutSums converts a study from schema 5 to schema 3, which has no checksums. The study must have no changes of its world.
 const withoutSums = `PRAGMA user_version=3; PRAGMA application_id=0;
 ALTER TABLE studies DROP COLUMN holds; ALTER TABLE studies DROP COLUMN sum; ALTER TABLE world DROP COLUMN sum;
 ALTER TABLE trials DROP COLUMN holds_rows; ALTER TABLE trials DROP COLUMN holds_sum; ALTER TABLE trials DROP COLUMN sum;
@@ -173,7 +171,7 @@ ALTER TABLE ledger DROP COLUMN sum; ALTER TABLE priors DROP COLUMN sum; ALTER TA
 DROP TABLE changes;
 `
 
-// readerTimes reports the time of best and status as processes, with the snapshot in the page cache.
+// readerTimes returns lines with the wall times of `tuner best` and `tuner status`. The page cache has the snapshot.
 func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {

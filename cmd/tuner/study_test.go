@@ -21,8 +21,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// smallStudy is a study of the simulated small-fast server. %s chooses how it runs: as a child process over HTTP, or in virtual
-// time. Under the reset protocol no result depends on earlier measurements.
+// smallStudy is a study of the simulated small-fast server. %s makes the server a child process that is measured over HTTP, or
+// simulates it in virtual time. Under the reset protocol no result depends on earlier measurements.
 const smallStudy = `version: 1
 name: small
 model: example/small-fast
@@ -53,8 +53,8 @@ func writeStudy(t *testing.T, reach string, trials int, seconds float64) string 
 	return path
 }
 
-// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too: its limit is a minute, and its answers have one token,
-// so that no time between tokens is missed.
+// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too. Its TTFT limit is a minute, and its answers
+// have one token, so there is no time between tokens that a busy machine could lengthen.
 func writePatientStudy(t *testing.T, server string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")
@@ -71,7 +71,7 @@ func snapshot(t *testing.T, dir string) studies.Study {
 	return s
 }
 
-// start runs the command in the background.
+// start starts the command and returns it with its standard error.
 func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	cmd := tunerCommand(context.WithoutCancel(t.Context()), t, args...)
@@ -81,7 +81,7 @@ func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &stderr
 }
 
-// serverRecord returns the process record of the study's server, once there is one.
+// serverRecord returns the process record of the study's server. It returns false if there is none.
 func serverRecord(dir string) (proc.Record, bool) {
 	text, err := os.ReadFile(filepath.Join(dir, live.RecordFile))
 	if err != nil {
@@ -91,8 +91,8 @@ func serverRecord(dir string) (proc.Record, bool) {
 	return r, json.Unmarshal(text, &r) == nil
 }
 
-// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run finishes it with the probes
-// that it had.
+// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run keeps the stored probes and
+// finishes the study.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	t.Parallel()
 	path, root := writePatientStudy(t, overHTTP, 3, 2), t.TempDir()
@@ -116,9 +116,9 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	}
 	must(t, cmd.Process.Signal(syscall.SIGKILL))
 	if err := cmd.Wait(); err == nil {
-		t.Fatal("the killed study ended well")
+		t.Fatal("the killed tuner ended without an error")
 	}
-	command(t, "status", "small", "--root", root) // readers still work
+	command(t, "status", "small", "--root", root) // a killed study can still be read
 
 	out := command(t, "run", path, "--root", root)
 	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "3 of 3 trials done") {
@@ -126,7 +126,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	}
 	killed, err := proc.Reclaim(record)
 	if err != nil || len(killed) > 0 {
-		t.Errorf("of the killed run's server %v were left, %v", killed, err)
+		t.Errorf("processes %v of the killed run's server were left, %v", killed, err)
 	}
 	after := snapshot(t, dir)
 	for i, was := range had.Trials {
@@ -142,7 +142,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	}
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
 	if err != nil || len(logs) != 3 {
-		t.Errorf("there are logs %v, want three", logs)
+		t.Errorf("there are the logs %v, want three", logs)
 	}
 }
 
@@ -155,8 +155,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// One study runs in virtual time and over HTTP, on the same code: only the clock and the network differ. Both choose the same
-// points. Probes with the same draw and rate have the same requests, and latencies that agree.
+// One study runs in virtual time and over HTTP. The code is the same; only the clock and the network differ. Both runs choose the
+// same points. Probes with the same draw and rate have the same requests and similar latencies.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -197,10 +197,10 @@ func TestBothLoadsAgree(t *testing.T) {
 	}
 }
 
-// near reports whether a and b differ by at most a share of b, or by so many milliseconds.
-func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms) }
+// near reports whether a and b, in ms, differ by at most a share of b or by at most a number of ms.
+func near(a, b, share, ms float64) bool { return math.Abs(a-b) <= max(share*b, ms) }
 
-// The second tuner on one study refuses, names the owner, and does no harm.
+// A second tuner on one study refuses to run, names the owner, and changes nothing.
 func TestSecondTunerRefuses(t *testing.T) {
 	t.Parallel()
 	path, root := writePatientStudy(t, overHTTP, 6, 2), t.TempDir()
@@ -229,7 +229,7 @@ func TestSecondTunerRefuses(t *testing.T) {
 	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
 		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first finishes its probe and stops
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first tuner finishes its probe and stops
 		t.Fatal(err)
 	}
 }
