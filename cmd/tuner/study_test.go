@@ -155,8 +155,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// One study runs in virtual time and over HTTP. The code is the same; only the clock and the network differ. Both runs choose the
-// same points. Probes with the same draw and rate have the same requests and similar latencies.
+// One study runs in virtual time and over HTTP. Both runs begin with the same point. Probes of the same point at the same rate have
+// the same requests and similar latencies.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -171,7 +171,7 @@ func TestBothLoadsAgree(t *testing.T) {
 	for i, http := range measured[overHTTP].Trials {
 		virtual := measured[inVirtual].Trials[i]
 		if i == 0 && http.Point.String() != virtual.Point.String() {
-			t.Fatalf("trial 0 is %s and %s", http.Point, virtual.Point)
+			t.Fatalf("trial 0 is %s over HTTP and %s in virtual time", http.Point, virtual.Point)
 		}
 		for _, h := range http.Probes {
 			for _, v := range virtual.Probes {

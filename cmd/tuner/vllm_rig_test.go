@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// A rig is one installed vLLM with its tiny model, as serverctl/vllmlab/setup.sh leaves it.
+// A rig is one vLLM with its tiny model, installed by serverctl/vllmlab/setup.sh.
 type rig struct {
 	version string
 	dir     string
@@ -35,30 +35,30 @@ func openRig(t *testing.T, version string) *rig {
 		t.Skipf("vLLM %s is not installed in %s; VER=%s serverctl/vllmlab/setup.sh installs it", version, r.dir, version)
 	}
 	if r.others = r.processes(t); len(r.others) > 0 {
-		t.Logf("%d processes of vLLM %s are someone else's; the figures suffer", len(r.others), version)
+		t.Logf("%d other processes of vLLM %s run already, and will distort the figures", len(r.others), version)
 	}
-	t.Cleanup(func() { // a test that failed half-way may have left a server without an owner
+	t.Cleanup(func() { // a failed test may have left a server
 		for _, p := range r.processes(t) {
-			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails only when it is gone
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails only if the process is gone
 		}
 	})
 	return r
 }
 
-// env is the environment of programs other than the tuner. As in the study file, each process has one thread.
+// env returns the environment for programs other than the tuner. As in the study file, each process has one thread.
 func (r *rig) env() []string {
 	return append(os.Environ(), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
 		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
 }
 
-// A process has a start time, in clock ticks since boot, that tells it from a later process with the same PID.
+// A process is identified by its PID and its start time. A later process may have the same PID.
 type process struct {
 	pid   int
-	start string
+	start string // in clock ticks since boot
 }
 
-// processes returns the processes that have files of the rig mapped. Neither names nor parents would find them all: vLLM renames
-// its children, and orphans belong to init.
+// processes returns the processes that have files of the rig mapped. A search by name or by parent would miss some: vLLM renames its
+// children, and init adopts orphans.
 func (r *rig) processes(t *testing.T) []process {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -71,7 +71,7 @@ func (r *rig) processes(t *testing.T) []process {
 		}
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		if err != nil || !bytes.Contains(maps, []byte(r.dir+"/venv/")) {
-			continue // it has ended, is a zombie, or belongs to another user
+			continue // the process has ended, is a zombie, belongs to another user, or is not vLLM
 		}
 		stat := statOf(pid)
 		if stat == nil {
@@ -84,14 +84,14 @@ func (r *rig) processes(t *testing.T) []process {
 	return all
 }
 
-// Fields of /proc/PID/stat, counted from the one after the name: three less than in proc(5).
+// These are fields of /proc/PID/stat, counted from the field after the name. proc(5) gives them numbers that are larger by three.
 const (
 	userTicks   = 11
 	systemTicks = 12
 	startTime   = 19
 )
 
-// statOf returns the fields of /proc/PID/stat after the name, because a name may hold anything; nil when the process is gone.
+// statOf returns the fields of /proc/PID/stat after the name, which may contain blanks. It returns nil if the process is gone.
 func statOf(pid int) []string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -100,7 +100,7 @@ func statOf(pid int) []string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 }
 
-// cpuTime returns the CPU time of the processes so far.
+// cpuTime returns the CPU time that the processes have used.
 func cpuTime(processes []process) time.Duration {
 	var ticks int
 	for _, p := range processes {
@@ -116,26 +116,26 @@ func cpuTime(processes []process) time.Duration {
 // tick is the unit in which Linux reports CPU time on all common architectures (USER_HZ).
 const tick = time.Second / 100
 
-// machineTime returns the busy and the whole time of all cores since boot.
+// machineTime returns two times since boot, summed over all cores: the busy time, and the busy and idle time.
 func machineTime(t *testing.T) (busy, all time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/stat")
 	must(t, err)
 	line, _, _ := strings.Cut(string(text), "\n")
-	for i, word := range strings.Fields(line)[1:9] { // guest times after these are counted in user time already
+	for i, word := range strings.Fields(line)[1:9] { // the two fields after these, guest times, are part of the user time
 		ticks, err := strconv.Atoi(word)
 		if err != nil {
 			t.Fatalf("/proc/stat: %v", err)
 		}
 		all += time.Duration(ticks) * tick
-		if i != 3 && i != 4 { // idle, and idle while waiting for a disk
+		if i != 3 && i != 4 { // fields 3 and 4 are idle time and time spent waiting for disks
 			busy += time.Duration(ticks) * tick
 		}
 	}
 	return busy, all
 }
 
-// checkNothingLeft waits a few seconds for processes that are ending.
+// checkNothingLeft fails the test if a process of the rig still runs after five seconds.
 func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	var left []process
@@ -149,7 +149,7 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Errorf("%d processes of vLLM are left: %v", len(left), left)
 }
 
-// serve starts vLLM as a person would, and returns its URL when it is ready. It stops at the end of the test.
+// serve starts vLLM as a user would, and returns its URL when it is ready. The server is stopped at the end of the test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
 	port := unusedPort(t)
@@ -170,8 +170,8 @@ func (r *rig) serve(t *testing.T, log string, args []string) (url string, server
 type child struct {
 	cmd    *exec.Cmd
 	log    string
-	exited chan struct{} // closed when it is gone
-	result error         // of Wait, once exited is closed
+	exited chan struct{} // closed when the child has ended
+	result error         // from Wait; set when exited is closed
 }
 
 func startChild(t *testing.T, log string, env []string, name string, args ...string) *child {
@@ -206,19 +206,19 @@ func (c *child) err() error {
 	return c.result
 }
 
-// kill ends the child alone, as the kernel does when memory is short.
+// kill kills the child but not its group, as the kernel does when memory is short.
 func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // fails only when it is gone
+	_ = c.cmd.Process.Kill() // fails only if the child has ended
 	<-c.exited
 }
 
-// stop asks the child to end, and kills its group after ten seconds: vLLM may wait for connections for ever. It returns when the
-// child is gone. A second call does nothing.
+// stop asks the child to end, and kills its group after ten seconds, because vLLM may wait for connections for ever. It returns when
+// the child has ended. A second call does nothing.
 func (c *child) stop() {
 	if c.done() {
 		return
 	}
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only when it is gone
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only if the child has ended
 	select {
 	case <-c.exited:
 	case <-time.After(10 * time.Second):
@@ -227,12 +227,11 @@ func (c *child) stop() {
 	}
 }
 
-// output returns what the child has printed, or its last part.
+// output returns the last 8 KiB of the child's output.
 func (c *child) output() string {
 	text, err := os.ReadFile(c.log)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err.Error()
 	}
-	const most = 8 << 10
-	return string(text[max(0, len(text)-most):])
+	return string(text[max(0, len(text)-(8<<10)):])
 }
