@@ -18,7 +18,7 @@ var ErrNoFile = errors.New("it is not a file")
 // and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
-	// On an NFS server, another host may have a lease on the file. An open that blocks waits until that host returns the lease.
+	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host returns the lease.
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		file, err = open(flag)
 	}

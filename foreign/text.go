@@ -75,8 +75,8 @@ type escape int
 const (
 	noEscape  escape = iota
 	escapeAny        // after ESC
-	escapeCSI        // after ESC [ or the one-byte form of it, up to a letter
-	escapeOSC        // after ESC ] or the one-byte form of it, up to BEL or ESC \
+	escapeCSI        // after ESC [ or the C1 character for it, up to a letter
+	escapeOSC        // after ESC ] or the C1 character for it, up to BEL or ESC \
 )
 
 // keep adds a character if it is text. A line break ends any escape sequence, so a broken sequence loses only its line.
