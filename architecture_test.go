@@ -99,7 +99,7 @@ func unknown(room string) error {
 // A pkg is a directory with Go files.
 type pkg struct {
 	name    string
-	doc     string          // package comment; empty when there is none
+	doc     string          // package comment; empty if there is none
 	imports map[string]bool // the imported rooms; false if only tests import the room
 }
 
@@ -188,7 +188,7 @@ func TestTheSimulatorsEngineUsesNoNetworkAndNoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, spec := range file.Imports {
-			imported, _ := strconv.Unquote(spec.Path.Value) // the parser has accepted it
+			imported, _ := strconv.Unquote(spec.Path.Value) // the parser has accepted the path, so Unquote succeeds
 			if imported == "net" || strings.HasPrefix(imported, "net/") || imported == "os/exec" {
 				t.Errorf("%s imports %s: only serverctl/sim/vllm may do so", path, imported)
 			}

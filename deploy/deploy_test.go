@@ -70,7 +70,7 @@ func theJob(t *testing.T) *batchv1.Job {
 	return job
 }
 
-// named returns the objects of type T in a manifest by name.
+// named returns the manifest's objects of type T in a map, with their names as keys.
 func named[T runtime.Object](t *testing.T, file string) map[string]T {
 	t.Helper()
 	found := make(map[string]T)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// mounts returns the container's mounts by the name of their volume.
+// mounts returns the container's mounts in a map, with the names of their volumes as keys.
 func mounts(container corev1.Container) map[string]corev1.VolumeMount {
 	byVolume := make(map[string]corev1.VolumeMount)
 	for _, mount := range container.VolumeMounts {
@@ -23,7 +23,7 @@ func mounts(container corev1.Container) map[string]corev1.VolumeMount {
 	return byVolume
 }
 
-// volumes returns the pod's volumes by name.
+// volumes returns the pod's volumes in a map, with their names as keys.
 func volumes(pod corev1.PodSpec) map[string]corev1.Volume {
 	byName := make(map[string]corev1.Volume)
 	for _, volume := range pod.Volumes {

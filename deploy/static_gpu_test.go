@@ -52,7 +52,7 @@ esac`, "0", 0, "139.8 GiB of 140.4 GiB free"},
 			var stdout, stderr bytes.Buffer
 			doctor.Stdout, doctor.Stderr = &stdout, &stderr
 			begin := time.Now()
-			_ = doctor.Run() // the exit code tells
+			_ = doctor.Run() // the exit code says how tuner doctor ended
 			code := doctor.ProcessState.ExitCode()
 			if took := time.Since(begin); took > 30*time.Second {
 				t.Errorf("tuner doctor took %v, want at most 30 s", took)

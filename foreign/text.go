@@ -79,7 +79,7 @@ const (
 	escapeOSC        // after ESC ] or the C1 character for it, up to BEL or ESC \
 )
 
-// keep adds a character if it is text. A line break ends any escape sequence, so a broken sequence loses only its line.
+// keep adds a character if it is text. A line break ends any escape sequence, so an unfinished sequence removes only the rest of its line.
 func (w *Writer) keep(r rune) {
 	after := w.return_
 	w.return_ = r == '\r'

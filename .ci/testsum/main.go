@@ -38,7 +38,7 @@ type testID struct{ pkg, name string }
 // A summary counts the events that have been read.
 type summary struct {
 	out            io.Writer
-	output         map[testID][]string // output of the tests that run or have failed, and of their packages
+	output         map[testID][]string // output of the packages that run, and of their tests that run or have failed
 	passed, failed int
 	packages       int
 	brokenPackages int

@@ -36,7 +36,7 @@ const quickExit = "atexit_sleep_ms=10"
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	recorded := t.TempDir()
-	t.Cleanup(func() { checkRecorded(t, recorded) }) // a cleanup, because the scripts run in parallel and end later
+	t.Cleanup(func() { checkRecorded(t, recorded) }) // the scripts run in parallel, and t.Cleanup waits for all of them
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

@@ -49,7 +49,7 @@ Written by ` + "`make soak-server` and `make test-vllm-faults VER=…`" + `. Eac
 - Stop: the time from the request to stop until the server has left no process, port, shared memory or GPU memory.
 `
 
-// write puts the table into the file in place of the table with the same title.
+// write writes the table to the file that lifeVariable names, where it replaces the table with the same title.
 func (l *lifeTable) write(t *testing.T) {
 	t.Helper()
 	if file := os.Getenv(lifeVariable); file != "" {
@@ -57,8 +57,8 @@ func (l *lifeTable) write(t *testing.T) {
 	}
 }
 
-// replacePart writes a document of parts under headings. The new part, which begins with its title, replaces the part of that
-// title in the file. The other parts stay.
+// replacePart replaces one part of a document, the text below the heading with a title, and writes the document anew. The new part
+// begins with the title.
 func replacePart(t *testing.T, file, head, title, part string) {
 	t.Helper()
 	before, err := os.ReadFile(file)
@@ -76,7 +76,7 @@ func replacePart(t *testing.T, file, head, title, part string) {
 	must(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
 }
 
-// commitOf returns the commit that is tested.
+// commitOf returns the name of the commit under test.
 func commitOf(t *testing.T) string {
 	t.Helper()
 	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()

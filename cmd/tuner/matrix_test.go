@@ -29,11 +29,11 @@ import (
 // A fault is one way in which a server fails, with the expected result.
 type fault struct {
 	name   string
-	flags  []string                      // of the simulated server
+	flags  []string                      // flags for the simulated server
 	config func(c *serverctl.Config)     // changes the default settings; may be nil
 	strike func(t *testing.T, r *faulty) // makes the fault happen once the server is ready; nil if it happens by itself
 
-	class  serverctl.Class // of the failure; empty if the server does not fail and the test is about stopping it
+	class  serverctl.Class // expected class; empty if the server does not fail and the test is about stopping it
 	cause  serverctl.Cause
 	within time.Duration                                        // the limit for noticing the fault
 	ended  func(t *testing.T, ended serverctl.Ended, err error) // checks the result of Stop; may be nil
@@ -44,7 +44,7 @@ type fault struct {
 const (
 	atOnce    = time.Second      // the limit for noticing a crash
 	deafLimit = 35 * time.Second // the limit for a server that does not answer: five checks of 5 s each, half a second apart
-	raceSlack = 10 * time.Second // is added to each limit under the race detector, and not in make test-real-time
+	raceSlack = 10 * time.Second // the race detector adds this to each limit; make test-real-time runs without it
 )
 
 // requests sends n requests at the same time, and does not wait for their answers.
@@ -56,7 +56,7 @@ func requests(n int) func(*testing.T, *faulty) {
 	}
 }
 
-// kills sends a signal to the process that holds the GPU's memory, or to the API server.
+// kills sends a signal to the engine, which is the process with GPU memory, or to the API server.
 func kills(engine bool, signal syscall.Signal) func(*testing.T, *faulty) {
 	return func(t *testing.T, r *faulty) {
 		pid := r.record.PID
@@ -90,7 +90,7 @@ var faults = []fault{
 		class: serverctl.Infrastructure, cause: serverctl.TooManyFiles, within: atOnce},
 	{name: "the GPUs cannot talk to each other", flags: []string{"--sim-fault=nccl"},
 		class: serverctl.Infrastructure, cause: serverctl.NCCL, within: atOnce},
-	{name: "stopped in its start", flags: []string{"--sim-fault=stop:at=0s"}, class: serverctl.StartTimeout, within: 10 * time.Second, // 5 s of these are the grace
+	{name: "stopped in its start", flags: []string{"--sim-fault=stop:at=0s"}, class: serverctl.StartTimeout, within: 10 * time.Second, // after its start timeout a server has 5 s to end
 		config: func(c *serverctl.Config) { c.StartTimeout = 3 * time.Second }},
 	{name: "floods its log", flags: []string{fmt.Sprintf("--sim-fault=flood:bytes=%d", 256<<20)}},
 	{name: "leaves zombies", flags: []string{"--sim-fault=zombies"}},
@@ -154,12 +154,12 @@ type faulty struct {
 	server *serverctl.Server
 	record proc.Record
 	gpus   *gpu.NvidiaSMI
-	dir    string // has the state of the simulated GPU
+	dir    string // directory with the state of the simulated GPU
 	log    lastLines
 	row    *lifeRow
 	asked  sync.WaitGroup
 	died   chan time.Time     // receives the time when the server's first process ended
-	ctx    context.Context    // of the requests
+	ctx    context.Context    // the requests' context
 	cancel context.CancelFunc // cancels ctx
 }
 
@@ -188,7 +188,7 @@ func (l *lastLines) read() (string, time.Time) {
 	return string(l.text), l.at
 }
 
-// ask sends a streamed request and ignores its answer.
+// ask sends a request for a stream of tokens and ignores the answer.
 func (r *faulty) ask(t *testing.T) {
 	body := fmt.Appendf(nil, `{"model":%q,"prompt":"Hello","max_tokens":200,"ignore_eos":true,"stream":true}`, r.server.ModelID())
 	r.asked.Go(func() {

@@ -11,8 +11,8 @@ import (
 )
 
 // A tuner that knew only schema 4 wrote testdata/schema-4-study.zip and these tables. The study has priors and an accepted change of
-// the world, and was interrupted in trial 5. In schema4After, the lower end of trial 5's interval is not the old tuner's 3.732: its
-// approximation of Student's t was 0.3 % too small.
+// the world, and was interrupted in trial 5. Trial 5 in schema4After differs from the old tuner's in one figure. The lower end of
+// its interval was 3.732, because the old tuner's approximation of Student's t was 0.3 % too small.
 const (
 	schema4Head = `number,origin,state,outcome,class,world,max-num-seqs,capacity_rps,bound,lowest_rps,highest_rps,passed_rps,failed_rps,binding,in_flight,kv_tokens
 0,default,done,measured,,1,,16.3,exact,5.466947053880214,16.3,16.3,22,p99 TTFT,28.662121293129328,47296
@@ -25,7 +25,7 @@ const (
 	schema4After  = schema4Head + "5,sampler,done,measured,,2,63,16.3,exact,3.71769048305736,16.3,16.3,18.9,p99 TTFT,38.22979421336,50384\n"
 )
 
-// This tuner reads a study of schema 4 as the old tuner did, resumes it, and gets the same results.
+// This tuner reads a study of schema 4 as the old tuner did, resumes it, and gets the results in schema4After.
 func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	files, err := zip.OpenReader("testdata/schema-4-study.zip")
 	must(t, err)

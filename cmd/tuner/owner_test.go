@@ -66,11 +66,11 @@ func startOwner(t *testing.T) *owner {
 	return o
 }
 
-// await waits for a moment of the first trial.
+// await waits until the first trial has reached a moment.
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // it does not exist before the first server
+		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // the log does not exist before the first server starts
 		if m.seen(o.dir, string(log)) {
 			return
 		}
@@ -129,7 +129,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 			plainTuner(t, "a killed tuner reports no race")
 			o := startOwner(t)
 			o.await(t, m)
-			record, _ := serverRecord(o.dir) // none before the first server
+			record, _ := serverRecord(o.dir) // there is no record before the first server starts
 			must(t, o.cmd.Process.Kill())
 			o.cmd.Wait() // its error says only that the tuner was killed
 			if record.PID != 0 {
@@ -165,7 +165,7 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 				record, _ := serverRecord(o.dir)
 				for i, signal := range ask.signals {
 					if i > 0 {
-						time.Sleep(200 * time.Millisecond) // as a person presses Ctrl-C twice
+						time.Sleep(200 * time.Millisecond) // a person takes this long to press Ctrl-C twice
 					}
 					if err := o.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 						t.Fatal(err)
@@ -208,7 +208,7 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	}
 	must(t, first.cmd.Process.Kill())
 	first.cmd.Wait()
-	time.Sleep(3 * time.Second) // by now the first tuner's watchdog has ended that tuner's server
+	time.Sleep(3 * time.Second) // by then the first tuner's watchdog has ended the first server
 	if members, err := record.Members(); err != nil || len(members) == 0 {
 		t.Errorf("of the second tuner's server, processes %v run, %v; want all of them", members, err)
 	}

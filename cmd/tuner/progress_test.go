@@ -9,7 +9,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// If no trial has a capacity, the line names no best rate, and not a rate of 0.
+// If no trial has met the SLO, the progress says so. It does not print a best rate of 0 req/s.
 func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 	measured := func(low float64) studies.Study {
 		c := capacity.Capacity{Rate: 2.5, Low: low, High: 2.5, Bound: capacity.AtMost}
@@ -33,7 +33,7 @@ func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 	}
 }
 
-// After an accepted change of the world, or on a server of another version, the search for the best begins again.
+// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so far.
 func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 	done := func(number int, version string, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}

@@ -69,7 +69,7 @@ func pictureText(t *testing.T, picture []byte) string {
 	return strings.Join(svg.Lines, "\n")
 }
 
-// demoTranscript returns what `tuner demo` prints into a pipe, with the first four trials only.
+// demoTranscript returns what `tuner demo` prints into a pipe, but only its first four trials.
 func demoTranscript(t *testing.T) string {
 	t.Helper()
 	home := t.TempDir()
@@ -89,7 +89,7 @@ func demoTranscript(t *testing.T) string {
 	var lines []string
 	trials := 0
 	for line := range strings.Lines(strings.ReplaceAll(out.String(), home, "~")) {
-		if progressLine.MatchString(line) { // a slow machine prints more of these lines
+		if progressLine.MatchString(line) { // the number of these lines depends on the machine's speed
 			continue
 		}
 		if strings.HasPrefix(line, "trial ") && !strings.HasPrefix(line, "trial     ") {

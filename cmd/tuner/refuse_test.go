@@ -27,9 +27,9 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	real := "model: " + unweighted + "\nserver: {command: [" + script + "], gpu: none}\n"
 	for _, c := range []struct {
 		name string
-		file string                         // is added to the lines that all rows share
+		file string                         // lines of the study file; the test adds the lines that all rows share
 		set  func(t *testing.T, dir string) // prepares the study's directory
-		edit func(text string) string       // changes the file
+		edit func(text string) string       // changes the study file
 		want string
 		code int
 	}{

@@ -60,7 +60,7 @@ func TestALongStudy(t *testing.T) {
 	must(t, store.Close())
 	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir, is), "NONE-MET", exitNothingMet)
 	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
-	if last.commit > 3*first.commit && trials > 1000 { // below 1,000 trials other work on the machine changes the times more than the store does
+	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials, other work on the machine affects the times more than the store does
 		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
 	}
 	if path := os.Getenv("BENCH_STORE"); path != "" {
@@ -72,8 +72,8 @@ func TestALongStudy(t *testing.T) {
 
 // A tenth is what was measured in one tenth of the trials.
 type tenth struct {
-	commit time.Duration // median
-	size   int64         // of the database at the tenth's end, in bytes
+	commit time.Duration // median time of a commit
+	size   int64         // bytes of the database at the end of the tenth
 }
 
 // demoTrial returns a finished trial on a simulated H200, with its probes.
@@ -96,7 +96,7 @@ type filler struct {
 	random   *rand.Rand
 }
 
-// trials stores the trials with the numbers [from, to), and returns the commit time of each probe.
+// trials stores the trials from number from to number to-1, and returns the commit time of each probe.
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
 	for n := from; n < to; n++ {
@@ -162,7 +162,7 @@ func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	return other
 }
 
-// withoutSums converts a study from schema 5 to schema 3, which has no checksums. The study must have no changes of its world.
+// withoutSums is SQL that converts a study from schema 5 to schema 3, which has no checksums. The study must have no changes of its world.
 const withoutSums = `PRAGMA user_version=3; PRAGMA application_id=0;
 ALTER TABLE studies DROP COLUMN holds; ALTER TABLE studies DROP COLUMN sum; ALTER TABLE world DROP COLUMN sum;
 ALTER TABLE trials DROP COLUMN holds_rows; ALTER TABLE trials DROP COLUMN holds_sum; ALTER TABLE trials DROP COLUMN sum;

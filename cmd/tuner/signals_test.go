@@ -15,7 +15,7 @@ import (
 	"vllmtuner/studies/logs"
 )
 
-// A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
+// When its terminal closes, the tuner ends as after SIGTERM, unless it runs under nohup.
 func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	t.Parallel()
 	hangups := make(chan os.Signal, 1) // if the test runs under nohup, this handler keeps its children from ignoring SIGHUP

@@ -40,7 +40,7 @@ func TestSimHelpKnowsNothingOfFaults(t *testing.T) {
 	}
 }
 
-// One binary is the simulated server, its engine, its daemon and nvidia-smi.
+// The tuner's own binary runs as the simulated server, its engine, its daemon and its nvidia-smi.
 func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
 	port := unusedPort(t)
 	gpu := filepath.Join(t.TempDir(), "gpu")
@@ -62,7 +62,7 @@ func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
 	must(t, cmd.Start())
 	defer func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its process group includes the engine
-		_ = cmd.Wait()                                      // it was killed
+		_ = cmd.Wait()                                      // its error says only that the server was killed
 	}()
 	loggedPID := func(pattern string) int {
 		text, err := os.ReadFile(logPath)

@@ -22,13 +22,13 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A screen is a terminal with the lines that it shows. Lines that have scrolled away stay in rows.
+// A screen emulates a terminal. Lines that have scrolled away stay in rows.
 type screen struct {
 	width   int
 	rows    [][]string // each row has a character for each column; "" is the second half of a wide character
 	row     int
 	col     int
-	wrapped []string // lines that continued beyond the last column
+	wrapped []string // lines that were longer than width
 	pages   int      // switches to the alternate screen minus switches back
 }
 
@@ -119,7 +119,7 @@ func (s *screen) String() string {
 type session struct {
 	cmd     *exec.Cmd
 	tty     *os.File
-	written chan []byte // gets what the command writes; closed when the command has ended
+	written chan []byte // receives the command's output; closed when the command has ended
 	text    bytes.Buffer
 }
 
@@ -140,7 +140,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 			if n > 0 {
 				s.written <- chunk[:n]
 			}
-			if err != nil { // EIO when the command has ended
+			if err != nil { // the error is EIO when the command has ended
 				return
 			}
 		}
@@ -148,7 +148,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 	return s
 }
 
-// until reads until the command has written a text. It returns false if the command ends before that.
+// until reads the output up to a text. It returns false if the command ends before that.
 func (s *session) until(want string) bool {
 	for !strings.Contains(s.text.String(), want) {
 		chunk, ok := <-s.written
@@ -160,13 +160,13 @@ func (s *session) until(want string) bool {
 	return true
 }
 
-// end reads the rest. It returns the whole output and the exit code.
+// end reads the rest of the output, and returns all output and the exit code.
 func (s *session) end(t *testing.T) (string, int) {
 	t.Helper()
 	for chunk := range s.written {
 		s.text.Write(chunk)
 	}
-	_ = s.cmd.Wait() // the exit code tells
+	_ = s.cmd.Wait() // the exit code says how the command ended
 	must(t, s.tty.Close())
 	return s.text.String(), s.cmd.ProcessState.ExitCode()
 }

@@ -21,7 +21,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// buildTags are the Makefile's tags. The build cache then has SQLite already.
+// buildTags are the Makefile's tags, so that the build cache has SQLite already.
 const buildTags = "netgo osusergo sqlite_omit_load_extension"
 
 // A suite runs all tests and then removes the plain tuner, which they share.
@@ -63,7 +63,7 @@ var (
 
 func removePlainTuner() {
 	if plainDir != "" {
-		_ = os.RemoveAll(plainDir) // the tests have ended
+		_ = os.RemoveAll(plainDir) // no test uses it any more
 	}
 }
 
@@ -91,10 +91,10 @@ func runsPlain(t testing.TB) bool {
 	}
 }
 
-// tunerPath returns a program that is the command: a link to the test binary, or the plain tuner.
+// tunerPath returns the path of a program that is the tuner: a link to the test binary, or the plain tuner.
 func tunerPath(t testing.TB) string {
 	t.Helper()
-	path, err := exec.LookPath("tuner") // testscript.Main has put it there
+	path, err := exec.LookPath("tuner") // testscript.Main has put a link into PATH
 	if err == nil && realtime.RaceDetector && runsPlain(t) {
 		path, err = buildPlainTuner()
 	}

@@ -22,14 +22,14 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Both tools measure the winner again with a load of this length.
+// These are the least length and the least number of requests of the load with which both tools measure the winner.
 const (
 	compareSeconds     = 10
 	compareMinRequests = 300
 )
 
 // The test compares the medians of quietRounds rounds, because one disturbance on a shared machine moves a p99 by more than the
-// test allows. It runs more rounds, up to maxRounds, until that many are quiet. A round is quiet if other work took at most
+// test allows. It runs more rounds, up to maxRounds, until quietRounds rounds are quiet. A round is quiet if other work took at most
 // maxForeign of the machine. The quietest rounds count.
 const (
 	quietRounds = 3
@@ -37,7 +37,7 @@ const (
 	maxForeign  = 0.10
 )
 
-// A benchRow has the figures by which the two tools are compared.
+// A benchRow has the figures that are compared between the two tools.
 type benchRow struct {
 	TokensPerSecond float64 `json:"output_throughput"`
 	MedianTPOT      float64 `json:"median_tpot_ms"`
@@ -158,7 +158,7 @@ func medianRow(rounds []benchRound, tool func(benchRound) benchRow) benchRow {
 	}
 }
 
-// tunerBench sends one window with tuner bench.
+// tunerBench measures one window with tuner bench.
 func (s *tinyRun) tunerBench(ctx context.Context, t *testing.T, url string, rate float64, seed uint64) benchRow {
 	t.Helper()
 	out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",

@@ -52,7 +52,7 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 	}
 }
 
-// texts returns a workload of 20 prompts, given as texts and not as tokens.
+// texts returns a workload of 20 prompts that are texts, not tokens.
 func texts(t *testing.T) workload.Source {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "data.jsonl")

@@ -22,7 +22,7 @@ const (
 	isOut     = "out"
 	isLate    = "out, within late stamps" // the late stamps of vLLM's client explain the difference, see lateFirst
 	isCount   = "out: template"           // vLLM 0.14.1 does not count the tokens of the chat template
-	isNotHeld = "not held"                // above fewStreams only counts, throughput and medians must agree
+	isNotHeld = "not held"                // above fewStreams streams, only counts, throughput and medians must agree
 )
 
 const (
@@ -53,7 +53,7 @@ const (
 // A comparedCase is a case with the results of both tools in each repeat.
 type comparedCase struct {
 	parityCase
-	version      string // of vLLM
+	version      string // vLLM's version
 	ours, theirs []parityResult
 }
 
@@ -93,7 +93,7 @@ func (f comparedField) sortKey() string {
 	return "count " + f.name
 }
 
-// metric returns ttft, tpot, itl or e2el; "" when the field is no latency.
+// metric returns ttft, tpot, itl or e2el; "" if the field is not a latency.
 func (f comparedField) metric() string {
 	name, ok := strings.CutSuffix(f.name, "_ms")
 	if !ok {
@@ -119,7 +119,7 @@ func (f comparedField) isMedian() bool {
 // apart returns how much tuner bench's median exceeds vllm bench serve's.
 func (f comparedField) apart() float64 { return medianOf(f.ours) - medianOf(f.theirs) }
 
-// String names the field with both medians and ranges.
+// String returns the field with the medians and ranges of both tools.
 func (f comparedField) String() string {
 	return fmt.Sprintf("%s is %s: tuner bench %s, vllm bench serve %s", f.name, f.verdict, spread(f.ours), spread(f.theirs))
 }

@@ -19,9 +19,9 @@ import (
 	"vllmtuner/trial/vllmserve"
 )
 
-// make bench-parity sets these variables. Without the first, the comparison is skipped.
+// make bench-parity sets these variables. Without BENCH_PARITY the comparison is skipped.
 const (
-	parityVariable        = "BENCH_PARITY"         // the file for the tables
+	parityVariable        = "BENCH_PARITY"         // names the file for the tables
 	parityRepeatsVariable = "BENCH_PARITY_REPEATS" // replaces parityRepeats
 )
 
@@ -37,7 +37,7 @@ type parityCase struct {
 	requests int
 }
 
-// parityCases has no whole numbers as rates. With one, a request would be due at each full second, and chance would decide which of
+// parityCases has no rate that is a whole number. With such a rate, a request would be due at each full second, and chance would decide which of
 // vLLM's one-second buckets counts it.
 var parityCases = []parityCase{
 	{server: realServer, endpoint: workload.Completions, streams: 4, requests: 48},
@@ -155,7 +155,7 @@ func (p *parity) start(t *testing.T, server string) (url string) {
 }
 
 // parityLayers makes a step of the model take about 5 ms instead of 1 ms. With the model's own two layers, eight streams keep both
-// cores of a small machine busy. Then the server is slower with the tool that uses more CPU, and the test would compare that.
+// cores of a small machine busy. Then the tool that uses more CPU would slow the server, and the figures would differ for that reason.
 const parityLayers = `{"num_hidden_layers": 24}`
 
 // parityModel is the name of the model on both servers.

@@ -54,7 +54,7 @@ func (r *rig) env() []string {
 // A process is identified by its PID and its start time. A later process may have the same PID.
 type process struct {
 	pid   int
-	start string // in clock ticks since boot
+	start string // clock ticks from boot to start
 }
 
 // processes returns the processes that have files of the rig mapped. A search by name or by parent would miss some: vLLM renames its
@@ -84,7 +84,7 @@ func (r *rig) processes(t *testing.T) []process {
 	return all
 }
 
-// These are fields of /proc/PID/stat, counted from the field after the name. proc(5) gives them numbers that are larger by three.
+// These are fields of /proc/PID/stat, counted from the field after the name. Their numbers in proc(5) are larger by three.
 const (
 	userTicks   = 11
 	systemTicks = 12
@@ -166,12 +166,12 @@ func (r *rig) serve(t *testing.T, log string, args []string) (url string, server
 	return url, server
 }
 
-// A child is a process in a group of its own whose output goes to a file.
+// A child is a process whose output goes to a file. It has its own process group.
 type child struct {
 	cmd    *exec.Cmd
 	log    string
 	exited chan struct{} // closed when the child has ended
-	result error         // from Wait; set when exited is closed
+	result error         // the error of Wait; set when exited is closed
 }
 
 func startChild(t *testing.T, log string, env []string, name string, args ...string) *child {

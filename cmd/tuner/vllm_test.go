@@ -56,7 +56,7 @@ sampler: {name: random, seed: 18}
 
 const allowed = "allow_meaningless_speculation: true"
 
-// minSpread is the least ratio of the best to the worst capacity if flags have an effect. The rates end at 20 req/s: the best point
+// minSpread is the minimum ratio of the best to the worst capacity if flags have an effect. The rates end at 20 req/s: the best point
 // passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all points would pass at 20 req/s.
 const minSpread = 1.15
 
@@ -139,7 +139,7 @@ func buildTuner(t *testing.T) string {
 // A tinyRun is the tuner with one study on one rig.
 type tinyRun struct {
 	rig   *rig
-	tuner string // the binary
+	tuner string // path of the binary
 	dir   string // has the study file, the logs and the studies
 	root  string
 }
@@ -149,14 +149,14 @@ func (s *tinyRun) study(t *testing.T, name, allow string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
 	text := fmt.Sprintf(tinyStudy, s.rig.dir, allow)
-	if testing.Short() { // no capacity is judged
+	if testing.Short() { // the short form checks no capacity
 		text = strings.Replace(text, "seconds: 15, min_requests: 300", "seconds: 6, min_requests: 100", 1)
 	}
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
-// read runs a command of the tuner that prints JSON, and reads it.
+// read runs a command of the tuner that prints JSON, and decodes the JSON into v.
 func (s *tinyRun) read(ctx context.Context, v any, args ...string) error {
 	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, s.tuner, append(args, "--root", s.root, "-o", "json")...)
@@ -203,7 +203,7 @@ func (s *tinyRun) runAndKill(ctx context.Context, t *testing.T) tinyTrial {
 			continue
 		}
 		if len(s.rig.processes(t)) == 0 {
-			continue // between two servers
+			continue // one server has ended and the next one has not started
 		}
 		run.kill()
 		t.Logf("killed the tuner in trial %d after %d probes", last.Number, len(last.Probes))

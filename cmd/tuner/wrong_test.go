@@ -33,8 +33,8 @@ const hangTime = 45 * time.Second
 type wrongs struct {
 	dir      string
 	study    string            // path of a valid study file
-	root     string            // has the study small
-	noFiles  map[string]string // paths that lead to no regular file, by what is there
+	root     string            // root directory with the study small
+	noFiles  map[string]string // paths that do not lead to a regular file; the key says what they lead to
 	badFiles []string          // paths of files with invalid contents
 }
 
@@ -235,14 +235,14 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 			w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path, filepath.Base(path), filepath.Dir(path))
 		}
 		for _, path := range w.badFiles {
-			if name != "key" { // any text may be a key
+			if name != "key" { // any text may be an API key
 				w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path)
 			}
 		}
 	}
 }
 
-// Mistakes in a study file, and in a command line as a whole, are named.
+// Messages about mistakes in a study file, or in a whole command line, name the mistake and its remedy.
 func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	w := newWrongs(t)
 	text, err := os.ReadFile(w.study)
