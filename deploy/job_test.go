@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -16,20 +17,12 @@ import (
 
 // mounts returns the container's mounts in a map, with the names of their volumes as keys.
 func mounts(container corev1.Container) map[string]corev1.VolumeMount {
-	byVolume := make(map[string]corev1.VolumeMount)
-	for _, mount := range container.VolumeMounts {
-		byVolume[mount.Name] = mount
-	}
-	return byVolume
+	return lo.KeyBy(container.VolumeMounts, func(mount corev1.VolumeMount) string { return mount.Name })
 }
 
 // volumes returns the pod's volumes in a map, with their names as keys.
 func volumes(pod corev1.PodSpec) map[string]corev1.Volume {
-	byName := make(map[string]corev1.Volume)
-	for _, volume := range pod.Volumes {
-		byName[volume.Name] = volume
-	}
-	return byName
+	return lo.KeyBy(pod.Volumes, func(volume corev1.Volume) string { return volume.Name })
 }
 
 func TestJobRetriesOnlyWhatARetryCanFix(t *testing.T) {

@@ -84,9 +84,7 @@ func demoTrial(t *testing.T) studies.Trial {
 	must(t, err)
 	file.Budget.Trials = 2
 	must(t, runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}))
-	study, err := studies.ReadSnapshot(filepath.Join(root, file.Name))
-	must(t, err)
-	return study.Trials[1]
+	return snapshot(t, filepath.Join(root, file.Name)).Trials[1]
 }
 
 // A filler stores many similar trials.

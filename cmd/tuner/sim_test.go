@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,11 +20,9 @@ func TestSimRefusesAnUnknownFault(t *testing.T) {
 		{"a version that is not simulated", "serve m --sim-version 0.20.0", "tuner: --sim-version 0.20.0: this version of vLLM is not simulated; choose from 0.14.1, 0.32.0, 0.33.0"},
 		{"a leak without a GPU", "serve m --sim-fault leak-gpu", "give --sim-gpu DIR"},
 	} {
-		cmd := exec.CommandContext(t.Context(), tunerPath(t), append([]string{"sim"}, strings.Fields(row.args)...)...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		if err := cmd.Run(); cmd.ProcessState.ExitCode() != exitUsage || !strings.Contains(stderr.String(), row.want) {
-			t.Errorf("%s: %v, %q, want exit code %d with %q", row.name, err, stderr.String(), exitUsage, row.want)
+		_, stderr, code := inProcess(t, append([]string{"sim"}, strings.Fields(row.args)...)...)
+		if code != exitUsage || !strings.Contains(stderr, row.want) {
+			t.Errorf("%s: exit code %d, %q, want exit code %d with %q", row.name, code, stderr, exitUsage, row.want)
 		}
 	}
 }
