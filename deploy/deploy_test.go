@@ -20,8 +20,8 @@ import (
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// decode reads the documents of a manifest like the API server with fieldValidation=Strict: an unknown field, a field
-// that is given twice, or one in the wrong case is an error.
+// decode reads the documents of a manifest like the API server with fieldValidation=Strict. An unknown field, a field that is
+// given twice, or a field name in the wrong case is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
@@ -46,7 +46,7 @@ func decode(text []byte) ([]runtime.Object, error) {
 	}
 }
 
-// read decodes one file of Manifests.
+// read decodes a file of Manifests.
 func read(t *testing.T, name string) []runtime.Object {
 	t.Helper()
 	text, err := Manifests.ReadFile(name)
@@ -70,7 +70,7 @@ func theJob(t *testing.T) *batchv1.Job {
 	return job
 }
 
-// named returns the objects of type T in a manifest by name.
+// named returns the manifest's objects of type T in a map, with their names as keys.
 func named[T runtime.Object](t *testing.T, file string) map[string]T {
 	t.Helper()
 	found := make(map[string]T)
@@ -93,7 +93,7 @@ func TestDecodeIsStrict(t *testing.T) {
 		"a field in the wrong case":   head + "spec: {template: {spec: {restartpolicy: Never}}}\n",
 		"a field written twice":       head + "spec: {backoffLimit: 1, backoffLimit: 2}\n",
 		"a number where text belongs": head + "spec: {template: {spec: {nodeSelector: {a: 1}}}}\n",
-		"a kind nobody knows":         "apiVersion: batch/v1\nkind: Jop\nmetadata: {name: x}\n",
+		"an unknown kind":             "apiVersion: batch/v1\nkind: Jop\nmetadata: {name: x}\n",
 	} {
 		if _, err := decode([]byte(text)); err == nil {
 			t.Errorf("%s: decoded without an error", name)
@@ -136,7 +136,7 @@ func TestKustomizationListsEveryManifest(t *testing.T) {
 	for _, container := range append(pod.InitContainers, pod.Containers...) {
 		name, _, _ := strings.Cut(container.Image, ":")
 		if !slices.ContainsFunc(k.Images, func(i image) bool { return i.Name == name }) {
-			t.Errorf("container %s has image %s, which kustomization.yaml has no line to rename", container.Name, name)
+			t.Errorf("container %s has image %s, but kustomization.yaml has no line to rename it", container.Name, name)
 		}
 	}
 }
@@ -159,13 +159,13 @@ func TestVolumesAreMountedHard(t *testing.T) {
 			}
 		}
 		if volume.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimRetain {
-			t.Errorf("volume %s is not retained when its claim goes", name)
+			t.Errorf("volume %s is not retained when its claim is deleted", name)
 		}
 		if !slices.Equal(volume.Spec.AccessModes, claim.Spec.AccessModes) {
-			t.Errorf("claim %s asks for %v, its volume gives %v", name, claim.Spec.AccessModes, volume.Spec.AccessModes)
+			t.Errorf("claim %s asks for %v, but its volume gives %v", name, claim.Spec.AccessModes, volume.Spec.AccessModes)
 		}
 		if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != "" {
-			t.Errorf("claim %s may be served by a default storage class", name)
+			t.Errorf("claim %s has no empty storage class, so a default class may make a volume for it", name)
 		}
 	}
 	if got := claims["tuner-studies"].Spec.AccessModes; !slices.Contains(got, corev1.ReadWriteMany) {

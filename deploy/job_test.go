@@ -9,36 +9,29 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// mounts returns the container's mounts by the name of their volume.
+// mounts returns the container's mounts in a map, with the names of their volumes as keys.
 func mounts(container corev1.Container) map[string]corev1.VolumeMount {
-	byVolume := make(map[string]corev1.VolumeMount)
-	for _, mount := range container.VolumeMounts {
-		byVolume[mount.Name] = mount
-	}
-	return byVolume
+	return lo.KeyBy(container.VolumeMounts, func(mount corev1.VolumeMount) string { return mount.Name })
 }
 
-// volumes returns the pod's volumes by name.
+// volumes returns the pod's volumes in a map, with their names as keys.
 func volumes(pod corev1.PodSpec) map[string]corev1.Volume {
-	byName := make(map[string]corev1.Volume)
-	for _, volume := range pod.Volumes {
-		byName[volume.Name] = volume
-	}
-	return byName
+	return lo.KeyBy(pod.Volumes, func(volume corev1.Volume) string { return volume.Name })
 }
 
-func TestJobRetriesOnlyWhatARetryCanMend(t *testing.T) {
+func TestJobRetriesOnlyWhatARetryCanFix(t *testing.T) {
 	spec := theJob(t).Spec
 	if got := spec.Template.Spec.RestartPolicy; got != corev1.RestartPolicyNever {
 		t.Errorf("restartPolicy is %s; a podFailurePolicy demands Never", got)
 	}
 	if spec.PodReplacementPolicy == nil || *spec.PodReplacementPolicy != batchv1.Failed {
-		t.Error("podReplacementPolicy is not Failed: two pods could own the study at a time")
+		t.Error("podReplacementPolicy is not Failed: two pods could own the study at the same time")
 	}
 	if spec.BackoffLimit == nil || *spec.BackoffLimit == 0 {
 		t.Error("backoffLimit gives an interrupted study no second try")
@@ -50,14 +43,14 @@ func TestJobRetriesOnlyWhatARetryCanMend(t *testing.T) {
 	if disrupted.Action != batchv1.PodFailurePolicyActionIgnore || len(disrupted.OnPodConditions) != 1 ||
 		disrupted.OnPodConditions[0].Type != corev1.DisruptionTarget ||
 		disrupted.OnPodConditions[0].Status != corev1.ConditionTrue {
-		t.Errorf("the first rule is %+v, want a disruption ignored", disrupted)
+		t.Errorf("the first rule is %+v, want it to ignore disruptions", disrupted)
 	}
 	codes := hopeless.OnExitCodes
 	if hopeless.Action != batchv1.PodFailurePolicyActionFailJob || codes == nil ||
 		codes.Operator != batchv1.PodFailurePolicyOnExitCodesOpIn || !slices.Equal(codes.Values, []int32{2, 6}) {
-		t.Errorf("the second rule is %+v, want the Job failed on exit codes 2 and 6", hopeless)
+		t.Errorf("the second rule is %+v, want it to fail the Job on exit codes 2 and 6", hopeless)
 	} else if *codes.ContainerName != spec.Template.Spec.Containers[0].Name {
-		t.Errorf("the exit codes are those of container %q, which the pod does not have", *codes.ContainerName)
+		t.Errorf("the second rule names container %q, which the pod does not have", *codes.ContainerName)
 	}
 }
 
@@ -70,9 +63,9 @@ func TestPodOwnsOneGPUWithCoresForItsLoad(t *testing.T) {
 	if gpus := resources.Limits["nvidia.com/gpu"]; gpus.Value() != 1 {
 		t.Errorf("the pod has %s GPUs, want 1", gpus.String())
 	}
-	// vLLM needs 2, and 1 for each GPU; the load generator needs 2.
+	// vLLM needs 2 CPUs and 1 for each GPU. The load generator needs 2.
 	if cpus := resources.Requests.Cpu(); cpus.Value() < 5 {
-		t.Errorf("the pod requests %s CPUs, want 5 at least", cpus)
+		t.Errorf("the pod requests %s CPUs, want at least 5", cpus)
 	}
 	for _, container := range append(pod.InitContainers, pod.Containers...) {
 		for name, request := range container.Resources.Requests {
@@ -87,8 +80,8 @@ func TestPodOwnsOneGPUWithCoresForItsLoad(t *testing.T) {
 	if mounts(pod.Containers[0])["shm"].MountPath != "/dev/shm" || shm == nil || shm.Medium != corev1.StorageMediumMemory {
 		t.Fatalf("/dev/shm is not held in memory: %+v", shm)
 	}
-	if least := resource.MustParse("1Gi"); shm.SizeLimit == nil || shm.SizeLimit.Cmp(least) < 0 {
-		t.Errorf("/dev/shm has the size limit %s, want %s at least", shm.SizeLimit, &least)
+	if minimum := resource.MustParse("1Gi"); shm.SizeLimit == nil || shm.SizeLimit.Cmp(minimum) < 0 {
+		t.Errorf("/dev/shm has the size limit %s, want at least %s", shm.SizeLimit, &minimum)
 	}
 }
 
@@ -133,7 +126,7 @@ func TestPodHasNoRightItDoesNotNeed(t *testing.T) {
 	}
 }
 
-func TestPodEndsAndIsSeenAlive(t *testing.T) {
+func TestPodHasTimeToEndAndALivenessProbe(t *testing.T) {
 	pod := theJob(t).Spec.Template.Spec
 	if grace := pod.TerminationGracePeriodSeconds; grace == nil || *grace < 600 {
 		t.Error("the tuner has less than 600 s to finish a probe, end vLLM and close the study")
@@ -144,7 +137,7 @@ func TestPodEndsAndIsSeenAlive(t *testing.T) {
 		t.Fatalf("the liveness probe is %+v, want /healthz", probe)
 	}
 	if container.Ports[0].Name != probe.HTTPGet.Port.String() {
-		t.Errorf("the liveness probe asks port %s, which the container does not name", probe.HTTPGet.Port.String())
+		t.Errorf("the liveness probe uses port %s, which the container does not name", probe.HTTPGet.Port.String())
 	}
 	listen := container.Args[slices.Index(container.Args, "--listen")+1]
 	if want := "0.0.0.0:9090"; listen != want || container.Ports[0].ContainerPort != 9090 {
@@ -152,11 +145,12 @@ func TestPodEndsAndIsSeenAlive(t *testing.T) {
 	}
 	if deadline := theJob(t).Spec.ActiveDeadlineSeconds; deadline == nil ||
 		time.Duration(*deadline)*time.Second < 24*time.Hour {
-		t.Error("the Job ends before the study's budget is spent")
+		t.Error("the Job ends before the study has spent its budget")
 	}
 }
 
-// TestTheBinaryComesFromTheImage follows the binary from the Dockerfile through the init container to the pod's command.
+// TestTheBinaryComesFromTheImage checks that the binary gets from the image, through the init container, to the path in the
+// pod's command.
 func TestTheBinaryComesFromTheImage(t *testing.T) {
 	dockerfile, err := os.ReadFile("../Dockerfile")
 	if err != nil {
@@ -175,13 +169,13 @@ func TestTheBinaryComesFromTheImage(t *testing.T) {
 	from, to := mounts(install)["tuner"], mounts(run)["tuner"]
 	target := install.Command[2]
 	if path.Dir(target) != from.MountPath {
-		t.Errorf("the init container copies to %s, its volume is at %s", target, from.MountPath)
+		t.Errorf("the init container copies to %s, but its volume is at %s", target, from.MountPath)
 	}
 	if got, want := run.Command[0], path.Join(to.MountPath, path.Base(target)); got != want {
-		t.Errorf("the main container runs %s, the binary is at %s", got, want)
+		t.Errorf("the main container runs %s, but the binary is at %s", got, want)
 	}
 	if volumes(pod)["tuner"].EmptyDir == nil {
-		t.Error("the binary's volume is no emptyDir")
+		t.Error("the binary's volume is not an emptyDir")
 	}
 	if !strings.HasPrefix(run.Image, "vllm/vllm-openai:v") {
 		t.Errorf("the main container runs in %s, want vLLM's own image with its version", run.Image)
@@ -194,7 +188,7 @@ func TestEveryVolumeOfTheJobExists(t *testing.T) {
 	for _, container := range append(pod.InitContainers, pod.Containers...) {
 		for name := range mounts(container) {
 			if _, ok := have[name]; !ok {
-				t.Errorf("%s mounts %s, which is no volume of the pod", container.Name, name)
+				t.Errorf("%s mounts %s, which the pod does not define", container.Name, name)
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func TestTheStudyFitsItsPod(t *testing.T) {
 	path := container.Args[len(container.Args)-1]
 	key, ok := strings.CutPrefix(path, inPod["study"].MountPath+"/")
 	if !ok {
-		t.Fatalf("the tuner runs %s, the study file is mounted at %s", path, inPod["study"].MountPath)
+		t.Fatalf("the tuner runs %s, but the study file is mounted at %s", path, inPod["study"].MountPath)
 	}
 	config := named[*corev1.ConfigMap](t, "study-configmap.yaml")[volumes(pod)["study"].ConfigMap.Name]
 	text, ok := config.Data[key]
@@ -33,7 +33,7 @@ func TestTheStudyFitsItsPod(t *testing.T) {
 	}
 
 	if job.Name != "tune-"+study.Name {
-		t.Errorf("the Job is called %s, its study %s", job.Name, study.Name)
+		t.Errorf("the Job is called %s, but its study %s", job.Name, study.Name)
 	}
 	if !strings.HasPrefix(study.Model, inPod["models"].MountPath+"/") {
 		t.Errorf("the model %s is not on the volume at %s", study.Model, inPod["models"].MountPath)
@@ -43,10 +43,10 @@ func TestTheStudyFitsItsPod(t *testing.T) {
 	}
 	grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
 	if study.Server.StopTimeout >= grace {
-		t.Errorf("vLLM may take %v to stop, the pod has %v", study.Server.StopTimeout, grace)
+		t.Errorf("vLLM may take %v to stop, but the pod must end within %v", study.Server.StopTimeout, grace)
 	}
 	deadline := time.Duration(*job.Spec.ActiveDeadlineSeconds) * time.Second
 	if study.Budget.GPUTime >= deadline {
-		t.Errorf("the study may use %v of GPU time, the Job ends after %v", study.Budget.GPUTime, deadline)
+		t.Errorf("the study may use %v of GPU time, but the Job ends after %v", study.Budget.GPUTime, deadline)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A new file has the rights that the umask leaves.
+// A new file has the given rights without those in the umask.
 func TestCreateHonoursTheUmask(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "one.csv")
 	was := unix.Umask(0o077)
@@ -25,7 +25,7 @@ func TestCreateHonoursTheUmask(t *testing.T) {
 	}
 }
 
-// On a file system without links, rename still works and replaces no file.
+// On a file system without links, rename works too and replaces no file.
 func TestRenameWithoutLinks(t *testing.T) {
 	for _, errno := range []error{unix.EPERM, unix.ENOTSUP, unix.ENOSYS, nil} {
 		dir := t.TempDir()

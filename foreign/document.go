@@ -13,13 +13,13 @@ import (
 	"unicode/utf8"
 )
 
-// NewJSON returns a writer that passes JSON on to another one. It escapes the characters that a Writer would leave out and that
-// encoders let through.
+// NewJSON returns a writer that passes JSON on to another writer. It escapes the characters that a Writer would leave out, because
+// JSON encoders do not escape all of them.
 func NewJSON(to io.Writer) io.Writer { return &jsonWriter{to: to} }
 
 type jsonWriter struct {
 	to   io.Writer
-	rest []byte // first bytes of a character whose last bytes have not come yet
+	rest []byte // first bytes of a character whose other bytes have not been written yet
 }
 
 func (w *jsonWriter) Write(b []byte) (int, error) {
@@ -41,7 +41,7 @@ func (w *jsonWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// escaped is a character as JSON escapes it. YAML escapes those up to U+FFFF in the same way.
+// escaped returns a character as JSON escapes it. YAML escapes characters up to U+FFFF in the same way.
 func escaped(r rune) string {
 	if high, low := utf16.EncodeRune(r); high != utf8.RuneError {
 		return fmt.Sprintf(`\u%04x\u%04x`, high, low)
@@ -49,8 +49,8 @@ func escaped(r rune) string {
 	return fmt.Sprintf(`\u%04x`, r)
 }
 
-// YAML writes a value, as JSON has it, as a YAML document with sorted keys. It quotes each text that a reader of YAML 1.1 or 1.2
-// could take for something else, such as 1e3, and escapes what a Writer leaves out. No library does both.
+// YAML returns the JSON of a value as a YAML document with sorted keys. It quotes each text that a reader of YAML 1.1 or 1.2 could
+// take for another type, such as 1e3. It escapes the characters that a Writer leaves out. No library does both.
 func YAML(value any) ([]byte, error) {
 	object, err := json.Marshal(value)
 	if err != nil {
@@ -67,7 +67,7 @@ func YAML(value any) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// writeNode writes a node of a document. The first line of a map or a list stands where the writer is; the others are indented.
+// writeNode writes a node of a document. The first line of a map or a list continues the current line; the other lines are indented.
 func writeNode(out *bytes.Buffer, node any, indent int) {
 	margin := strings.Repeat(" ", indent)
 	switch node := node.(type) {
@@ -81,7 +81,7 @@ func writeNode(out *bytes.Buffer, node any, indent int) {
 			case isEmpty(value):
 				out.WriteString(" ")
 				writeNode(out, value, 0)
-			case isList(value): // lists stand below their key, not further in
+			case isList(value): // a list has the indentation of its key
 				out.WriteString("\n" + margin)
 				writeNode(out, value, indent)
 			default:
@@ -114,7 +114,7 @@ func writeNode(out *bytes.Buffer, node any, indent int) {
 
 func isList(node any) bool { _, ok := node.([]any); return ok }
 
-// isEmpty reports whether a node takes no line of its own.
+// isEmpty reports whether a node is an empty map or list, which stands on the line of its key.
 func isEmpty(node any) bool {
 	switch node := node.(type) {
 	case map[string]any:
@@ -126,14 +126,14 @@ func isEmpty(node any) bool {
 }
 
 var (
-	// typed matches texts that YAML 1.1 or 1.2 reads as a null, a bool, a number or a time.
+	// typed matches texts that a reader of YAML 1.1 or 1.2 takes for a null, a bool, a number or a time.
 	typed = regexp.MustCompile(`(?i)^(~|null|true|false|yes|no|on|off|y|n|=|<<|[-+]?\.(inf|nan)|[-+]?0x[0-9a-f_]+|[-+]?0b[01_]+|[-+]?0o[0-7_]+|` +
 		`[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)(e[-+]?[0-9]+)?|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([t ].*)?)$`)
-	// marked matches texts with a mark of YAML's syntax.
+	// marked matches texts with characters that have a meaning in YAML's syntax.
 	marked = regexp.MustCompile("^---|^[.]{3}|^[,\\[\\]{}#&*!|>'\"%@`]|^[-?:]( |$)|: | #|:$|^ | $")
 )
 
-// yamlText writes a text as a scalar.
+// yamlText returns a text as a YAML scalar, in quotes if it needs them.
 func yamlText(text string) string {
 	switch {
 	case strings.ContainsFunc(text, func(r rune) bool { return hidden(r) || r == '\n' || r == '\t' }):
@@ -146,7 +146,7 @@ func yamlText(text string) string {
 	return text
 }
 
-// quoted writes a text in double quotes, as JSON and YAML escape it.
+// quoted returns a text in double quotes, escaped for JSON and YAML.
 func quoted(text string) string {
 	var out strings.Builder
 	out.WriteByte('"')
@@ -158,7 +158,7 @@ func quoted(text string) string {
 			out.WriteString(`\n`)
 		case r == '\t':
 			out.WriteString(`\t`)
-		case hidden(r) && r > 0xffff: // YAML has no surrogates
+		case hidden(r) && r > 0xffff: // YAML does not read surrogate pairs
 			fmt.Fprintf(&out, `\U%08x`, r)
 		case hidden(r):
 			out.WriteString(escaped(r))

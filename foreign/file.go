@@ -11,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoFile means that a path names something else than a file, such as a directory or a pipe.
+// ErrNoFile means that a path does not lead to a regular file, but for example to a directory or a pipe.
 var ErrNoFile = errors.New("it is not a file")
 
-// OpenRegular opens a regular file by calling open with flag, and refuses anything else. A pipe could block its reader for ever, and
-// a device may have no end. O_NONBLOCK keeps the call itself from blocking; it has no effect on a file.
+// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its reader for ever,
+// and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
-	if errors.Is(err, unix.EWOULDBLOCK) { // this host serves a file on which another host has a lease; a blocking open waits until the lease is returned
+	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host returns the lease.
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		file, err = open(flag)
 	}
-	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or a socket
+	if errors.Is(err, unix.ENXIO) { // the path leads to a pipe that nobody reads, or to a socket
 		return nil, ErrNoFile
 	}
 	if err != nil {
@@ -46,9 +47,9 @@ type FileError struct {
 func (e *FileError) Error() string { return e.text }
 func (e *FileError) Unwrap() error { return e.err }
 
-// Open opens a file that the user named for reading. It must be a regular file. The error is a *FileError.
+// Open opens a regular file that the user named, for reading. The error is a *FileError.
 func Open(path string) (*os.File, error) {
-	// Opening a device may make it act, so Stat comes first. If the path changes in between, OpenRegular still refuses.
+	// Stat comes first, because opening a device may make it act. If the path changes after Stat, OpenRegular still refuses a device.
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, &FileError{irregular(path, info.Mode()), ErrNoFile}
@@ -63,14 +64,14 @@ func Open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// Read reads a file that the user named, of at most maxBytes bytes. The error is a *FileError.
+// Read reads a file that the user named. A file of more than maxBytes bytes is an error. The error is a *FileError.
 func Read(path string, maxBytes int64) ([]byte, error) {
 	file, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxBytes+1)) // one byte more shows that it is too long
+	text, err := io.ReadAll(io.LimitReader(file, maxBytes+1)) // the extra byte shows that the file is too long
 	switch {
 	case err != nil:
 		return nil, Unreadable(path, err)
@@ -80,7 +81,7 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	return bytes.TrimPrefix(text, []byte(byteOrderMark)), nil
 }
 
-// byteOrderMark is what editors on Windows put before a text.
+// Editors on Windows put a byte order mark before a text.
 const byteOrderMark = "\ufeff"
 
 func irregular(path string, mode fs.FileMode) string {
@@ -95,7 +96,7 @@ func irregular(path string, mode fs.FileMode) string {
 	return path + " is no regular file but a device; name a file"
 }
 
-// unreadable returns the text of a FileError.
+// unreadable returns the text of a FileError: why the file cannot be read, and what to do.
 func unreadable(path string, err error) string {
 	switch {
 	case path == "":
@@ -115,10 +116,10 @@ func unreadable(path string, err error) string {
 // Unreadable returns a *FileError for a file that the user named.
 func Unreadable(path string, err error) error { return &FileError{unreadable(path, err), err} }
 
-// Cause returns the operating system's words for an error, without the names of the calls.
+// Cause returns the operating system's text for an error, without the names of system calls.
 func Cause(err error) string {
-	if number, ok := errors.AsType[unix.Errno](err); ok {
-		return number.Error()
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return errno.Error()
 	}
 	return err.Error()
 }

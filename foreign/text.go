@@ -11,16 +11,16 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer passes on text without anything that a terminal would obey. It leaves out control characters except the line
+// A Writer passes on text without the characters that control a terminal. It leaves out control characters except the line
 // break and the tab, escape sequences, marks that change the direction of text, and characters without width. Bytes that
-// are not UTF-8 become U+FFFD. Several goroutines may use it.
+// are not UTF-8 become U+FFFD. Several goroutines may use a Writer at the same time.
 type Writer struct {
 	to io.Writer
 
 	mu      sync.Mutex
 	state   escape
 	return_ bool   // the last character was a carriage return
-	rest    []byte // first bytes of a character whose last bytes have not come yet
+	rest    []byte // first bytes of a character whose other bytes have not been written yet
 	out     []byte
 }
 
@@ -30,7 +30,7 @@ func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 // Unwrap returns the underlying writer, for our own escape sequences.
 func (w *Writer) Unwrap() io.Writer { return w.to }
 
-// Text returns what a Writer passes on of a text.
+// Text returns a text as a Writer passes it on.
 func Text(text string) string {
 	var w Writer
 	w.add([]byte(text))
@@ -40,11 +40,11 @@ func Text(text string) string {
 	return string(w.out)
 }
 
-// Clean returns what the Writer would pass on of a text. Callers write it to the underlying writer, together with escape sequences
-// of our own.
+// Clean returns a text as the Writer would pass it on. The caller writes it to the underlying writer, together with our own escape
+// sequences.
 func (w *Writer) Clean(text string) string { return Text(text) }
 
-// Write takes pieces of any size, also parts of a character or of an escape sequence.
+// Write accepts pieces of any size. A piece may end within a character or an escape sequence.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -66,7 +66,7 @@ func (w *Writer) add(b []byte) {
 		w.keep(r)
 		w.rest = w.rest[size:]
 	}
-	w.rest = slices.Clone(w.rest) // at most three bytes; the clone releases the array
+	w.rest = slices.Clone(w.rest) // at most three bytes; without the clone they would keep the whole array in memory
 }
 
 // An escape is a position in an escape sequence (ECMA-48).
@@ -75,19 +75,19 @@ type escape int
 const (
 	noEscape  escape = iota
 	escapeAny        // after ESC
-	escapeCSI        // after ESC [ or its C1 form, up to a letter
-	escapeOSC        // after ESC ] or its C1 form, up to BEL or ESC \
+	escapeCSI        // after ESC [ or the C1 character for it, up to a letter
+	escapeOSC        // after ESC ] or the C1 character for it, up to BEL or ESC \
 )
 
-// keep adds a character if it is text. A line break ends any escape sequence, so a broken sequence loses only its line.
+// keep adds a character if it is text. A line break ends any escape sequence, so an unfinished sequence removes only the rest of its line.
 func (w *Writer) keep(r rune) {
 	after := w.return_
 	w.return_ = r == '\r'
 	switch {
-	case r == '\r', r == '\n' && !after: // a return alone could overwrite a line
+	case r == '\r', r == '\n' && !after: // without a line break, a return would let text overwrite the line
 		w.state = noEscape
 		w.out = append(w.out, '\n')
-	case r == '\n': // the return before it ended the line
+	case r == '\n': // the return before this line break has ended the line already
 	case r == 0x1b:
 		w.state = escapeAny
 	case r == 0x9b, w.state == escapeAny && r == '[':
@@ -109,7 +109,7 @@ func hidden(r rune) bool {
 	case r == '\n', r == '\t':
 		return false
 	case unicode.In(r, unicode.Cf):
-		return !unicode.Is(unicode.Prepended_Concatenation_Mark, r) // these are visible, such as the Arabic number sign
+		return !unicode.Is(unicode.Prepended_Concatenation_Mark, r) // these format characters are visible, for example the Arabic number sign
 	}
 	return unicode.In(r, unicode.Cc, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point)
 }

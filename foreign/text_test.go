@@ -10,23 +10,23 @@ import (
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-func TestATerminalGetsTextAlone(t *testing.T) {
+func TestATerminalGetsOnlyText(t *testing.T) {
 	for _, row := range []struct{ name, in, want string }{
 		{"plain text", "tab\tand ünï… 漢 🙂\n", "tab\tand ünï… 漢 🙂\n"},
 		{"a colour", "\x1b[0;36mblue\x1b[0m\n", "blue\n"},
 		{"a window's title", "\x1b]0;title\x07text \x1b]0;title\x1b\\text\n", "text text\n"},
 		{"a character set", "\x1b(Btext\x1b=!\n", "text!\n"},
-		{"a sequence without end costs its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
+		{"an unfinished sequence costs only the rest of its line", "a\x1b]0;never\nb\x1b[31\nc\n", "a\nb\nc\n"},
 		{"bells and backspaces", "a\a\b\x7fb\r\n", "ab\n"},
 		{"a return that would overwrite its line", "passed 9\rfailed\n", "passed 9\nfailed\n"},
 		{"a C1 colour", "a\u009b31mb\n", "ab\n"},
 		{"a C1 title", "a\u009d0;title\u009cb\n", "ab\n"},
 		{"other C1 characters", "a\u0085\u0084b\n", "ab\n"},
-		{"a byte of C1 alone is no UTF-8", "a\x9b31mb\n", "a\ufffd31mb\n"},
-		{"turned text", "a\u202egnp.\u202c\u2066x\u2069\u200e\u200f\u061cb\n", "agnp.xb\n"},
-		{"no width", "a\u200b\u200c\u200d\u2060\ufeff\u00ad\u3164\U000e0041b\n", "ab\n"},
+		{"a single byte of C1 is not UTF-8", "a\x9b31mb\n", "a\ufffd31mb\n"},
+		{"marks that change the direction of text", "a\u202egnp.\u202c\u2066x\u2069\u200e\u200f\u061cb\n", "agnp.xb\n"},
+		{"characters without width", "a\u200b\u200c\u200d\u2060\ufeff\u00ad\u3164\U000e0041b\n", "ab\n"},
 		{"other line breaks", "a\u2028b\u2029c\v\fd\n", "abcd\n"},
-		{"a character cut off", "a\xe2\x80", "a"},
+		{"an unfinished character", "a\xe2\x80", "a"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			for size := 1; size <= len(row.in); size++ {
@@ -45,11 +45,11 @@ func TestATerminalGetsTextAlone(t *testing.T) {
 		})
 	}
 	if got := Text("a\x1b[1m\xe2\x80"); got != "a\ufffd\ufffd" {
-		t.Errorf("Text = %q, of a character cut off", got)
+		t.Errorf("Text of an unfinished character = %q, want U+FFFD for each of its bytes", got)
 	}
 }
 
-// hostile has a character of each kind that a Writer leaves out, and texts that look like escapes.
+// hostile has a character of each kind that a Writer leaves out, and texts that look like escape sequences.
 const hostile = "x\u202ey\u009b31m\x1b[31m\u0085\x7f \U000e0041 \u200b\\\u200b \\x9F\u2066 \u2028\ufeff"
 
 func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
@@ -64,7 +64,7 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 	}
 	var asJSON strings.Builder
 	w := NewJSON(&asJSON)
-	for i := range text { // in pieces that cut characters
+	for i := range text { // single bytes, so that characters are split
 		if _, err := w.Write(text[i : i+1]); err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 	}{"JSON": {asJSON.String(), json.Unmarshal}, "YAML": {string(document), func(text []byte, into any) error { return yaml.Unmarshal(text, into) }}} {
 		got := row.text
 		if Text(got) != got {
-			t.Errorf("the %s is obeyed: %q", name, got)
+			t.Errorf("the %s has characters that control a terminal: %q", name, got)
 		}
 		var back map[string]any
 		if err := row.read([]byte(got), &back); err != nil {
@@ -85,7 +85,7 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 			t.Errorf("the %s lost something: %q", name, back)
 		}
 	}
-	// A reader of YAML 1.1, such as Kubernetes, and one of 1.2 read each text as itself.
+	// A YAML 1.1 reader, such as Kubernetes, and a YAML 1.2 reader read each of these texts unchanged.
 	for _, text := range []string{"1e3", "0x1F", "1_000", "yes", "~", "1:30", "2024-01-01", ".5", "1.", "+1", "0o17", "012", ".inf", "=", "<<", "", " a", "a ", "a: b", "a #b", "a:",
 		"- a", "-", "?", "--flag", "::1", "'a'", `"a"`, `\`, "{}", "[a]", "a,b", "&a", "*a", "!a", "%a", "@a", "`a", "|", ">", "a\nb", "a\tb", "#", "0.14.1", "true", "n", "---", "..."} {
 		document, err := YAML(map[string]any{text: []any{text, []any{text, map[string]any{"k": text}}}})

@@ -2,5 +2,5 @@
 
 package realtime
 
-// RaceDetector is whether the race detector is on.
+// RaceDetector reports whether the race detector is on.
 const RaceDetector = true

@@ -1,10 +1,10 @@
-// Package realtime keeps apart the tests for which the race detector is too slow: make test-real-time runs them without it.
+// Package realtime marks the tests for which the race detector is too slow. make test-real-time runs these tests without it.
 package realtime
 
 import "testing"
 
-// Only skips a test under the race detector, with the reason why it would say nothing there or take too long. The test must be one of those
-// that make test-real-time names.
+// Only skips a test under the race detector. The reason says why the test would prove nothing there or take too long. make
+// test-real-time must name the test.
 func Only(t testing.TB, reason string) {
 	t.Helper()
 	if RaceDetector {

@@ -1,6 +1,5 @@
-// Command testsum reads the events of go test -json and prints what a person wants to know: one line a package, the
-// output of what failed, and at the end the count of the tests with every skipped one and its reason.
-// It exits with 1 when a test failed or none ran.
+// Command testsum reads the events of go test -json and prints a summary: a line for each package, the output of failed tests, the
+// number of tests, and each skipped test with its reason. It exits with 1 if a test failed or no test ran.
 package main
 
 import (
@@ -26,28 +25,27 @@ func main() {
 
 // An event is one line of go test -json, as `go doc cmd/test2json` and `go help buildjson` describe it.
 type event struct {
-	Action     string
-	Package    string
-	ImportPath string // of a build event
-	Test       string
-	Elapsed    float64 // seconds
-	Output     string
+	Action  string
+	Package string
+	Test    string
+	Elapsed float64 // seconds
+	Output  string
 }
 
-// A testID is a test within its package; the empty name is the package itself.
+// A testID is a test of a package, or the package itself if the name is empty.
 type testID struct{ pkg, name string }
 
-// A summary is what has been read so far.
+// A summary counts the events that have been read.
 type summary struct {
 	out            io.Writer
-	output         map[testID][]string // of tests that have not passed
+	output         map[testID][]string // output of the packages that run, and of their tests that run or have failed
 	passed, failed int
 	packages       int
 	brokenPackages int
 	skipped        []string
 }
 
-// summarize copies what matters from the events in r to w. It reports whether tests ran and all of them passed.
+// summarize reads the events in r and writes the summary to w. It returns true if at least one test ran and none failed.
 func summarize(r io.Reader, w io.Writer) (bool, error) {
 	s := &summary{out: w, output: make(map[testID][]string)}
 	lines := bufio.NewReader(r)
@@ -67,7 +65,7 @@ func summarize(r io.Reader, w io.Writer) (bool, error) {
 	return s.failed == 0 && s.brokenPackages == 0 && s.passed > 0, nil
 }
 
-// read takes one line. A line that is no event, such as a warning of the go command, is passed on as it is.
+// read reads one line. It prints a line that is not an event, such as a warning of the go command, unchanged.
 func (s *summary) read(line string) {
 	var e event
 	if json.Unmarshal([]byte(line), &e) != nil {
@@ -89,7 +87,7 @@ func (s *summary) read(line string) {
 	}
 }
 
-// endTest counts one test. The output of a failed one is kept until its package ends.
+// endTest counts a test that has ended. It keeps the output of a failed test until the package ends.
 func (s *summary) endTest(id testID, action string) {
 	switch action {
 	case "pass":
@@ -103,7 +101,7 @@ func (s *summary) endTest(id testID, action string) {
 	delete(s.output, id)
 }
 
-// endPackage prints the package's line and, when it failed, the output of every test that failed or never ended.
+// endPackage prints the package's line. If the package failed, it also prints the output of every test that failed or never ended.
 func (s *summary) endPackage(e event) {
 	own := testID{e.Package, ""}
 	switch e.Action {
@@ -123,7 +121,7 @@ func (s *summary) endPackage(e event) {
 	delete(s.output, own)
 }
 
-// tests lists the tests of a package that have output left, in the order of their names.
+// tests returns the tests of a package whose output is kept, sorted by name.
 func (s *summary) tests(pkg string) []testID {
 	var ids []testID
 	for id := range s.output {
@@ -135,7 +133,7 @@ func (s *summary) tests(pkg string) []testID {
 	return ids
 }
 
-// end prints the count, and the skipped tests with their reasons.
+// end prints the number of tests, and the skipped tests with their reasons.
 func (s *summary) end() {
 	fmt.Fprintf(s.out, "tests: %d passed, %d failed, %d skipped in %d packages\n",
 		s.passed, s.failed, len(s.skipped), s.packages)
@@ -145,10 +143,10 @@ func (s *summary) end() {
 	}
 }
 
-// place is where t.Skip was called; the reason follows it.
-var place = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
+// skipLocation matches the file and line that go test prints before the reason of a skip.
+var skipLocation = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
 
-// reason is what a skipped test wrote, on one line, without the test runner's own lines.
+// reason returns the reason of a skipped test on one line: its output without the lines of go test itself.
 func reason(output []string) string {
 	var words []string
 	for _, line := range output {
@@ -156,7 +154,7 @@ func reason(output []string) string {
 		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
 			continue
 		}
-		words = append(words, place.ReplaceAllString(line, ""))
+		words = append(words, skipLocation.ReplaceAllString(line, ""))
 	}
 	if len(words) == 0 {
 		return "no reason given"

@@ -29,19 +29,19 @@ func TestSummarize(t *testing.T) {
 {"Action":"fail","Package":"a","Test":"TestBad"}
 {"Action":"fail","Package":"a","Elapsed":0.5}
 `, false, "    a_test.go:3: got 1, want 2\nFAIL a (0.5 s)\ntests: 1 passed, 1 failed, 0 skipped in 1 packages\n"},
-		{"a test that never ended shows how far it came", pass +
+		{"a test that never ended shows its output", pass +
 			`{"Action":"output","Package":"b","Test":"TestHang","Output":"panic: test timed out\n"}
 {"Action":"fail","Package":"b","Elapsed":9}
 `, false, "ok   a (1.2 s)\npanic: test timed out\nFAIL b (9.0 s)\ntests: 1 passed, 0 failed, 0 skipped in 2 packages\n"},
-		{"a package that does not compile fails, and the compiler is heard", pass +
+		{"a package that does not compile fails and shows the compiler's errors", pass +
 			`{"ImportPath":"b","Action":"build-output","Output":"b.go:1: undefined: x\n"}
 {"ImportPath":"b","Action":"build-fail"}
 {"Action":"fail","Package":"b","Elapsed":0,"FailedBuild":"b"}
 `, false, "ok   a (1.2 s)\nb.go:1: undefined: x\nFAIL b (0.0 s)\ntests: 1 passed, 0 failed, 0 skipped in 2 packages\n"},
-		{"nothing ran, which is no success", "", false, "tests: 0 passed, 0 failed, 0 skipped in 0 packages\n"},
+		{"it is a failure if no test ran", "", false, "tests: 0 passed, 0 failed, 0 skipped in 0 packages\n"},
 		{"a package without tests is not counted", pass + `{"Action":"skip","Package":"words","Elapsed":0}
 `, true, "ok   a (1.2 s)\ntests: 1 passed, 0 failed, 0 skipped in 1 packages\n"},
-		{"a line that is no event is passed on", "go: finding module\n" + pass, true,
+		{"a line that is not an event is printed unchanged", "go: finding module\n" + pass, true,
 			"go: finding module\nok   a (1.2 s)\ntests: 1 passed, 0 failed, 0 skipped in 1 packages\n"},
 	}
 	for _, tt := range tests {

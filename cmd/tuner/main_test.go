@@ -19,24 +19,24 @@ import (
 	"vllmtuner/trial/vllmserve/fakevllm"
 )
 
-// The test binary is also the command: scripts and tests run it as tuner.
+// TestMain makes the test binary act as the command too. Scripts and tests run it under the name tuner.
 func TestMain(m *testing.M) {
 	proc.Main()
-	os.Setenv("GORACE", quickExit) // for the children; our own runtime read it before
+	os.Setenv("GORACE", quickExit) // affects only the children: our own runtime has read the variable already
 	if os.Getenv(everyStep) != "" {
 		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}
 	testscript.Main(suite{m}, map[string]func(){"tuner": recordedMain, "fake-vllm": fakevllm.Main})
 }
 
-// quickExit keeps the race detector from sleeping for a second at the end of each of the many commands.
+// quickExit shortens the race detector's sleep at the end of each command from a second to 10 ms.
 const quickExit = "atexit_sleep_ms=10"
 
 // TestScripts runs the command as a user does.
 func TestScripts(t *testing.T) {
 	t.Parallel()
-	ear := t.TempDir()
-	t.Cleanup(func() { checkRecorded(t, ear) }) // after the scripts, which run in parallel
+	recorded := t.TempDir()
+	t.Cleanup(func() { checkRecorded(t, recorded) }) // the scripts run in parallel, and t.Cleanup waits for all of them
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -50,14 +50,14 @@ func TestScripts(t *testing.T) {
 		},
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORACE", quickExit)
-			e.Setenv(recordVariable, ear)
+			e.Setenv(recordVariable, recorded)
 			return nil
 		},
 		UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
 	})
 }
 
-// exits CODE COMMAND … runs a command and expects that exit code. The next lines can check its stdout and stderr.
+// exits CODE COMMAND … runs a command and expects that exit code. The script's next lines can check stdout and stderr.
 func exits(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARGS]")
@@ -76,17 +76,22 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	}
 }
 
-// loseDatabase removes the live database of a study, as a faulty disk may.
+// filesLike returns the files that match a pattern, and fails the script if there is none.
+func filesLike(ts *testscript.TestScript, pattern string) []string {
+	found, err := filepath.Glob(ts.MkAbs(pattern))
+	ts.Check(err)
+	if len(found) == 0 {
+		ts.Fatalf("there is no %s", pattern)
+	}
+	return found
+}
+
+// loseDatabase STUDY removes the live database of a study, as a faulty disk may.
 func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: lose study")
 	}
-	found, err := filepath.Glob(filepath.Join(ts.MkAbs(args[0]), "e0*", "study.db"))
-	ts.Check(err)
-	if len(found) == 0 {
-		ts.Fatalf("there is no database in %s", args[0])
-	}
-	for _, path := range found {
+	for _, path := range filesLike(ts, filepath.Join(args[0], "e0*", "study.db")) {
 		ts.Check(os.Remove(path))
 	}
 }
@@ -96,12 +101,7 @@ func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: harm glob sql")
 	}
-	found, err := filepath.Glob(ts.MkAbs(args[0]))
-	ts.Check(err)
-	if len(found) == 0 {
-		ts.Fatalf("there is no %s", args[0])
-	}
-	for _, path := range found {
+	for _, path := range filesLike(ts, args[0]) {
 		db, err := sql.Open("sqlite3", path)
 		ts.Check(err)
 		_, err = db.Exec(args[1])

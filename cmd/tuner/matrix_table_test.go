@@ -11,12 +11,14 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/samber/lo"
 )
 
 // lifeVariable names the file for the tables of faults. make soak-server and make test-vllm-faults set it.
 const lifeVariable = "SERVER_LIFE"
 
-// A lifeTable has the result of each fault on one kind of server.
+// A lifeTable holds the result of each fault on one kind of server.
 type lifeTable struct {
 	title string
 	mu    sync.Mutex
@@ -25,11 +27,11 @@ type lifeTable struct {
 
 type lifeRow struct {
 	fault
-	noticed time.Duration // 0 when there was nothing to notice
-	stopped time.Duration // 0 when the server was never ready
+	noticed time.Duration // 0 if the fault does not end the server
+	stopped time.Duration // 0 if the server was never ready
 }
 
-// row adds a fault.
+// row adds a row for a fault.
 func (l *lifeTable) row(f fault) *lifeRow {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,37 +42,46 @@ func (l *lifeTable) row(f fault) *lifeRow {
 
 const lifeTitle = `# Faults of servers
 
-Written by ` + "`make soak-server` and `make test-vllm-faults VER=…`" + `. Each fault happens in a server that the tuner has started. Noticed: from the
-fault, or in a start from the end of the server's first process, until the tuner knows its class; of a start timeout, beyond the timeout.
-Stop: from the request until no process, no port, no shared memory and no GPU memory of it is left.
+Written by ` + "`make soak-server` and `make test-vllm-faults VER=…`" + `. Each fault happens in a server that the tuner has started.
+
+- Noticed: the time from the fault until the tuner knows its class. If the server fails in its start, the time begins when its
+  first process ends. For a start timeout, it begins when the timeout is over.
+- Stop: the time from the request to stop until the server has left no process, port, shared memory or GPU memory.
 `
 
-// write puts the table into the file, and replaces the one with the same title.
+// write writes the table to the file that lifeVariable names, where it replaces the table with the same title.
 func (l *lifeTable) write(t *testing.T) {
 	t.Helper()
-	file := os.Getenv(lifeVariable)
-	if file == "" {
-		return
+	if file := os.Getenv(lifeVariable); file != "" {
+		replacePart(t, file, lifeTitle, l.title, l.markdown(commitOf(t)))
 	}
+}
+
+// replacePart replaces one part of a document, the text below the heading with a title, and writes the document anew. The new part
+// begins with the title.
+func replacePart(t *testing.T, file, head, title, part string) {
+	t.Helper()
 	before, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	parts := strings.Split(string(before), "\n## ")[1:]
-	parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasPrefix(part, l.title+"\n") })
-	parts = append(parts, l.markdown(strings.TrimSpace(string(commit))))
+	parts = slices.DeleteFunc(parts, func(part string) bool { return strings.HasPrefix(part, title+"\n") })
+	parts = append(parts, part)
 	slices.Sort(parts)
-	text := strings.TrimRight(lifeTitle, "\n")
+	text := strings.TrimRight(head, "\n")
 	for _, part := range parts {
 		text += "\n\n## " + strings.TrimSpace(part)
 	}
-	if err := os.WriteFile(file, []byte(text+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
+}
+
+// commitOf returns the name of the commit under test.
+func commitOf(t *testing.T) string {
+	t.Helper()
+	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()
+	must(t, err)
+	return strings.TrimSpace(string(commit))
 }
 
 func (l *lifeTable) markdown(commit string) string {
@@ -78,26 +89,22 @@ func (l *lifeTable) markdown(commit string) string {
 	var crashes []float64
 	fmt.Fprintf(&b, "%s\n\nCommit %s, %s.\n\n| fault | class | cause | noticed | at most | stop |\n|---|---|---|---|---|---|\n", l.title, commit, time.Now().Format(time.DateOnly))
 	for _, r := range l.rows {
-		most := ""
+		limit := ""
 		if r.class != "" {
-			most = seconds(r.within)
+			limit = seconds(r.within)
 		}
 		if r.class != "" && r.within <= 3*time.Second {
 			crashes = append(crashes, r.noticed.Seconds())
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.name, r.class, r.cause, seconds(r.noticed), most, seconds(r.stopped))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", r.name, r.class, r.cause, seconds(r.noticed), limit, seconds(r.stopped))
 	}
 	if len(crashes) > 0 {
-		mean := 0.0
-		for _, c := range crashes {
-			mean += c / float64(len(crashes))
-		}
-		fmt.Fprintf(&b, "\nCrashes are noticed after %.2f s in the mean of %d, %.2f s at most.\n", mean, len(crashes), slices.Max(crashes))
+		fmt.Fprintf(&b, "\nThe %d crashes were noticed after %.2f s on average, and after %.2f s at most.\n", len(crashes), lo.Mean(crashes), slices.Max(crashes))
 	}
 	return b.String()
 }
 
-// seconds writes a duration in seconds; "" for 0.
+// seconds returns a duration in seconds, and "" for 0.
 func seconds(d time.Duration) string {
 	if d == 0 {
 		return ""

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -28,25 +29,25 @@ import (
 // A fault is one way in which a server fails, with the expected result.
 type fault struct {
 	name   string
-	flags  []string                      // of the simulated server
+	flags  []string                      // flags for the simulated server
 	config func(c *serverctl.Config)     // changes the default settings; may be nil
-	strike func(t *testing.T, r *faulty) // makes the fault happen once the server is ready; nil when it happens by itself
+	strike func(t *testing.T, r *faulty) // makes the fault happen once the server is ready; nil if it happens by itself
 
-	class  serverctl.Class // empty: the server lives, and the test is about its end
+	class  serverctl.Class // expected class; empty if the server does not fail and the test is about stopping it
 	cause  serverctl.Cause
-	within time.Duration // from the fault until it is noticed
-	ended  func(t *testing.T, ended serverctl.Ended, err error)
+	within time.Duration                                        // the limit for noticing the fault
+	ended  func(t *testing.T, ended serverctl.Ended, err error) // checks the result of Stop; may be nil
 
 	keepStreams bool // end the server while its clients wait for answers
 }
 
 const (
-	atOnce    = time.Second      // a crash
-	deafLimit = 35 * time.Second // five checks of 5 s each, half a second apart
-	raceSlack = 10 * time.Second // the race detector and a busy machine add this to each limit; make test-real-time does without
+	atOnce    = time.Second      // the limit for noticing a crash
+	deafLimit = 35 * time.Second // the limit for a server that does not answer: five checks of 5 s each, half a second apart
+	raceSlack = 10 * time.Second // the race detector adds this to each limit; make test-real-time runs without it
 )
 
-// requests sends n requests at once, and does not wait for them.
+// requests sends n requests at the same time, and does not wait for their answers.
 func requests(n int) func(*testing.T, *faulty) {
 	return func(t *testing.T, r *faulty) {
 		for range n {
@@ -55,16 +56,14 @@ func requests(n int) func(*testing.T, *faulty) {
 	}
 }
 
-// kills sends a signal to the process that holds the GPU's memory, or to the API server.
+// kills sends a signal to the engine, which is the process with GPU memory, or to the API server.
 func kills(engine bool, signal syscall.Signal) func(*testing.T, *faulty) {
 	return func(t *testing.T, r *faulty) {
 		pid := r.record.PID
 		if engine {
 			pid = r.enginePID(t)
 		}
-		if err := syscall.Kill(pid, signal); err != nil {
-			t.Fatal(err)
-		}
+		must(t, syscall.Kill(pid, signal))
 	}
 }
 
@@ -91,7 +90,7 @@ var faults = []fault{
 		class: serverctl.Infrastructure, cause: serverctl.TooManyFiles, within: atOnce},
 	{name: "the GPUs cannot talk to each other", flags: []string{"--sim-fault=nccl"},
 		class: serverctl.Infrastructure, cause: serverctl.NCCL, within: atOnce},
-	{name: "stopped in its start", flags: []string{"--sim-fault=stop:at=0s"}, class: serverctl.StartTimeout, within: 10 * time.Second, // 5 s of these are the grace
+	{name: "stopped in its start", flags: []string{"--sim-fault=stop:at=0s"}, class: serverctl.StartTimeout, within: 10 * time.Second, // after its start timeout a server has 5 s to end
 		config: func(c *serverctl.Config) { c.StartTimeout = 3 * time.Second }},
 	{name: "floods its log", flags: []string{fmt.Sprintf("--sim-fault=flood:bytes=%d", 256<<20)}},
 	{name: "leaves zombies", flags: []string{"--sim-fault=zombies"}},
@@ -112,7 +111,7 @@ var faults = []fault{
 		class: serverctl.Infrastructure, cause: serverctl.Killed, within: 2 * time.Second},
 	{name: "the API server is killed, its engine lives", flags: []string{"--sim-engine-process"}, strike: kills(false, syscall.SIGKILL),
 		class: serverctl.Infrastructure, cause: serverctl.Killed, within: atOnce},
-	{name: "no token though requests run", flags: []string{"--sim-fault=hang:request=2"}, strike: requests(3),
+	{name: "generates no token though requests run", flags: []string{"--sim-fault=hang:request=2"}, strike: requests(3),
 		class: serverctl.Hang, cause: serverctl.NoToken, within: 5 * time.Second,
 		config: func(c *serverctl.Config) { c.HangTimeout = 2 * time.Second }},
 	{name: "stops reading", flags: []string{"--sim-fault=deaf:request=2"}, strike: requests(1),
@@ -126,24 +125,24 @@ var faults = []fault{
 		config: func(c *serverctl.Config) { c.StopTimeout = time.Second }},
 	{name: "has a daemon in a session of its own", flags: []string{"--sim-fault=daemon"},
 		config: func(c *serverctl.Config) { c.StopTimeout = time.Second }},
-	{name: "its GPU memory comes back late", flags: []string{"--sim-fault=leak-gpu:for=2s"},
+	{name: "frees its GPU memory late", flags: []string{"--sim-fault=leak-gpu:for=2s"},
 		ended: func(t *testing.T, ended serverctl.Ended, err error) {
 			if err != nil || ended.GPUWait < time.Second {
-				t.Errorf("Stop() = %+v, %v; want it to have waited for the memory", ended, err)
+				t.Errorf("Stop() = %+v, %v; want it to wait for the memory", ended, err)
 			}
 		}},
-	{name: "its GPU memory never comes back", flags: []string{"--sim-fault=leak-gpu"},
+	{name: "never frees its GPU memory", flags: []string{"--sim-fault=leak-gpu"},
 		config: func(c *serverctl.Config) { c.GPUMemoryTimeout = time.Second },
 		ended: func(t *testing.T, _ serverctl.Ended, err error) {
 			if _, ok := errors.AsType[*serverctl.MemoryError](err); !ok {
-				t.Errorf("Stop() = %v, want the memory's numbers", err)
+				t.Errorf("Stop() = %v, want a MemoryError", err)
 			}
 		}},
 	{name: "leaves shared memory", flags: []string{"--sim-fault=leak-shm", "--sim-fault=ignore-term"},
 		config: func(c *serverctl.Config) { c.StopTimeout = 500 * time.Millisecond },
 		ended: func(t *testing.T, ended serverctl.Ended, err error) {
 			if err != nil || len(ended.Shm) != 1 || !strings.HasPrefix(ended.Shm[0], "psm_") {
-				t.Errorf("Stop() = %+v, %v; want one file swept from /dev/shm", ended, err)
+				t.Errorf("Stop() = %+v, %v; want one file removed from /dev/shm", ended, err)
 			}
 		}},
 	{name: "nothing is wrong", strike: requests(2)},
@@ -155,13 +154,13 @@ type faulty struct {
 	server *serverctl.Server
 	record proc.Record
 	gpus   *gpu.NvidiaSMI
-	dir    string // the simulated GPU's
+	dir    string // directory with the state of the simulated GPU
 	log    lastLines
 	row    *lifeRow
 	asked  sync.WaitGroup
-	died   chan time.Time     // gets the time at which the server's first process was gone
-	cancel context.CancelFunc // of the requests
-	ctx    context.Context
+	died   chan time.Time     // receives the time when the server's first process ended
+	ctx    context.Context    // the requests' context
+	cancel context.CancelFunc // cancels ctx
 }
 
 // lastLines keeps the last bytes of a log, and the time of the last write.
@@ -189,7 +188,7 @@ func (l *lastLines) read() (string, time.Time) {
 	return string(l.text), l.at
 }
 
-// ask sends a streamed request and ignores its answer.
+// ask sends a request for a stream of tokens and ignores the answer.
 func (r *faulty) ask(t *testing.T) {
 	body := fmt.Appendf(nil, `{"model":%q,"prompt":"Hello","max_tokens":200,"ignore_eos":true,"stream":true}`, r.server.ModelID())
 	r.asked.Go(func() {
@@ -204,7 +203,7 @@ func (r *faulty) ask(t *testing.T) {
 			return // a dying server may not answer
 		}
 		defer answer.Body.Close()
-		_, _ = bytes.NewBuffer(nil).ReadFrom(answer.Body) // the fault decides how the stream ends
+		_, _ = io.Copy(io.Discard, answer.Body) // the fault decides how the stream ends
 	})
 }
 
@@ -216,19 +215,19 @@ func (r *faulty) enginePID(t *testing.T) int {
 		t.Fatalf("the GPU is held by %v, %v; want one process", holders, err)
 	}
 	if holders[0].PID == r.record.PID {
-		t.Fatal("the engine is no process of its own")
+		t.Fatal("the engine runs in the API server's process")
 	}
 	return holders[0].PID
 }
 
-// TestFaultMatrix makes each fault happen in a server. The tuner must notice it in time, name it, and leave nothing behind.
+// TestFaultMatrix makes each fault happen in a server. The tuner must notice the fault in time, name it, and leave nothing behind.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "package serverctl/sim/vllm runs its servers with the race detector; this test watches them with it")
 	faultMatrix(t)
 }
 
-// TestFaultsAreNoticedInTime is the fault matrix with its limits of a second or two.
+// TestFaultsAreNoticedInTime runs the fault matrix without raceSlack.
 func TestFaultsAreNoticedInTime(t *testing.T) {
 	realtime.Only(t, "limits of a second")
 	t.Parallel()
@@ -264,18 +263,16 @@ func newFaulty(t *testing.T, f fault) *faulty {
 	return r
 }
 
-// simulated is the config of a simulated server with a simulated GPU.
+// simulated returns the config of a simulated server with a simulated GPU.
 func (r *faulty) simulated(t *testing.T) serverctl.Config {
 	t.Helper()
 	r.dir = t.TempDir()
 	stub := filepath.Join(t.TempDir(), "nvidia-smi")
 	text := fmt.Sprintf("#!/bin/sh\nTUNER_SIM_GPU_DIR=%s exec %s sim nvidia-smi \"$@\"\n", r.dir, tunerPath(t))
-	syscall.ForkLock.RLock() // a child forked during the write would keep the file open, and a file open for writing cannot be run
+	syscall.ForkLock.RLock() // a child forked now would keep the file open for writing, and such a file cannot be executed
 	err := os.WriteFile(stub, []byte(text), 0o755)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.gpus = &gpu.NvidiaSMI{Path: stub}
 	return serverctl.Config{
 		Command: []string{tunerPath(t), "sim", "serve", "--sim-profile=small-fast", "--sim-gpu=" + r.dir},
@@ -310,10 +307,10 @@ func (r *faulty) run(t *testing.T, config serverctl.Config) {
 	r.nothingLeft(t, before)
 }
 
-// awaitDeath records when a process has ended, reaped or not, and then returns.
+// awaitDeath waits until a process has ended, reaped or not, and sends the time to died.
 func (r *faulty) awaitDeath(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
-	if err == nil { // else it is gone
+	if err == nil { // an error means that the process is gone
 		defer unix.Close(fd)
 		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
 			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
@@ -349,7 +346,7 @@ func (r *faulty) lived(t *testing.T, config serverctl.Config) {
 			r.judge(t, r.server.Err(), time.Since(struck))
 		case <-time.After(r.within + 2*raceSlack):
 			text, _ := r.log.read()
-			t.Errorf("waited %v for %s to be noticed\n%s", r.within+2*raceSlack, r.class, text)
+			t.Errorf("%s was not noticed within %v\n%s", r.class, r.within+2*raceSlack, text)
 		}
 	}
 	if !r.keepStreams {
@@ -359,8 +356,8 @@ func (r *faulty) lived(t *testing.T, config serverctl.Config) {
 	begin := time.Now()
 	ended, err := r.server.Stop(t.Context())
 	r.row.stopped = ended.Took
-	if took, most := time.Since(begin), config.StopTimeout+10*time.Second; took > most {
-		t.Errorf("Stop took %v, want at most %v", took, most)
+	if took, limit := time.Since(begin), config.StopTimeout+10*time.Second; took > limit {
+		t.Errorf("Stop took %v, want at most %v", took, limit)
 	}
 	switch {
 	case r.ended != nil:
@@ -379,7 +376,7 @@ func (r *faulty) judge(t *testing.T, err error, took time.Duration) {
 		return
 	}
 	if exit.Evidence == "" || len(exit.Tail) == 0 && r.class != serverctl.FlagsRejected {
-		t.Errorf("no evidence: %+v", exit)
+		t.Errorf("the error has no evidence: %+v", exit)
 	}
 	t.Logf("noticed after %v: %s: %.100s", took.Round(time.Millisecond), exit.Class, exit.Evidence)
 	r.row.noticed = max(took, time.Millisecond)
@@ -397,52 +394,49 @@ func (r *faulty) nothingLeft(t *testing.T, before gpu.Reading) {
 	t.Helper()
 	if r.record.PID != 0 {
 		if left, err := proc.Reclaim(r.record); err != nil || len(left) > 0 {
-			t.Errorf("processes %v were left, %v", left, err)
+			t.Errorf("processes %v were left running, %v", left, err)
 		}
 		if err := syscall.Kill(r.record.PID, 0); err == nil {
-			t.Errorf("process %d lives", r.record.PID)
+			t.Errorf("the server's first process, %d, still runs", r.record.PID)
 		}
 	}
 	if text, _ := r.log.read(); strings.Contains(text, "daemon pid ") {
 		_, after, _ := strings.Cut(text, "daemon pid ")
 		pid := 0
 		if fmt.Sscan(after, &pid); pid == 0 || syscall.Kill(pid, 0) == nil {
-			t.Errorf("the daemon, process %d, lives", pid)
+			t.Errorf("the daemon, process %d, still runs", pid)
 		}
 	}
 	if r.server != nil {
 		if conn, err := net.DialTimeout("tcp", strings.TrimPrefix(r.server.URL(), "http://"), time.Second); err == nil {
 			conn.Close()
-			t.Errorf("somebody listens at %s", r.server.URL())
+			t.Errorf("a process still listens at %s", r.server.URL())
 		}
 	}
 	after := r.reading(t)
 	for i := range after.GPUs {
 		if !strings.Contains(strings.Join(r.flags, " "), "leak-gpu") && *after.GPUs[i].UsedMiB > *before.GPUs[i].UsedMiB {
-			t.Errorf("the GPU had %+v in use and has %+v", before.GPUs[i], after.GPUs[i])
+			t.Errorf("the GPU uses more memory than before the server: %+v, before %+v", after.GPUs[i], before.GPUs[i])
 		}
 	}
 }
 
-// reading returns the present reading of the GPUs; empty without any.
+// reading returns the present state of the GPUs; it is empty on a machine without GPUs.
 func (r *faulty) reading(t *testing.T) gpu.Reading {
 	t.Helper()
 	if r.gpus == nil {
 		return gpu.Reading{}
 	}
 	reading, err := r.gpus.Query(context.WithoutCancel(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return reading
 }
 
+// shmNames returns the files in /dev/shm that servers make.
 func shmNames(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir("/dev/shm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "psm_") || strings.HasPrefix(e.Name(), "sem.mp-") {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -47,14 +46,12 @@ speculative_config: {method: ngram, prompt_lookup_max: 4}
 allow_meaningless_speculation: true
 `
 
-// everyState is a study with a trial of each state, stored below root.
+// everyState stores a study with a trial of each state below root, and returns it.
 func everyState(t *testing.T, root string) studies.Study {
 	t.Helper()
 	dir := filepath.Join(root, "kinds")
 	store, _, err := studies.Open(t.Context(), dir, studies.New{Name: "kinds", Seed: math.MaxUint64, File: everyKind, World: map[string]string{"model": "m"}}, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	measured := func(c capacity.Capacity) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: c, GPUTime: time.Minute}
 	}
@@ -73,25 +70,17 @@ func everyState(t *testing.T, root string) studies.Study {
 		{Origin: studies.Sampled, Point: point("256"), State: studies.Running},
 	} {
 		one.Number = i
-		if err := store.Begin(one); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Begin(one))
 		for seq, rate := range []float64{2, 2.75} {
 			p := trial.Probe{Seq: seq, Rate: rate, HitRate: -1, Verdict: slo.Verdict{Pass: seq == 0, Headroom: 0.1, Binding: "p99 TTFT"}}
-			if err := store.Record(i, p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Record(i, p))
 		}
 		if one.State == studies.Running {
 			continue
 		}
-		if err := store.Finish(i, one.Result); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Finish(i, one.Result))
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	return snapshot(t, dir)
 }
 
@@ -112,16 +101,14 @@ type optunaTrial struct {
 	}
 	Intermediate map[string]float64
 	User         map[string]any
-	Timed        bool
+	Timed        bool // has a start time, and an end time if it is finished
 }
 
 // Optuna reads an exported study correctly and can continue it. Optuna's dashboard shows it.
 func TestOptuna(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/optuna_client.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root := t.TempDir()
 	command(t, "demo", "--root", root)
 	for _, study := range []studies.Study{snapshot(t, filepath.Join(root, "demo-tpe-1")), everyState(t, root)} {
@@ -157,7 +144,7 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 	}
 	best, _ := report.Best(study)
 	if got.Name != study.Name || got.Direction != "MAXIMIZE" || got.Best != best.Trial.Number || got.Rows != len(study.Trials) || len(got.Trials) != len(study.Trials) {
-		t.Fatalf("%s, %s, the best is %d of %d; want %s with %d of %d", got.Name, got.Direction, got.Best, len(got.Trials), study.Name, best.Trial.Number, len(study.Trials))
+		t.Fatalf("study %s, %s, has trial %d as the best of %d; want %s with trial %d of %d", got.Name, got.Direction, got.Best, len(got.Trials), study.Name, best.Trial.Number, len(study.Trials))
 	}
 	if got.User["seed"] != fmt.Sprint(study.Seed) || got.User["file"] != study.File || len(got.Asked) == 0 || !slices.Contains(got.Columns, "params_max-num-seqs") {
 		t.Errorf("seed %v, asked %v, columns %q", got.User["seed"], got.Asked, got.Columns)
@@ -172,13 +159,9 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 func parametersOf(t *testing.T, study studies.Study) *space.Space {
 	t.Helper()
 	file, err := studyfile.Parse(study.Name, []byte(study.File))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s, err := file.Space()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -186,13 +169,13 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 	t.Helper()
 	state := map[trial.Outcome]string{trial.Measured: "COMPLETE", trial.Dropped: "PRUNED", trial.Infeasible: "FAIL", trial.Unknown: "FAIL", "": "RUNNING"}[want.Result.Outcome]
 	if is.Number != want.Number || is.State != state || !is.Timed || is.User["origin"] != string(want.Origin) {
-		t.Errorf("trial %d is %d, %s, timed %t, from %v; want %s from %s", want.Number, is.Number, is.State, is.Timed, is.User["origin"], state, want.Origin)
+		t.Errorf("trial %d has the number %d, state %s, timed %t, origin %v; want state %s, origin %s", want.Number, is.Number, is.State, is.Timed, is.User["origin"], state, want.Origin)
 	}
 	if want.Met() && (is.Value == nil || *is.Value != want.Result.Capacity.Rate) {
-		t.Errorf("trial %d has %v, want %g", want.Number, is.Value, want.Result.Capacity.Rate)
+		t.Errorf("trial %d has the value %v, want %g", want.Number, is.Value, want.Result.Capacity.Rate)
 	}
 	if state == "COMPLETE" && !want.Met() && (is.Value == nil || *is.Value != 0) || state == "FAIL" && is.Value != nil {
-		t.Errorf("trial %d, %s, has %v", want.Number, state, is.Value)
+		t.Errorf("trial %d, %s, has the value %v; want 0 if COMPLETE, none if FAIL", want.Number, state, is.Value)
 	}
 	rates := map[string]float64{}
 	for _, p := range want.Probes {
@@ -220,19 +203,14 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 		}
 	}
 	if point.String() != want.Point.String() {
-		t.Errorf("trial %d is of %s, want %s", want.Number, point, want.Point)
+		t.Errorf("trial %d has the point %s, want %s", want.Number, point, want.Point)
 	}
 }
 
 // checkDashboard serves the file with Optuna's dashboard, and requests the data of its pages.
 func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	listener.Close()
+	port := unusedPort(t)
 	child := startChild(t, filepath.Join(t.TempDir(), "dashboard.log"), nil, program, "sqlite:///"+file, "--host", "127.0.0.1", "--port", port, "--server", "wsgiref")
 	url := "http://127.0.0.1:" + port
 	var list struct {
@@ -277,7 +255,7 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 		Param [][]struct{ Name string } `json:"param_importances"`
 	}
 	if err := get(fmt.Sprintf("%s/api/studies/%d/param_importances", url, list.Studies[0].ID), &importance); err != nil {
-		t.Logf("no importances: %v", err)
+		t.Logf("the dashboard gives no importances: %v", err)
 	}
 	t.Logf("importances %+v", importance)
 	var page string
@@ -286,7 +264,7 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	}
 }
 
-// get requests a JSON document, or a page as text.
+// get requests a document and decodes it as JSON, or stores its text if to is a *string.
 func get(url string, to any) error {
 	answer, err := http.Get(url)
 	if err != nil {

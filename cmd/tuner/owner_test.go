@@ -15,11 +15,11 @@ import (
 	"vllmtuner/studies"
 )
 
-// slowLife is a server that is slow in each stage of its life, so that a kill can hit each stage. It has a daemon in its own
-// session, without an environment.
+// slowLife is a server that starts and stops slowly, so that a test can kill the tuner in each of these stages. It starts a daemon
+// in another session and without an environment.
 const slowLife = `command: [tuner, sim, serve, --sim-profile=small-fast, --sim-fault=slow-start:for=1s, --sim-fault=slow-stop:for=1s, --sim-fault=daemon]`
 
-// A moment is a stage of a study. It is reached when seen returns true.
+// A moment is a stage of a study. The study has reached it when seen returns true.
 type moment struct {
 	name string
 	seen func(dir, log string) bool
@@ -40,7 +40,8 @@ var moments = []moment{
 	{"the server ends", logHas("Shutting down")},
 }
 
-// someMoments returns all moments in make soak-server, and otherwise the one with the most to lose: each costs a study.
+// someMoments returns all moments in make soak-server. Otherwise it returns only the moment when a kill could lose a stored probe,
+// because each moment costs a study.
 func someMoments() []moment {
 	if os.Getenv(cyclesVariable) != "" {
 		return moments
@@ -65,11 +66,11 @@ func startOwner(t *testing.T) *owner {
 	return o
 }
 
-// await waits for a moment of the first trial.
+// await waits until the first trial has reached a moment.
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // it does not exist before the first server
+		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // the log does not exist before the first server starts
 		if m.seen(o.dir, string(log)) {
 			return
 		}
@@ -81,40 +82,34 @@ func (o *owner) await(t *testing.T, m moment) {
 	}
 }
 
-// gone waits until no process of the owner's server lives, and returns how long that took.
-func (o *owner) gone(t *testing.T, record proc.Record, limit time.Duration) time.Duration {
+// awaitServerGone waits until no process of the owner's server runs, and returns how long that took.
+func (o *owner) awaitServerGone(t *testing.T, record proc.Record, limit time.Duration) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for {
 		pids, err := record.Members()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pids = append(pids, o.daemons(t)...)
 		took := time.Since(begin)
 		if len(pids) == 0 {
 			return took
 		}
 		if took > limit {
-			t.Fatalf("processes %v live %v after their owner's death", pids, limit)
+			t.Fatalf("processes %v still run %v after their owner ended", pids, limit)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// daemons returns the living daemons of all servers of the study.
+// daemons returns the running daemons of all servers of the study.
 func (o *owner) daemons(t *testing.T) []int {
 	t.Helper()
 	logs, err := filepath.Glob(filepath.Join(o.dir, "logs", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var alive []int
 	for _, name := range logs {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, part := range strings.Split(string(text), "daemon pid ")[1:] {
 			pid := 0
 			if fmt.Sscan(part, &pid); pid > 0 && syscall.Kill(pid, 0) == nil {
@@ -134,26 +129,24 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 			plainTuner(t, "a killed tuner reports no race")
 			o := startOwner(t)
 			o.await(t, m)
-			record, _ := serverRecord(o.dir) // none before the first server
-			if err := o.cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			o.cmd.Wait() // it was killed
+			record, _ := serverRecord(o.dir) // there is no record before the first server starts
+			must(t, o.cmd.Process.Kill())
+			o.cmd.Wait() // its error says only that the tuner was killed
 			if record.PID != 0 {
-				t.Logf("all gone %v after the tuner was killed", o.gone(t, record, 5*time.Second).Round(time.Millisecond))
+				t.Logf("the server was gone %v after the tuner was killed", o.awaitServerGone(t, record, 5*time.Second).Round(time.Millisecond))
 			}
 			out := command(t, "run", o.study, "--root", o.root)
 			if !strings.Contains(out, "1 of 1 trial done") {
 				t.Errorf("the next run prints\n%s", out)
 			}
 			if left := o.daemons(t); len(left) > 0 {
-				t.Errorf("daemons %v live", left)
+				t.Errorf("daemons %v still run", left)
 			}
 		})
 	}
 }
 
-// A tuner that gets one or two signals, at any moment, ends its server before it ends.
+// A tuner that gets one or two signals, at any moment, stops its server before it ends.
 func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, ask := range []struct {
@@ -172,7 +165,7 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 				record, _ := serverRecord(o.dir)
 				for i, signal := range ask.signals {
 					if i > 0 {
-						time.Sleep(200 * time.Millisecond) // as a person presses Ctrl-C twice
+						time.Sleep(200 * time.Millisecond) // a person takes this long to press Ctrl-C twice
 					}
 					if err := o.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
 						t.Fatal(err)
@@ -184,28 +177,26 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 				case <-ended:
 				case <-time.After(60 * time.Second):
 					o.cmd.Process.Kill()
-					t.Fatalf("the tuner lives 60 s after it was asked to end\n%s", o.stderr)
+					t.Fatalf("the tuner still runs 60 s after the signal\n%s", o.stderr)
 				}
 				if code := o.cmd.ProcessState.ExitCode(); code != exitInterrupted && code != 0 {
 					t.Errorf("exit code %d\n%s", code, o.stderr)
 				}
 				if record.PID != 0 {
-					o.gone(t, record, 0)
+					o.awaitServerGone(t, record, 0)
 				}
 			})
 		}
 	}
 }
 
-// Two studies run beside each other and beside a process that looks like a server. Each tuner ends only its own server.
+// Two studies and a process that looks like a server run at the same time. Each tuner stops only its own server.
 func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestATunerThatIsAskedToEndLeavesNothing runs such a study with the race detector")
 	neighbour := exec.CommandContext(t.Context(), "sleep", "600")
 	neighbour.Args = []string{"vllm serve --model neighbour", "600"}
-	if err := neighbour.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, neighbour.Start())
 	defer neighbour.Wait()
 	defer neighbour.Process.Kill()
 	first, second := startOwner(t), startOwner(t)
@@ -215,29 +206,27 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 	if !ok {
 		t.Fatal("the second tuner keeps no record of its server")
 	}
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.cmd.Process.Kill())
 	first.cmd.Wait()
-	time.Sleep(3 * time.Second) // the first tuner's watchdog has done its work
+	time.Sleep(3 * time.Second) // by then the first tuner's watchdog has ended the first server
 	if members, err := record.Members(); err != nil || len(members) == 0 {
-		t.Errorf("of the second's server %v live, %v", members, err)
+		t.Errorf("of the second tuner's server, processes %v run, %v; want all of them", members, err)
 	}
 	if err := second.cmd.Wait(); err != nil {
 		t.Errorf("the second study ends with %v\n%s", err, second.stderr)
 	}
 	if err := neighbour.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("the neighbour is gone: %v", err)
+		t.Errorf("the process that looks like a server was ended: %v", err)
 	}
 }
 
-// In a pod the tuner is the first process: it inherits orphans, and nobody else reaps them.
+// In a pod the tuner is the first process: it inherits orphans and must reap them.
 func TestTheTunerAsTheFirstProcess(t *testing.T) {
 	t.Parallel()
 	const unshare = "unshare"
 	own := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
 	if out, err := exec.CommandContext(t.Context(), unshare, append(own, "true")...).CombinedOutput(); err != nil {
-		t.Skipf("no PID namespace may be made here: %v: %s", err, out)
+		t.Skipf("this user may not make a PID namespace: %v: %s", err, out)
 	}
 	study, root := writePatientStudy(t, slowLife, 1, 1), t.TempDir()
 	out, err := exec.CommandContext(t.Context(), unshare, append(own, tunerPath(t), "run", study, "--root", root)...).CombinedOutput()

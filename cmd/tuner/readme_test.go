@@ -15,7 +15,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// The picture in README.md shows what the demo prints. Its figures may differ, its words may not. `make picture` writes it anew.
+// The picture in README.md shows what the demo prints. The figures may differ, the words may not. `make picture` makes it again.
 func TestPictureOfTheREADME(t *testing.T) {
 	realtime.Only(t, "a whole demo")
 	path := filepath.Join(repo, "docs", "demo.svg")
@@ -26,7 +26,7 @@ func TestPictureOfTheREADME(t *testing.T) {
 	picture, err := os.ReadFile(path)
 	must(t, err)
 	if shown := pictureText(t, picture); form(shown) != form(printed) {
-		t.Errorf("docs/demo.svg shows\n%s\nand the demo prints\n%s\n`make picture` writes it anew", shown, printed)
+		t.Errorf("docs/demo.svg shows\n%s\nand the demo prints\n%s\n`make picture` makes it again", shown, printed)
 	}
 	readme, err := os.ReadFile(filepath.Join(repo, "README.md"))
 	must(t, err)
@@ -35,8 +35,8 @@ func TestPictureOfTheREADME(t *testing.T) {
 	}
 }
 
-// terminalPicture returns an SVG of a terminal of 80 columns. Its background is its own, so that it can be read on a light page and
-// on a dark one. Viewers have different fonts, so each line has a fixed length.
+// terminalPicture returns an SVG of a terminal of 80 columns. The SVG has a background, so that it can be read on light and on
+// dark pages. Each line has a fixed length, because viewers have different fonts.
 func terminalPicture(text string) []byte {
 	const columns, charWidth, lineHeight, margin = 80, 7.83, 18, 16
 	lines := strings.Split(text, "\n")
@@ -52,7 +52,7 @@ func terminalPicture(text string) []byte {
 		}
 		fmt.Fprintf(&out, `<text x="%d" y="%d" textLength="%g" lengthAdjust="spacingAndGlyphs" xml:space="preserve">`,
 			margin, margin+i*lineHeight+13, float64(utf8.RuneCountInString(line))*charWidth)
-		_ = xml.EscapeText(&out, []byte(line)) // a bytes.Buffer takes all
+		_ = xml.EscapeText(&out, []byte(line)) // writing to a bytes.Buffer never fails
 		out.WriteString("</text>\n")
 	}
 	out.WriteString("</g>\n</svg>\n")
@@ -65,13 +65,11 @@ func pictureText(t *testing.T, picture []byte) string {
 	var svg struct {
 		Lines []string `xml:"g>text"`
 	}
-	if err := xml.Unmarshal(picture, &svg); err != nil {
-		t.Fatal(err)
-	}
+	must(t, xml.Unmarshal(picture, &svg))
 	return strings.Join(svg.Lines, "\n")
 }
 
-// demoTranscript returns what `tuner demo` prints into a pipe, without most of its trials.
+// demoTranscript returns what `tuner demo` prints into a pipe, but only its first four trials.
 func demoTranscript(t *testing.T) string {
 	t.Helper()
 	home := t.TempDir()
@@ -91,7 +89,7 @@ func demoTranscript(t *testing.T) string {
 	var lines []string
 	trials := 0
 	for line := range strings.Lines(strings.ReplaceAll(out.String(), home, "~")) {
-		if progressLine.MatchString(line) { // a slow machine prints more of them
+		if progressLine.MatchString(line) { // the number of these lines depends on the machine's speed
 			continue
 		}
 		if strings.HasPrefix(line, "trial ") && !strings.HasPrefix(line, "trial     ") {
@@ -113,8 +111,8 @@ var (
 	spaces       = regexp.MustCompile(`\s+`)
 )
 
-// form returns a text without its figures, and without its line breaks, which depend on the figures.
+// form returns a text without its figures and its line breaks. The width of the figures decides where lines break.
 func form(text string) string {
-	text = strings.ReplaceAll(text, " *\n", "\n") // the figures decide which trial is the best so far
+	text = strings.ReplaceAll(text, " *\n", "\n") // a star marks the best trial so far, which depends on the figures
 	return spaces.ReplaceAllString(digits.ReplaceAllString(text, "N"), " ")
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -15,42 +14,37 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// `check` refuses whatever `run` refuses before a server starts, with the same message and exit code. A refused run leaves no
-// study that list would show as running.
+// `check` refuses whatever `run` refuses before a server starts, with the same message and exit code. After a refused run, list
+// shows no running study.
 func TestCheckRefusesWhatRunRefuses(t *testing.T) {
-	model := t.TempDir() // without weights
+	unweighted, whole := t.TempDir(), t.TempDir() // two models; only the second one has weights
 	script := filepath.Join(t.TempDir(), "vllm")
-	if err := errors.Join(os.WriteFile(filepath.Join(model, "config.json"), []byte("{}"), 0o644),
-		os.WriteFile(script, []byte("#!/bin/sh\necho '  --max-num-seqs N'\n"), 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	whole := t.TempDir()
-	if err := errors.Join(os.WriteFile(filepath.Join(whole, "config.json"), []byte("{}"), 0o644),
-		os.WriteFile(filepath.Join(whole, "model.safetensors"), []byte("weights"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(unweighted, "config.json"), []byte("{}"), 0o644),
+		os.WriteFile(filepath.Join(whole, "config.json"), []byte("{}"), 0o644),
+		os.WriteFile(filepath.Join(whole, "model.safetensors"), []byte("weights"), 0o644),
+		os.WriteFile(script, []byte("#!/bin/sh\necho '  --max-num-seqs N'\n"), 0o755))
 	const simulated = "server: {simulate: small-fast}\nmodel: m\n"
-	real := "model: " + model + "\nserver: {command: [" + script + "], gpu: none}\n"
+	real := "model: " + unweighted + "\nserver: {command: [" + script + "], gpu: none}\n"
 	for _, c := range []struct {
 		name string
-		file string                         // added to what all files have
+		file string                         // lines of the study file; the test adds the lines that all rows share
 		set  func(t *testing.T, dir string) // prepares the study's directory
-		edit func(text string) string       // of the file
+		edit func(text string) string       // changes the study file
 		want string
 		code int
 	}{
 		{name: "a model's directory without weights", file: real, want: "--load-format, dummy", code: exitUsage},
-		{name: "a model that is not there", file: strings.Replace(real, model, model+"/none", 1), want: "holds no config.json", code: exitUsage},
+		{name: "a model that is not there", file: strings.Replace(real, unweighted, unweighted+"/none", 1), want: "holds no config.json", code: exitUsage},
 		{name: "no server", file: strings.Replace(real, script, "/no/such/vllm", 1), want: "/no/such/vllm", code: exitUsage},
-		{name: "a copy within the model", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, model_copy: "+whole+"/copy").Replace(real), want: "inside the model's own folder", code: exitUsage},
-		{name: "an unknown flag", file: strings.NewReplacer(model, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
-		{name: "a file in the place of the root", file: simulated, set: func(t *testing.T, dir string) {
+		{name: "a copy within the model", file: strings.NewReplacer(unweighted, whole, "gpu: none", "gpu: none, model_copy: "+whole+"/copy").Replace(real), want: "inside the model's own folder", code: exitUsage},
+		{name: "an unknown flag", file: strings.NewReplacer(unweighted, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
+		{name: "the root is a file", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
 		}, want: "a file stands where its path has a directory", code: exitUsage},
 		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, live.RecordFile), []byte("no record"), 0o644))
 		}, want: "names the server that a killed run may have left", code: exitUsage},
-		{name: "a part of the study that is a link", file: simulated, set: func(t *testing.T, dir string) {
+		{name: "a directory of the study is a link", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.Symlink(t.TempDir(), filepath.Join(dir, "fence")))
 		}, want: "is a link", code: exitUsage},
 		{name: "another world", file: simulated, set: measuredStudy, want: "the world changed", code: exitWorld},
@@ -94,11 +88,11 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 			})
 			for who, said := range map[string]string{"check": byCheck, "run": byRun} {
 				if !strings.Contains(said, c.want) {
-					t.Errorf("%s refuses with %q, want %q", who, said, c.want)
+					t.Errorf("%s refuses with %q, want %q in it", who, said, c.want)
 				}
 			}
 			if after, _ := os.ReadDir(dir); len(after) != len(before) && c.set == nil {
-				t.Errorf("the refused run has left a study: %v", after)
+				t.Errorf("the refused run left a study: %v", after)
 			}
 		})
 	}
@@ -110,11 +104,4 @@ func measuredStudy(t *testing.T, dir string) {
 	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s", World: map[string]string{"model": "another"}}, studies.Options{})
 	must(t, err)
 	must(t, store.Begin(studies.Trial{}), store.Record(0, trial.Probe{}), store.Close())
-}
-
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -28,8 +28,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, like those of the demo. It compares the end of the
-// study with its beginning: the time of a commit, the bytes it adds, and the time of a reader.
+// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, copied from a trial of the demo. It compares the last
+// tenth of the study with the first: the time of a commit, and the bytes that it adds. It also measures the readers.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
 	trials := 200
@@ -39,15 +39,11 @@ func TestALongStudy(t *testing.T) {
 	root := t.TempDir()
 	template := demoTrial(t)
 	file, err := studyfile.Parse("demo.yaml", demoFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := filepath.Join(root, "long")
 	is := studies.New{Name: "long", Seed: 1, File: file.Text, World: file.World()}
 	store, _, err := studies.Open(context.Background(), dir, is, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	filling := &filler{store: store, template: template, random: rand.New(rand.NewPCG(1, 1))}
 	table := fmt.Sprintf("%8s %12s %12s %12s %12s\n", "trials", "commit ms", "p99 ms", "kB/probe", "snapshots MB")
 	var first, last tenth
@@ -61,45 +57,34 @@ func TestALongStudy(t *testing.T) {
 		table += fmt.Sprintf("%8d %12.2f %12.2f %12.2f %12.1f\n", trials*(part+1)/10, render.InMilliseconds(last.commit), render.InMilliseconds(took[len(took)*99/100]),
 			float64(last.size)/1e3/float64(8*trials*(part+1)/10), float64(sizes(t, filepath.Join(dir, "snap")))/1e6)
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	table += readerTimes(t, dir, "STUDY", 0) + readerTimes(t, whereNoneMet(t, dir, is), "NONE-MET", exitNothingMet)
 	t.Logf("%d trials of 8 probes; medians\n%s", trials, table)
-	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials the machine matters more than the store
+	if last.commit > 3*first.commit && trials > 1000 { // with fewer trials, other work on the machine affects the times more than the store does
 		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
 	}
 	if path := os.Getenv("BENCH_STORE"); path != "" {
 		text := fmt.Sprintf("# A long study\n\n%d trials with 8 probes each, by `make bench-store` at %s on a local disk, %s.\n\n```\n%s```\n", trials,
 			os.Getenv("STORE_COMMIT"), time.Now().Format(time.DateOnly), table)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 }
 
+// A tenth is what was measured in one tenth of the trials.
 type tenth struct {
-	commit time.Duration
-	size   int64
+	commit time.Duration // median time of a commit
+	size   int64         // bytes of the database at the end of the tenth
 }
 
-// demoTrial is a finished trial with its probes on a simulated H200.
+// demoTrial returns a finished trial on a simulated H200, with its probes.
 func demoTrial(t *testing.T) studies.Trial {
 	t.Helper()
 	root := t.TempDir()
 	file, err := demoStudy(root, "random", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	file.Budget.Trials = 2
-	if err := runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}); err != nil {
-		t.Fatal(err)
-	}
-	study, err := studies.ReadSnapshot(filepath.Join(root, file.Name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return study.Trials[1]
+	must(t, runStudy(context.Background(), file, runOptions{root: root, stdout: new(strings.Builder), stderr: new(strings.Builder)}))
+	return snapshot(t, filepath.Join(root, file.Name)).Trials[1]
 }
 
 // A filler stores many similar trials.
@@ -109,19 +94,14 @@ type filler struct {
 	random   *rand.Rand
 }
 
-// trials stores the trials with these numbers, and returns the commit time of each probe.
+// trials stores the trials from number from to number to-1, and returns the commit time of each probe.
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
-	try := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for n := from; n < to; n++ {
 		next := f.template
 		next.Number, next.Began = n, time.Now()
 		next.Point = space.Point{"max-num-seqs": strconv.Itoa(16 + f.random.IntN(1000)), "gpu-memory-utilization": strconv.FormatFloat(f.random.Float64(), 'g', 3, 64)}
-		try(f.store.Begin(next))
+		must(t, f.store.Begin(next))
 		for seq := range 8 {
 			p := f.template.Probes[seq%len(f.template.Probes)]
 			p.Seq, p.Measurement.Series = seq, slices.Clone(p.Measurement.Series)
@@ -129,19 +109,19 @@ func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 				p.Measurement.Series[i].Chunks = f.random.IntN(1500)
 			}
 			began := time.Now()
-			try(f.store.Record(n, p))
+			must(t, f.store.Record(n, p))
 			took = append(took, time.Since(began))
 		}
 		r := f.template.Result
 		if r.Capacity.Rate *= 0.5 + f.random.Float64()/2; n%7 == 3 {
 			r = trial.Result{Outcome: trial.Infeasible, Class: "oom-start", Evidence: "torch.OutOfMemoryError: CUDA out of memory.", GPUTime: time.Minute}
 		}
-		try(f.store.Finish(n, r))
+		must(t, f.store.Finish(n, r))
 	}
 	return took
 }
 
-// sizes sums the sizes of the files in a directory.
+// sizes returns the sum of the sizes of all files below a directory.
 func sizes(t *testing.T, dir string) (sum int64) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
@@ -154,43 +134,33 @@ func sizes(t *testing.T, dir string) (sum int64) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return sum
 }
 
-// whereNoneMet copies a study so that no trial meets the SLO: a reader then looks for the nearest one. The copy has the schema
-// before checksums, so that its rows can be changed; its next owner adds checksums.
+// whereNoneMet copies a study and changes the copy so that no trial meets the SLO. A reader then searches for the trial nearest to
+// the SLO. The copy gets the schema before checksums, so that its rows can be changed. Opening it adds checksums.
 func whereNoneMet(t *testing.T, dir string, is studies.New) string {
 	t.Helper()
 	other := filepath.Join(t.TempDir(), "none-met")
-	path := filepath.Join(other, "study.db") // the first schema keeps it there
-	if err := os.MkdirAll(other, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	path := filepath.Join(other, "study.db") // the database's path in the first schema
+	must(t, os.MkdirAll(other, 0o755))
 	if _, err := studies.Export(t.Context(), dir, path); err != nil {
 		t.Fatal(err)
 	}
 	db, err := sql.Open("sqlite3", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = db.Exec(withoutSums+`UPDATE trials SET bound=? WHERE bound<>''`, capacity.AtMost)
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	store, resumed, err := studies.Open(t.Context(), other, is, studies.Options{})
 	if err != nil || !resumed {
 		t.Fatalf("resumed %t: %v", resumed, err)
 	}
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Close())
 	return other
 }
 
-// withoutSums turns a study of schema 5, without changes of its world, into one of schema 3.
+// withoutSums is SQL that converts a study from schema 5 to schema 3, which has no checksums. The study must have no changes of its world.
 const withoutSums = `PRAGMA user_version=3; PRAGMA application_id=0;
 ALTER TABLE studies DROP COLUMN holds; ALTER TABLE studies DROP COLUMN sum; ALTER TABLE world DROP COLUMN sum;
 ALTER TABLE trials DROP COLUMN holds_rows; ALTER TABLE trials DROP COLUMN holds_sum; ALTER TABLE trials DROP COLUMN sum;
@@ -199,7 +169,7 @@ ALTER TABLE ledger DROP COLUMN sum; ALTER TABLE priors DROP COLUMN sum; ALTER TA
 DROP TABLE changes;
 `
 
-// readerTimes reports the time of best and status as processes, with the snapshot in the page cache.
+// readerTimes returns lines with the wall times of `tuner best` and `tuner status`. The page cache has the snapshot.
 func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {

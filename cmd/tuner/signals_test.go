@@ -15,22 +15,16 @@ import (
 	"vllmtuner/studies/logs"
 )
 
-// A terminal that closes ends the tuner as SIGTERM does, unless nohup ignores the signal.
+// When its terminal closes, the tuner ends as after SIGTERM, unless it runs under nohup.
 func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	t.Parallel()
-	hangups := make(chan os.Signal, 1) // without a handler here, the children of a test under nohup would ignore SIGHUP
+	hangups := make(chan os.Signal, 1) // if the test runs under nohup, this handler keeps its children from ignoring SIGHUP
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := log.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	must(t, err)
+	defer func() { must(t, log.Close()) }()
 	line := func(n int) {
 		t.Helper()
 		if _, err := fmt.Fprintf(log, "line %d\n", n); err != nil {
@@ -41,24 +35,20 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	hangUp := func(f *followed) {
 		t.Helper()
 		f.waitFor(t, "line 0\n")
-		if err := f.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.cmd.Process.Signal(syscall.SIGHUP))
 	}
 	plain := follow(t, "small", "0", "--root", root)
 	hangUp(plain)
 	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "stopped following the log of trial") {
-		t.Errorf("after SIGHUP it ends with %d and printed %q", code, &plain.seen)
+		t.Errorf("after SIGHUP tuner logs ends with %d and printed %q", code, &plain.seen)
 	}
 	kept := followBy(t, "sh", "-c", `trap "" HUP; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
 	hangUp(kept)
 	line(1)
 	kept.waitFor(t, "line 1\n")
-	if err := kept.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.cmd.Process.Signal(syscall.SIGTERM))
 	if code := kept.end(t); code != exitInterrupted {
-		t.Errorf("under nohup, after SIGHUP and SIGTERM, it ends with %d and printed %q", code, &kept.seen)
+		t.Errorf("under nohup, after SIGHUP and SIGTERM, tuner logs ends with %d and printed %q", code, &kept.seen)
 	}
 }
 
@@ -66,12 +56,9 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 func TestATunerLeavesNoCore(t *testing.T) {
 	root, store := aLiveStudy(t)
 	log, err := logs.Create(store.Dir(), 0)
-	if err == nil {
-		_, err = fmt.Fprintln(log, "line 0")
-	}
-	if err = errors.Join(err, log.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	_, err = fmt.Fprintln(log, "line 0")
+	must(t, err, log.Close())
 	dumps := func(cmd *exec.Cmd) bool {
 		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 		if !status.Signaled() || status.Signal() != syscall.SIGABRT {
@@ -83,17 +70,15 @@ func TestATunerLeavesNoCore(t *testing.T) {
 	t.Chdir(dir)
 	other := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", "ulimit -Sc unlimited; kill -ABRT $$")
 	if err := other.Run(); err == nil || !dumps(other) {
-		t.Skip("no process leaves a core here, so that it cannot be seen whether the tuner does: allow it (ulimit -Hc, kernel.core_pattern)")
+		t.Skip("this machine allows no core dumps, so the test would prove nothing: allow them (ulimit -Hc, kernel.core_pattern)")
 	}
 	t.Setenv("GOTRACEBACK", "crash")
 	f := followBy(t, "sh", "-c", `ulimit -Sc unlimited; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
 	f.waitFor(t, "line 0\n")
-	if err := f.cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.cmd.Process.Signal(syscall.SIGQUIT))
 	f.end(t)
 	if dumps(f.cmd) {
-		t.Error("the tuner left a core")
+		t.Error("the tuner left a core dump")
 	}
 	cores, err := filepath.Glob("core*")
 	for _, core := range cores {

@@ -21,8 +21,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// smallStudy is a study of the simulated small-fast server. %s chooses how it runs: as a child process over HTTP, or in virtual
-// time. Under the reset protocol no result depends on earlier measurements.
+// smallStudy is a study of the simulated small-fast server. %s makes the server a child process that is measured over HTTP, or
+// simulates it in virtual time. Under the reset protocol no result depends on earlier measurements.
 const smallStudy = `version: 1
 name: small
 model: example/small-fast
@@ -49,14 +49,12 @@ const (
 func writeStudy(t *testing.T, reach string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, smallStudy, reach, trials, seconds), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, fmt.Appendf(nil, smallStudy, reach, trials, seconds), 0o644))
 	return path
 }
 
-// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too: its limit is a minute, and its answers have one token,
-// so that no time between tokens is missed.
+// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too. Its TTFT limit is a minute, and its answers
+// have one token, so there is no time between tokens that a busy machine could lengthen.
 func writePatientStudy(t *testing.T, server string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")
@@ -69,25 +67,21 @@ func writePatientStudy(t *testing.T, server string, trials int, seconds float64)
 func snapshot(t *testing.T, dir string) studies.Study {
 	t.Helper()
 	s, err := studies.ReadSnapshot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
-// start runs the command in the background.
+// start starts the command and returns it with its standard error.
 func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	cmd := tunerCommand(context.WithoutCancel(t.Context()), t, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	return cmd, &stderr
 }
 
-// serverRecord returns the process record of the study's server, once there is one.
+// serverRecord returns the process record of the study's server. It returns false if there is none.
 func serverRecord(dir string) (proc.Record, bool) {
 	text, err := os.ReadFile(filepath.Join(dir, live.RecordFile))
 	if err != nil {
@@ -97,8 +91,8 @@ func serverRecord(dir string) (proc.Record, bool) {
 	return r, json.Unmarshal(text, &r) == nil
 }
 
-// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run finishes it with the probes
-// that it had.
+// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run keeps the stored probes and
+// finishes the study.
 func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	t.Parallel()
 	path, root := writePatientStudy(t, overHTTP, 3, 2), t.TempDir()
@@ -120,13 +114,11 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	if !ok {
 		t.Fatal("a trial runs, but no record of its server is kept")
 	}
-	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(syscall.SIGKILL))
 	if err := cmd.Wait(); err == nil {
-		t.Fatal("the killed study ended well")
+		t.Fatal("the killed tuner ended without an error")
 	}
-	command(t, "status", "small", "--root", root) // readers still work
+	command(t, "status", "small", "--root", root) // a killed study can still be read
 
 	out := command(t, "run", path, "--root", root)
 	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "3 of 3 trials done") {
@@ -134,7 +126,7 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	}
 	killed, err := proc.Reclaim(record)
 	if err != nil || len(killed) > 0 {
-		t.Errorf("of the killed run's server %v were left, %v", killed, err)
+		t.Errorf("processes %v of the killed run's server were left, %v", killed, err)
 	}
 	after := snapshot(t, dir)
 	for i, was := range had.Trials {
@@ -150,25 +142,21 @@ func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
 	}
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
 	if err != nil || len(logs) != 3 {
-		t.Errorf("there are logs %v, want three", logs)
+		t.Errorf("there are the logs %v, want three", logs)
 	}
 }
 
 func equalJSON(t *testing.T, a, b any) bool {
 	t.Helper()
 	x, err := json.Marshal(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	y, err := json.Marshal(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return bytes.Equal(x, y)
 }
 
-// One study runs in virtual time and over HTTP, on the same code: only the clock and the network differ. Both choose the same
-// points. Probes with the same draw and rate have the same requests, and latencies that agree.
+// One study runs in virtual time and over HTTP. Both runs begin with the same point. Probes of the same point at the same rate have
+// the same requests and similar latencies.
 func TestBothLoadsAgree(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	root := t.TempDir()
@@ -183,7 +171,7 @@ func TestBothLoadsAgree(t *testing.T) {
 	for i, http := range measured[overHTTP].Trials {
 		virtual := measured[inVirtual].Trials[i]
 		if i == 0 && http.Point.String() != virtual.Point.String() {
-			t.Fatalf("trial 0 is %s and %s", http.Point, virtual.Point)
+			t.Fatalf("trial 0 is %s over HTTP and %s in virtual time", http.Point, virtual.Point)
 		}
 		for _, h := range http.Probes {
 			for _, v := range virtual.Probes {
@@ -209,10 +197,10 @@ func TestBothLoadsAgree(t *testing.T) {
 	}
 }
 
-// near reports whether a and b differ by at most a share of b, or by so many milliseconds.
-func near(a, b, part, ms float64) bool { return math.Abs(a-b) <= max(part*b, ms) }
+// near reports whether a and b, in ms, differ by at most a share of b or by at most a number of ms.
+func near(a, b, share, ms float64) bool { return math.Abs(a-b) <= max(share*b, ms) }
 
-// The second tuner on one study refuses, names the owner, and does no harm.
+// A second tuner on one study refuses to run, names the owner, and changes nothing.
 func TestSecondTunerRefuses(t *testing.T) {
 	t.Parallel()
 	path, root := writePatientStudy(t, overHTTP, 6, 2), t.TempDir()
@@ -236,57 +224,13 @@ func TestSecondTunerRefuses(t *testing.T) {
 	}
 	result := filepath.Join(t.TempDir(), "result.txt")
 	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
-	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(result, []byte(row), 0o644))
 	importing := tunerCommand(t.Context(), t, "import", path, result, "--root", root)
 	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
 		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first finishes its probe and stops
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first tuner finishes its probe and stops
 		t.Fatal(err)
-	}
-}
-
-// A simulated study is killed at many moments. The next run ends with the same points, probes and answers as without a kill.
-func TestASimulatedStudySurvivesKills(t *testing.T) {
-	t.Parallel()
-	plainTuner(t, "a killed tuner reports no race; package tuner resumes studies with the race detector")
-	const kills, trials = 4, 10
-	path, whole := writeStudy(t, inVirtual, trials, 60), t.TempDir()
-	command(t, "run", path, "--root", whole)
-	want := snapshot(t, filepath.Join(whole, "small"))
-
-	root := t.TempDir()
-	dir := filepath.Join(root, "small")
-	done := func() bool {
-		s, err := studies.ReadSnapshot(dir)
-		return err == nil && s.State == studies.Done
-	}
-	for i := range kills {
-		cmd, _ := start(t, "run", path, "--root", root)
-		time.Sleep(time.Duration(300+400*i) * time.Millisecond)
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = cmd.Wait() // killed, or done before the kill
-		if done() {
-			break
-		}
-	}
-	if !done() {
-		command(t, "run", path, "--root", root)
-	}
-	got := snapshot(t, dir)
-	if len(got.Trials) != trials || len(want.Trials) != trials {
-		t.Fatalf("%d and %d trials, want %d", len(got.Trials), len(want.Trials), trials)
-	}
-	for i, w := range want.Trials {
-		g := got.Trials[i]
-		if g.Point.String() != w.Point.String() || !equalJSON(t, g.Result.Capacity, w.Result.Capacity) || len(g.Probes) != len(w.Probes) {
-			t.Errorf("trial %d is %s with %g req/s of %d probes, want %s with %g of %d", i,
-				g.Point, g.Result.Capacity.Rate, len(g.Probes), w.Point, w.Result.Capacity.Rate, len(w.Probes))
-		}
 	}
 }
 

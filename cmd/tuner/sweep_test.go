@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/csv"
-	"errors"
 	"math"
 	"os"
 	"os/exec"
@@ -16,24 +15,20 @@ import (
 	"unicode/utf8"
 )
 
-// manualTables holds the tables of the sweeps that were run by hand.
+// manualTables is the directory with the tables of the sweeps that were run by hand.
 const manualTables = repo + "/serverctl/sim/testdata/seed"
 
 func readTable(t *testing.T, path string) [][]string {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	records, err := csv.NewReader(f).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return records
 }
 
-// sweepExample sweeps a shipped example. It returns the folder with the tables, and the output.
+// sweepExample sweeps one of docs/examples. It returns the folder with the tables, and the output.
 func sweepExample(t *testing.T, name string, flags ...string) (dir, printed string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -41,7 +36,7 @@ func sweepExample(t *testing.T, name string, flags ...string) (dir, printed stri
 	return dir, command(t, args...)
 }
 
-// sameLayout checks that a table has the head and the first column of a manual one.
+// sameLayout checks that a table has the head and the first column of the manual one.
 func sameLayout(t *testing.T, name string, got, want [][]string) {
 	t.Helper()
 	if strings.Join(got[0], ",") != strings.Join(want[0], ",") || len(got) < len(want) {
@@ -54,7 +49,7 @@ func sameLayout(t *testing.T, name string, got, want [][]string) {
 	}
 }
 
-// deviation is the mean of |ln(got/want)| over the cells that were measured.
+// deviation returns the mean of |ln(got/want)| over the cells that were measured by hand.
 func deviation(t *testing.T, name string, got, want [][]string) float64 {
 	t.Helper()
 	sum, n := 0.0, 0
@@ -75,28 +70,28 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 	return sum / float64(n)
 }
 
-// The shipped sweep has the layout of the manual one, and nearly its figures.
+// The example phase1 has the layout of the manual sweep and similar figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "phase1")
 	for _, row := range []struct {
 		table string
-		most  float64 // of the mean deviation, in natural logarithms
+		limit float64 // largest mean deviation, in natural logarithms
 	}{
 		{"ttft_p99_ms", 0.16}, {"tpot_p99_ms", 0.08}, {"output_tok_s", 0.02}, {"max_concurrent", 0.08}, {"baseline_detail", 0.15},
 	} {
 		name := "phase1_" + row.table + ".csv"
 		got, want := readTable(t, filepath.Join(dir, name)), readTable(t, filepath.Join(manualTables, name))
-		if row.table == "baseline_detail" { // failed requests have no logarithm
+		if row.table == "baseline_detail" { // the last row counts failed requests, and 0 has no logarithm
 			got, want = got[:len(want)-1], want[:len(want)-1]
 		}
 		sameLayout(t, name, got, want)
 		off := deviation(t, name, got, want)
-		if off > row.most {
-			t.Errorf("%s differs by %.1f %% in the mean, want at most %.0f", name, 100*off, 100*row.most)
+		if off > row.limit {
+			t.Errorf("%s differs by %.1f %% on average, want at most %.0f %%", name, 100*off, 100*row.limit)
 		}
-		t.Logf("%-16s differs by %.1f %% in the mean", row.table, 100*off)
+		t.Logf("%-16s differs by %.1f %% on average", row.table, 100*off)
 	}
 	got, want := readTable(t, filepath.Join(dir, "phase1_slo.csv")), readTable(t, filepath.Join(manualTables, "phase1_slo.csv"))
 	sameLayout(t, "phase1_slo.csv", got, want)
@@ -113,16 +108,14 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	}
 	t.Logf("%d of %d verdicts are the same", same, cells)
 	if same < 75 || cells != 80 {
-		t.Errorf("%d of %d verdicts are those of the manual sweep, want 75 of 80", same, cells)
+		t.Errorf("%d of %d verdicts agree with the manual sweep, want 75 of 80", same, cells)
 	}
-	simulated, gained := readTable(t, filepath.Join(dir, "phase1_winners.csv")), readTable(t, filepath.Join(manualTables, "phase1_winners.csv"))
+	simulated, manual := readTable(t, filepath.Join(dir, "phase1_winners.csv")), readTable(t, filepath.Join(manualTables, "phase1_winners.csv"))
 	page, err := os.ReadFile(filepath.Join(repo, "docs", "sweep.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for r := 1; r < len(gained); r++ {
-		if row := "\n| `" + gained[r][0] + "` | " + simulated[r][2] + " | " + gained[r][2] + " |\n"; !strings.Contains(string(page), row) {
-			t.Errorf("docs/sweep.md has no row %q of the simulated and the measured highest rate", row)
+	must(t, err)
+	for r := 1; r < len(manual); r++ {
+		if row := "\n| `" + manual[r][0] + "` | " + simulated[r][2] + " | " + manual[r][2] + " |\n"; !strings.Contains(string(page), row) {
+			t.Errorf("docs/sweep.md has no row %q with the simulated and the measured highest rate", row)
 		}
 	}
 	for _, name := range []string{"configs", "winners"} {
@@ -140,7 +133,8 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// With EAGLE-3 no draft is accepted here: drafting costs memory and time, so the config breaks the limits before the baseline does.
+// In this sweep no draft of EAGLE-3 is accepted. Drafting costs memory and time, so EAGLE-3 breaks the limits at a lower rate than
+// the baseline.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
@@ -148,15 +142,15 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	got, want := readTable(t, filepath.Join(dir, "eagle3_slo.csv")), readTable(t, filepath.Join(manualTables, "eagle3_ttft_p99_ms.csv"))
 	sameLayout(t, "eagle3_slo.csv", got, want)
 	if got[1][2] != "PASS" || got[8][2] != "FAIL (TTFT+TPOT)" {
-		t.Errorf("EAGLE-3 gives %v and %v, want a pass at 0.5 req/s and none of the limits at 3", got[1], got[8])
+		t.Errorf("EAGLE-3 gives %v and %v, want a pass at 0.5 req/s, and both limits broken at 3 req/s", got[1], got[8])
 	}
 	winners := readTable(t, filepath.Join(dir, "eagle3_winners.csv"))
 	if percent, err := strconv.Atoi(winners[2][3]); err != nil || percent > -25 || winners[2][1] != "no" {
-		t.Errorf("EAGLE-3 is %v, want that it loses a quarter at least", winners[2])
+		t.Errorf("EAGLE-3 is %v, want at least a quarter less than the baseline", winners[2])
 	}
 	configs := readTable(t, filepath.Join(dir, "eagle3_configs.csv"))
 	if kv, err := strconv.ParseFloat(configs[2][len(configs[2])-2], 64); err != nil || math.Abs(kv-50.09) > 0.02 {
-		t.Errorf("beside the drafter the KV cache has %v, want 50.09 GiB", configs[2])
+		t.Errorf("with the drafter loaded the config is %v, want a KV cache of 50.09 GiB", configs[2])
 	}
 	if !strings.Contains(printed, "note: speculation was measured on a workload whose acceptance rate means nothing") {
 		t.Error("the figures are not marked as meaningless for real prompts")
@@ -164,28 +158,28 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	fits(t, printed)
 }
 
-// The closed loop on the L4 has the columns of the measured one, and nearly its figures. One slow first request, which raised a
-// measured p95, is not simulated.
+// The simulated closed loop on the L4 has the columns of the measured one and similar figures. It has no slow first request like
+// the one that raised a measured p95.
 func TestL4IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	dir, printed := sweepExample(t, "l4")
 	got, want := readTable(t, filepath.Join(dir, "l4_sweep.csv")), readTable(t, filepath.Join(manualTables, "l4_sweep.csv"))
 	sameLayout(t, "l4_sweep.csv", got, want)
-	for c, most := range map[int]float64{1: 0.06, 2: 0.06, 3: 0.2, 5: 0.03, 6: 0.2, 7: 0.05, 8: 0.05} {
+	for c, limit := range map[int]float64{1: 0.06, 2: 0.06, 3: 0.2, 5: 0.03, 6: 0.2, 7: 0.05, 8: 0.05} {
 		column := func(table [][]string) (of [][]string) {
 			for _, row := range table {
 				of = append(of, []string{row[0], row[c]})
 			}
 			return of
 		}
-		if off := deviation(t, want[0][c], column(got), column(want)); off > most {
-			t.Errorf("%s differs by %.1f %% in the mean, want at most %.0f", want[0][c], 100*off, 100*most)
+		if off := deviation(t, want[0][c], column(got), column(want)); off > limit {
+			t.Errorf("%s differs by %.1f %% on average, want at most %.0f %%", want[0][c], 100*off, 100*limit)
 		}
 	}
 	fits(t, printed)
 }
 
-// fits checks that every line fits a terminal.
+// fits checks that every line fits into 80 columns and ends without blanks.
 func fits(t *testing.T, printed string) {
 	t.Helper()
 	for line := range strings.Lines(printed) {
@@ -209,25 +203,19 @@ slo: {ttft_p90: 10s}
 workload: {kind: random, input_tokens: 64, output_tokens: 8}
 sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {requests: 0}, cooldown: 10m}
 `
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o644))
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "sweep", path, "--root", dir)
 	var stdout bytes.Buffer
 	cmd.Stdout = &stdout
 	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	said, found := "", false
+	must(t, err)
+	must(t, cmd.Start())
+	printed, found := "", false
 	for chunk := make([]byte, 4096); !found; {
 		n, err := stderr.Read(chunk)
-		said += string(chunk[:n])
-		if found = strings.Contains(said, "a at 10 req/s: PASS"); err != nil {
-			t.Fatalf("no rate was measured: %v\n%s", err, said)
+		printed += string(chunk[:n])
+		if found = strings.Contains(printed, "a at 10 req/s: PASS"); err != nil {
+			t.Fatalf("no rate was measured: %v\n%s", err, printed)
 		}
 	}
 	record, ok := serverRecord(filepath.Join(dir, "slow_sweep"))
@@ -239,29 +227,26 @@ sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {reques
 		t.Errorf("a second sweep of the same file ends with %v: %s", err, out)
 	}
 	began := time.Now()
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(syscall.SIGINT))
 	rest := new(bytes.Buffer)
 	if _, err := rest.ReadFrom(stderr); err != nil {
 		t.Fatal(err)
 	}
-	err = cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != exitInterrupted {
+	if err = cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
 		t.Errorf("interrupted, the sweep ends with %v\n%s", err, rest)
 	}
 	if took := time.Since(began); took > time.Minute {
-		t.Errorf("the end took %s: it waited for the pause", took)
+		t.Errorf("the sweep took %s to end: it waited for the cooldown", took)
 	}
 	for _, want := range []string{"\n10.00 PASS -\n", "\n20.00    - -\n", "a (baseline)       10.00        -          not measured\nb                      -        -          not measured\n\nAt 10"} {
 		if !strings.Contains(stdout.String(), want) {
-			t.Errorf("what there is has no %q:\n%s", want, &stdout)
+			t.Errorf("the tables have no %q:\n%s", want, &stdout)
 		}
 	}
 	if !strings.Contains(rest.String(), "the sweep was interrupted; the tables hold what was measured") {
-		t.Errorf("it says\n%s", rest)
+		t.Errorf("after the interrupt the sweep says\n%s", rest)
 	}
 	if err := syscall.Kill(record.PID, 0); err == nil {
-		t.Errorf("server process %d is left", record.PID)
+		t.Errorf("server process %d still runs", record.PID)
 	}
 }

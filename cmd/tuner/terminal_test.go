@@ -22,14 +22,14 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A screen is a terminal of so many columns: the lines that it shows, and those that have scrolled away.
+// A screen emulates a terminal. Lines that have scrolled away stay in rows.
 type screen struct {
 	width   int
-	rows    [][]string // by column; "" is the second half of a wide character
+	rows    [][]string // each row has a character for each column; "" is the second half of a wide character
 	row     int
 	col     int
-	wrapped []string // lines that went over the last column
-	pages   int      // how often the other page was taken less how often it was left
+	wrapped []string // lines that were longer than width
+	pages   int      // switches to the alternate screen minus switches back
 }
 
 func (s *screen) write(text string) {
@@ -59,8 +59,9 @@ func (s *screen) write(text string) {
 	}
 }
 
-func (s *screen) control(what string) {
-	switch what {
+// control obeys a control sequence, given without its ESC [.
+func (s *screen) control(sequence string) {
+	switch sequence {
 	case "K":
 		for len(s.rows) > s.row && len(s.rows[s.row]) > s.col {
 			s.rows[s.row] = s.rows[s.row][:s.col]
@@ -114,11 +115,11 @@ func (s *screen) String() string {
 	return strings.Join(all, "\n")
 }
 
-// A session is a command on a terminal.
+// A session is a command that runs on a terminal.
 type session struct {
 	cmd     *exec.Cmd
 	tty     *os.File
-	written chan []byte // closed at the end
+	written chan []byte // receives the command's output; closed when the command has ended
 	text    bytes.Buffer
 }
 
@@ -127,11 +128,9 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 	t.Helper()
 	s := &session{cmd: tunerCommand(t.Context(), t, args...), written: make(chan []byte)}
 	s.cmd.Stdout = stdout
-	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // which a terminal knows better
+	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // the terminal's own width must count more than COLUMNS
 	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.tty = tty
 	go func() {
 		defer close(s.written)
@@ -141,7 +140,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 			if n > 0 {
 				s.written <- chunk[:n]
 			}
-			if err != nil { // EIO when the command is gone
+			if err != nil { // the error is EIO when the command has ended
 				return
 			}
 		}
@@ -149,7 +148,7 @@ func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *se
 	return s
 }
 
-// until reads until the command has written the text, or is gone; it reports which.
+// until reads the output up to a text. It returns false if the command ends before that.
 func (s *session) until(want string) bool {
 	for !strings.Contains(s.text.String(), want) {
 		chunk, ok := <-s.written
@@ -161,34 +160,31 @@ func (s *session) until(want string) bool {
 	return true
 }
 
-// end reads the rest. It returns the whole output and the exit code.
+// end reads the rest of the output, and returns all output and the exit code.
 func (s *session) end(t *testing.T) (string, int) {
 	t.Helper()
 	for chunk := range s.written {
 		s.text.Write(chunk)
 	}
-	err := s.cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return s.text.String(), exit.ExitCode()
-	}
-	must(t, err, s.tty.Close())
-	return s.text.String(), 0
+	_ = s.cmd.Wait() // the exit code says how the command ended
+	must(t, s.tty.Close())
+	return s.text.String(), s.cmd.ProcessState.ExitCode()
 }
 
-// On a terminal of any width no line of a run is longer than the terminal, and the last line leaves nothing behind.
+// On a terminal of any width, no line of a run is wider than the terminal, and the progress line is removed completely.
 func TestProgressOnATerminal(t *testing.T) {
 	t.Parallel()
 	for _, columns := range []int{80, 40, 20} {
 		t.Run(fmt.Sprint(columns), func(t *testing.T) {
 			t.Parallel()
 			if columns != 80 {
-				plainTuner(t, "the race detector sees the 80 columns")
+				plainTuner(t, "the case of 80 columns runs with the race detector")
 			}
 			file := filepath.Join(t.TempDir(), "s.yaml")
 			must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
 			s := onTerminal(t, columns, io.Discard, "run", file, "--root", t.TempDir())
 			if !s.until("trial") {
-				t.Fatalf("it ends with\n%s", &s.text)
+				t.Fatalf("the run ended before its first trial:\n%s", &s.text)
 			}
 			text, code := s.end(t)
 			shown := screen{width: columns}
@@ -200,13 +196,13 @@ func TestProgressOnATerminal(t *testing.T) {
 				t.Errorf("lines are wrapped: %q", shown.wrapped)
 			}
 			if !strings.Contains(text, " of 3 tr") {
-				t.Error("no last line was drawn")
+				t.Error("no progress line was drawn")
 			}
 			if strings.Contains(shown.String(), " of 3") {
-				t.Errorf("the last line stays between the rows:\n%s", &shown)
+				t.Errorf("a progress line stays between the rows:\n%s", &shown)
 			}
 			if strings.Contains(text, "0s left") || strings.Contains(text, " 0 s left") {
-				t.Error("nothing is left to wait for")
+				t.Error("the progress line says that 0 s are left")
 			}
 		})
 	}
@@ -234,7 +230,7 @@ budget: {trials: 3}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 `
 
-// ownedStudy is a running study that this process owns.
+// ownedStudy returns a running study that this process owns, and its root.
 func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -243,35 +239,35 @@ func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	return store, root
 }
 
-// A watched study is drawn on a page of its own. At its end the final status stays on the screen.
+// A watched study is drawn on the alternate screen. When the study ends, its last status stays on the normal screen.
 func TestWatchEndsWithTheStudy(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
 	if !s.until("running: 0 of 3 trials done") || !s.until("1 probe, failed") {
-		t.Fatalf("it shows\n%s", &s.text)
+		t.Fatalf("the watched status shows\n%s", &s.text)
 	}
 	must(t, store.SetState(studies.Failed, "the model is gone"), store.Close())
 	text, code := s.end(t)
 	shown := screen{width: 80}
 	shown.write(text)
 	if code != 0 || shown.pages != 0 || len(shown.wrapped) > 0 || !strings.Contains(shown.String(), "failed: 0 of 3 trials done, the model is gone") || strings.Contains(shown.String(), "running") {
-		t.Errorf("exit code %d, %d pages left, wrapped %q, and it leaves\n%s", code, shown.pages, shown.wrapped, &shown)
+		t.Errorf("exit code %d, %d alternate screens not left, wrapped lines %q, and the screen has\n%s", code, shown.pages, shown.wrapped, &shown)
 	}
 	if n := strings.Count(text, "\x1b[2J"); n > 0 {
-		t.Errorf("it clears the screen %d times, which flickers", n)
+		t.Errorf("status --watch clears the whole screen %d times, which flickers", n)
 	}
 }
 
-// Ctrl-C ends the watching and not the study. The command says nothing about unfinished work and restores the terminal.
+// Ctrl-C ends `status --watch` but not the study. The command mentions no unfinished work and restores the terminal.
 func TestWatchIsEndedByCtrlC(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
 	defer func() { must(t, store.Close()) }()
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
-	// Wait for the whole page: on Ctrl-C a terminal drops what it has not shown yet, perhaps half of a control sequence.
+	// Wait for the whole page. On Ctrl-C a terminal drops the text that it has not shown yet, perhaps half of a control sequence.
 	if !s.until("running: 0 of 3 trials done") || !s.until("\x1b[J") {
-		t.Fatalf("it shows\n%s", &s.text)
+		t.Fatalf("the watched status shows\n%s", &s.text)
 	}
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {
 		t.Fatal(err)
@@ -280,11 +276,11 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	shown := screen{width: 80}
 	shown.write(text)
 	if code != 0 || shown.pages != 0 || strings.Contains(text, "tuner:") || !strings.Contains(shown.String(), "running: 0 of 3 trials done") {
-		t.Errorf("exit code %d, %d pages left, and it leaves\n%s", code, shown.pages, &shown)
+		t.Errorf("exit code %d, %d alternate screens not left, and the screen has\n%s", code, shown.pages, &shown)
 	}
 }
 
-// In a pipe a watched status is plain text. It is written again only when something has changed.
+// In a pipe `status --watch` writes plain text, and writes it again only when the study has changed.
 func TestWatchInAPipe(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
@@ -298,11 +294,11 @@ func TestWatchInAPipe(t *testing.T) {
 	must(t, err, cmd.Wait())
 	text := string(first[:n]) + string(rest)
 	if strings.ContainsRune(text, '\x1b') || strings.Count(text, "study     s") != 2 || !strings.Contains(text, "failed: 0 of 3 trials done") {
-		t.Errorf("it writes\n%q", text)
+		t.Errorf("status --watch writes\n%q", text)
 	}
 }
 
-// On a terminal that cannot draw there is no last line and no control character.
+// On a terminal that cannot draw, a run writes no progress line and no control character.
 func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestProgressOnATerminal runs the same study with the race detector")
@@ -313,16 +309,16 @@ func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 80})
 	must(t, err)
 	text, err := io.ReadAll(tty)
-	if err != nil && !errors.Is(err, syscall.EIO) { // which is how a terminal ends
+	if err != nil && !errors.Is(err, syscall.EIO) { // reading from a terminal ends with EIO
 		t.Fatal(err)
 	}
 	must(t, cmd.Wait())
 	if bytes.ContainsRune(text, '\x1b') || !bytes.Contains(text, []byte("trial  2")) {
-		t.Errorf("it writes\n%q", text)
+		t.Errorf("the run writes\n%q", text)
 	}
 }
 
-// The status shows the best trial in every order.
+// However the trials are sorted, the status shows the best one.
 func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 	var study studies.Study
 	for i := range 30 {
@@ -333,7 +329,7 @@ func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 		var text strings.Builder
 		must(t, report.StatusText(&text, study, report.Options{Sort: order}))
 		if !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
-			t.Errorf("by %s it shows\n%s", order, &text)
+			t.Errorf("sorted by %s, the status shows\n%s", order, &text)
 		}
 	}
 }

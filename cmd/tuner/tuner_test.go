@@ -3,27 +3,31 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"vllmtuner/realtime"
 )
 
-// buildTags are those of the Makefile: with them SQLite is in the build cache already.
+// buildTags are the Makefile's tags, so that the build cache has SQLite already.
 const buildTags = "netgo osusergo sqlite_omit_load_extension"
 
-// A suite runs all tests and removes what they share.
+// A suite runs all tests and then removes the plain tuner, which they share.
 type suite struct{ *testing.M }
 
-// Run lets eight tests run at a time, unless -parallel says otherwise: parallel tests here mostly wait for their children.
+// Run lets eight tests run at a time, unless -parallel is given. The parallel tests here mostly wait for their children.
 func (s suite) Run() int {
 	flag.Parse()
 	given := false
@@ -59,12 +63,12 @@ var (
 
 func removePlainTuner() {
 	if plainDir != "" {
-		_ = os.RemoveAll(plainDir) // the tests have ended
+		_ = os.RemoveAll(plainDir) // no test uses it any more
 	}
 }
 
-// plainTuner makes the children of a test run without the race detector, under which a simulated study takes five times the CPU time.
-// The reason says where races in the same code would be found.
+// plainTuner makes the children of a test run without the race detector. With it, a simulated study takes five times the CPU
+// time. The reason says which other test would find a race in the same code.
 func plainTuner(t testing.TB, reason string) {
 	t.Helper()
 	if reason == "" {
@@ -73,7 +77,7 @@ func plainTuner(t testing.TB, reason string) {
 	plainTests.Store(t.Name(), true)
 }
 
-// runsPlain reports whether the test, or one that it is part of, has called plainTuner.
+// runsPlain reports whether the test, or a test that contains it, has called plainTuner.
 func runsPlain(t testing.TB) bool {
 	for name := t.Name(); ; {
 		if _, ok := plainTests.Load(name); ok {
@@ -87,23 +91,21 @@ func runsPlain(t testing.TB) bool {
 	}
 }
 
-// tunerPath returns a program that is the command: a link to the test binary, or the plain tuner.
+// tunerPath returns the path of a program that is the tuner: a link to the test binary, or the plain tuner.
 func tunerPath(t testing.TB) string {
 	t.Helper()
-	path, err := exec.LookPath("tuner") // testscript.Main has put it there
+	path, err := exec.LookPath("tuner") // testscript.Main has put a link into PATH
 	if err == nil && realtime.RaceDetector && runsPlain(t) {
 		path, err = buildPlainTuner()
 	}
 	if err == nil {
 		path, err = filepath.Abs(path)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return path
 }
 
-// tunerCommand returns a command that runs tuner. A study whose server is tuner too finds the same program.
+// tunerCommand returns a command that runs tuner. If the study's server is tuner too, it is the same program.
 func tunerCommand(ctx context.Context, t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	path := tunerPath(t)
@@ -113,6 +115,41 @@ func tunerCommand(ctx context.Context, t testing.TB, args ...string) *exec.Cmd {
 }
 
 func firstInPath(dir, path string) string { return dir + string(os.PathListSeparator) + path }
+
+// must fails the test if one of the errors is not nil.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unusedPort returns a TCP port of 127.0.0.1 on which nothing listens.
+func unusedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer listener.Close()
+	return fmt.Sprint(listener.Addr().(*net.TCPAddr).Port)
+}
+
+// isHealthy waits until the server at the URL is healthy. It returns false at the limit, or when the server has exited.
+func isHealthy(url string, limit time.Duration, exited <-chan struct{}) bool {
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
+		if answer, err := http.Get(url + "/health"); err == nil {
+			answer.Body.Close()
+			if answer.StatusCode == http.StatusOK {
+				return true
+			}
+		}
+		select {
+		case <-exited:
+			return false
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return false
+}
 
 // command runs tuner to its end and returns its standard output.
 func command(t testing.TB, args ...string) string {
@@ -127,7 +164,7 @@ func command(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// runPlainTuner has the rest of a script run the plain tuner.
+// runPlainTuner makes the rest of a script use the plain tuner.
 func runPlainTuner(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: plain")

@@ -22,25 +22,28 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Both tools measure the winner again with this load.
+// These are the least length and the least number of requests of the load with which both tools measure the winner.
 const (
 	compareSeconds     = 10
-	compareMinRequests = 300 // requests
-
-	// The test compares medians of so many rounds, because one disturbance on a shared machine moves a p99 by more than the
-	// band. It repeats rounds in which other work took more than a tenth of the machine, a few at most, and uses the quietest.
-	quietRounds = 3
-	mostRounds  = 6
-	quiet       = 0.10
+	compareMinRequests = 300
 )
 
-// A benchRow has the figures by which the two tools are compared.
+// The test compares the medians of quietRounds rounds, because one disturbance on a shared machine moves a p99 by more than the
+// test allows. It runs more rounds, up to maxRounds, until quietRounds rounds are quiet. A round is quiet if other work took at most
+// maxForeign of the machine. The quietest rounds count.
+const (
+	quietRounds = 3
+	maxRounds   = 6
+	maxForeign  = 0.10
+)
+
+// A benchRow has the figures that are compared between the two tools.
 type benchRow struct {
 	TokensPerSecond float64 `json:"output_throughput"`
 	MedianTPOT      float64 `json:"median_tpot_ms"`
 	P99TTFT         float64 `json:"p99_ttft_ms"`
 	Completed       int     `json:"completed"`
-	foreign         float64 // share of the machine that other processes used
+	foreign         float64 // share of the machine's CPU time that other processes used
 }
 
 func (r benchRow) String() string {
@@ -48,14 +51,14 @@ func (r benchRow) String() string {
 		r.Completed, r.TokensPerSecond, r.MedianTPOT, r.P99TTFT, 100*r.foreign)
 }
 
-// A benchRound is the same load from both tools.
+// A benchRound has the results of both tools with the same load.
 type benchRound struct{ ours, theirs benchRow }
 
 func (r benchRound) foreign() float64 { return max(r.ours.foreign, r.theirs.foreign) }
 
-// compareWinner starts the winner by hand and sends it the same load from vllm bench serve and from tuner bench: Poisson
-// arrivals at the highest rate that passed, lengths from the same distribution, greedy answers of pinned length. Each
-// round has new draws, so that no prompt is in the prefix cache, and the tools take turns in going first.
+// compareWinner starts the winner by hand and sends it the same load from vllm bench serve and from tuner bench. The arrivals are
+// Poisson at the highest rate that passed. The lengths have the same distribution, and answers are greedy and of pinned length.
+// Each round draws new prompts, so that none is in the prefix cache. The tools take turns in going first.
 func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	var best tinyBest
 	if err := s.read(ctx, &best, "best", "tiny"); err != nil {
@@ -67,8 +70,8 @@ func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	defer server.stop()
 
 	var rounds []benchRound
-	isQuiet := func(r benchRound) bool { return r.foreign() <= quiet }
-	for n := 1; n <= mostRounds && lo.CountBy(rounds, isQuiet) < quietRounds; n++ {
+	isQuiet := func(r benchRound) bool { return r.foreign() <= maxForeign }
+	for n := 1; n <= maxRounds && lo.CountBy(rounds, isQuiet) < quietRounds; n++ {
 		rounds = append(rounds, s.round(ctx, t, n, url, rate))
 	}
 	slices.SortStableFunc(rounds, func(a, b benchRound) int { return cmp.Compare(a.foreign(), b.foreign()) })
@@ -85,8 +88,8 @@ func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 
 // round measures the server once with each tool.
 //
-// vllm bench serve stretches its arrivals until the last one is due at N/rate (vllm/benchmarks/serve.py, get_request). Its
-// rate is therefore set to N/window of the tuner's own draw, where N requests are due in exactly that window.
+// vllm bench serve stretches its arrivals so that the last of N requests is due at N/rate (get_request in vllm/benchmarks/serve.py).
+// Its rate is therefore set to N divided by the window in which the tuner sends N requests.
 func (s *tinyRun) round(ctx context.Context, t *testing.T, number int, url string, rate float64) benchRound {
 	t.Helper()
 	seed := uint64(number)
@@ -111,7 +114,7 @@ func (s *tinyRun) round(ctx context.Context, t *testing.T, number int, url strin
 	return r
 }
 
-// runTool runs one of the tools and returns what it prints, and the share of the machine that other work had meanwhile.
+// runTool runs one of the tools. It returns the output, and the share of the machine's CPU time that other processes used meanwhile.
 func (s *tinyRun) runTool(t *testing.T, cmd *exec.Cmd) (out []byte, foreign float64) {
 	t.Helper()
 	server := s.rig.processes(t)
@@ -137,15 +140,14 @@ func checkNear(t *testing.T, what string, ours, theirs, band float64) {
 	}
 }
 
-// medianRow returns the median of each column.
+// medianRow returns the median of each figure over the rounds of one tool.
 func medianRow(rounds []benchRound, tool func(benchRound) benchRow) benchRow {
 	median := func(column func(benchRow) float64) float64 {
 		all := make([]float64, len(rounds))
 		for i, r := range rounds {
 			all[i] = column(tool(r))
 		}
-		slices.Sort(all)
-		return all[len(all)/2]
+		return medianOf(all)
 	}
 	return benchRow{
 		TokensPerSecond: median(func(r benchRow) float64 { return r.TokensPerSecond }),
@@ -156,7 +158,7 @@ func medianRow(rounds []benchRound, tool func(benchRound) benchRow) benchRow {
 	}
 }
 
-// tunerBench sends one window with tuner bench.
+// tunerBench measures one window with tuner bench.
 func (s *tinyRun) tunerBench(ctx context.Context, t *testing.T, url string, rate float64, seed uint64) benchRow {
 	t.Helper()
 	out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
@@ -182,9 +184,7 @@ func (s *tinyRun) vllmBench(ctx context.Context, t *testing.T, url string, n int
 	cmd.Env = s.rig.env()
 	_, foreign := s.runTool(t, cmd)
 	text, err := os.ReadFile(filepath.Join(s.dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	row := benchRow{foreign: foreign}
 	if err := json.Unmarshal(text, &row); err != nil {
 		t.Fatalf("vllm bench serve: %s: %v", name, err)

@@ -26,11 +26,11 @@ type tinyCapacity struct {
 	}
 }
 
-// TestVLLMCapacity searches twice for the capacity of one real server, with different requests and arrivals. The two results must agree
-// within the errors that they state. The probes are short, so the errors are large.
+// TestVLLMCapacity searches twice for the capacity of one real server, with different requests and arrivals. The two results must
+// agree within their own standard errors. The probes are short, so these errors are large.
 func TestVLLMCapacity(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a capacity needs a quiet machine, and is left out of the short form")
+		t.Skip("the short form leaves out the capacity, which needs a quiet machine")
 	}
 	tuner := buildTuner(t)
 	for _, version := range []string{"0.14.1", "0.32.0"} {
@@ -43,7 +43,8 @@ func TestVLLMCapacity(t *testing.T) {
 			defer server.stop()
 			var found [2]tinyCapacity
 			for i := range found {
-				// Two at a time, the tiny model gives some 16 answers of 64 tokens a second: less than the client can ask for beside it.
+				// With two requests at a time, the tiny model gives some 16 answers of 64 tokens a second. The client on the same
+				// machine can send more than that.
 				out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
 					"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096", "--find-capacity",
 					"--rate", "12", "--max-rate", "100", "--requests", "300", "--seconds", "12", "--lead-in", "3s", "--budget", searchBudget(ctx, len(found)-i).String(),
@@ -54,7 +55,7 @@ func TestVLLMCapacity(t *testing.T) {
 			a, b := found[0].Capacity, found[1].Capacity
 			stdErr := math.Hypot(a.StdErr, b.StdErr)
 			if off := math.Abs(math.Log(a.Rate / b.Rate)); a.Bound != "exact" || b.Bound != "exact" || a.StdErr == 0 || b.StdErr == 0 || off > 1.96*stdErr {
-				t.Errorf("%s %.3g and %s %.3g req/s are %.0f %% apart, want exact ones within %.0f %%", a.Bound, a.Rate, b.Bound, b.Rate, 100*off, 196*stdErr)
+				t.Errorf("the capacities, %s %.3g and %s %.3g req/s, differ by %.0f %%, want exact capacities that differ by at most %.0f %%", a.Bound, a.Rate, b.Bound, b.Rate, 100*off, 196*stdErr)
 			}
 		})
 	}
@@ -63,8 +64,8 @@ func TestVLLMCapacity(t *testing.T) {
 // maxSearch is the time for one search on a machine with enough time left.
 const maxSearch = 4 * time.Minute
 
-// searchBudget is the time for each of the remaining searches. A slow machine has used more of the test's time before the first one:
-// then each search gets an equal share of the rest, less a minute to stop the server.
+// searchBudget returns the time for each of the remaining searches. On a slow machine the start takes more of the test's time. Then
+// each search gets an equal share of the time that is left, less a minute to stop the server.
 func searchBudget(ctx context.Context, remaining int) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -73,7 +74,7 @@ func searchBudget(ctx context.Context, remaining int) time.Duration {
 	return min(maxSearch, ((time.Until(deadline) - time.Minute) / time.Duration(remaining)).Round(time.Second))
 }
 
-// capacityIn returns the last answer of the runs.
+// capacityIn returns the last answer in the output of tuner bench.
 func capacityIn(t *testing.T, out []byte) (last tinyCapacity) {
 	t.Helper()
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {

@@ -16,17 +16,17 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// shortFaults is how many of the faults, from the first, the short form tests.
+// shortFaults is the number of faults, from the beginning of realFaults, that the short form tests.
 const shortFaults = 4
 
-// realFaults are the faults that can be made to happen in real vLLM without a GPU.
+// realFaults are the faults that a test can cause in real vLLM without a GPU.
 var realFaults = []fault{
 	{name: "the API server is killed, its engine lives", strike: kills(false, syscall.SIGKILL), class: serverctl.Infrastructure, cause: serverctl.Killed, within: atOnce},
 	{name: "the engine is killed, its API server lives", strike: signals(engineName, syscall.SIGKILL),
 		class: serverctl.Infrastructure, cause: serverctl.Killed, within: 3 * time.Second},
 	{name: "the engine crashes, its API server lives", strike: signals(engineName, syscall.SIGSEGV),
 		class: serverctl.CrashLoad, cause: serverctl.Segfault, within: 3 * time.Second},
-	{name: "somebody asks it to end under load", strike: func(t *testing.T, r *faulty) {
+	{name: "gets SIGTERM under load", strike: func(t *testing.T, r *faulty) {
 		requests(8)(t, r)
 		kills(false, syscall.SIGTERM)(t, r)
 	}, class: serverctl.Infrastructure, cause: serverctl.Terminated, within: deafLimit},
@@ -55,21 +55,21 @@ var realFaults = []fault{
 			requests(4)(t, r)
 		}},
 	{name: "the API server is stopped", strike: kills(false, syscall.SIGSTOP), class: serverctl.Hang, cause: serverctl.Deaf, within: deafLimit},
-	{name: "it is ended with open streams", flags: []string{"--max-num-seqs", "8"}, strike: func(t *testing.T, r *faulty) {
+	{name: "is stopped with open streams", flags: []string{"--max-num-seqs", "8"}, strike: func(t *testing.T, r *faulty) {
 		requests(8)(t, r)
 		time.Sleep(500 * time.Millisecond) // the requests are being served
 	}, config: func(c *serverctl.Config) { c.StopTimeout = 5 * time.Second }, keepStreams: true},
 }
 
-// A writerFunc is a log that passes each write to a function.
+// A writerFunc is an io.Writer whose Write is a function.
 type writerFunc func(b []byte) (int, error)
 
 func (w writerFunc) Write(b []byte) (int, error) { return w(b) }
 
-// engineName is how the engine's lines begin: EngineCore_DP0 in 0.14.1, EngineCore in 0.32.0.
+// engineName matches the engine's name in the log: EngineCore_DP0 in 0.14.1, EngineCore in 0.32.0.
 const engineName = `EngineCore(?:_DP0)?`
 
-// noProcess is a PID that no process or group has. For kill(2), 0 would mean our own group.
+// noProcess is a PID that no process or group has. It is not 0, because kill(2) would signal our own group then.
 const noProcess = 1 << 30
 
 // processOf returns the PID of the process whose log lines begin with a name, or noProcess.
@@ -85,7 +85,7 @@ func processOf(log, name string) int {
 	return pid
 }
 
-// signals sends a signal to the process of that name.
+// signals sends a signal to the process whose log lines begin with a name.
 func signals(name string, signal syscall.Signal) func(*testing.T, *faulty) {
 	return func(t *testing.T, r *faulty) {
 		text, _ := r.log.read()
@@ -95,7 +95,7 @@ func signals(name string, signal syscall.Signal) func(*testing.T, *faulty) {
 	}
 }
 
-// real is the config of real vLLM.
+// real returns the config of real vLLM.
 func (r *faulty) real(rig *rig) serverctl.Config {
 	env := map[string]string{}
 	for _, variable := range rig.env() {

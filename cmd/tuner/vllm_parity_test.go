@@ -19,24 +19,26 @@ import (
 	"vllmtuner/trial/vllmserve"
 )
 
-// make bench-parity sets these variables. Without the first, the comparison is skipped.
+// make bench-parity sets these variables. Without BENCH_PARITY the comparison is skipped.
 const (
-	parityVariable        = "BENCH_PARITY"         // the file for the tables
-	parityRepeatsVariable = "BENCH_PARITY_REPEATS" // of each tool in each case; 5 unless given
-	parityRepeats         = 5
+	parityVariable        = "BENCH_PARITY"         // names the file for the tables
+	parityRepeatsVariable = "BENCH_PARITY_REPEATS" // replaces parityRepeats
 )
+
+// parityRepeats is the default number of repeats of each tool in each case.
+const parityRepeats = 5
 
 // A parityCase is one load that both tools send to one server.
 type parityCase struct {
-	server   string // the server that gets the load
+	server   string // realServer or simulatedServer
 	endpoint string
-	streams  int     // of the closed loop, or the approximate number in flight at the rate
-	rate     float64 // requests per second of the open loop, at constant gaps; 0 is a closed loop
+	streams  int     // streams of the closed loop; in the open loop, about the number of requests in flight
+	rate     float64 // requests per second of the open loop, at constant gaps; 0 means a closed loop
 	requests int
 }
 
-// Rates are not whole numbers. Otherwise a request would be due at each full second, and chance would decide in which of vLLM's
-// one-second buckets it falls.
+// parityCases has no rate that is a whole number. With such a rate, a request would be due at each full second, and chance would decide which of
+// vLLM's one-second buckets counts it.
 var parityCases = []parityCase{
 	{server: realServer, endpoint: workload.Completions, streams: 4, requests: 48},
 	{server: realServer, endpoint: workload.Completions, streams: 8, requests: 80},
@@ -68,7 +70,7 @@ func (c parityCase) String() string {
 func TestBenchParity(t *testing.T) {
 	file := os.Getenv(parityVariable)
 	if file == "" {
-		t.Skip("the comparison takes a quarter of an hour for each version and a quiet machine: make bench-parity")
+		t.Skip("the comparison needs a quiet machine and a quarter of an hour for each version: make bench-parity")
 	}
 	repeats := parityRepeats
 	if text := os.Getenv(parityRepeatsVariable); text != "" {
@@ -86,7 +88,7 @@ func TestBenchParity(t *testing.T) {
 			for _, c := range parityCases {
 				if c.server != served {
 					url, served = p.start(t, c.server), c.server
-					p.ours(t, url, c) // a server does everything more slowly the first time
+					p.ours(t, url, c) // warms up the server, which is slower the first time
 				}
 				p.compare(t, url, c)
 			}
@@ -100,13 +102,13 @@ func TestBenchParity(t *testing.T) {
 type parity struct {
 	rig     *rig
 	repeats int
-	dir     string // where prompts, results and logs lie
-	server  *child // real vLLM, once it was started
+	dir     string // has the prompts, results and logs
+	server  *child // real vLLM; nil before its start
 	cases   []comparedCase
 }
 
-// Each of the parityWords is one token for the rig's model, with a leading space and without, and for the simulated server. So
-// vLLM 0.14.1, which counts prompts with the model's tokenizer, and the server agree on the length of a prompt.
+// Each of the parityWords is one token, with and without a leading space, for the rig's model and for the simulated server. So vLLM
+// 0.14.1, which counts a prompt's tokens with the model's tokenizer, gets the same number as the server.
 var parityWords = strings.Fields("self the name data file path line code key list type time open read text call from with not and for")
 
 // shortAnswer is the length in tokens of two thirds of the answers.
@@ -115,33 +117,29 @@ const shortAnswer = 32
 // drawPrompts writes the file of requests that tuner bench reads. No two prompts begin with the same words.
 func (p *parity) drawPrompts(t *testing.T) {
 	t.Helper()
-	const rows, leastWords, mostWords, longAnswer = 256, 30, 90, 64
+	const rows, minWords, maxWords, longAnswer = 256, 30, 90, 64
 	draw := rand.New(rand.NewPCG(1, 1))
 	var text bytes.Buffer
 	lines := json.NewEncoder(&text)
 	for range rows {
-		words := make([]string, leastWords+draw.IntN(mostWords-leastWords+1))
+		words := make([]string, minWords+draw.IntN(maxWords-minWords+1))
 		for i := range words {
 			words[i] = parityWords[draw.IntN(len(parityWords))]
 		}
 		tokens := shortAnswer
-		if draw.IntN(3) == 0 { // a third, so that no median lies between the two lengths
+		if draw.IntN(3) == 0 { // a third are long: with half, a median could lie between the two lengths
 			tokens = longAnswer
 		}
 		row := map[string]any{"prompt": strings.Join(words, " "), "output_tokens": tokens}
-		if err := lines.Encode(row); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lines.Encode(row))
 	}
-	if err := os.WriteFile(p.prompts(), text.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.prompts(), text.Bytes(), 0o600))
 }
 
 func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl") }
 
-// start starts a server of a kind, and stops the previous one. The server has no prefix cache; with one, each run but the first
-// would find the prompts of the run before it.
+// start stops the previous server and starts another one, without a prefix cache. With a cache, each run would find the prompts of the
+// previous run in it.
 func (p *parity) start(t *testing.T, server string) (url string) {
 	t.Helper()
 	const noCache = "--no-enable-prefix-caching"
@@ -156,14 +154,14 @@ func (p *parity) start(t *testing.T, server string) (url string) {
 	return url
 }
 
-// parityLayers make a step of the model take about 5 ms instead of 1. With the model's own two layers, eight streams keep both
-// cores of a small machine busy. Then the tool that uses more CPU slows the server, which is not what this test compares.
+// parityLayers makes a step of the model take about 5 ms instead of 1 ms. With the model's own two layers, eight streams keep both
+// cores of a small machine busy. Then the tool that uses more CPU would slow the server, and the figures would differ for that reason.
 const parityLayers = `{"num_hidden_layers": 24}`
 
-// parityModel is the name under which both servers serve.
+// parityModel is the name of the model on both servers.
 const parityModel = "my/model"
 
-// compare sends a case with both tools in turns.
+// compare measures a case with both tools in turns.
 func (p *parity) compare(t *testing.T, url string, c parityCase) {
 	t.Helper()
 	compared := comparedCase{parityCase: c, version: p.rig.version}
@@ -179,15 +177,15 @@ func (p *parity) compare(t *testing.T, url string, c parityCase) {
 	}
 }
 
-// paritySeed orders the rows of the file.
+// paritySeed decides the order in which tuner bench draws the rows of the file.
 const paritySeed = 1
 
-// parityRules fit both installed versions. 0.32.0 still counts the chunk that names the role as the first token of a chat
-// (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1, it does not count the
-// usage chunk as the end; the end follows within microseconds.
+// parityRules fits both installed versions. Like 0.14.1, version 0.32.0 takes the chunk that names the role for the first token of a
+// chat (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1, it does not take
+// the usage chunk for the end of the answer, but the two are only microseconds apart.
 const parityRules = string(bench.Rules0141)
 
-// parityGoodput lies between the short and the long answers of eight simulated streams.
+// parityGoodput is a limit that the short answers of eight simulated streams keep and the long ones break.
 const parityGoodput = "e2el:300"
 
 // ours sends the case with tuner bench.
@@ -204,14 +202,12 @@ func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
 	return readParityResult(t, "tuner bench", []byte(command(t, args...)))
 }
 
-// arrivals returns the requests of a case in the order in which tuner bench draws them from the file. They have no times: each
-// tool has options for the gaps.
+// arrivals returns the requests of a case in the order in which tuner bench draws them from the file. They have no due times, because
+// each tool has its own options for the gaps.
 func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 	t.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: p.prompts(), Endpoint: c.endpoint}, paritySeed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	arrivals := make([]workload.Arrival, c.requests)
 	for i := range arrivals {
 		arrivals[i] = workload.Arrival{Due: workload.Asap, Phase: workload.Window, Index: i, Request: source.Request(workload.WindowStream, i)}
@@ -228,9 +224,7 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 		Client: &bench.Client{URL: url, Model: parityModel, Endpoint: c.endpoint},
 	}
 	dir := filepath.Join(p.dir, fmt.Sprintf("case-%d-repeat-%d", len(p.cases)+1, repeat+1))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	options := []string{"--goodput", parityGoodput}
 	if c.rate > 0 { // vllm takes the last value of an option that is given twice
 		options = append(options, "--request-rate", fmt.Sprint(c.rate), "--burstiness", "inf")
@@ -238,17 +232,13 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 		options = append(options, "--max-concurrency", fmt.Sprint(c.streams))
 	}
 	path, err := load.Call(t.Context(), dir, p.arrivals(t, c), options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return readParityResult(t, "vllm bench serve", text)
 }
 
-// A parityResult has the numbers of a result by vLLM's names.
+// A parityResult has the figures of one run by their names in vLLM.
 type parityResult map[string]float64
 
 func readParityResult(t *testing.T, tool string, text []byte) parityResult {

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,7 +18,7 @@ import (
 	"time"
 )
 
-// A rig is one installed vLLM with its tiny model, as serverctl/vllmlab/setup.sh leaves it.
+// A rig is one vLLM with its tiny model, installed by serverctl/vllmlab/setup.sh.
 type rig struct {
 	version string
 	dir     string
@@ -31,44 +29,40 @@ type rig struct {
 func openRig(t *testing.T, version string) *rig {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := &rig{version: version, dir: filepath.Join(cache, "tuner-vllm-"+version)}
 	if stamps, _ := filepath.Glob(filepath.Join(r.dir, "ok-*")); len(stamps) == 0 {
 		t.Skipf("vLLM %s is not installed in %s; VER=%s serverctl/vllmlab/setup.sh installs it", version, r.dir, version)
 	}
 	if r.others = r.processes(t); len(r.others) > 0 {
-		t.Logf("%d processes of vLLM %s are someone else's; the figures suffer", len(r.others), version)
+		t.Logf("%d other processes of vLLM %s run already, and will distort the figures", len(r.others), version)
 	}
-	t.Cleanup(func() { // a test that failed half-way may have left a server without an owner
+	t.Cleanup(func() { // a failed test may have left a server
 		for _, p := range r.processes(t) {
-			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails only when it is gone
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // fails only if the process is gone
 		}
 	})
 	return r
 }
 
-// env is the environment of programs other than the tuner. As in the study file, each process has one thread.
+// env returns the environment for programs other than the tuner. As in the study file, each process has one thread.
 func (r *rig) env() []string {
 	return append(os.Environ(), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
 		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
 }
 
-// A process has a start time, in clock ticks since boot, that tells it from a later process with the same PID.
+// A process is identified by its PID and its start time. A later process may have the same PID.
 type process struct {
 	pid   int
-	start string
+	start string // clock ticks from boot to start
 }
 
-// processes returns the processes that have files of the rig mapped. Neither names nor parents would find them all: vLLM renames
-// its children, and orphans belong to init.
+// processes returns the processes that have files of the rig mapped. A search by name or by parent would miss some: vLLM renames its
+// children, and init adopts orphans.
 func (r *rig) processes(t *testing.T) []process {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -77,7 +71,7 @@ func (r *rig) processes(t *testing.T) []process {
 		}
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		if err != nil || !bytes.Contains(maps, []byte(r.dir+"/venv/")) {
-			continue // it has ended, is a zombie, or belongs to another user
+			continue // the process has ended, is a zombie, belongs to another user, or is not vLLM
 		}
 		stat := statOf(pid)
 		if stat == nil {
@@ -90,14 +84,14 @@ func (r *rig) processes(t *testing.T) []process {
 	return all
 }
 
-// Fields of /proc/PID/stat, counted from the one after the name: three less than in proc(5).
+// These are fields of /proc/PID/stat, counted from the field after the name. Their numbers in proc(5) are larger by three.
 const (
 	userTicks   = 11
 	systemTicks = 12
 	startTime   = 19
 )
 
-// statOf returns the fields of /proc/PID/stat after the name, because a name may hold anything; nil when the process is gone.
+// statOf returns the fields of /proc/PID/stat after the name, which may contain blanks. It returns nil if the process is gone.
 func statOf(pid int) []string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -106,7 +100,7 @@ func statOf(pid int) []string {
 	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 }
 
-// cpuTime returns the CPU time of the processes so far.
+// cpuTime returns the CPU time that the processes have used.
 func cpuTime(processes []process) time.Duration {
 	var ticks int
 	for _, p := range processes {
@@ -122,28 +116,26 @@ func cpuTime(processes []process) time.Duration {
 // tick is the unit in which Linux reports CPU time on all common architectures (USER_HZ).
 const tick = time.Second / 100
 
-// machineTime returns the busy and the whole time of all cores since boot.
+// machineTime returns two times since boot, summed over all cores: the busy time, and the busy and idle time.
 func machineTime(t *testing.T) (busy, all time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	line, _, _ := strings.Cut(string(text), "\n")
-	for i, word := range strings.Fields(line)[1:9] { // guest times after these are counted in user time already
+	for i, word := range strings.Fields(line)[1:9] { // the two fields after these, guest times, are part of the user time
 		ticks, err := strconv.Atoi(word)
 		if err != nil {
 			t.Fatalf("/proc/stat: %v", err)
 		}
 		all += time.Duration(ticks) * tick
-		if i != 3 && i != 4 { // idle, and idle while waiting for a disk
+		if i != 3 && i != 4 { // fields 3 and 4 are idle time and time spent waiting for disks
 			busy += time.Duration(ticks) * tick
 		}
 	}
 	return busy, all
 }
 
-// checkNothingLeft waits a few seconds for processes that are ending.
+// checkNothingLeft fails the test if a process of the rig still runs after five seconds.
 func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	var left []process
@@ -157,57 +149,40 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Errorf("%d processes of vLLM are left: %v", len(left), left)
 }
 
-// serve starts vLLM as a person would, and returns its URL when it is ready. It stops at the end of the test.
+// serve starts vLLM as a user would, and returns its URL when it is ready. The server is stopped at the end of the test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	listener.Close()
+	port := unusedPort(t)
 	command := append([]string{"serve", filepath.Join(r.dir, "tiny-qwen2")}, args...)
 	command = append(command, "--host", "127.0.0.1", "--port", port)
 	server = startChild(t, log, r.env(), filepath.Join(r.dir, "venv/bin/vllm"), command...)
 	url = "http://127.0.0.1:" + port
-	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(300 * time.Millisecond) {
-		if server.done() {
-			t.Fatalf("vLLM %s ended at its start: %v\n%s", r.version, server.err(), server.output())
-		}
-		resp, err := http.Get(url + "/health")
-		if err != nil {
-			continue
-		}
-		resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
-			return url, server
-		}
+	switch healthy := isHealthy(url, 3*time.Minute, server.exited); {
+	case server.done():
+		t.Fatalf("vLLM %s ended at its start: %v\n%s", r.version, server.err(), server.output())
+	case !healthy:
+		t.Fatalf("vLLM %s was not ready within three minutes:\n%s", r.version, server.output())
 	}
-	t.Fatalf("vLLM %s was not ready within three minutes:\n%s", r.version, server.output())
-	return "", nil
+	return url, server
 }
 
-// A child is a process in a group of its own whose output goes to a file.
+// A child is a process whose output goes to a file. It has its own process group.
 type child struct {
 	cmd    *exec.Cmd
 	log    string
-	exited chan struct{} // closed when it is gone
-	result error         // of Wait, once exited is closed
+	exited chan struct{} // closed when the child has ended
+	result error         // the error of Wait; set when exited is closed
 }
 
 func startChild(t *testing.T, log string, env []string, name string, args ...string) *child {
 	t.Helper()
 	out, err := os.Create(log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer out.Close()
 	c := &child{cmd: exec.Command(name, args...), log: log, exited: make(chan struct{})}
 	c.cmd.Env, c.cmd.Stdout, c.cmd.Stderr = env, out, out
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Start())
 	go func() {
 		defer close(c.exited)
 		c.result = c.cmd.Wait()
@@ -231,19 +206,19 @@ func (c *child) err() error {
 	return c.result
 }
 
-// kill ends the child alone, as the kernel does when memory is short.
+// kill kills the child but not its group, as the kernel does when memory is short.
 func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // fails only when it is gone
+	_ = c.cmd.Process.Kill() // fails only if the child has ended
 	<-c.exited
 }
 
-// stop asks the child to end, and kills its group after ten seconds: vLLM may wait for connections for ever. It returns when the
-// child is gone. A second call does nothing.
+// stop asks the child to end, and kills its group after ten seconds, because vLLM may wait for connections for ever. It returns when
+// the child has ended. A second call does nothing.
 func (c *child) stop() {
 	if c.done() {
 		return
 	}
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only when it is gone
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails only if the child has ended
 	select {
 	case <-c.exited:
 	case <-time.After(10 * time.Second):
@@ -252,12 +227,11 @@ func (c *child) stop() {
 	}
 }
 
-// output returns what the child has printed, or its last part.
+// output returns the last 8 KiB of the child's output.
 func (c *child) output() string {
 	text, err := os.ReadFile(c.log)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err.Error()
 	}
-	const most = 8 << 10
-	return string(text[max(0, len(text)-most):])
+	return string(text[max(0, len(text)-(8<<10)):])
 }

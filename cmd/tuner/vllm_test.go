@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// tinyStudy is a study that separates flags in minutes on two cores. With 128 tokens in and 64 out, vLLM 0.14.1 on CPU
-// carries about 16 req/s with 2 sequences and 30 with 4 inside a p99 TTFT of 150 ms, and more than 100 with its defaults;
-// The rates end at 20, because vllm bench serve runs on the same two cores: at 30 req/s its p99 TTFT was once 40 ms, and tuner
-// bench's 10 ms, on the same server (medians of three rounds).
+// tinyStudy is a study that shows the effect of flags in minutes on two cores. With 128 tokens in, 64 tokens out and a p99 TTFT of
+// 150 ms, vLLM 0.14.1 on CPU carries about 16 req/s with 2 sequences, 30 with 4, and more than 100 with its defaults.
+// The rates end at 20, because vllm bench serve runs on the same two cores. At 30 req/s it once measured a p99 TTFT of 40 ms where
+// tuner bench measured 10 ms on the same server (medians of three rounds).
 // %[1]s is the rig's directory, %[2]s the line that allows speculation on dummy weights.
-// Seed 18 draws a point with 2 sequences, one with speculation, and one with a middling number of sequences.
+// Seed 18 draws a point with 2 sequences, a point with speculation, and a point with a middling number of sequences.
 const tinyStudy = `version: 1
 name: tiny
 model: %[1]s/tiny-qwen2
@@ -56,8 +56,8 @@ sampler: {name: random, seed: 18}
 
 const allowed = "allow_meaningless_speculation: true"
 
-// minSpread separates the best and the worst capacity when flags matter. The rates end at 20: the best point passes there, and
-// 2 sequences do not (about 16). If flags had no effect, all points would pass at 20.
+// minSpread is the minimum ratio of the best to the worst capacity if flags have an effect. The rates end at 20 req/s: the best point
+// passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all points would pass at 20 req/s.
 const minSpread = 1.15
 
 // A tinyStatus has the fields that the test reads from `tuner status -o json`.
@@ -91,9 +91,9 @@ type tinyBest struct {
 	}
 }
 
-// TestVLLM runs a study against real vLLM as a user does. It kills the tuner in the middle of a trial, resumes, and compares the
-// winner with vllm bench serve. The short form leaves out what needs a quiet machine: that comparison, and the spread of the
-// capacities.
+// TestVLLM runs a study against real vLLM as a user does. It kills the tuner in the middle of a trial and resumes the study. It
+// measures the winner with vllm bench serve too. The short form leaves out this comparison and the spread of the capacities, because
+// they need a quiet machine.
 func TestVLLM(t *testing.T) {
 	tuner := buildTuner(t)
 	for _, version := range []string{"0.14.1", "0.32.0"} {
@@ -108,7 +108,7 @@ func TestVLLM(t *testing.T) {
 			s.resume(ctx, t, killed)
 			s.checkTrials(ctx, t)
 			if testing.Short() {
-				t.Log("short: the winner is not held against vllm bench serve, which a busy machine spoils")
+				t.Log("short: the winner is not measured with vllm bench serve, because a busy machine distorts the comparison")
 			} else {
 				s.compareWinner(ctx, t)
 			}
@@ -117,7 +117,8 @@ func TestVLLM(t *testing.T) {
 	}
 }
 
-// contextOf ends before go test's own time limit, so that the servers are stopped. The limit itself would leave them.
+// contextOf returns a context that ends 30 s before go test's time limit. At that limit, go test would end the test without stopping
+// its servers.
 func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
 	deadline, ok := t.Deadline()
 	if !ok {
@@ -138,8 +139,8 @@ func buildTuner(t *testing.T) string {
 // A tinyRun is the tuner with one study on one rig.
 type tinyRun struct {
 	rig   *rig
-	tuner string // the binary
-	dir   string // where the study file, the logs and the studies lie
+	tuner string // path of the binary
+	dir   string // has the study file, the logs and the studies
 	root  string
 }
 
@@ -148,16 +149,14 @@ func (s *tinyRun) study(t *testing.T, name, allow string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
 	text := fmt.Sprintf(tinyStudy, s.rig.dir, allow)
-	if testing.Short() { // no capacity is judged
+	if testing.Short() { // the short form checks no capacity
 		text = strings.Replace(text, "seconds: 15, min_requests: 300", "seconds: 6, min_requests: 100", 1)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
-// read runs a command of the tuner that prints JSON, and reads it.
+// read runs a command of the tuner that prints JSON, and decodes the JSON into v.
 func (s *tinyRun) read(ctx context.Context, v any, args ...string) error {
 	var stderr strings.Builder
 	cmd := exec.CommandContext(ctx, s.tuner, append(args, "--root", s.root, "-o", "json")...)
@@ -189,8 +188,8 @@ func (s *tinyRun) start(t *testing.T, log string) *child {
 	return startChild(t, filepath.Join(s.dir, log), os.Environ(), s.tuner, "run", path, "--root", s.root)
 }
 
-// runAndKill kills the tuner while a trial with a stored probe measures its next one. It returns the trial as stored before the
-// kill.
+// runAndKill kills the tuner while a trial with a stored probe measures its next probe. It returns the trial as it was stored before
+// the kill.
 func (s *tinyRun) runAndKill(ctx context.Context, t *testing.T) tinyTrial {
 	run := s.start(t, "run-1.log")
 	for ctx.Err() == nil && !run.done() {
@@ -204,20 +203,20 @@ func (s *tinyRun) runAndKill(ctx context.Context, t *testing.T) tinyTrial {
 			continue
 		}
 		if len(s.rig.processes(t)) == 0 {
-			continue // between two servers
+			continue // one server has ended and the next one has not started
 		}
 		run.kill()
 		t.Logf("killed the tuner in trial %d after %d probes", last.Number, len(last.Probes))
 		return last
 	}
-	t.Fatalf("no trial was seen with a probe in it before the run or the test's time ended:\n%s", run.output())
+	t.Fatalf("the run or the test's time ended before a trial had a probe:\n%s", run.output())
 	return tinyTrial{}
 }
 
-// resume runs the study to its end. The killed run's server must be gone when the next server lives.
+// resume runs the study to its end. The killed run's server must be gone when the next server starts.
 func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 	left := s.rig.processes(t)
-	t.Logf("the killed run leaves %d processes of vLLM behind", len(left))
+	t.Logf("the killed run has left %d processes of vLLM", len(left))
 	run := s.start(t, "run-2.log")
 	for !run.done() {
 		if ctx.Err() != nil {
@@ -227,7 +226,7 @@ func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 		isNew := func(p process) bool { return !slices.Contains(left, p) }
 		if slices.ContainsFunc(now, isNew) {
 			if old := slices.DeleteFunc(now, isNew); len(old) > 0 {
-				t.Fatalf("a new server runs beside what is left of the killed run's: %v", old)
+				t.Fatalf("a new server runs while processes of the killed run's server still run: %v", old)
 			}
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -239,24 +238,20 @@ func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 	s.rig.checkNothingLeft(t)
 
 	var status tinyStatus
-	if err := s.read(ctx, &status, "status", "tiny"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.read(ctx, &status, "status", "tiny"))
 	if killed.Number >= len(status.List) {
 		t.Fatalf("trial %d is not in the study any more", killed.Number)
 	}
 	resumed := status.List[killed.Number].Probes
 	if len(resumed) < len(killed.Probes) || !slices.Equal(resumed[:len(killed.Probes)], killed.Probes) {
-		t.Errorf("probes of trial %d are %v after the resume, want those stored before the kill first: %v", killed.Number, resumed, killed.Probes)
+		t.Errorf("after the resume trial %d has the probes %v, want them to begin with the probes stored before the kill: %v", killed.Number, resumed, killed.Probes)
 	}
 }
 
-// checkTrials checks that the flags reached vLLM, and that they matter.
+// checkTrials checks that the flags reached vLLM, and that they change the capacity.
 func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 	var status tinyStatus
-	if err := s.read(ctx, &status, "status", "tiny"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.read(ctx, &status, "status", "tiny"))
 	measured, best, worst, seen := 0, 0.0, math.Inf(1), map[string]int{}
 	for _, trial := range status.List {
 		if trial.State != "done" {
@@ -279,19 +274,18 @@ func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 		t.Errorf("%d trials were measured, want at least 4", measured)
 	}
 	if best < minSpread*worst && !testing.Short() {
-		t.Errorf("the best capacity is %.3g req/s, the worst %.3g: want a factor of %g between them", best, worst, minSpread)
+		t.Errorf("the best capacity is %.3g req/s, the worst %.3g; want a ratio of at least %g", best, worst, minSpread)
 	}
 }
 
 var nonDefault = regexp.MustCompile(`non-default args: (\{.*\})`)
 
-// checkArgs compares the args that vLLM logs with the trial's point. It returns them without those that differ between starts.
+// checkArgs compares the args that vLLM logs with the trial's point. It returns the args without the port, which differs between
+// starts.
 func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "tiny", "logs", fmt.Sprintf("trial-%04d.log", trial.Number)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	said := nonDefault.FindStringSubmatch(string(text))
 	if said == nil {
 		t.Fatalf("trial %d: no line with vLLM's non-default args in its log", trial.Number)
@@ -306,7 +300,7 @@ func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
 	return regexp.MustCompile(`'port': \d+`).ReplaceAllString(said[1], "")
 }
 
-// checkSpeculation: vLLM's CPU runner refused speculation before it learned it.
+// checkSpeculation checks the result of a trial with speculation. vLLM 0.14.1 refuses speculation on CPU, 0.32.0 supports it.
 func (s *tinyRun) checkSpeculation(t *testing.T, trial tinyTrial) {
 	t.Helper()
 	if s.rig.version != "0.14.1" {

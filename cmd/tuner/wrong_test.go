@@ -18,59 +18,52 @@ import (
 	"vllmtuner/realtime"
 )
 
-// goWords occur in errors of Go's library, and must not reach a user.
+// goWords matches words from errors of Go's library, which must not reach a user.
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
-// atLine begins a message about a line of a study file. All mistakes in the file are listed.
+// atLine matches the beginning of a message about a line of a study file. Such a message may be long: it lists all mistakes in
+// the file.
 var atLine = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
 
-// hangTime is far longer than any of these commands takes on a busy machine.
+// hangTime is far longer than any command here takes on a busy machine.
 const hangTime = 45 * time.Second
 
-// wrongs has what the tests know of a command: valid arguments, and their exit code.
+// wrongs has the files with which tests make mistakes: a valid study, and paths that commands must refuse.
 type wrongs struct {
 	dir      string
-	study    string // a file
-	root     string // contains the study small
-	longest  string
-	noFiles  map[string]string // by the kind of thing at the path
-	badFiles []string
+	study    string            // path of a valid study file
+	root     string            // root directory with the study small
+	noFiles  map[string]string // paths that do not lead to a regular file; the key says what they lead to
+	badFiles []string          // paths of files with invalid contents
 }
 
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
-	deep := filepath.Join(t.TempDir(), "a", "b", "c") // "../.." is a wrong value too, and must not be the folder of other tests
-	if err := os.MkdirAll(deep, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Chdir(deep) // a command may write files named like some wrong values
-	w := &wrongs{dir: dir, root: filepath.Join(dir, "root"), longest: strings.Repeat("x", 5000)}
-	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, 1, 2.0), "trials: 1", "trials: 1", 1)
+	deep := filepath.Join(t.TempDir(), "a", "b", "c") // so that "../..", a wrong value too, is not a folder of another test
+	must(t, os.MkdirAll(deep, 0o700))
+	t.Chdir(deep) // a command may write a file whose name is a wrong value
+	w := &wrongs{dir: dir, root: filepath.Join(dir, "root")}
+	text := fmt.Sprintf(smallStudy, inVirtual, 1, 2.0)
 	w.study = filepath.Join(dir, "study.yaml")
 	w.noFiles = map[string]string{
 		"nothing": filepath.Join(dir, "nowhere", "file.yaml"), "a directory": filepath.Join(dir, "folder.yaml"), "a pipe": filepath.Join(dir, "pipe.yaml"),
-		"a device": "/dev/zero", "a file as a directory": filepath.Join(w.study, "x.yaml"), "a loop": filepath.Join(dir, "loop.yaml"), "a long name": filepath.Join(dir, w.longest+".yaml"),
-	}
-	for _, err := range []error{
-		os.WriteFile(w.study, []byte(text), 0o600), os.Mkdir(w.noFiles["a directory"], 0o700), unix.Mkfifo(w.noFiles["a pipe"], 0o600), os.Symlink("loop.yaml", w.noFiles["a loop"]),
-		os.WriteFile(filepath.Join(dir, "binary.yaml"), []byte("\x00\x01\xff\xfe\x1b[31m"), 0o600),
-		os.WriteFile(filepath.Join(dir, "empty.yaml"), nil, 0o600),
-		os.WriteFile(filepath.Join(dir, "list.yaml"), []byte("[1, 2"), 0o600),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		"a device": "/dev/zero", "a file as a directory": filepath.Join(w.study, "x.yaml"), "a loop": filepath.Join(dir, "loop.yaml"), "a long name": filepath.Join(dir, strings.Repeat("x", 5000)+".yaml"),
 	}
 	w.badFiles = []string{filepath.Join(dir, "binary.yaml"), filepath.Join(dir, "empty.yaml"), filepath.Join(dir, "list.yaml")}
+	must(t, os.WriteFile(w.study, []byte(text), 0o600), os.Mkdir(w.noFiles["a directory"], 0o700), unix.Mkfifo(w.noFiles["a pipe"], 0o600),
+		os.Symlink("loop.yaml", w.noFiles["a loop"]),
+		os.WriteFile(w.badFiles[0], []byte("\x00\x01\xff\xfe\x1b[31m"), 0o600),
+		os.WriteFile(w.badFiles[1], nil, 0o600),
+		os.WriteFile(w.badFiles[2], []byte("[1, 2"), 0o600))
 	if out, errs, code := inProcess(t, "run", w.study, "--root", w.root); code != 0 {
 		t.Fatalf("run ends with %d: %s%s", code, out, errs)
 	}
 	return w
 }
 
-// check wants a helpful message: at most three lines, no goWords, and one of the names of what is wrong.
+// check runs a command line and wants a helpful message: at most three lines, no goWords, and one of the names.
 func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string) {
 	t.Helper()
 	var stdout, stderr string
@@ -99,7 +92,7 @@ func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string
 		return
 	}
 	if !failed {
-		t.Errorf("%s\n\tends with %d and says not why: %q", shown, code, stderr)
+		t.Errorf("%s\n\tends with %d and does not say why: %q", shown, code, stderr)
 		return
 	}
 	if found := goWords.FindString(last); found != "" {
@@ -113,7 +106,7 @@ func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string
 	}
 }
 
-// wrongValues lists, by kind of flag, values that no flag accepts, and values that only some accept.
+// wrongValues returns values that no flag of f's kind accepts, and values that only some flags of that kind accept.
 func wrongValues(f cli.Flag) (never, perhaps []string) {
 	switch f.(type) {
 	case *cli.IntFlag:
@@ -136,7 +129,7 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(_ string, values []string) []string { return values })
 }
 
-// Each flag of each command refuses two of the values that it cannot take. The flag's name picks them.
+// Each flag of each command refuses one value from each of the two lists of wrongValues. The length of the flag's name picks it.
 func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(flag string, values []string) []string {
 		if len(values) == 0 {
@@ -146,8 +139,7 @@ func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	})
 }
 
-// flagsRefuse gives each flag of each command wrong values. pick chooses them from two lists: values that no flag of its kind
-// takes, and values that only some take.
+// flagsRefuse gives each flag of each command wrong values. pick chooses them from each list of wrongValues.
 func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
 	t.Helper()
 	w := newWrongs(t)
@@ -158,7 +150,6 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 		"export": {"small", "--root", w.root, "--format", "csv"}, "import": {w.study, missing, "--root", w.root}, "delete": {"nothing", "--root", w.root},
 		"sim calibrate": {missing, "-o", filepath.Join(w.dir, "profile.yaml")},
 	}
-	names := []string{}
 	all := map[string]*cli.Command{}
 	for _, c := range commands(nil) {
 		if len(c.Subcommands) == 0 {
@@ -170,11 +161,7 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 			}
 		}
 	}
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		base, ok := bases[name]
 		if !ok {
 			t.Errorf("no row for tuner %s", name)
@@ -203,10 +190,14 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 	}
 }
 
-// Each file that a command reads may be missing, something else, or have contents of another kind.
+// Commands refuse each file that is missing, is no regular file, or has contents of another kind.
 func TestEachFileMayBeSomethingElse(t *testing.T) {
 	w := newWrongs(t)
-	bench := []string{"bench", "--url", "http://127.0.0.1:1"}
+	bench := func(flags ...string) func(path string) []string {
+		return func(path string) []string {
+			return append([]string{"bench", "--url", "http://127.0.0.1:1", "--rate", "1"}, append(slices.Clip(flags), path)...)
+		}
+	}
 	readers := map[string]func(path string) []string{
 		"check":           func(path string) []string { return []string{"check", path, "--root", w.root} },
 		"run":             func(path string) []string { return []string{"run", path, "--root", w.root} },
@@ -221,23 +212,13 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 		"calibrate": func(path string) []string {
 			return []string{"sim", "calibrate", path, "-o", filepath.Join(w.dir, "p.yaml")}
 		},
-		"profile": func(path string) []string { return []string{"sim", "serve", "m", "--sim-profile", path} },
-		"jsonl": func(path string) []string {
-			return append(bench[:3:3], "--rate", "1", "--workload", "jsonl", "--path", path)
-		},
-		"sharegpt": func(path string) []string {
-			return append(bench[:3:3], "--rate", "1", "--workload", "sharegpt", "--path", path)
-		},
-		"trace": func(path string) []string {
-			return append(bench[:3:3], "--rate", "1", "--workload", "trace", "--path", path)
-		},
-		"capture": func(path string) []string {
-			return append(bench[:3:3], "--rate", "1", "--workload", "capture", "--path", path)
-		},
-		"arrivals": func(path string) []string {
-			return append(bench[:3:3], "--rate", "1", "--arrivals", "trace", "--trace", path)
-		},
-		"key": func(path string) []string { return append(bench[:3:3], "--rate", "1", "--api-key-file", path) },
+		"profile":  func(path string) []string { return []string{"sim", "serve", "m", "--sim-profile", path} },
+		"jsonl":    bench("--workload", "jsonl", "--path"),
+		"sharegpt": bench("--workload", "sharegpt", "--path"),
+		"trace":    bench("--workload", "trace", "--path"),
+		"capture":  bench("--workload", "capture", "--path"),
+		"arrivals": bench("--arrivals", "trace", "--trace"),
+		"key":      bench("--api-key-file"),
 		"authority": func(path string) []string {
 			return []string{"bench", "--url", "https://127.0.0.1:1", "--rate", "1", "--ca-file", path}
 		},
@@ -249,29 +230,25 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 		for _, what := range slices.Sorted(maps.Keys(w.noFiles)) {
 			path := w.noFiles[what]
 			if name == "list" && what == "a directory" || name == "run's root" && (what == "a directory" || what == "nothing") {
-				continue // which is well
+				continue // these are valid: an empty root, and a root that the run makes
 			}
 			w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path, filepath.Base(path), filepath.Dir(path))
 		}
 		for _, path := range w.badFiles {
-			if name != "key" { // a key may be anything
+			if name != "key" { // any text may be an API key
 				w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path)
 			}
 		}
 	}
 }
 
-// Mistakes in a study file, and in a command line as a whole, are named.
+// Messages about mistakes in a study file, or in a whole command line, name the mistake and its remedy.
 func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	w := newWrongs(t)
 	text, err := os.ReadFile(w.study)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer taken.Close()
 	changed := func(old, new string) string {
 		t.Helper()
@@ -279,9 +256,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 			t.Fatalf("the study has no %q", old)
 		}
 		path := filepath.Join(t.TempDir(), "changed.yaml")
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(text), old, new)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(text), old, new)), 0o600))
 		return path
 	}
 	served := "command: [sh, -c, 'exit 1']"
@@ -290,9 +265,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	gridded, sweep := filepath.Join(w.dir, "grid.yaml"), filepath.Join(w.dir, "sweep.yaml")
 	for path, text := range map[string]string{gridded: grid, sweep: "version: 1\nname: s\nmodel: m\nserver: {simulate: small-fast}\nslo: {ttft_p99: 1s}\nworkload: {kind: random}\n" +
 		"sweep: {rates: {from: 1, to: 2000000000000, step: 1}, configs: {a: {}}}\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	for _, row := range []struct {
 		name string
@@ -301,7 +274,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		says string
 	}{
 		{"a grid of 2,000,000,000,000 points", []string{"check", gridded, "--skip-help", "--root", fresh}, 0, ""},
-		{"a sweep of as many rates", []string{"sweep", sweep, "--root", fresh}, exitUsage, "rates"},
+		{"a sweep of 2,000,000,000,000 rates", []string{"sweep", sweep, "--root", fresh}, exitUsage, "rates"},
 		{"a byte order mark", []string{"check", changed("version: 1", "\ufeffversion: 1"), "--root", fresh}, 0, ""},
 		{"a word for a number in fixed args", []string{"check", changed(inVirtual+"\n  args: [--max-model-len, \"2048\"]", served+"\n  args: [--max-model-len, abc]"), "--skip-help", "--root", fresh},
 			exitUsage, "argument --max-model-len"},
@@ -319,17 +292,17 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		{"a range of 2,000,000,000,000 streams", []string{"bench", "--url", "http://127.0.0.1:1", "--concurrency", "1:2000000000000:1"}, exitUsage, "concurrency"},
 		{"more requests than a run has", []string{"bench", "--url", "http://127.0.0.1:1", "--rate", "100000", "--seconds", "31000000"}, exitUsage, "lower the rate, --seconds or --lead-in"},
 		{"a parameter of 2,000,000,000,000 values", []string{"check", changed("int: [2, 12], log: true", "int: [2, 2000000000000]"), "--root", fresh}, exitUsage, "max_num_seqs"},
-		{"a float of as many", []string{"check", changed("float: [0.60, 0.95], step: 0.05", "float: [0.1, 0.95], step: 0.0000000000001"), "--root", fresh}, 0, ""},
-		{"as many trials", []string{"check", changed("trials: 1", "trials: 2000000000000"), "--root", fresh}, exitUsage, "trials"},
-		{"as many requests", []string{"check", changed("min_requests: 50", "min_requests: 2000000000000"), "--root", fresh}, exitUsage, "min_requests"},
-		{"as long a window", []string{"check", changed("seconds: 2", "seconds: 2e12"), "--root", fresh}, exitUsage, "seconds"},
-		{"as many data", []string{"check", changed("requests: 500", "requests: 2000000000000"), "--root", fresh}, exitUsage, "requests"},
+		{"a float parameter of 8,500,000,000,000 values", []string{"check", changed("float: [0.60, 0.95], step: 0.05", "float: [0.1, 0.95], step: 0.0000000000001"), "--root", fresh}, 0, ""},
+		{"2,000,000,000,000 trials", []string{"check", changed("trials: 1", "trials: 2000000000000"), "--root", fresh}, exitUsage, "trials"},
+		{"2,000,000,000,000 requests of a probe", []string{"check", changed("min_requests: 50", "min_requests: 2000000000000"), "--root", fresh}, exitUsage, "min_requests"},
+		{"a window of 2,000,000,000,000 seconds", []string{"check", changed("seconds: 2", "seconds: 2e12"), "--root", fresh}, exitUsage, "seconds"},
+		{"a workload of 2,000,000,000,000 requests", []string{"check", changed("requests: 500", "requests: 2000000000000"), "--root", fresh}, exitUsage, "requests"},
 		{"too few requests for a verdict", []string{"bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--requests", "50", "--slo", "ttft_p99=1s"}, exitUsage, "take --requests 100"},
-		{"too few of a study", []string{"check", changed("ttft_p95: 120ms", "ttft_p99: 120ms"), "--root", fresh}, exitUsage, "min_requests"},
+		{"too few requests for the verdicts of a study", []string{"check", changed("ttft_p95: 120ms", "ttft_p99: 120ms"), "--root", fresh}, exitUsage, "min_requests"},
 	} {
 		t.Run(row.name, func(t *testing.T) { w.check(t, row.args, []int{row.code}, row.says) })
 	}
 	if _, err := os.Stat(fresh); err == nil {
-		t.Errorf("%s was made", fresh)
+		t.Errorf("a refused command made %s", fresh)
 	}
 }
