@@ -13,13 +13,12 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A variant is our estimate without one of its parts, on the same probes.
+// A variant is our estimate of the capacity with one of its parts left out. It uses the same probes.
 type variant struct {
 	name string
 	of   func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
 }
 
-// variants leave out one part of the estimate each.
 func variants() []variant {
 	return []variant{
 		{"whole", func(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
@@ -47,7 +46,7 @@ func flat(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.
 	return steps, &capacity.Population{Due: long.Due, Prompt: long.Prompt, Answer: long.Answer}
 }
 
-// even spaces the requests of a stretch evenly, and makes them alike.
+// even gives the requests of a stretch equal gaps and equal lengths.
 func even(s capacity.Stretch, gap float64) capacity.Stretch {
 	n := len(s.Due)
 	s.Due, s.Prompt, s.Answer = make([]float64, n), make([]float64, n), make([]float64, n)
@@ -57,7 +56,7 @@ func even(s capacity.Stretch, gap float64) capacity.Stretch {
 	return s
 }
 
-// nearest keeps only the passing and the failing probe next to the answer.
+// nearest keeps two probes: the passing one and the failing one that are closest to the answer.
 func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population) {
 	var kept []capacity.Step
 	for _, pass := range []bool{true, false} {
@@ -74,13 +73,13 @@ func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]cap
 	return kept, p
 }
 
-// A part has the errors of a variant over all worlds.
+// A part has the errors of one variant in all worlds.
 type part struct {
 	setting, name string
-	bias, rmse    []float64 // by world
+	bias, rmse    []float64 // one of each world, %
 }
 
-// parts estimates again from the probes of our search in the given settings.
+// parts computes every variant from the probes that our search made in the given settings.
 func parts(studies []study, settings []string) ([]part, error) {
 	var all []part
 	for _, setting := range settings {
@@ -101,7 +100,7 @@ func parts(studies []study, settings []string) ([]part, error) {
 	return all, nil
 }
 
-// again returns the errors of a variant in per cent, on the probes of a finding.
+// again estimates the capacity by a variant from the probes of a finding. It returns the errors in per cent.
 func (s study) again(f finding, v variant) ([]float64, error) {
 	weigher := workload.Weigh(s.source)
 	population := trial.PopulationOf(workload.Plan{Source: s.source, Seed: 1}, weigher)
@@ -149,7 +148,7 @@ Seconds of load from the moment of the forecast to the end, over those that were
 |---|---|---|---|---|---|---|---|
 `
 
-// forecasts writes how right the forecasts were.
+// forecasts compares the forecast time of each search with the time that it took.
 func (r report) forecasts(b *strings.Builder) {
 	b.WriteString(forecastsHead)
 	for _, s := range r.studies {

@@ -5,93 +5,42 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
 
-// A reuser is a server and a workload whose requests find a part of their prompts in the prefix cache.
-type reuser struct {
-	name    string
-	profile string
-	args    []string
-	source  workload.Source
-	slo     slo.SLO
-	cache   trial.Protocol
-	near    float64 // about its capacity in the long run, requests per second
-}
-
-// prefixed is an endless workload of prompts that begin with one of some prefixes, too many for a small KV cache.
-type prefixed struct{}
-
-const (
-	prefixes     = 40
-	prefixTokens = 1500
-)
-
-func (prefixed) Name() string { return "40 prefixes of 1500 tokens" }
-func (prefixed) Len() int     { return 0 }
-func (prefixed) Longest() int { return 0 }
-
-// Request draws lognormal lengths with a coefficient of variation of 0.6: on average 200 tokens after the prefix and 150 of answer.
-func (prefixed) Request(stream workload.Stream, i int) *workload.Request {
-	r := rand.New(rand.NewPCG(uint64(stream)*0x9e3779b97f4a7c15, uint64(i)))
-	length := func(mean float64) int {
-		v := math.Log(1 + 0.6*0.6)
-		return min(max(8, int(mean*math.Exp(math.Sqrt(v)*r.NormFloat64()-v/2))), 1500)
-	}
-	own, answer := length(200), length(150)
-	ids := make([]int32, prefixTokens+own)
-	which := int32(r.IntN(prefixes))
-	for j := range prefixTokens {
-		ids[j] = which
-	}
-	for j := range min(own, 16) { // whole blocks follow from those before
-		ids[prefixTokens+j] = r.Int32N(30000)
-	}
-	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: answer, Conversation: -1}
-}
-
-// reusers are the worlds of the studies of the cache.
-func reusers(t testing.TB) []reuser {
+// cacheWorlds returns the worlds whose requests find a part of their prompts in the prefix cache. Each guess is near the capacity in
+// the long run.
+func cacheWorlds(t testing.TB) []world {
 	t.Helper()
-	limits := func(ttft, tpot time.Duration) slo.SLO {
-		return slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: ttft * time.Millisecond}, {Metric: slo.TPOT, Percentile: 99, Max: tpot * time.Millisecond}}}
+	all, err := namedWorlds()
+	if err != nil {
+		t.Fatal(err)
 	}
-	open := func(kind string) workload.Source {
-		source, err := workload.Open(workload.Spec{Kind: kind}, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return source
+	chosen := []world{named(all, "h200-phase1"), named(all, "h200-production"), named(all, "small-shared")}
+	for i, capacity := range []float64{1.98, 0.755, 9.34} {
+		chosen[i].guess = capacity
 	}
-	const h200 = "h200-llama70b-fp8"
-	return []reuser{
-		{"h200-phase1", h200, strings.Fields("--max-model-len 16384"), open("phase1"), limits(1000, 60), trial.Primed, 1.98},
-		{"h200-production", h200, strings.Fields("--max-model-len 16384"), open("production"), limits(2000, 60), trial.Steady, 0.755},
-		{"small-shared", "small-fast", strings.Fields("--gpu-memory-utilization 0.8"), prefixed{}, limits(500, 40), trial.Steady, 9.34},
-	}
+	return chosen
 }
 
-// A protocolCell is one way to bring a cache into its state and to measure.
+// A protocolCell is one row of the table: how the cache is filled, and how a probe measures.
 type protocolCell struct {
 	priming priming
 	leadIn  time.Duration
 	runOut  bool
 }
 
-// A priming is how much is sent before the first probe.
+// A priming says how much is sent before the first probe.
 type priming string
 
 const (
@@ -101,13 +50,13 @@ const (
 	twice    priming = "twice"
 )
 
-// defaultCell is the cell from which each other cell differs in one setting.
+// defaultCell is what trials do. Most other cells differ from it in one setting.
 var defaultCell = protocolCell{once, 60 * time.Second, true}
 
-// longCell is so long that the start has no effect left. The other cells are compared with it.
+// longCell has a lead-in so long that the cold start has no effect left. Every other cell is compared with it.
 var longCell = protocolCell{twice, 300 * time.Second, true}
 
-// cells are the cells of the table.
+// cells returns the cells of the table without longCell.
 func cells() []protocolCell {
 	var all []protocolCell
 	for _, s := range []time.Duration{0, 15, 30, 60, 120} {
@@ -123,34 +72,34 @@ func cells() []protocolCell {
 type reading struct {
 	broken, requests int
 	ttft, tpot       bench.Stats
-	hits, queries    float64 // of the window and what follows
+	hits, queries    float64 // prefix cache, within the window
 	priming, probe   time.Duration
 }
 
 // primed starts a server and primes it. The draw decides requests, arrivals and the engine's noise.
-func (w reuser) primed(ctx context.Context, profile *sim.Profile, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
-	rig := &Rig{Profile: profile}
+func (w world) primed(ctx context.Context, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
+	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
 	if err != nil || p == unprimed {
 		return server, load, 0, err
 	}
-	// As trial.Runner primes: one pass of a finite workload, or until as much was written as the KV cache holds.
+	// trial.Runner primes so too: one pass of a finite workload, or until as many tokens were written as the KV cache holds.
 	goal, n := map[priming]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
 	if w.cache == trial.Primed && p != half {
 		n = int(goal) * w.source.Len()
 	}
 	stop := func(time.Duration, []bench.Sample) bool {
-		c, _ := server.Counters(ctx) // which the simulator never refuses
+		c, _ := server.Counters(ctx) // the simulator returns no error
 		return n == math.MaxInt && c.PromptTokens-c.PrefixHits+c.GenerationTokens > goal*float64(server.Facts().KVCacheTokens)
 	}
-	pass := workload.Pass{Source: w.source, Stream: workload.PrimeStream.Draw(draw), Rate: 0.7 * w.near, N: n}
+	pass := workload.Pass{Source: w.source, Stream: workload.PrimeStream.Draw(draw), Rate: primeRate(w.guess), N: n}
 	run, err := load.Run(ctx, pass.Schedule(), stop)
 	return server, load, run.Elapsed, err
 }
 
 // read measures one probe of a cell.
-func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, rate float64, draw int) (reading, error) {
-	server, load, took, err := w.primed(ctx, profile, c.priming, draw)
+func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int) (reading, error) {
+	server, load, took, err := w.primed(ctx, c.priming, draw)
 	if err != nil {
 		return reading{}, err
 	}
@@ -161,8 +110,8 @@ func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, 
 		schedule = workload.WithoutRunOut(schedule)
 	}
 	var before, after struct{ hits, queries float64 }
-	look := func(now time.Duration, _ []bench.Sample) bool { // once a virtual second: the hits of the window alone
-		totals, _ := server.Counters(ctx) // which the simulator never refuses
+	count := func(now time.Duration, _ []bench.Sample) bool { // called once a virtual second
+		totals, _ := server.Counters(ctx) // the simulator returns no error
 		if now < c.leadIn+time.Second {
 			before.hits, before.queries = totals.PrefixHits, totals.PrefixQueries
 		}
@@ -171,7 +120,7 @@ func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, 
 		}
 		return false
 	}
-	run, err := load.Run(ctx, schedule, look)
+	run, err := load.Run(ctx, schedule, count)
 	if err != nil {
 		return reading{}, err
 	}
@@ -187,19 +136,15 @@ func (w reuser) read(ctx context.Context, profile *sim.Profile, c protocolCell, 
 	return r, nil
 }
 
-// readings measures all draws of a cell at some rates, and returns them by rate and draw.
-func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
+// readings measures all draws of a cell at some rates. It returns the readings by rate and draw.
+func (w world) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
 	t.Helper()
-	profile, err := sim.LoadProfile(w.profile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := make([][]reading, len(rates))
 	for i := range all {
 		all[i] = make([]reading, draws)
 	}
-	err = each(len(rates)*draws, func(i int) (err error) {
-		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), profile, c, rates[i%len(rates)], i/len(rates))
+	err := each(len(rates)*draws, func(i int) (err error) {
+		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), c, rates[i%len(rates)], i/len(rates))
 		return err
 	})
 	if err != nil {
@@ -208,9 +153,9 @@ func (w reuser) readings(t testing.TB, c protocolCell, rates []float64, draws in
 	return all
 }
 
-// share returns the share of the requests that break a limit, leaving one draw out; -1 leaves none out.
+// share returns the share of the requests that break a limit. It leaves out one draw; -1 leaves out none.
 func share(readings []reading, without int) float64 {
-	broken, n := 0.5, 1.0 // half a request is added, so that no share is zero
+	broken, n := 0.5, 1.0 // half a broken request is added, so that no share is zero
 	for i, r := range readings {
 		if i != without {
 			broken, n = broken+float64(r.broken), n+float64(r.requests)
@@ -219,20 +164,18 @@ func share(readings []reading, without int) float64 {
 	return broken / n
 }
 
-// jackknifed returns a figure of all draws, and its standard error from leaving out one draw at a time.
+// jackknifed returns a figure of all draws and its standard error. The error comes from leaving out one draw at a time.
 func jackknifed(draws int, figure func(without int) float64) (value, se float64) {
-	left, mean := make([]float64, draws), 0.0
+	left := make([]float64, draws)
 	for i := range left {
 		left[i] = figure(i)
-		mean += left[i] / float64(draws)
 	}
-	for _, x := range left {
-		se += (x - mean) * (x - mean)
-	}
-	return figure(-1), math.Sqrt(se * float64(draws-1) / float64(draws))
+	_, sd := meanSD(left)
+	return figure(-1), sd * float64(draws-1) / math.Sqrt(float64(draws))
 }
 
-// off returns by how many per cent a figure of the probes is above that of the long probes, pair by pair, and its standard error.
+// off returns by how many per cent a figure of the probes is higher than the same figure of the long probes, with its standard
+// error.
 func off(is, long []reading, figure func(reading) float64) (percent, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		a, b := 0.0, 0.0
@@ -247,23 +190,23 @@ func off(is, long []reading, figure func(reading) float64) (percent, se float64)
 
 // A protocolStudy has the readings of all cells of one world.
 type protocolStudy struct {
-	world reuser
+	world world
 	rates []float64
 	draws int
 	long  [][]reading
-	slope float64 // by how many per cent the share grows where the rate grows by one
+	slope float64 // by how many per cent the share of broken requests grows when the rate grows by 1 %
 }
 
-func newProtocolStudy(t testing.TB, w reuser, draws int) protocolStudy {
+func newProtocolStudy(t testing.TB, w world, draws int) protocolStudy {
 	t.Helper()
-	s := protocolStudy{world: w, rates: []float64{1.02 * w.near, 1.08 * w.near}, draws: draws}
+	s := protocolStudy{world: w, rates: []float64{1.02 * w.guess, 1.08 * w.guess}, draws: draws}
 	s.long = w.readings(t, longCell, s.rates, draws)
 	s.slope = math.Log(share(s.long[1], -1)/share(s.long[0], -1)) / math.Log(s.rates[1]/s.rates[0])
 	return s
 }
 
-// capacityBias returns by how many per cent a cell reads the capacity too high. It is the mean over the rates of the error of the share
-// of broken requests, divided by the slope.
+// capacityBias returns by how many per cent the capacity is too high when measured as the cell says. It divides the error of the
+// share of broken requests by the slope, and takes the mean over the rates.
 func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 	return jackknifed(s.draws, func(without int) float64 {
 		sum := 0.0
@@ -274,7 +217,7 @@ func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 	})
 }
 
-// gpuSeconds returns the mean server time of a cell: of the priming, once in a trial, and of each probe.
+// gpuSeconds returns the mean server time of a cell: for the priming, which a trial has once, and for each probe.
 func gpuSeconds(is [][]reading) (priming, probe float64) {
 	n := 0.0
 	for _, rate := range is {
@@ -285,7 +228,7 @@ func gpuSeconds(is [][]reading) (priming, probe float64) {
 	return priming / n, probe / n
 }
 
-// hitPoints returns by how many points the hit rate in the windows of a cell is above that of the long ones.
+// hitPoints returns by how many percentage points the hit rate in a cell's windows is higher than in the long windows.
 func hitPoints(is, long []reading) (points, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		sum, n := 0.0, 0.0
@@ -298,7 +241,7 @@ func hitPoints(is, long []reading) (points, se float64) {
 	})
 }
 
-// line returns the row of a cell in the table.
+// line returns the table's row for a cell.
 func (s protocolStudy) line(c protocolCell, is [][]reading) string {
 	bias, se := s.capacityBias(is)
 	figures := func(figure func(reading) float64) string {
@@ -317,15 +260,16 @@ func (s protocolStudy) line(c protocolCell, is [][]reading) string {
 		figures(func(r reading) float64 { return r.tpot.P50 }), figures(func(r reading) float64 { return r.tpot.P99 }), hit, hitSE)
 }
 
-// ranked are the configurations that a protocol shall rank, in the order of their names.
+// ranked lists the values of --gpu-memory-utilization that a protocol must rank.
 var ranked = []string{"0.85", "0.9", "0.95", "0.97"}
 
-// rankRate is the rate that separates them, relative to the capacity of the default: above the capacity of some and below that of others.
+// rankRate is the rate at which the ranked configurations are measured, as a multiple of the default's capacity. It is above the
+// capacity of some configurations and below the capacity of others.
 const rankRate = 1.12
 
-// rank measures the configurations at one rate and returns them by their share of broken requests, the best first. It also returns the
-// share of draws, in per cent, that rank two neighbours of the true order correctly; a tie counts half.
-func (w reuser) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
+// rank measures the configurations at one rate and orders them by their share of broken requests, the best first. right is the
+// per cent of draws that rank two neighbours of the true order correctly; a tie counts half.
+func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
 	t.Helper()
 	by := make(map[string][]reading)
 	for _, utilization := range ranked {
@@ -357,26 +301,19 @@ func (w reuser) rank(t testing.TB, c protocolCell, rate float64, draws int, trut
 	return order, shares, 100 * right / pairs
 }
 
-// TestCacheProtocols writes the cost of each part of a cache protocol, and the error of a measurement without it.
+// TestCacheProtocols writes the cost of each part of a cache protocol, and the error of a measurement that leaves the part out.
 func TestCacheProtocols(t *testing.T) {
 	path := os.Getenv("CACHE_PROTOCOLS")
 	if path == "" {
 		t.Skip("takes minutes: make bench-cache")
 	}
-	draws := 64
-	if text := os.Getenv("CACHE_DRAWS"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 2 {
-			t.Fatalf("CACHE_DRAWS=%s: want a number from 2 on", text)
-		}
-		draws = n
-	}
+	draws := max(2, setting(t, "CACHE_DRAWS", 64))
 	described, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--tags", "--dirty").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	for _, w := range reusers(t) {
+	for _, w := range cacheWorlds(t) {
 		s := newProtocolStudy(t, w, draws)
 		fmt.Fprintf(&b, "\n### %s\n\nAt %.3g and %.3g req/s %.2f and %.2f %% of the requests break a limit; 1 %% more rate makes that %.0f %% more.\n\n",
 			w.name, s.rates[0], s.rates[1], 100*share(s.long[0], -1), 100*share(s.long[1], -1), s.slope)
@@ -388,10 +325,10 @@ func TestCacheProtocols(t *testing.T) {
 			b.WriteString(line + "\n")
 		}
 	}
-	w := reusers(t)[0]
+	w := cacheWorlds(t)[0]
 	fmt.Fprintf(&b, "\n### Which configuration is the best\n\n%s with utilization %s, all at %.3g req/s: their order by the share of broken requests, and how often one draw\n"+
-		"tells neighbours in the true order.\n\n| priming | lead-in | order, with shares | right, %% of draws |\n|---|---|---|---|\n", w.name, strings.Join(ranked, ", "), rankRate*w.near)
-	truth, shares, right := w.rank(t, longCell, rankRate*w.near, draws, nil)
+		"tells neighbours in the true order.\n\n| priming | lead-in | order, with shares | right, %% of draws |\n|---|---|---|---|\n", w.name, strings.Join(ranked, ", "), rankRate*w.guess)
+	truth, shares, right := w.rank(t, longCell, rankRate*w.guess, draws, nil)
 	rankLine := func(c protocolCell, order []string, shares []float64, right float64) {
 		var words []string
 		for i, u := range order {
@@ -403,7 +340,7 @@ func TestCacheProtocols(t *testing.T) {
 	}
 	rankLine(longCell, truth, shares, right)
 	for _, c := range []protocolCell{{unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, defaultCell} {
-		order, shares, right := w.rank(t, c, rankRate*w.near, draws, truth)
+		order, shares, right := w.rank(t, c, rankRate*w.guess, draws, truth)
 		rankLine(c, order, shares, right)
 	}
 	intro := fmt.Sprintf(protocolIntro, strings.TrimSpace(string(described)), draws)
@@ -411,10 +348,8 @@ func TestCacheProtocols(t *testing.T) {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	_, conclusion, _ := strings.Cut(string(text), conclusionHeading) // which is written by hand
-	if err := os.WriteFile(path, []byte(intro+b.String()+"\n"+conclusionHeading+conclusion), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	_, conclusion, _ := strings.Cut(string(text), conclusionHeading) // people write the conclusion; it stays
+	writePage(t, path, intro+b.String()+"\n"+conclusionHeading+conclusion)
 }
 
 const conclusionHeading = "## Conclusion\n"

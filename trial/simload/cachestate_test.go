@@ -10,17 +10,16 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 )
 
-// A forgetful server loses its prefix cache before one of its probes.
+// A forgetful load empties the server's prefix cache before one probe, as if the server had lost it.
 type forgetful struct {
 	trial.Load
 	server trial.Server
-	before int // the probe, 0-based; -1 means never
-	probes int
+	before int // number of that probe, from 0; -1 means none
+	probes int // begun so far
 }
 
 func (f *forgetful) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
@@ -35,25 +34,21 @@ func (f *forgetful) Run(ctx context.Context, schedule workload.Schedule, stop be
 	return f.Load.Run(ctx, schedule, stop)
 }
 
-// A liar reports that it emptied its cache, but did not.
+// A liar is a server that reports a reset of its cache, but keeps the cache.
 type liar struct{ trial.Server }
 
 func (liar) ResetCache(context.Context) error { return nil }
 
-// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe with the number forgets. With lies
-// it does not empty its cache when it is asked to.
-func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
+// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe with the number forgets. If
+// lies is set, the server never resets its cache, although it reports that it did.
+func (w world) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
 	t.Helper()
-	profile, err := sim.LoadProfile(w.profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rig := &Rig{Profile: profile}
+	rig := &Rig{Profile: w.profile}
 	var probes []trial.Probe
 	r := &trial.Runner{
-		Source: w.source, SLO: w.slo, Cache: protocol, PrimeRate: 0.7 * w.near,
+		Source: w.source, SLO: w.slo, Cache: protocol, PrimeRate: primeRate(w.guess),
 		Lengths: trial.Lengths{LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300},
-		Search:  capacity.Search{Hint: w.near, Min: w.near / 10, Max: w.near * 10, Factor: 1.35, Tolerance: 0.2, MaxProbes: 8},
+		Search:  capacity.Search{Hint: w.guess, Min: w.guess / 10, Max: w.guess * 10, Factor: 1.35, Tolerance: 0.2, MaxProbes: 8},
 		Start: func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 			server, load, err := rig.Start(ctx, launch)
 			if err != nil {
@@ -66,7 +61,7 @@ func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int
 			return server, load, nil
 		},
 	}
-	_, err = r.Run(t.Context(), trial.Task{Number: draw + 1, Args: w.args, Draw: 100 * draw, Record: func(p trial.Probe) error {
+	_, err := r.Run(t.Context(), trial.Task{Number: draw + 1, Args: w.args, Draw: 100 * draw, Record: func(p trial.Probe) error {
 		probes = append(probes, p)
 		return nil
 	}})
@@ -76,7 +71,7 @@ func (w reuser) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int
 	return probes
 }
 
-// repeated counts the probes that were measured again, and those that were wrong again.
+// repeated counts the probes that were measured a second time, and the probes whose second measurement was wrong too.
 func repeated(probes []trial.Probe) (once, twice int) {
 	for _, p := range probes {
 		if p.Replaced > 0 {
@@ -89,20 +84,20 @@ func repeated(probes []trial.Probe) (once, twice int) {
 	return once, twice
 }
 
-// No probe of a healthy server is measured again, whatever its draw and its rate. Some searches begin at twice the capacity.
+// No probe of a healthy server is measured again, whatever the draw. Every second search begins at twice the capacity.
 func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	draws := 2
 	if os.Getenv("CACHE_PROTOCOLS") != "" {
 		draws = 10
 	}
-	for _, w := range reusers(t) {
+	for _, w := range cacheWorlds(t) {
 		for _, protocol := range []trial.Protocol{w.cache, trial.Reset} {
 			probes := 0
 			for draw := range draws {
 				w := w
 				if draw%2 == 1 {
-					w.near *= 2
+					w.guess *= 2
 				}
 				p := w.trialOf(t, protocol, draw, -1, false)
 				probes += len(p)
@@ -115,13 +110,13 @@ func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	}
 }
 
-// When a server loses its cache before a probe, that probe is measured again, and the repetition is as good as any other probe. In the
-// world production an empty cache costs 1.5 points of the hit rate; half of the draws refill it so far that the loss is below a point.
-// In small-shared other prefixes fill the cache so soon that a lost cache makes no difference.
+// When a server loses its cache before a probe, the probe is measured again, and the second measurement stands. In h200-production
+// an empty cache costs 1.5 percentage points of the hit rate. In half of the draws the cache refills so fast that the loss is below
+// a point. The test leaves out small-shared, where the cache refills so fast that a lost cache makes no difference.
 func TestALostCacheIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
-	least := map[string]int{"h200-phase1": 4, "h200-production": 2}
-	for _, w := range reusers(t)[:2] {
+	want := map[string]int{"h200-phase1": 4, "h200-production": 2}
+	for _, w := range cacheWorlds(t)[:2] {
 		found := 0
 		for i := range 4 {
 			draw, before := i/2, i%2
@@ -131,20 +126,21 @@ func TestALostCacheIsFound(t *testing.T) {
 				found++
 			}
 			if once > 1 || twice > 0 {
-				t.Errorf("%s, draw %d: the cache was lost once, and %d probes were measured again, %d in vain", w.name, draw, once, twice)
+				t.Errorf("%s, draw %d: the cache was lost once; %d probes were measured again, %d of them in vain", w.name, draw, once, twice)
 			}
 		}
-		if t.Logf("%s: %d of 4 lost caches are found", w.name, found); found < least[w.name] {
-			t.Errorf("%s: %d of 4 lost caches are found, want at least %d", w.name, found, least[w.name])
+		if found < want[w.name] {
+			t.Errorf("%s: %d of 4 lost caches are found, want at least %d", w.name, found, want[w.name])
 		}
 	}
 }
 
-// A server that reports a reset and did not reset is detected: the first probe whose cache holds enough is measured again, without success.
+// The trial detects a server that reports a reset and keeps its cache. It measures the first probe that finds too much in the cache
+// again, in vain.
 func TestAResetThatDidNotHappenIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
-	least := map[string]int{"h200-phase1": 2, "h200-production": 1} // probes that end early say nothing
-	for _, w := range reusers(t)[:2] {
+	want := map[string]int{"h200-phase1": 2, "h200-production": 1} // fewer than all, because a probe that ends early shows nothing
+	for _, w := range cacheWorlds(t)[:2] {
 		found := 0
 		for draw := range 2 {
 			probes := w.trialOf(t, trial.Reset, draw, -1, true)
@@ -155,8 +151,8 @@ func TestAResetThatDidNotHappenIsFound(t *testing.T) {
 				t.Errorf("%s, draw %d: %d probes were measured again, %d of them in vain, want one, in vain", w.name, draw, once, twice)
 			}
 		}
-		if found < least[w.name] {
-			t.Errorf("%s: found in %d of 2 draws, want %d at least", w.name, found, least[w.name])
+		if found < want[w.name] {
+			t.Errorf("%s: the kept cache is found in %d of 2 draws, want at least %d", w.name, found, want[w.name])
 		}
 	}
 }

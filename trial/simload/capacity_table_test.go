@@ -4,35 +4,28 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"gonum.org/v1/gonum/floats"
+	"gonum.org/v1/gonum/stat"
 )
 
-// A report is the page that make bench-capacity writes.
+// A report is the content of docs/evidence/capacity.md, which `make bench-capacity` writes.
 type report struct {
 	commit     string
 	seed, reps int
 	studies    []study
 	parts      []part
-	stratified []stratified
-	leftOut    []string // worlds of which the truth was not found, and why
+	leftOut    []string // worlds whose true capacity was not found, and why
 	verdicts   []verdictRow
 }
 
-func rms(values []float64) float64 {
-	sum := 0.0
-	for _, v := range values {
-		sum += v * v / float64(len(values))
-	}
-	return math.Sqrt(sum)
-}
+func rms(values []float64) float64 { return floats.Norm(values, 2) / math.Sqrt(float64(len(values))) }
 
-func mean(values []float64) float64 {
-	m, _ := meanSD(values)
-	return m
-}
+func mean(values []float64) float64 { return stat.Mean(values, nil) }
 
-// An overall is one method over several worlds, each with the same weight.
+// An overall summarises one method over several worlds, each with the same weight.
 type overall struct {
-	bias, sd, robust, rmse                   []float64 // of each world
+	bias, sd, robust, rmse                   []float64 // one of each world
 	probes, requests, window, leadIn, runOut []float64
 	hit, of, least, most                     int
 }
@@ -62,7 +55,7 @@ func (o *overall) take(f finding, truth float64) {
 	o.hit, o.of, o.least, o.most = o.hit+hit, o.of+of, o.least+least, o.most+most
 }
 
-// row is a line of figures.
+// row formats the figures as one line of a Markdown table, from its second cell on.
 func (o overall) row() string {
 	coverage := "–"
 	if o.of > 0 {
@@ -88,7 +81,6 @@ func (r report) markdown() string {
 	r.summary(&b)
 	r.matrix(&b)
 	r.bought(&b)
-	r.evened(&b)
 	r.forecasts(&b)
 	r.truths(&b)
 	r.judged(&b)
@@ -217,6 +209,7 @@ other. design: SD of the windows' shares over that of independent requests; by s
 |---|---|---|---|---|---|---|---|---|
 `
 
+// judged writes how often a window of each length passes.
 func (r report) judged(b *strings.Builder) {
 	if len(r.verdicts) == 0 {
 		return

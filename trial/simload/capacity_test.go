@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench"
 	"vllmtuner/realtime"
 	"vllmtuner/trial"
@@ -20,34 +22,33 @@ import (
 
 // The environment variables of `make bench-capacity`.
 const (
-	capacityVariable = "BENCH_CAPACITY"  // file that the tables go to
-	pairsVariable    = "BENCH_PAIRS"     // file that those of pairs go to
-	seedVariable     = "CAPACITY_SEED"   // of the random worlds; 1
-	repsVariable     = "CAPACITY_REPS"   // repetitions; 40
-	worldsVariable   = "CAPACITY_WORLDS" // regexp of names; all
-	randomVariable   = "CAPACITY_RANDOM" // how many random worlds; 4
-	commitVariable   = "CAPACITY_COMMIT"
+	capacityVariable = "BENCH_CAPACITY"  // output file of TestCapacityTable; without it the test is skipped
+	pairsVariable    = "BENCH_PAIRS"     // output file of TestPairTable; without it the test is skipped
+	seedVariable     = "CAPACITY_SEED"   // seed of the random worlds; default 1
+	repsVariable     = "CAPACITY_REPS"   // number of repetitions; default 40
+	worldsVariable   = "CAPACITY_WORLDS" // regexp of world names; default all
+	randomVariable   = "CAPACITY_RANDOM" // number of random worlds; default 4
+	commitVariable   = "CAPACITY_COMMIT" // commit that the pages name
 )
 
 // hintError is the standard deviation of the logarithm of a hint. In a study the hint is the best capacity so far.
 const hintError = 0.35
 
-// The first draws of each purpose, so far apart that no two purposes share a load.
+// The first draw of each purpose. They are so far apart that no two purposes share a load.
 const (
 	truthDraws   = 1 << 21
 	pilotDraws   = 1 << 22
 	verdictDraws = 1 << 23
 	pairDraws    = 1 << 24
-	stratumDraws = 1 << 25
 )
 
-// A finding is what a method found in one world over all repetitions.
+// A finding has the answers of one method in one world, one of each repetition.
 type finding struct {
 	method  string
 	answers []answer
 }
 
-// errors are ln(answer/truth) in per cent.
+// errors returns 100 · ln(answer/truth) of each repetition.
 func (f finding) errors(truth float64) []float64 {
 	var errors []float64
 	for _, a := range f.answers {
@@ -56,7 +57,7 @@ func (f finding) errors(truth float64) []float64 {
 	return errors
 }
 
-// bounds counts the answers that are lower and upper bounds. A bound counts as the rate at which it was found.
+// bounds counts the answers that are lower bounds and those that are upper bounds.
 func (f finding) bounds() (least, most int) {
 	for _, a := range f.answers {
 		switch a.bound {
@@ -69,7 +70,7 @@ func (f finding) bounds() (least, most int) {
 	return least, most
 }
 
-// covered counts the answers whose interval contains the truth.
+// covered counts the answers that have an interval, and the intervals that contain the truth.
 func (f finding) covered(truth float64) (hit, of int) {
 	for _, a := range f.answers {
 		if a.hi > 0 {
@@ -82,19 +83,15 @@ func (f finding) covered(truth float64) (hit, of int) {
 	return hit, of
 }
 
-// mean is the mean of a figure over the repetitions.
+// mean returns the mean of a figure over the repetitions.
 func (f finding) mean(of func(answer) float64) float64 {
-	sum := 0.0
-	for _, a := range f.answers {
-		sum += of(a) / float64(len(f.answers))
-	}
-	return sum
+	return mean(lo.Map(f.answers, func(a answer, _ int) float64 { return of(a) }))
 }
 
 func totalSeconds(a answer) float64  { return a.total().Seconds() }
 func windowSeconds(a answer) float64 { return a.window.Seconds() }
 
-// robustSD is the median absolute deviation, scaled to the standard deviation of a normal distribution.
+// robustSD returns the median absolute deviation, scaled to the standard deviation of a normal distribution.
 func robustSD(values []float64) float64 {
 	middle := bench.Percentile(slices.Sorted(slices.Values(values)), 50)
 	var away []float64
@@ -105,20 +102,20 @@ func robustSD(values []float64) float64 {
 	return 1.4826 * bench.Percentile(away, 50)
 }
 
-// A study has all results in one world.
+// A study has the truth of one world and the findings of all methods there.
 type study struct {
 	world
 	truth
 	findings []finding
 }
 
-// hint returns a rate near the truth, the same for all methods of a repetition.
+// hint returns a rate near the truth. All methods of a repetition get the same hint.
 func (s study) hint(draw int) float64 {
 	r := rand.New(rand.NewPCG(uint64(draw), 0x41))
 	return s.capacity * math.Exp(hintError*r.NormFloat64())
 }
 
-// repeat runs a method with the draws from first on.
+// repeat runs a method reps times, with the draws first, first+1 and so on.
 func (s study) repeat(m method, first, reps int) (finding, error) {
 	f := finding{m.name, make([]answer, reps)}
 	w := s.world
@@ -130,7 +127,7 @@ func (s study) repeat(m method, first, reps int) (finding, error) {
 	return f, err
 }
 
-// compare runs all methods, and our search once more with as many seconds of window as the cheapest rival.
+// compare runs all methods. Then it runs our search once more with as many seconds of window as the cheapest rival has.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
@@ -146,7 +143,7 @@ func (s *study) compare(reps int) error {
 		s.findings = append(s.findings, f)
 	}
 	for _, f := range s.findings[len(own):] {
-		if f.method != cheapest { // the others take longer than ours does in any setting
+		if f.method != cheapest { // every other rival takes longer than our search does in any setting
 			continue
 		}
 		m, err := s.oursWithin(f.mean(windowSeconds), "ours, as "+f.method)
@@ -162,7 +159,8 @@ func (s *study) compare(reps int) error {
 	return nil
 }
 
-// oursWithin returns our search with windows scaled to a total length in seconds. Pilot runs with other draws give the scale.
+// oursWithin returns our search with windows scaled so that they last some seconds in all. Pilot runs with other draws give
+// the scale.
 func (s study) oursWithin(seconds float64, name string) (method, error) {
 	const pilots = 6
 	scale := 1.0
@@ -176,12 +174,12 @@ func (s study) oursWithin(seconds float64, name string) (method, error) {
 	return method{name, ours(scaled(scale), 0)}, nil
 }
 
-// leastRequests is the minimum number of requests for a verdict on a p99.
-const leastRequests = 100
+// minRequests is the minimum number of requests for a verdict on a p99.
+const minRequests = 100
 
 func scaled(by float64) trial.Lengths {
 	window := time.Duration(by * float64(searchLengths.Window))
-	return trial.Lengths{Window: window, MinRequests: max(leastRequests, int(by*float64(searchLengths.MinRequests)))}
+	return trial.Lengths{Window: window, MinRequests: max(minRequests, int(by*float64(searchLengths.MinRequests)))}
 }
 
 // setting reads a whole number from the environment.
@@ -197,7 +195,7 @@ func setting(t *testing.T, variable string, otherwise int) int {
 	return n
 }
 
-// chosenWorlds returns the named worlds and a number of random worlds, as the environment selects them.
+// chosenWorlds returns the named and the random worlds that the environment variables choose.
 func chosenWorlds(t *testing.T) []world {
 	worlds, err := namedWorlds()
 	if err != nil {
@@ -234,7 +232,7 @@ func TestCapacityTable(t *testing.T) {
 	for _, w := range chosenWorlds(t) {
 		began := time.Now()
 		truth, err := w.truth(truthDraws, wholeEffort)
-		if err != nil { // nothing can be held against it, and the page says so
+		if err != nil { // without the truth there is no error to measure; the page names the world and says why
 			r.leftOut = append(r.leftOut, err.Error())
 			continue
 		}
@@ -250,20 +248,13 @@ func TestCapacityTable(t *testing.T) {
 			_, sd := meanSD(f.errors(truth.capacity))
 			t.Logf("  %-24s SD %5.1f RMSE %5.1f %% in %5.0f s", f.method, sd, rms(f.errors(truth.capacity)), f.mean(totalSeconds))
 		}
-		r.write(t, file)
+		writePage(t, file, r.markdown()) // the results so far
 	}
 	var err error
 	if r.parts, err = parts(r.studies, []string{"ours, search", "ours, confirmation"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range r.studies {
-		if slices.Contains([]string{"h200-plain", "h200-seqs48", "l4-tpot", "small-seqs16"}, s.name) {
-			rows, err := s.stratify(reps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.stratified = append(r.stratified, rows...)
-		}
 		if !slices.Contains([]string{"h200-phase1", "h200-plain", "l4-tpot"}, s.name) {
 			continue
 		}
@@ -273,12 +264,6 @@ func TestCapacityTable(t *testing.T) {
 		}
 		r.verdicts = append(r.verdicts, rows...)
 	}
-	r.write(t, file)
-}
-
-// write writes the results so far.
-func (r report) write(t *testing.T, file string) {
-	t.Helper()
 	writePage(t, file, r.markdown())
 }
 
@@ -292,7 +277,7 @@ func writePage(t *testing.T, file, text string) {
 	}
 }
 
-// With less effort, other draws give the same truth, and our search finds a capacity near it each time.
+// A truth measured with little effort is the same for other draws, and each of our searches ends near it.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
 	worlds, err := namedWorlds()
@@ -300,7 +285,7 @@ func TestCapacityIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
-		w := worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
+		w := named(worlds, name)
 		little := effort{stretch{5000, 300 * time.Second}, 6, 6, 0}
 		truth, err := w.truth(truthDraws, little)
 		if err != nil {
@@ -320,31 +305,30 @@ func TestCapacityIsFound(t *testing.T) {
 		}
 		for i, e := range f.errors(truth.capacity) {
 			if math.Abs(e) > 25 {
-				t.Errorf("%s, draw %d: ours says %.4g req/s, the truth is %.4g, want within 25 %%", name, i, f.answers[i].rate, truth.capacity)
+				t.Errorf("%s, draw %d: our search finds %.4g req/s, want the true %.4g within 25 %%", name, i, f.answers[i].rate, truth.capacity)
 			}
 		}
 	}
 }
 
-// Each rival finds the capacity as exactly as its steps allow.
+// Each rival finds the capacity as exactly as the steps of its rates allow.
 func TestRivalsFindACapacity(t *testing.T) {
 	realtime.Only(t, "simulates the loads of rivals")
 	worlds, err := namedWorlds()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == "small-seqs16" })]
-	w.guess = 7.5 // within 2 % of its truth
+	w := named(worlds, "small-seqs16")
+	w.guess = 7.5 // within 2 % of the world's true capacity
 	for _, row := range []struct {
-		name                 string
-		fewest, most         int     // probes
-		fewestEach, mostEach int     // requests of a probe
-		off                  float64 // ln(answer/truth) may be so far off
+		name             string
+		min, max         int     // probes
+		minEach, maxEach int     // requests of a probe
+		maxError         float64 // of ln(answer/truth)
 	}{
 		{"sweep", 12, 12, 300, 300, 0.5},
 		{"bisection", 3, 4, 300, 300, 0.5},
 		{"AIPerf, 300", 8, 30, 300, 300, 0.3},
-
 		{"closed loop", 5, 14, 300, 400, 0.35},
 	} {
 		all := rivals()
@@ -353,15 +337,16 @@ func TestRivalsFindACapacity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if off := math.Log(a.rate / w.guess); a.bound != capacity.Exact || math.Abs(off) > row.off {
-			t.Errorf("%s says %s %.4g req/s, want %.4g to a factor of %.2f", row.name, a.bound, a.rate, w.guess, math.Exp(row.off))
+		if off := math.Log(a.rate / w.guess); a.bound != capacity.Exact || math.Abs(off) > row.maxError {
+			t.Errorf("%s finds %s %.4g req/s, want %.4g within a factor of %.2f", row.name, a.bound, a.rate, w.guess, math.Exp(row.maxError))
 		}
-		if each := a.requests / a.probes; a.probes < row.fewest || a.probes > row.most || each < row.fewestEach || each > row.mostEach {
-			t.Errorf("%s takes %d probes and %d requests, want %d to %d, each of %d to %d",
-				row.name, a.probes, a.requests, row.fewest, row.most, row.fewestEach, row.mostEach)
+		if each := a.requests / a.probes; a.probes < row.min || a.probes > row.max || each < row.minEach || each > row.maxEach {
+			t.Errorf("%s makes %d probes with %d requests in all, want %d to %d probes of %d to %d requests each",
+				row.name, a.probes, a.requests, row.min, row.max, row.minEach, row.maxEach)
 		}
 		if a.window <= 0 || a.runOut < 0 || (a.leadIn > 0) == (row.name == "sweep" || row.name == "bisection") {
-			t.Errorf("%s takes %s of windows, %s of lead-ins and %s of run-outs", row.name, a.window, a.leadIn, a.runOut)
+			t.Errorf("%s spends %s on windows, %s on lead-ins and %s on run-outs; want windows, and lead-ins except in sweep and bisection",
+				row.name, a.window, a.leadIn, a.runOut)
 		}
 	}
 }
@@ -380,13 +365,13 @@ func TestRandomWorldsAreTheirSeeds(t *testing.T) {
 	for i, w := range got[:n] {
 		same := fmt.Sprint(got[n+i].about, got[n+i].args, got[n+i].guess, got[n+i].slo)
 		if text := fmt.Sprint(w.about, w.args, w.guess, w.slo); text != same {
-			t.Errorf("seed %d gives %s, and again %s", i, text, same)
+			t.Errorf("seed %d gives %s the first time and %s the second time", i, text, same)
 		}
 		if i > 0 && w.guess == got[0].guess {
 			t.Errorf("seeds 0 and %d give the same capacity", i)
 		}
-		if w.guess < leastCapacity || w.guess > mostCapacity || w.reuses() != (w.cache == trial.Steady) {
-			t.Errorf("seed %d: %.3g req/s under %s", i, w.guess, w.cache)
+		if w.guess < minCapacity || w.guess > maxCapacity || w.reuses() != (w.cache == trial.Steady) {
+			t.Errorf("seed %d: capacity %.3g req/s with cache %s", i, w.guess, w.cache)
 		}
 	}
 }
@@ -414,7 +399,7 @@ func TestSharesAreReadMonotonely(t *testing.T) {
 	}
 }
 
-// The rule of the verdict was chosen by simulated probabilities for independent requests. These are the exact ones.
+// The verdict's rule was chosen by simulating independent requests. The exact probabilities of a pass must agree.
 func TestIndependentVerdicts(t *testing.T) {
 	for i, want := range []float64{0.94, 0.81, 0.65, 0.34, 0.15} {
 		if got := atMostBroken(300, brokenShares[i]); math.Abs(got-want) > 0.01 {

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// closed runs a loop and returns its samples.
+// closed runs a closed loop on a new server.
 func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.Server) {
 	t.Helper()
 	server, load := start(t, rig(t), args)
@@ -25,7 +25,7 @@ func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.
 	return run, server
 }
 
-// inFlight returns how many requests are in flight just after each one was sent.
+// inFlight returns how many requests are in flight at a time.
 func inFlight(run bench.Run, at time.Duration) (n int) {
 	for _, s := range run.Samples {
 		if s.Due <= at && at < s.End {
@@ -35,7 +35,7 @@ func inFlight(run bench.Run, at time.Duration) (n int) {
 	return n
 }
 
-func TestAClosedLoopKeepsSoManyInFlight(t *testing.T) {
+func TestAClosedLoopKeepsItsStreamsBusy(t *testing.T) {
 	for _, streams := range []int{1, 3, 16} {
 		run, server := closed(t, "", streams, 60)
 		for i, s := range run.Samples {
@@ -43,7 +43,7 @@ func TestAClosedLoopKeepsSoManyInFlight(t *testing.T) {
 				t.Fatalf("%d streams: sample %d is %+v", streams, i, s)
 			}
 			if n := inFlight(run, s.Due); i >= streams && i < 60-streams && n != streams || n > streams {
-				t.Errorf("%d streams: %d are in flight once request %d is sent", streams, n, i)
+				t.Errorf("%d streams: %d requests are in flight when request %d is sent", streams, n, i)
 			}
 			if i < streams && s.Due != 0 {
 				t.Errorf("%d streams: request %d is sent at %s, want at once", streams, i, s.Due)
@@ -55,12 +55,13 @@ func TestAClosedLoopKeepsSoManyInFlight(t *testing.T) {
 	}
 }
 
-// A stream is idle when its client has the answer, not when the engine has made it. The next request follows at once.
+// A stream becomes idle when its client has the whole answer, which is later than when the engine finished it. The stream then
+// sends its next request at once.
 func TestAStreamSendsAgainAtOnce(t *testing.T) {
 	run, _ := closed(t, "", 1, 5)
 	for i := 1; i < 5; i++ {
 		if gap := run.Samples[i].Due - run.Samples[i-1].End; math.Abs(float64(gap)) > float64(time.Microsecond) {
-			t.Errorf("request %d is sent %s after the answer before it, want at once", i, gap)
+			t.Errorf("request %d is sent %s after the end of the previous answer, want at once", i, gap)
 		}
 	}
 }
@@ -70,7 +71,7 @@ func TestMoreStreamsServeMore(t *testing.T) {
 	for _, streams := range []int{1, 2, 4, 8} {
 		run, _ := closed(t, "", streams, 64)
 		if run.Elapsed >= last {
-			t.Errorf("64 requests in %d streams take %s, no less than with half of them (%s)", streams, run.Elapsed, last)
+			t.Errorf("64 requests in %d streams take %s, want less than the %s in half as many streams", streams, run.Elapsed, last)
 		}
 		last = run.Elapsed
 	}

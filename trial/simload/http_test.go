@@ -18,7 +18,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// httpURL starts the profile's server in real time and returns its URL when it answers.
+// httpURL starts a simulated server in real time. It returns the server's URL once the server answers.
 func httpURL(t *testing.T, p *sim.Profile) string {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -49,11 +49,12 @@ func httpURL(t *testing.T, p *sim.Profile) string {
 	return ""
 }
 
-// HTTP in real time and the engine in virtual time give the same p99 of TTFT and of TPOT, under a light load with the same requests at the
-// same times. A busy machine delays single runs, so the median of at least three runs counts. If that is late too, there are more runs.
+// The simulated server over HTTP in real time and the engine in virtual time give the same p99 TTFT and p99 TPOT within 2 %.
+// Both get the same light load. A busy machine delays some runs, so the test compares medians of at least three runs, and makes
+// up to nine runs before it fails.
 func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
-	const most = 0.02
+	const maxError = 0.02
 	p, err := sim.LoadProfile("h200-llama70b-fp8")
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,7 @@ func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 			}
 			said[i] = bench.Measure(run, bench.Scope{})
 			if said[i].Completed != len(run.Samples) || said[i].Completed < 6 {
-				t.Fatalf("%d of %d requests ended well", said[i].Completed, len(run.Samples))
+				t.Fatalf("%d of %d requests were completed, want all of at least 6", said[i].Completed, len(run.Samples))
 			}
 		}
 		off := func(of func(bench.Measurement) float64) float64 { return math.Abs(of(said[1])/of(said[0]) - 1) }
@@ -87,11 +88,11 @@ func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 		tpot = append(tpot, off(func(m bench.Measurement) float64 { return m.TPOT.P99 }))
 		t.Logf("%d requests: p99 TTFT %.1f ms in virtual time, %.1f over HTTP; p99 TPOT %.2f and %.2f",
 			said[0].Completed, said[0].TTFT.P99, said[1].TTFT.P99, said[0].TPOT.P99, said[1].TPOT.P99)
-		if median(ttft) <= most && median(tpot) <= most && len(ttft) >= 3 {
+		if median(ttft) <= maxError && median(tpot) <= maxError && len(ttft) >= 3 {
 			return
 		}
 	}
-	t.Errorf("over HTTP p99 TTFT is off by %.1f %%, p99 TPOT by %.1f %%, want at most %.0f %%", 100*median(ttft), 100*median(tpot), 100*most)
+	t.Errorf("over HTTP p99 TTFT is off by %.1f %%, p99 TPOT by %.1f %%, want at most %.0f %%", 100*median(ttft), 100*median(tpot), 100*maxError)
 }
 
 func median(values []float64) float64 {

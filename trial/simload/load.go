@@ -16,7 +16,7 @@ import (
 type load struct {
 	engine  *sim.Engine
 	prompts *prompts
-	sent    uint64 // requests so far: each answer is its own
+	sent    uint64 // requests so far; the count makes each answer unique
 }
 
 // Run sends the schedule and computes the engine's steps until every counted request has ended. Without a run-out in the schedule
@@ -66,14 +66,14 @@ func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int,
 type loadRun struct {
 	*load
 	next      func() (workload.Arrival, bool)
-	arrival   workload.Arrival // to be sent next
+	arrival   workload.Arrival // the next to be sent
 	more      bool             // arrival is valid
 	stop      bench.Stop
 	now       float64 // seconds
 	nextCheck float64
 	counted   int // requests of the window that have not ended
 	closed    bool
-	free      []float64 // of a closed loop: since when each idle stream is idle, ascending
+	free      []float64 // closed loop: when each idle stream became idle, ascending
 	run       bench.Run
 }
 
@@ -120,7 +120,7 @@ func (f *loadRun) over() bool {
 func (f *loadRun) submitDue() {
 	for f.more && f.visible() <= f.now {
 		a := f.arrival
-		if f.closed { // the wait begins when the request is sent
+		if f.closed { // a request is due when its stream became idle
 			a.Due, f.free = seconds(f.free[0]), f.free[1:]
 		}
 		f.pull()

@@ -13,21 +13,19 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A pair compares two choices of flags of one world.
+// A pair has two choices of flags for the same workload.
 type pair struct {
 	name string
 	a, b world
 }
 
-// chosenPairs are the pairs of the table: flags that change which limit breaks first, and flags that change little.
+// chosenPairs returns the pairs of the table. Some flags change which limit breaks first; others change little.
 func chosenPairs() ([]pair, error) {
 	worlds, err := namedWorlds()
 	if err != nil {
 		return nil, err
 	}
-	one := func(name string) world {
-		return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
-	}
+	one := func(name string) world { return named(worlds, name) }
 	with := func(w world, args ...string) world {
 		w.args = slices.Concat(w.args, args)
 		return w
@@ -41,15 +39,15 @@ func chosenPairs() ([]pair, error) {
 	}, nil
 }
 
-// A pairing has the results of the repetitions of a pair, in per cent.
+// A pairing has the results of all repetitions of a pair, in per cent.
 type pairing struct {
-	paired, apart   []float64 // ln(b/a), with the same draws and with independent ones
-	stated, careful []float64 // standard error of the paired one: as it is compared, and as if the two were independent
-	seconds         []float64 // of both searches
-	bounds          int       // repetitions of which one answer is no exact one; they are not in the others
+	paired, apart   []float64 // 100 · ln(b/a): with the same draws for both, and with independent draws
+	stated, careful []float64 // standard error of paired: as capacity.Compare states it, and as if a and b were independent
+	seconds         []float64 // load time of both searches
+	bounds          int       // repetitions left out because an answer is only a bound
 }
 
-// measure measures a pair. Both searches begin at the same hint, as in a study.
+// measure searches both capacities of a pair reps times. Both searches begin at the same hint, as in a study.
 func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 	find := ours(lengths, 0)
 	found := make([][3]answer, reps)
@@ -81,7 +79,7 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 	return q, err
 }
 
-// held returns the share of the intervals that contain the true ratio, which is assumed to be the mean of all ratios.
+// held returns the share of the intervals that contain the true ratio. The mean of all ratios stands for the true one.
 func (q pairing) held() float64 {
 	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
 	for i, ratio := range q.paired {
@@ -123,7 +121,7 @@ func TestPairTable(t *testing.T) {
 				t.Fatal(err)
 			}
 			if q.bounds > reps/2 {
-				t.Errorf("%s: %d of %d comparisons are of bounds", p.name, q.bounds, reps)
+				t.Errorf("%s: %d of %d comparisons have an answer that is only a bound", p.name, q.bounds, reps)
 				continue
 			}
 			ratio, same := meanSD(q.paired)

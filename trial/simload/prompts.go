@@ -8,10 +8,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A prompt is what the engine needs to know of a request's content.
+// A prompt is all that the engine needs to know about a request's content.
 type prompt struct {
 	tokens int
-	blocks []uint64
+	blocks []uint64 // hashes
 }
 
 // prompts caches the hashes of prompts that are sent many times, because hashing 6,000 tokens costs more than simulating the

@@ -40,19 +40,19 @@ func TestReplayRepeatsATrial(t *testing.T) {
 			}
 		}
 		if len(was) < 3 || stopped == 0 {
-			t.Fatalf("%s: %d probes, %d of them ended early; the test wants some of both", protocol, len(was), stopped)
+			t.Fatalf("%s: %d probes, and %d of them ended early; want at least 3 probes and at least 1 early end", protocol, len(was), stopped)
 		}
 		task.Done, task.Record = was, nil
 		again, err := r.Replay(t.Context(), task)
 		if err != nil || !reflect.DeepEqual(again, was) {
-			t.Errorf("%s: replayed %v\n%+v\nwant\n%+v", protocol, err, again, was)
+			t.Errorf("%s: Replay = %+v, %v\nwant\n%+v", protocol, again, err, was)
 		}
 		slow := *rig(t).Profile
 		slow.Step.Weights *= 2
 		r.Start = (&Rig{Profile: &slow, ITL: true}).Start
 		other, err := r.Replay(t.Context(), task)
 		if err != nil || len(other) != len(was) {
-			t.Fatalf("%s: on another server %d probes, %v; want %d", protocol, len(other), err, len(was))
+			t.Fatalf("%s: on another server Replay gives %d probes, %v; want %d", protocol, len(other), err, len(was))
 		}
 		for i, p := range other {
 			whole := !was[i].Stopped

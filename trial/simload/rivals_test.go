@@ -19,7 +19,7 @@ import (
 
 // A cost is what a method spent on one server after its start and priming.
 type cost struct {
-	probes, requests       int // counted requests; of a probe that ended early those that were sent
+	probes, requests       int // counted requests only; a probe that ended early has those that it sent
 	window, leadIn, runOut time.Duration
 }
 
@@ -40,13 +40,12 @@ type answer struct {
 	lo, hi float64 // 95 % interval; 0 where the method gives none
 	cost
 
-	found    capacity.Capacity // of our search
-	forecast capacity.Forecast // of our search with a precision
-	then     cost              // at the time of the forecast
+	found    capacity.Capacity // only of our search
+	forecast capacity.Forecast // only of our search with a precision
+	then     cost              // spent before the forecast
 }
 
-// A method finds the capacity of a world; the draw decides requests, arrivals and noise. hint is a rate near the capacity, which only some
-// methods use.
+// A method is a named way to find the capacity of a world.
 type method struct {
 	name string
 	find finder
@@ -55,15 +54,16 @@ type method struct {
 // cheapest is the rival that needs the least server time.
 const cheapest = "bisection"
 
-// A finder finds the capacity for a method.
+// A finder finds the capacity of a world. The draw decides requests, arrivals and noise. hint is a rate near the capacity, which
+// only some methods use.
 type finder func(w world, draw int, hint float64) (answer, error)
 
-// from returns a finder that begins at a multiple of the hint.
+// from returns a finder whose hint is multiplied by part.
 func (find finder) from(part float64) finder {
 	return func(w world, draw int, hint float64) (answer, error) { return find(w, draw, part*hint) }
 }
 
-// rivals are the methods that people use.
+// rivals returns the methods that people use instead of ours.
 func rivals() []method {
 	return []method{
 		{"sweep", sweep},
@@ -73,11 +73,11 @@ func rivals() []method {
 	}
 }
 
-// manualRequests is how many requests a manual probe has.
+// manualRequests is the number of requests in a manual probe.
 const manualRequests = 300
 
-// rates returns the rates of a manual sweep in the world's family. The draw shifts the grid by part of a step, so that the distance of the
-// true capacity from a rate is random.
+// rates returns the rates of a manual sweep. The draw shifts the grid by a part of a step, so that the true capacity lies at a
+// random distance from the next rate.
 func (w world) rates(draw int) []float64 {
 	const n = 12
 	shift := rand.New(rand.NewPCG(uint64(draw), 0x42)).Float64() - 0.5
@@ -88,7 +88,7 @@ func (w world) rates(draw int) []float64 {
 	return rates
 }
 
-// manual probes one rate as vllm bench serve does: 300 requests on an idle server, all of them counted, and no load after them.
+// manual probes one rate as vllm bench serve does: it counts all of 300 requests to an idle server, and sends none after them.
 func (s *subject) manual(rate float64, c *cost) (slo.Verdict, error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, MinRequests: manualRequests, Rescale: true}
 	n, window := plan.Counted()
@@ -112,7 +112,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 		switch {
 		case err != nil:
 			return a, err
-		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // measured, but without effect on the answer
+		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // the answer stands; this rate only adds to the cost
 		case v.Pass:
 			a.rate = rate
 		case i == 0:
@@ -124,7 +124,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// bisection finds the last rate of the same grid that passes.
+// bisection bisects the rates of the sweep's grid for the highest rate that passes.
 func bisection(w world, draw int, _ float64) (a answer, err error) {
 	s, err := w.start(draw)
 	if err != nil {
@@ -167,13 +167,13 @@ const (
 type isotonicSearch struct {
 	*subject
 	requests  int
-	low, high float64               // highest rate that passed, lowest that failed
-	margins   map[float64][]float64 // by rate: p99 less its limit, ms, by limit
+	low, high float64               // highest rate that passed, lowest rate that failed
+	margins   map[float64][]float64 // by rate, one for each limit: p99 minus the limit, ms
 	cost      *cost
 }
 
-// probe offers a rate for AIPerf's warm-up and then for the window. The bracket never widens: verdicts outside it have no effect. Here the
-// window follows the warm-up at once, while AIPerf lets the server run empty in between.
+// probe offers a rate for AIPerf's warm-up and then for the window. The bracket never widens: verdicts outside it have no
+// effect. AIPerf lets the server run empty between warm-up and window; probe does not.
 func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, LeadIn: aiperfWarmUp, MinRequests: s.requests}
 	n, window := plan.Counted()
@@ -195,12 +195,16 @@ func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	return v.Pass, nil
 }
 
-// isotonic is AIPerf's search (smooth_isotonic, 0.13): double the rate from the lowest of the grid until a probe fails; three
-// probes evenly inside; then, until the bracket is within 5 % of its upper end, fit the p99 of the binding limit over all rates so
-// far (isotonic regression, PCHIP through it), and probe where it crosses the limit, or in the middle where it does not. As long
-// as the regression has fewer than three levels, the first two fits are followed by two more probes, at 1/8 and 5/8 of the
-// bracket. The answer is the highest rate that passed. Left out: its replicates, of which it makes none unless it is told to, and
-// its detection of cliffs, after which it bisects.
+// isotonic is AIPerf's search (smooth_isotonic, 0.13). Its answer is the highest rate that passed.
+//
+//  1. It doubles the lowest rate of the grid until a probe fails.
+//  2. It makes three probes evenly inside the bracket.
+//  3. It fits the p99 of the limit that breaks first over all rates so far: isotonic regression, then PCHIP. It probes the rate
+//     at which the curve crosses the limit, or the middle of the bracket if the curve does not cross it. It repeats this until
+//     the bracket is within 5 % of its upper end. While the regression has fewer than three levels, each of the first two fits
+//     is followed by two more probes, at 1/8 and 5/8 of the bracket.
+//
+// Two parts of AIPerf are left out: replicates, which are off by default, and the bisection after it detects a cliff.
 func isotonic(w world, draw, requests int) (a answer, err error) {
 	sub, err := w.start(draw)
 	if err != nil {
@@ -239,7 +243,7 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 	}
 }
 
-// inside returns rates at given parts of the bracket that were not probed.
+// inside returns the rates at the given parts of the bracket, without those that were already probed.
 func (s *isotonicSearch) inside(parts ...float64) []float64 {
 	var rates []float64
 	for _, part := range parts {
@@ -257,10 +261,10 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 		rates = append(rates, rate)
 	}
 	slices.Sort(rates)
-	binding, most := 0, math.Inf(-1)
-	for i, l := range s.slo.Limits { // the one that is broken most at the highest rate, in parts of its limit
-		if m := s.margins[rates[len(rates)-1]][i] / l.Max.Seconds(); m > most {
-			binding, most = i, m
+	binding, largest := 0, math.Inf(-1) // the limit with the largest relative excess at the highest rate
+	for i, l := range s.slo.Limits {
+		if m := s.margins[rates[len(rates)-1]][i] / l.Max.Seconds(); m > largest {
+			binding, largest = i, m
 		}
 	}
 	var values []float64
@@ -270,7 +274,7 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 	values = monotone(values)
 	levels = len(slices.Compact(slices.Clone(values)))
 	candidate = (s.low + s.high) / 2
-	var curve interp.FritschButland // which scipy's PchipInterpolator is
+	var curve interp.FritschButland // the method of scipy's PchipInterpolator
 	if curve.Fit(rates, values) != nil {
 		return candidate, levels
 	}
@@ -289,11 +293,11 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 	return candidate, levels
 }
 
-// closedLoop finds the highest number of streams that keeps the SLO: it doubles the number until a probe fails, then bisects to 5 %. A probe
-// has 300 requests plus ten per stream. Two uncounted requests per stream come first, so that the initial burst of a closed loop does not
-// count. The answer is the throughput at that concurrency.
+// closedLoop finds the highest number of streams that keeps the SLO: it doubles the number until a probe fails, then bisects to
+// 5 %. A probe counts 300 requests, or ten per stream if that is more. Two uncounted requests per stream come first, so that the
+// initial burst of a closed loop does not count. The answer is the throughput at the highest number of streams that passed.
 func closedLoop(w world, draw int, _ float64) (a answer, err error) {
-	const mostStreams = 4096
+	const maxStreams = 4096
 	s, err := w.start(draw)
 	if err != nil {
 		return a, err
@@ -313,17 +317,17 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 		}
 		return pass, nil
 	}
-	low, high := 0, mostStreams+1
+	low, high := 0, maxStreams+1
 	for high-low > max(1, low/20) {
 		streams := (low + high) / 2
-		if high > mostStreams {
+		if high > maxStreams {
 			streams = max(1, 2*low)
 		}
 		pass, err := probe(streams)
 		switch {
 		case err != nil:
 			return a, err
-		case pass && streams >= mostStreams:
+		case pass && streams >= maxStreams:
 			a.bound = capacity.AtLeast
 			return a, nil
 		case pass:
@@ -339,23 +343,23 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// The two settings of our search: that of a trial in a study, and that of a confirmation.
+// The window lengths of a trial in a study, and of a confirmation.
 var (
 	searchLengths  = trial.Lengths{Window: 120 * time.Second, MinRequests: 300}
 	confirmLengths = trial.Lengths{Window: 240 * time.Second, MinRequests: 1000}
 )
 
-// drawsOfTrial separates the draws of two repetitions, because each probe of a trial has its own draw.
+// drawsOfTrial is the number of draws kept for one repetition, because each probe of a trial has its own draw.
 const drawsOfTrial = 64
 
-// ours runs one trial, with a precision unless it is 0.
+// ours returns our search: one whole trial. A precision above 0 makes it go on until the interval is that narrow.
 func ours(lengths trial.Lengths, precision float64) finder {
 	return func(w world, draw int, hint float64) (a answer, err error) {
 		rig := &Rig{Profile: w.profile}
 		runner := &trial.Runner{
 			Start: rig.Start, Source: drawn{w.source, drawsOfTrial * draw}, SLO: w.slo, Lengths: w.lengths(lengths),
 			Cache: w.cache, PrimeRate: primeRate(w.guess), Seed: uint64(draw),
-			// What study files have unless they say otherwise.
+			// The defaults of a study file.
 			Search: capacity.Search{Min: 0.05, Max: 1000, Factor: 1.35, Tolerance: 0.2, MaxProbes: 12, Precision: precision},
 		}
 		if precision > 0 {
@@ -379,7 +383,7 @@ func ours(lengths trial.Lengths, precision float64) finder {
 	}
 }
 
-// lengths returns the lengths of a probe in this world.
+// lengths adds the default lead-in for this world.
 func (w world) lengths(l trial.Lengths) trial.Lengths {
 	l.LeadIn = trial.DefaultLeadIn(w.slo, w.source, w.cache)
 	return l

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
@@ -87,16 +89,8 @@ func (s *server) Counters(context.Context) (serverctl.Counters, error) {
 		Drafts:           float64(t.Drafts),
 		DraftTokens:      float64(t.DraftTokens),
 		AcceptedTokens:   float64(t.AcceptedTokens),
-		AcceptedAt:       floats(t.AcceptedPerPos),
+		AcceptedAt:       lo.Map(t.AcceptedPerPos, func(n, _ int) float64 { return float64(n) }),
 	}, nil
-}
-
-func floats(counts []int) []float64 {
-	var fs []float64
-	for _, n := range counts {
-		fs = append(fs, float64(n))
-	}
-	return fs
 }
 
 func (s *server) ResetCache(context.Context) error {

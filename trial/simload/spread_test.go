@@ -3,7 +3,6 @@ package simload
 import (
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,11 +14,11 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A loadedServer is a simulated server and its load, whose windows the tests compare.
+// A loadedServer is a simulated server with the load that it gets. The tests compare windows of that load.
 type loadedServer struct {
 	name, profile, args string
-	input, output       int     // mean tokens; lengths vary by 90 % around them
-	saturation          float64 // the most requests per second that it can serve
+	input, output       int     // mean tokens; lengths vary by 90 % around the mean
+	saturation          float64 // highest number of requests per second that the server can serve
 }
 
 var loadedServers = []loadedServer{
@@ -28,7 +27,7 @@ var loadedServers = []loadedServer{
 	{"16 seqs", "small-fast", "--max-num-seqs 16", 400, 200, 9.7},
 }
 
-// loose has limits that every window keeps, so that only a growing queue fails.
+// loose has limits that no window breaks, so that a window fails only when its queue grows.
 var loose = slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 10 * time.Hour}, {Metric: slo.TPOT, Percentile: 99, Max: time.Hour}, {Metric: slo.E2E, Percentile: 95, Max: 10 * time.Hour}}}
 
 // windows judges independent windows of two minutes at a rate. With stop, a window may end early.
@@ -43,38 +42,30 @@ func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool)
 		tb.Fatal(err)
 	}
 	verdicts := make([]slo.Verdict, draws)
-	const workers = 2
-	var all sync.WaitGroup
-	for worker := range workers {
-		all.Go(func() {
-			rig := &Rig{Profile: p}
-			for draw := worker; draw < draws; draw += workers {
-				_, load, err := rig.Start(tb.Context(), trial.Launch{Number: draw, Args: strings.Fields(q.args)})
-				if err != nil {
-					tb.Error(err)
-					return
-				}
-				plan := workload.Plan{Source: source, Seed: 1, Rate: rate, LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300, Draw: draw}
-				n, _ := plan.Counted()
-				var early bench.Stop
-				if stop {
-					early = loose.Stop(n)
-				}
-				run, err := load.Run(tb.Context(), plan.Schedule(), early)
-				if err != nil {
-					tb.Error(err)
-					return
-				}
-				verdicts[draw] = loose.Judge(run.Samples, n, run.Elapsed)
-			}
-		})
+	rig := &Rig{Profile: p}
+	err = each(draws, func(draw int) error {
+		_, load, err := rig.Start(tb.Context(), trial.Launch{Number: draw, Args: strings.Fields(q.args)})
+		if err != nil {
+			return err
+		}
+		plan := workload.Plan{Source: source, Seed: 1, Rate: rate, LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300, Draw: draw}
+		n, _ := plan.Counted()
+		var early bench.Stop
+		if stop {
+			early = loose.Stop(n)
+		}
+		run, err := load.Run(tb.Context(), plan.Schedule(), early)
+		verdicts[draw] = loose.Judge(run.Samples, n, run.Elapsed)
+		return err
+	})
+	if err != nil {
+		tb.Fatal(err)
 	}
-	all.Wait()
 	return verdicts
 }
 
-// errorRatios returns, for each limit of loose, the standard errors of the windows divided by the true spread between the windows.
-// independent is the same for standard errors that take the requests for independent.
+// errorRatios returns, for each limit of loose, the standard error of a window divided by the true spread between windows.
+// clustered uses our standard errors; independent uses standard errors that assume independent requests.
 func errorRatios(windows []slo.Verdict) (clustered, independent [3]float64) {
 	n := float64(len(windows))
 	for i := range clustered {
@@ -102,16 +93,17 @@ func saturated(windows []slo.Verdict) (n int) {
 	return n
 }
 
-// The requests of one window are not independent: standard errors under that assumption are too small by a factor of two or more.
-// Close to saturation the bursts last longer than the blocks of a window, and our standard errors are somewhat too small too.
-func TestTheErrorOfHeadroomIsThatBetweenWindows(t *testing.T) {
+// Requests of one window depend on each other, so standard errors that assume independence are too small by a factor of two or
+// more. Our standard errors are somewhat too small close to saturation, where bursts last longer than the blocks of a window.
+func TestTheErrorOfHeadroomIsTheSpreadOfWindows(t *testing.T) {
 	realtime.Only(t, "simulates 80 windows")
 	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
 		windows := q.windows(t, 0.75*q.saturation, 40, false)
 		clustered, independent := errorRatios(windows)
 		for i, c := range windows[0].Checks {
 			if clustered[i] < 0.45 || clustered[i] > 1.5 || independent[i] > 0.8*clustered[i] {
-				t.Errorf("%s, %s: the standard error is %.2f of the spread between windows, and %.2f for independent requests", q.name, c.Limit, clustered[i], independent[i])
+				t.Errorf("%s, %s: the standard error is %.2f of the spread between windows, and %.2f of it assuming independence; want 0.45 to 1.5, and the second at most 0.8 of the first",
+					q.name, c.Limit, clustered[i], independent[i])
 			}
 		}
 	}
@@ -121,8 +113,8 @@ func TestAQueueGrowsOnlyAboveSaturation(t *testing.T) {
 	realtime.Only(t, "simulates 120 windows")
 	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
 		for _, row := range []struct {
-			part     float64 // of the saturation
-			min, max int     // of ten windows
+			part     float64 // rate, as a part of the saturation
+			min, max int     // how many of ten windows have a growing queue
 		}{{0.9, 0, 0}, {1.2, 9, 10}, {1.5, 10, 10}} {
 			for _, stop := range []bool{false, true} {
 				if n := saturated(q.windows(t, row.part*q.saturation, 10, stop)); n < row.min || n > row.max {
@@ -145,7 +137,7 @@ func BenchmarkWindows(b *testing.B) {
 				whole := q.windows(b, part*q.saturation, draws, false)
 				clustered, independent := errorRatios(whole)
 				early := saturated(q.windows(b, part*q.saturation, draws, true))
-				b.Logf("%s at %g: errors %.2f, for independent requests %.2f; the queue grows in %d of %d windows, and in %d that may end early",
+				b.Logf("%s at %g: errors %.2f, assuming independence %.2f; the queue grows in %d of %d windows, and in %d when windows may end early",
 					q.name, part, clustered, independent, saturated(whole), draws, early)
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"gonum.org/v1/gonum/stat"
+
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/trial"
@@ -24,7 +26,7 @@ type subject struct {
 	source workload.Source
 }
 
-// start starts and primes a server. One draw decides all its requests, arrivals and the engine's noise.
+// start starts and primes a server. The draw decides the server's requests, their arrivals and the engine's noise.
 func (w world) start(draw int) (*subject, error) {
 	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(context.Background(), trial.Launch{Number: draw + 1, Args: w.args})
@@ -35,17 +37,17 @@ func (w world) start(draw int) (*subject, error) {
 	return s, s.prime()
 }
 
-// prime fills the prefix cache: with one pass of a finite workload, or with more tokens than it holds.
+// prime fills the prefix cache: with one pass of a finite workload, or with twice as many tokens as the cache holds.
 func (s *subject) prime() error {
-	const piece, most = 100, 100
-	n := piece
+	const maxPasses = 100
+	n := 100
 	switch s.cache {
 	case trial.Reset:
 		return nil
 	case trial.Primed:
 		n = s.source.Len()
 	}
-	for i := range most {
+	for i := range maxPasses {
 		pass := workload.Pass{Source: s.source, Seed: s.seed(), Stream: workload.PrimeStream, Rate: primeRate(s.guess), First: i * n, N: n}
 		if _, err := s.load.Run(context.Background(), pass.Schedule(), nil); err != nil {
 			return fmt.Errorf("%s: prime: %w", s.name, err)
@@ -62,12 +64,12 @@ func (s *subject) prime() error {
 	return nil
 }
 
-// primeRate is a rate that the server carries without a queue.
+// primeRate returns a rate at which no queue forms.
 func primeRate(guess float64) float64 { return 0.7 * guess }
 
 func (s *subject) seed() uint64 { return uint64(s.draw) }
 
-// open sends a load in an open loop, with a fresh cache where the protocol asks for one.
+// open sends a load in an open loop. It first empties the cache if the protocol says so.
 func (s *subject) open(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	if err := s.fresh(); err != nil {
 		return bench.Run{}, err
@@ -147,31 +149,32 @@ func each(n int, do func(i int) error) error {
 // goal is the share of requests that may break a limit: every limit here is on a p99.
 const goal = 0.01
 
-// A truth is the capacity of a world, from long loads.
+// A truth is the capacity of a world, measured by long loads.
 type truth struct {
-	capacity float64 // rate at which the share that breaks a limit is the goal, requests per second
-	se       float64 // of its logarithm, between draws
-	limit    int     // which of the world's limits binds
+	capacity float64 // rate at which the share of requests that break a limit equals goal, requests per second
+	se       float64 // standard error of ln(capacity), between draws
+	limit    int     // index of the limit that breaks first
 	rates    []float64
-	shares   [][]float64 // by limit and rate: of the requests of all draws
+	shares   [][]float64 // by limit and rate: share of the requests of all draws that break the limit
 	requests int         // at each rate
-	slope    float64     // by how many per cent the share grows where the rate grows by one: how sharp the edge is
+	slope    float64     // by how many per cent the share grows when the rate grows by 1 %
 }
 
 // An effort says how many requests the truth is measured with.
 type effort struct {
 	stretch
-	batch, most int     // draws: first so many, and again until the standard error is low enough, but no more than most
-	se          float64 // of the logarithm of the capacity
+	batch, most int     // draws are added batch by batch until the standard error is low enough; most limits them
+	se          float64 // wanted standard error of ln(capacity)
 }
 
-// The whole effort: 40,000 requests at each rate, and up to 320,000 where the draws differ. On one core a world takes 10 to 120 s.
+// wholeEffort sends 40,000 requests at each rate, and up to 320,000 where the draws differ. A world takes 10 to 120 s on one
+// core.
 var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 64, 0.004}
 
-// about are the rates at which the truth is measured, as parts of a first estimate.
+// about lists the rates at which the truth is measured, as multiples of a first estimate.
 var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
 
-// truth finds the capacity with its own draws.
+// truth measures the capacity with the draws from first on.
 func (w world) truth(first int, e effort) (truth, error) {
 	centre, err := w.nearCapacity(w.guess, w.guess/30, w.guess*30)
 	if err != nil {
@@ -191,7 +194,7 @@ func (w world) truth(first int, e effort) (truth, error) {
 	return truth{}, fmt.Errorf("%s: the share of broken requests is not %g anywhere near %.3g req/s", w.name, goal, centre)
 }
 
-// inside reports whether the capacity is far enough from the ends of the rates to be interpolated.
+// inside reports whether the capacity lies far enough from the lowest and the highest rate to be interpolated.
 func (t truth) inside() bool { return t.rates[1] < t.capacity && t.capacity < t.rates[len(t.rates)-2] }
 
 // truthAround measures the shares around a rate until the capacity no longer changes or lies outside the rates.
@@ -229,14 +232,10 @@ func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.requests = len(counts) * perDraw
 	t.shares = pooled(counts, perDraw, limits, -1)
 	t.capacity, t.limit = cross(t.rates, t.shares)
-	var left []float64
-	for i := range counts {
-		c, _ := cross(t.rates, pooled(counts, perDraw, limits, i))
-		left = append(left, math.Log(c))
-	}
-	n := float64(len(left))
-	_, sd := meanSD(left)
-	t.se = sd * (n - 1) / math.Sqrt(n)
+	_, t.se = jackknifed(len(counts), func(without int) float64 {
+		c, _ := cross(t.rates, pooled(counts, perDraw, limits, without))
+		return math.Log(c)
+	})
 	shares := monotone(t.shares[t.limit])
 	last := len(shares) - 1
 	t.slope = math.Log(shares[last]/shares[0]) / math.Log(t.rates[last]/t.rates[0])
@@ -271,8 +270,8 @@ func cross(rates []float64, shares [][]float64) (rate float64, limit int) {
 	return rate, limit
 }
 
-// crossOne interpolates the rate with a share, log-linearly between rates, beyond them as in the first or the last interval.
-// It is infinite when the share does not grow at all.
+// crossOne returns the rate at which share is reached, interpolated log-linearly. Below the first and above the last rate it
+// extends the first or the last interval. It returns +Inf when the shares do not grow at all.
 func crossOne(rates, shares []float64, share float64) float64 {
 	m := monotone(shares)
 	last := len(m) - 1
@@ -320,9 +319,9 @@ func monotone(values []float64) []float64 {
 	return m
 }
 
-// nearCapacity finds the capacity between two rates to some per cent, with one draw. It returns one of the rates when the capacity lies
-// beyond.
-func (w world) nearCapacity(from, least, most float64) (float64, error) {
+// nearCapacity finds the capacity between the rates lowest and highest within 4 %, by one draw. It begins at the rate from. If
+// the capacity is not between lowest and highest, it returns the one that is nearer.
+func (w world) nearCapacity(from, lowest, highest float64) (float64, error) {
 	const step, narrow = 1.4, 1.04
 	keeps := func(rate float64) (bool, error) {
 		w.guess = rate
@@ -338,7 +337,7 @@ func (w world) nearCapacity(from, least, most float64) (float64, error) {
 		return true, nil
 	}
 	low, high := 0.0, math.Inf(1)
-	for rate := min(max(from, least), most); high/low > narrow; {
+	for rate := min(max(from, lowest), highest); high/low > narrow; {
 		ok, err := keeps(rate)
 		if err != nil {
 			return 0, err
@@ -349,12 +348,12 @@ func (w world) nearCapacity(from, least, most float64) (float64, error) {
 			high = rate
 		}
 		switch {
-		case low >= most || high <= least:
+		case low >= highest || high <= lowest:
 			return rate, nil
 		case math.IsInf(high, 1):
-			rate = min(low*step, most)
+			rate = min(low*step, highest)
 		case low == 0:
-			rate = max(high/step, least)
+			rate = max(high/step, lowest)
 		default:
 			rate = math.Sqrt(low * high)
 		}
@@ -362,15 +361,4 @@ func (w world) nearCapacity(from, least, most float64) (float64, error) {
 	return math.Sqrt(low * high), nil
 }
 
-func meanSD(values []float64) (mean, sd float64) {
-	for _, v := range values {
-		mean += v / float64(len(values))
-	}
-	for _, v := range values {
-		sd += (v - mean) * (v - mean)
-	}
-	if len(values) < 2 {
-		return mean, 0
-	}
-	return mean, math.Sqrt(sd / float64(len(values)-1))
-}
+func meanSD(values []float64) (mean, sd float64) { return stat.MeanStdDev(values, nil) }

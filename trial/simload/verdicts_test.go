@@ -11,14 +11,14 @@ import (
 // A verdictRow has the verdicts of windows of one length at one rate.
 type verdictRow struct {
 	world    string
-	goal     float64 // share that breaks the binding limit, by the truth
-	share    float64 // in these windows
+	goal     float64 // true share of requests that break the limit that breaks first
+	share    float64 // measured share in these windows
 	window   window
-	requests float64 // in a window, mean
+	requests float64 // in a window
 	windows  int
 	passed   float64 // share of the windows that pass
-	binomial float64 // of independent requests
-	design   float64 // SD of the windows' shares over that of independent requests
+	binomial float64 // share of windows that would pass if requests were independent
+	design   float64 // SD of the windows' shares, divided by the SD for independent requests
 }
 
 // A window is a rule for the length of a window.
@@ -32,10 +32,10 @@ var windows = []window{{"300", 300, 0}, {"max(300, 120 s)", 300, 120}, {"max(100
 
 func (w window) at(rate float64) int { return max(w.requests, int(math.Ceil(rate*w.seconds))) }
 
-// brokenShares are the shares of broken requests for which the verdicts are counted.
+// brokenShares lists the true shares of broken requests for which passing windows are counted.
 var brokenShares = []float64{0.005, 0.0075, 0.01, 0.015, 0.02}
 
-// verdicts cuts long stationary loads into windows and judges each.
+// verdicts cuts long stationary loads into windows and judges each window.
 func verdicts(s study, draws int) ([]verdictRow, error) {
 	load := stretch{20000, 300 * time.Second}
 	var rows []verdictRow
@@ -83,7 +83,8 @@ func (s study) judge(runs [][]bench.Sample, share float64, win window, n int) ve
 	return row
 }
 
-// atMostBroken returns the probability that at most the allowed number of n independent requests breaks a limit.
+// atMostBroken returns the probability that of n independent requests at most 1 % break a limit, if each does with
+// probability share.
 func atMostBroken(n int, share float64) float64 {
 	sum, term := 0.0, math.Pow(1-share, float64(n))
 	for k := range int(goal*float64(n)+1e-9) + 1 {

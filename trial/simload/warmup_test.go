@@ -32,7 +32,7 @@ func (w *warmUpLoad) Run(ctx context.Context, schedule workload.Schedule, stop b
 	return run, err
 }
 
-// warmUpRequests returns how many requests the warm-up of a simulated server takes. Such a server is warm from its start.
+// warmUpRequests returns how many requests a trial sends to warm up a simulated server, which is warm from its start.
 func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 	t.Helper()
 	p, err := sim.LoadProfile("h200-llama70b-fp8")
@@ -60,7 +60,7 @@ func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 	return w.requests
 }
 
-// The warm-up of a server that is warm from its start is short, whichever requests come first.
+// The warm-up is short for a server that is warm from its start, whichever requests come first.
 func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 	for _, kind := range []string{"production", "phase1"} {
 		draws := 100
@@ -77,7 +77,7 @@ func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 		}
 		t.Logf("%s: %d of %d draws take 20 requests, the longest %d", kind, twenty, draws, longest)
 		if 10*twenty < 8*draws || longest > 50 {
-			t.Errorf("%s: %d of %d draws take 20 requests and the longest %d, want at least four fifths and at most 50", kind, twenty, draws, longest)
+			t.Errorf("%s: the warm-up takes 20 requests in %d of %d draws, and %d in the longest; want 20 in at least four fifths, and at most 50", kind, twenty, draws, longest)
 		}
 	}
 }

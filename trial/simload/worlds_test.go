@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,48 +18,47 @@ import (
 // A world is one simulated server with one workload and its limits. It has one capacity.
 type world struct {
 	name    string
-	about   string // the flags and lengths in a few words
+	about   string // the lengths and flags in a few words
 	profile *sim.Profile
 	args    []string
 	source  workload.Source
 	slo     slo.SLO
 	cache   trial.Protocol
-	guess   float64    // about where its capacity is, requests per second
-	grid    [2]float64 // lowest and highest rate of a manual sweep of its family; not made for this world's capacity
+	guess   float64    // rough capacity, requests per second
+	grid    [2]float64 // lowest and highest rate of a manual sweep, chosen for the kind of server and not for this capacity
 }
 
-// Most worlds whose requests share nothing have no prefix cache: it would find nothing, and costs the simulation half of its time.
+// noReuse turns the prefix cache off in most worlds whose requests share nothing. There the cache would find nothing, and it
+// costs half of the simulation's time.
 const noReuse = "--no-enable-prefix-caching"
 
 // reuses reports whether the prefix cache matters. Then a request depends on the requests before it.
 func (w world) reuses() bool { return w.cache != trial.Reset }
 
 // A population is an endless stream of requests with lognormal lengths. Prompts share nothing, or begin with one of some
-// prefixes, or are the turns of conversations. Tokens are cheap to make: those that do not tell prompts apart are zero.
+// prefixes, or are the turns of conversations. Only the tokens that make a prompt unique are drawn; all others are zero.
 type population struct {
 	seed             uint64
-	prompt, output   float64 // mean tokens; of a conversation what a turn adds
-	promptCV         float64
+	prompt, output   float64 // mean tokens; in a conversation, mean tokens that a turn adds
+	promptCV         float64 // coefficient of variation
 	outputCV         float64
-	prefix, prefixes int  // tokens of a shared prefix, and how many different ones; 0 means none
-	turns            bool // conversations of convTurns turns, each prompt holding those before it
-	strata           int  // so many requests in a row fill the spread of lengths evenly; 0 draws each by itself
+	prefix, prefixes int  // tokens of a shared prefix, and number of different prefixes; 0 means no prefix
+	turns            bool // requests are turns of conversations with convTurns turns; a prompt holds all earlier turns
 }
 
-// Conversations are interleaved: in an epoch of convEpoch requests a conversation's turns are convStep requests apart.
+// Conversations are interleaved: within an epoch of convEpoch requests, the turns of a conversation are 43 requests apart.
 const (
 	convTurns = 5
 	convEpoch = 300
-	convStep  = 43 // and 43 · 7 = 301: step and inverse
-	convBack  = 7
+	convBack  = 7 // inverse of the step: 43 · 7 = 1 modulo convEpoch
 )
 
-// The longest lengths, so that every request fits into 8,192 tokens, the max-model-len of small-fast.
+// The limits of lengths in tokens. Every request fits into 8,192 tokens, the max-model-len of small-fast.
 const (
-	mostPrompt = 5500
-	mostOutput = 1500
-	leastOwn   = 8
-	block      = 16 // tokens of a block of the KV cache
+	maxPrompt = 5500
+	maxOutput = 1500
+	minOwn    = 8  // of a prompt, after its shared prefix
+	block     = 16 // tokens in a block of the KV cache
 )
 
 func (p *population) Name() string {
@@ -75,12 +75,10 @@ func (p *population) Name() string {
 func (p *population) Len() int     { return 0 }
 func (p *population) Longest() int { return 0 }
 
-func lognormal(r *rand.Rand, mean, cv float64) float64 { return lognormalAt(r.NormFloat64(), mean, cv) }
-
-// lognormalAt returns the length at a number of standard deviations above the median.
-func lognormalAt(z, mean, cv float64) float64 {
+// tokens draws a lognormal length between two limits.
+func tokens(r *rand.Rand, mean, cv float64, shortest, longest int) int {
 	v := math.Log(1 + cv*cv)
-	return mean * math.Exp(math.Sqrt(v)*z-v/2)
+	return min(max(shortest, int(math.Round(mean*math.Exp(math.Sqrt(v)*r.NormFloat64()-v/2)))), longest)
 }
 
 func (p *population) chance(st workload.Stream, n int) *rand.Rand {
@@ -92,12 +90,8 @@ func (p *population) Request(st workload.Stream, i int) *workload.Request {
 		return p.turn(st, i)
 	}
 	r := p.chance(st, i)
-	prompt, answer := r.NormFloat64(), r.NormFloat64()
-	if p.strata > 0 {
-		prompt, answer = p.stratum(st, i, 1), p.stratum(st, i, 2)
-	}
-	own := min(max(leastOwn, int(math.Round(lognormalAt(prompt, p.prompt, p.promptCV)))), mostPrompt-p.prefix)
-	output := min(max(2, int(math.Round(lognormalAt(answer, p.output, p.outputCV)))), mostOutput)
+	own := tokens(r, p.prompt, p.promptCV, minOwn, maxPrompt-p.prefix)
+	output := tokens(r, p.output, p.outputCV, 2, maxOutput)
 	ids := make([]int32, p.prefix+own)
 	if p.prefixes > 0 {
 		which := 7 + int32(r.IntN(p.prefixes))
@@ -109,22 +103,15 @@ func (p *population) Request(st workload.Stream, i int) *workload.Request {
 	return request(ids, output)
 }
 
-// stratum returns a normal deviate for the i-th request of a stream. Consecutive requests fall into different parts of equal probability.
-func (p *population) stratum(st workload.Stream, i int, purpose uint64) float64 {
-	r := rand.New(rand.NewPCG(p.seed^uint64(st)*0x9e3779b97f4a7c15^purpose<<56, uint64(i/p.strata)))
-	part := r.Perm(p.strata)[i%p.strata]
-	return math.Sqrt2 * math.Erfinv(2*(float64(part)+0.5)/float64(p.strata)-1)
-}
-
 // turn returns the i-th request of a stream of conversations.
 func (p *population) turn(st workload.Stream, i int) *workload.Request {
-	epoch, place := i/convEpoch, i%convEpoch*convBack%convEpoch
-	conversation, turn := place/convTurns, place%convTurns
+	epoch, slot := i/convEpoch, i%convEpoch*convBack%convEpoch
+	conversation, turn := slot/convTurns, slot%convTurns
 	r := p.chance(st, epoch*convEpoch+conversation)
-	ids, output := make([]int32, 0, mostPrompt), 0
+	ids, output := make([]int32, 0, maxPrompt), 0
 	for range turn + 1 {
-		added := min(max(leastOwn, int(math.Round(lognormal(r, p.prompt, p.promptCV)))), mostPrompt/convTurns)
-		output = min(max(2, int(math.Round(lognormal(r, p.output, p.outputCV)))), mostOutput)
+		added := tokens(r, p.prompt, p.promptCV, minOwn, maxPrompt/convTurns)
+		output = tokens(r, p.output, p.outputCV, 2, maxOutput)
 		n := len(ids)
 		ids = ids[:n+added]
 		mark(r, ids[n:])
@@ -132,7 +119,7 @@ func (p *population) turn(st workload.Stream, i int) *workload.Request {
 	return request(ids, output)
 }
 
-// mark makes the beginning of a text unique, and with it all blocks that follow.
+// mark makes the first block of a text unique. All later blocks are then unique too, because a block's hash covers its prefix.
 func mark(r *rand.Rand, ids []int32) {
 	for j := range min(block, len(ids)) {
 		ids[j] = r.Int32N(30000)
@@ -149,9 +136,9 @@ type drawn struct {
 	draw int
 }
 
-// Request moves the stream by draw, whichever draw of the repetition it is.
+// Request adds d.draw to the draw of the stream.
 func (d drawn) Request(st workload.Stream, i int) *workload.Request {
-	const streams = 1 << 8 // below which a Stream names its purpose, and from which on its draw
+	const streams = 1 << 8 // the low 8 bits of a Stream name its purpose, the higher bits its draw
 	return d.Source.Request((st % streams).Draw(int(st/streams)+d.draw), i)
 }
 
@@ -163,14 +150,19 @@ func limits(ttft, tpot float64) slo.SLO {
 	}}
 }
 
-// The grids of manual sweeps: twelve rates between these, each so many times the one before.
+// The lowest and highest rates of manual sweeps. A sweep has twelve rates, each higher than the one before by the same factor.
 var (
 	slowGrid = [2]float64{0.25, 25}
 	fastGrid = [2]float64{0.5, 50}
 	wideGrid = [2]float64{0.2, 50}
 )
 
-// namedWorlds are the worlds of every run.
+// named returns the world with a name.
+func named(worlds []world, name string) world {
+	return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
+}
+
+// namedWorlds returns the worlds that every run of the table has.
 func namedWorlds() ([]world, error) {
 	var profiles [3]*sim.Profile
 	for i, name := range []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"} {
@@ -219,10 +211,11 @@ func namedWorlds() ([]world, error) {
 	}, nil
 }
 
-// The capacities that a random world may have, requests per second: below, a benchmark takes hours; above, no grid reaches.
+// The range of capacities that a random world may have, requests per second. Lower ones take hours to measure; higher ones are
+// above every grid.
 const (
-	leastCapacity = 0.3
-	mostCapacity  = 40.0
+	minCapacity = 0.3
+	maxCapacity = 40.0
 )
 
 // randomWorld draws a random world. The same seed gives the same world.
@@ -239,18 +232,18 @@ func randomWorld(seed uint64) (world, error) {
 		if err := w.promise(rand.New(rand.NewPCG(seed, 1000+attempt))); err != nil {
 			return world{}, fmt.Errorf("random world %d: %w", seed, err)
 		}
-		w.guess, err = w.nearCapacity(2, leastCapacity, mostCapacity)
+		w.guess, err = w.nearCapacity(2, minCapacity, maxCapacity)
 		if err != nil {
 			return world{}, fmt.Errorf("random world %d: %w", seed, err)
 		}
-		if w.guess > leastCapacity && w.guess < mostCapacity {
+		if w.guess > minCapacity && w.guess < maxCapacity {
 			return w, nil
 		}
 	}
-	return world{}, fmt.Errorf("random world %d: none of 100 has a capacity of %g to %g req/s", seed, leastCapacity, mostCapacity)
+	return world{}, fmt.Errorf("random world %d: none of 100 has a capacity of %g to %g req/s", seed, minCapacity, maxCapacity)
 }
 
-// drawWorld draws everything but the limits.
+// drawWorld draws a random world without its limits.
 func drawWorld(r *rand.Rand, seed uint64) (world, error) {
 	name := []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"}[r.IntN(3)]
 	base, err := sim.LoadProfile(name)
@@ -304,7 +297,8 @@ func (w world) starts() bool {
 	return err == nil && engine.KVTokens() > 2*options.MaxModelLen
 }
 
-// promise sets the limits as multiples of the latencies of a single request. In some worlds TTFT breaks first, in others TPOT.
+// promise sets limits that are random multiples of a single request's latencies. TTFT breaks first in some worlds, TPOT in
+// others.
 func (w *world) promise(r *rand.Rand) error {
 	alone, err := w.start(0)
 	if err != nil {
