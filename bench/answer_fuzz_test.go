@@ -14,7 +14,7 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 	f.Add([]byte(token+last+counted+done), []byte{1, 7, 0, 200}, false)
 	f.Add([]byte(strings.ReplaceAll(roleOnly+said+counted+done, "\n", "\r\n")), []byte{3}, true)
 	f.Add([]byte(": ping\n\n"+token+": \xff\xfe\n\ndata: {\"choices\":[{\"text\":\"\xff\"}]}\n\n"+counted+done), []byte{2, 9}, false)
-	f.Add([]byte("data: {"+strings.Repeat("x", longestLine+10)), []byte{255}, false)
+	f.Add([]byte("data: {"+strings.Repeat("x", maxLine+10)), []byte{255}, false)
 	f.Add([]byte("\ufeffdata\rdata: {\rdata:}\r\r\nid\nfoo: bar\n"+strings.ReplaceAll(token+counted+done, "\n", "\r")), []byte{0, 4}, false)
 	f.Add([]byte("\r\n\r\r\ndata:\n\ndata: \ndata: {}\n\ndata: [DONE] \r"), []byte{0}, true)
 	f.Fuzz(func(t *testing.T, text, cuts []byte, chat bool) {
@@ -26,7 +26,7 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 				a.feed(left[:n], at)
 				left = left[n:]
 			}
-			if held := cap(a.rest) + cap(a.data); held > 8*longestLine+len(text) {
+			if held := cap(a.rest) + cap(a.data); held > 8*maxLine+len(text) {
 				t.Fatalf("%d bytes are held of a stream of %d", held, len(text))
 			}
 			a.finish(io.EOF, at)

@@ -59,7 +59,7 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 		{"JSON without a stream", false, "{\"choices\":[]}\n", Malformed, "no event stream"},
 		{"data that is no object", false, "data: hello\n\n", Malformed, `"hello"`},
 		{"a usage that is cut", false, token + `data: {"usage":{"completion_tokens":}` + "\n\n", Malformed, "chunk"},
-		{"a line without end", false, "data: {" + strings.Repeat("a", longestLine), Malformed, "a line of more than"},
+		{"a line without end", false, "data: {" + strings.Repeat("a", maxLine), Malformed, "a line of more than"},
 		{"a chat that says something", true, roleOnly + said + counted + done, "", ""},
 		{"a chat that only names its role", true, roleOnly + counted + done, NoTokens, "no chunk carried any"},
 		{"a chat that reasons", true, roleOnly + `data: {"choices":[{"delta":{"reasoning":"hm"}}]}` + "\n\n" + counted + done, "", ""},
@@ -69,7 +69,7 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 	}
 	for _, test := range tests {
 		for _, size := range []int{1, 7, 4096} {
-			if len(test.text) > longestLine {
+			if len(test.text) > maxLine {
 				size = 4096
 			}
 			a := &answer{chat: test.chat, want: 3}

@@ -15,33 +15,33 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// drainTime is how long a connection may take to end its response after [DONE], so that it can be used again.
+// drainTime is how long the response may go on after [DONE]. After that the connection is closed instead of reused.
 const drainTime = time.Second
 
-// mostErrorText of a refusal is kept to find the message in.
-const mostErrorText = 4096
+// maxErrorText is how many bytes of an error's body are kept to find the message in.
+const maxErrorText = 4096
 
-// An exchange is one request on its way, and what has come back. It belongs to the sender until its request is written, and
-// to the reader of its connection from then on.
+// An exchange is one request and the part of its response that has arrived. The sender owns it until the request is
+// written, then the reader of its connection does.
 type exchange struct {
 	flight *flight
 	departure
-	at     int // place of the sample; -1 when it is not counted
+	at     int // index of the sample in the run; -1 if the request is not counted
 	sample Sample
 
 	reply   reply
 	answer  answer
-	refusal []byte // body of another status than 200
+	refusal []byte // body of a response whose status is not 200
 
-	second, chunks int  // chunks of which second are not yet in the series
-	waited         bool // its connection had been idle, and the server may just have closed it
+	second, chunks int  // the current second of the series, and the chunks that the series already has
+	waited         bool // its connection was idle before, so the server may just have closed it
 	received       bool
 	retried        bool
-	settled        bool
+	recorded       bool // the run has its sample
 
-	lastByte atomic.Int64 // time of the flight, for those who watch over silence
-	doneAt   atomic.Int64 // when it was settled; 0 while it is not
-	overdue  atomic.Int32 // why the connection was closed on it: see flight.patrol
+	lastByte atomic.Int64 // when the last byte came, in the run's time, for flight.patrol
+	doneAt   atomic.Int64 // when it was recorded; 0 before
+	overdue  atomic.Int32 // why flight.patrol closed its connection: silent, endless, or 0
 }
 
 // The ways in which an exchange is overdue.
@@ -50,8 +50,8 @@ const (
 	endless = 2 // the answer took too long as a whole
 )
 
-// feed reads bytes of the connection, and returns how many were left when the response was over. Its error says that the
-// connection is of no more use.
+// feed reads bytes of the connection. It returns how many were left when the response was over. An error means that the
+// connection cannot be used again.
 func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error) {
 	f := x.flight
 	at := arrived.Sub(f.start)
@@ -74,20 +74,20 @@ func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error)
 	if waiting && x.answer.chunks > 1 {
 		x.sample.Blur = max(0, at-before)
 	}
-	if x.reply.over || x.answer.over() || len(x.refusal) >= mostErrorText {
+	if x.reply.over || x.answer.over() || len(x.refusal) >= maxErrorText {
 		return len(b), x.end(at)
 	}
 	return len(b), nil
 }
 
-// body takes a piece of the response's body.
+// body reads a piece of the response's body.
 func (x *exchange) body(b []byte, at time.Duration) {
 	if x.reply.status != http.StatusOK {
-		x.refusal = append(x.refusal, b[:min(len(b), mostErrorText-len(x.refusal))]...)
+		x.refusal = append(x.refusal, b[:min(len(b), maxErrorText-len(x.refusal))]...)
 		return
 	}
 	if packed := x.reply.header.Get("Content-Encoding"); packed != "" && packed != "identity" {
-		x.answer.fail(Malformed, "the server packs its answer with %s though it was asked not to", packed)
+		x.answer.fail(Malformed, "the server compresses its answer with %s, though the request forbids it", packed)
 		return
 	}
 	waiting := x.answer.first == 0
@@ -98,7 +98,7 @@ func (x *exchange) body(b []byte, at time.Duration) {
 	}
 }
 
-// count puts the chunks of the second that is over into the series.
+// count adds the chunks of the last second to the series once the second is over.
 func (x *exchange) count(at time.Duration) {
 	if second := int(at / time.Second); second != x.second {
 		x.flush()
@@ -113,42 +113,42 @@ func (x *exchange) flush() {
 	}
 }
 
-// end settles an exchange whose answer, or whose response, is over. Its error ends the connection.
+// end records an exchange whose answer or response is over. An error means that the connection must be closed.
 func (x *exchange) end(at time.Duration) error {
 	switch {
-	case x.settled:
+	case x.recorded:
 		return nil
 	case x.reply.status != http.StatusOK:
 		x.refused(at)
 		if !x.reply.over {
-			return errSettled // the rest of a refusal is of no interest
+			return errAnswerOver // nobody needs the rest of an error's body
 		}
 		return nil
 	case x.reply.over:
 		x.answer.finish(io.EOF, at)
 	}
-	x.settle(at)
+	x.complete(at)
 	if x.answer.failure != "" && !x.reply.over {
-		return errSettled // who knows what follows
+		return errAnswerOver // the rest of the response is unknown
 	}
 	return nil
 }
 
-// settle turns the answer into the end of the sample.
-func (x *exchange) settle(at time.Duration) {
+// complete completes the sample from the answer and records it.
+func (x *exchange) complete(at time.Duration) {
 	a, s := &x.answer, &x.sample
 	s.Opened, s.First, s.Last, s.Closed, s.Gaps, s.Chunks = a.opened, a.first, a.last, a.closed, a.gaps, a.chunks
 	s.Role, s.Pieces, s.Blank, s.TextBytes = a.role, a.pieces, a.blank, a.textBytes
 	if a.usage != nil {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
-		s.TextBytes += a.usage.Hidden.Reasoning // of which no text need be shown
+		s.TextBytes += a.usage.Hidden.Reasoning // the server need not show their text
 	}
 	a.judge()
 	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.flight.client.hide(a.detail)
-	x.arrive()
+	x.record()
 }
 
-// refused settles an exchange that was answered with another status than 200.
+// refused records an exchange whose response has a status other than 200.
 func (x *exchange) refused(at time.Duration) {
 	message := errorMessage(x.refusal)
 	if message == "" {
@@ -161,9 +161,9 @@ func (x *exchange) refused(at time.Duration) {
 	x.fail(Status, fmt.Sprintf("%d: %s", x.reply.status, message))
 }
 
-// fail settles an exchange that has failed.
+// fail records an exchange that has failed.
 func (x *exchange) fail(kind Failure, detail string) {
-	if x.settled {
+	if x.recorded {
 		return
 	}
 	s := &x.sample
@@ -172,30 +172,30 @@ func (x *exchange) fail(kind Failure, detail string) {
 	if s.End == 0 {
 		s.End = x.flight.now()
 	}
-	x.arrive()
+	x.record()
 }
 
-// withdraw settles an exchange that has neither ended nor failed.
+// withdraw records an exchange that has neither ended nor failed.
 func (x *exchange) withdraw() {
-	if !x.settled {
+	if !x.recorded {
 		x.sample.First, x.sample.Last, x.sample.Chunks = x.answer.first, x.answer.last, x.answer.chunks
-		x.arrive()
+		x.record()
 	}
 }
 
-func (x *exchange) arrive() {
-	x.settled = true
+func (x *exchange) record() {
+	x.recorded = true
 	x.doneAt.Store(int64(x.flight.now()))
 	x.flush()
-	x.flight.arrive(x)
+	x.flight.record(x)
 }
 
-// broke settles an exchange whose connection has ended. A request that met a connection which the server was just closing is
-// sent once more, as browsers do.
+// broke ends an exchange whose connection has ended. If the server closed an idle connection just as the request was
+// sent, broke sends the request once more, as browsers do.
 func (x *exchange) broke(err error) {
 	f := x.flight
 	switch {
-	case x.settled:
+	case x.recorded:
 	case !x.received && x.waited && !x.retried && x.overdue.Load() == 0 && f.ctx.Err() == nil && broken(err):
 		x.retried = true
 		f.pool.work.Go(func() { f.sendAnew(x) })
@@ -207,19 +207,19 @@ func (x *exchange) broke(err error) {
 		x.withdrawn()
 	case x.reply.status == http.StatusOK:
 		if err == io.EOF && x.reply.left >= 0 {
-			err = io.ErrUnexpectedEOF // only a response without a length ends with its connection
+			err = io.ErrUnexpectedEOF // only a response without a length may end with its connection
 		}
 		now := f.now()
 		x.answer.finish(err, now)
-		x.settle(now)
+		x.complete(now)
 	case x.reply.status != 0:
 		x.refused(f.now())
 	default:
-		x.fail(Reset, fmt.Sprintf("the connection ended before an answer: %v", err))
+		x.fail(Reset, fmt.Sprintf("the connection ended before the answer: %v", err))
 	}
 }
 
-// withdrawn settles an exchange when the run has ended: it is late if the run took too long, and no failure otherwise.
+// withdrawn records an exchange that was pending when the run ended. It is a failure only if the run took too long.
 func (x *exchange) withdrawn() {
 	if context.Cause(x.flight.ctx) == errTooLong {
 		x.fail(NeverFinished, errTooLong.Error())
@@ -228,7 +228,7 @@ func (x *exchange) withdrawn() {
 	x.withdraw()
 }
 
-// unsent settles an exchange for which no connection could be opened.
+// unsent records an exchange for which no connection could be opened.
 func (x *exchange) unsent(err error) {
 	f := x.flight
 	switch {
@@ -242,7 +242,7 @@ func (x *exchange) unsent(err error) {
 	}
 }
 
-// broken reports whether an error is that of a connection which the other side has closed.
+// broken reports whether err means that the server closed the connection.
 func broken(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed)
 }
@@ -250,5 +250,5 @@ func broken(err error) bool {
 // counted reports whether the request is measured.
 func (x *exchange) counted() bool { return x.Phase == workload.Window }
 
-// text of the answer, for the next turn of a live conversation.
+// text returns the text of the answer, for the next turn of a live conversation.
 func (x *exchange) text() string { return strings.Join(x.answer.text, "") }

@@ -109,7 +109,7 @@ func TestAServerThatIsGoneRefuses(t *testing.T) {
 			details++
 		}
 	}
-	if details != mostDetails {
-		t.Errorf("%d failures have their text, want the first %d", details, mostDetails)
+	if details != maxDetails {
+		t.Errorf("%d failures have their text, want the first %d", details, maxDetails)
 	}
 }

@@ -12,28 +12,28 @@ import (
 type flight struct {
 	client   Client
 	chat     bool
-	head     []byte // of every request, up to its id
-	id       string // begins the id of every request
+	head     []byte // beginning of every request, up to its id
+	id       string // beginning of every request's id
 	pool     *pool
-	ctx      context.Context // of the run; its cause says why it ended
+	ctx      context.Context // context of the run; its cause says why the run ended
 	start    time.Time
 	finish   context.CancelCauseFunc // withdraws all requests; the first cause stands
-	watched  bool                    // somebody looks at samples that have not ended
+	watched  bool                    // there is a Stop function, which sees pending samples
 	requests sync.WaitGroup
-	places   chan time.Duration // free places of a closed loop, with the time at which they were left; nil in open loop
+	slots    chan time.Duration // free slots of a closed loop, each with the time when it became free; nil in open loop
 
 	mu      sync.Mutex
 	tooLong *time.Timer // nil until all counted requests are due
 	run     Run
-	pending int  // counted requests, and live conversations, that have not ended
+	pending int  // counted requests and live conversations that have not ended
 	runOut  bool // the first request of the run-out is due
-	details int  // failures whose text was kept
+	details int  // counted requests that failed
 	gauge   gauge
 	gaps    int   // times between tokens in all samples
-	free    []int // places of samples that the tally has
+	free    []int // indexes of samples that moved to the tally
 }
 
-// A departure is a request that is ready to leave.
+// A departure is a request that is ready to be sent.
 type departure struct {
 	workload.Arrival
 	wire []byte // the whole HTTP request
@@ -41,7 +41,7 @@ type departure struct {
 
 func (f *flight) now() time.Duration { return time.Since(f.start) }
 
-// prepare writes the requests ahead of their due times, until the schedule or the run ends.
+// prepare writes requests ahead of their due times until the schedule or the run ends.
 func (f *flight) prepare(schedule workload.Schedule, ready chan<- departure) {
 	defer close(ready)
 	var scratch, wire []byte
@@ -60,7 +60,7 @@ func (f *flight) prepare(schedule workload.Schedule, ready chan<- departure) {
 	}
 }
 
-// pace starts each request when it is due, until the departures or the run end.
+// pace sends each request when it is due, until there are no more or the run ends.
 func (f *flight) pace(ready <-chan departure) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -73,38 +73,38 @@ func (f *flight) pace(ready <-chan departure) {
 				return
 			}
 		}
-		place, ok := f.place(&d)
+		slot, ok := f.awaitSlot(&d)
 		if !ok || d.Phase == workload.RunOut && f.enough() {
 			return
 		}
-		f.send(f.depart(d, place))
+		f.send(f.depart(d, slot))
 	}
 }
 
-// A place in flight is when a request may leave.
-type place struct {
-	since  time.Duration // it has been free
-	queued time.Duration // the request has waited for it since it was due
+// A slot lets one request of a closed loop be in flight.
+type slot struct {
+	freeSince time.Duration // when the slot became free
+	queued    time.Duration // how long the request waited for it after its due time
 }
 
-// place waits for a free place in a closed loop.
-func (f *flight) place(d *departure) (p place, ok bool) {
-	if f.places == nil {
+// awaitSlot waits for a free slot in a closed loop. In an open loop every request has one at once.
+func (f *flight) awaitSlot(d *departure) (s slot, ok bool) {
+	if f.slots == nil {
 		d.Due = max(d.Due, 0)
-		return place{since: d.Due}, true
+		return slot{freeSince: d.Due}, true
 	}
 	select {
-	case p.since = <-f.places:
+	case s.freeSince = <-f.slots:
 		if d.Due != workload.Asap {
-			p.queued = max(0, p.since-d.Due)
+			s.queued = max(0, s.freeSince-d.Due)
 		}
-		return p, true
+		return s, true
 	case <-f.ctx.Done():
-		return p, false
+		return s, false
 	}
 }
 
-// enough notes that the run-out has begun, and ends the run if all counted requests have ended.
+// enough notes that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
 func (f *flight) enough() bool {
 	f.limit()
 	f.mu.Lock()
@@ -116,7 +116,7 @@ func (f *flight) enough() bool {
 	return f.pending == 0
 }
 
-// limit begins the time in which the last answers must end.
+// limit starts the timer that ends the run if the last answers take too long.
 func (f *flight) limit() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,20 +125,20 @@ func (f *flight) limit() {
 	}
 }
 
-// extend gives a conversation that goes on its time: until its next turn is due, and for that turn's answer. The lock is held.
+// extend gives a live conversation time for its next turn: until that is due, and RunLimit for its answer. f.mu is held.
 func (f *flight) extend(think time.Duration) {
 	if f.tooLong != nil {
 		f.tooLong.Reset(think + f.client.RunLimit)
 	}
 }
 
-// depart enters a request into the run.
-func (f *flight) depart(d departure, p place) *exchange {
+// depart adds a request to the run.
+func (f *flight) depart(d departure, s slot) *exchange {
 	x := &exchange{flight: f, departure: d, at: -1, sample: d.sample()}
 	if d.Due == workload.Asap {
-		x.sample.Due = p.since // until it is sent
+		x.sample.Due = s.freeSince // until it is sent
 	}
-	x.sample.Queued = p.queued
+	x.sample.Queued = s.queued
 	x.answer = answer{chat: f.chat, itl: f.client.ITL, natural: f.client.Natural, want: d.Request.OutputTokens, keep: d.Request.Next != nil}
 	f.requests.Add(1)
 	f.mu.Lock()
@@ -149,12 +149,12 @@ func (f *flight) depart(d departure, p place) *exchange {
 	}
 	f.pending++
 	f.gauge.counted++
-	x.at = f.slot(x.sample)
+	x.at = f.addSample(x.sample)
 	return x
 }
 
-// slot returns a place for a sample.
-func (f *flight) slot(s Sample) int {
+// addSample stores a sample and returns its index.
+func (f *flight) addSample(s Sample) int {
 	if n := len(f.free); n > 0 {
 		at := f.free[n-1]
 		f.free = f.free[:n-1]
@@ -165,7 +165,7 @@ func (f *flight) slot(s Sample) int {
 	return len(f.run.Samples) - 1
 }
 
-// sample returns the sample of a request that has not been sent.
+// sample returns the sample of a request before it is sent.
 func (d departure) sample() Sample {
 	return Sample{
 		Phase: d.Phase, Index: d.Index, Due: d.Due, WantTokens: d.Request.OutputTokens,
@@ -173,12 +173,12 @@ func (d departure) sample() Sample {
 	}
 }
 
-// send sends a request on an open connection, or opens one for it.
+// send sends a request on an idle connection, or on a new one if none is idle.
 func (f *flight) send(x *exchange) {
 	x.sample.Sent = f.now()
 	if x.Due == workload.Asap {
 		x.sample.Vacant = x.sample.Sent - x.sample.Due
-		x.sample.Due = x.sample.Sent // a user of a closed loop begins to wait when the request is sent
+		x.sample.Due = x.sample.Sent // without a rate, a user begins to wait when the request is sent
 	}
 	x.sample.Connected = x.sample.Sent
 	f.mu.Lock()
@@ -197,7 +197,7 @@ func (f *flight) send(x *exchange) {
 	f.pool.work.Go(func() { f.sendAnew(x) })
 }
 
-// sendAnew sends a request on a connection of its own.
+// sendAnew sends a request on a new connection.
 func (f *flight) sendAnew(x *exchange) {
 	c, err := f.pool.open(f.ctx, false)
 	if err != nil {
@@ -211,7 +211,7 @@ func (f *flight) sendAnew(x *exchange) {
 	}
 }
 
-// publish shows a sample that has not ended, so that stop sees that it was sent, and its first token.
+// publish stores a sample that has not ended, so that the Stop function sees its first token.
 func (f *flight) publish(at int, s Sample) {
 	if at < 0 {
 		return
@@ -227,16 +227,16 @@ func (f *flight) addChunks(second, n int) {
 	f.run.Series.Chunks(second, n)
 }
 
-// mostDetails is of how many failures the text is kept: the first few tell what is wrong.
-const mostDetails = 8
+// maxDetails is how many failures keep their text. The first few tell what is wrong.
+const maxDetails = 8
 
-// arrive enters the end of a request. One that was withdrawn has no End.
-func (f *flight) arrive(x *exchange) {
+// record stores the sample of a request that ended or was withdrawn; a withdrawn one has no End.
+func (f *flight) record(x *exchange) {
 	defer f.requests.Done()
 	f.pool.release()
 	follows := f.follow(x)
-	if f.places != nil && !follows {
-		f.places <- f.left(x)
+	if f.slots != nil && !follows {
+		f.slots <- f.freedAt(x)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -249,7 +249,7 @@ func (f *flight) arrive(x *exchange) {
 		return
 	}
 	if s.Failure != "" {
-		if f.details++; f.details > mostDetails {
+		if f.details++; f.details > maxDetails {
 			s.Detail = ""
 		}
 	}
@@ -260,15 +260,15 @@ func (f *flight) arrive(x *exchange) {
 	f.gaps += len(s.Gaps)
 	f.sum(x.at)
 	if follows {
-		f.pending++ // the next turn; its departure is to come
+		f.pending++ // for the next turn
 	}
 	if f.pending--; f.pending == 0 && f.runOut {
 		f.finish(errEnough)
 	}
 }
 
-// left returns when a request left its place in a closed loop.
-func (f *flight) left(x *exchange) time.Duration {
+// freedAt returns when a request left its slot in a closed loop.
+func (f *flight) freedAt(x *exchange) time.Duration {
 	if x.sample.End > 0 {
 		return x.sample.End
 	}
@@ -285,13 +285,14 @@ func (f *flight) noteUncounted(s *Sample) {
 	}
 }
 
-// mostGaps is how many times between tokens are kept in samples: 64 MB.
-const mostGaps = 8 << 20
+// maxGaps is how many times between tokens the samples may hold. They take 64 MB.
+const maxGaps = 8 << 20
 
-// sum gives a sample that has ended to the tally, once there are too many to keep. A stop function needs them all.
+// sum moves a sample that has ended into the tally once there are too many samples to keep. With a Stop function, which
+// needs them all, it keeps them.
 func (f *flight) sum(at int) {
 	if f.run.Tally == nil {
-		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= mostGaps {
+		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= maxGaps {
 			return
 		}
 		f.run.Tally = NewTally(f.client.Rules.For(f.client.Endpoint), f.client.Limits)

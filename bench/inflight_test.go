@@ -26,17 +26,17 @@ func TestPeakInFlightCountsWholeSeconds(t *testing.T) {
 }
 
 // stays are n requests of up to 5 s over a minute, in the order of their ends.
-func stays(n int, seed uint64) []stay {
+func stays(n int, seed uint64) []interval {
 	random := rand.New(rand.NewPCG(seed, 0))
-	all := make([]stay, n)
+	all := make([]interval, n)
 	for i := range all {
 		start := time.Duration(random.Int64N(int64(time.Minute)))
-		all[i] = stay{start, start + time.Duration(random.Int64N(int64(5*time.Second)))}
+		all[i] = interval{start, start + time.Duration(random.Int64N(int64(5*time.Second)))}
 	}
 	return all
 }
 
-func peakOf(keep int, all []stay) *concurrency {
+func peakOf(keep int, all []interval) *concurrency {
 	c := &concurrency{keep: keep}
 	for _, s := range all {
 		c.add(s)

@@ -191,7 +191,7 @@ func TestCheckLengths(t *testing.T) {
 		{"a long text is counted and fits", front{tokenize: `{"count":300}`}, []*workload.Request{text(long)}, 1000, 0, ""},
 		{"a long text is counted and does not fit", front{tokenize: `{"count":995}`}, []*workload.Request{text(short), text(long)}, 1000, 0, "request 2 has 995 + 10"},
 		{"a server that cannot count", front{}, []*workload.Request{text(long)}, 1000, 1, ""},
-		{"more than are counted", front{tokenize: `{"count":1}`}, slices.Repeat([]*workload.Request{text(long)}, mostCounted+7), 1000, 7, ""},
+		{"more than are counted", front{tokenize: `{"count":1}`}, slices.Repeat([]*workload.Request{text(long)}, maxCounted+7), 1000, 7, ""},
 	} {
 		server := httptest.NewServer(row.front)
 		client := &Client{URL: server.URL, Model: "tiny"}

@@ -56,11 +56,11 @@ func TestAReplyThatIsNoneIsRefused(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 	tests := []struct{ name, text, want string }{
 		{"another protocol", "SSH-2.0-OpenSSH_9.2\r\n\r\n", "no HTTP response"},
-		{"a head without an end", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", longestHead), "a response head of more than"},
+		{"a head without an end", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead), "a response head of more than"},
 		{"a size that is no number", chunked + "xyz\r\n", `chunk size "xyz" is no number`},
 		{"a size below zero", chunked + "-1\r\n", `chunk size "-1" is no number`},
 		{"a size beyond all bounds", chunked + "fffffffffffffffff\r\n", "is no number"},
-		{"a size that never ends", chunked + strings.Repeat("0", longestSize+1), "a line of more than"},
+		{"a size that never ends", chunked + strings.Repeat("0", maxSizeLine+1), "a line of more than"},
 		{"a chunk that is longer than it says", chunked + "1\r\nabc\r\n", `a chunk is followed by "bc"`},
 	}
 	for _, test := range tests {

@@ -103,7 +103,7 @@ func TestLatenessIsRead(t *testing.T) {
 			t.Errorf("%s: %s, want %s", row.name, got, row.want)
 		}
 	}
-	began := watchLateness()
+	began := readProcessStats()
 	for used := cpuTime(); cpuTime()-used < 10*time.Millisecond; { // on a busy machine that takes a while
 	}
 	if got := began.since(); got.CPU < 10*time.Millisecond {

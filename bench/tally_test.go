@@ -151,7 +151,7 @@ func TestASketchReadsTheExtremesRight(t *testing.T) {
 func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 	samples := manySamples(1000, 3)
 	tally := NewTally(Rules0141, allLimits)
-	for range earlyStays/len(samples) + 2 {
+	for range maxEarly/len(samples) + 2 {
 		for i := range samples {
 			tally.Add(&samples[i])
 		}

@@ -245,7 +245,7 @@ func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
 			t.Errorf("sample %+v, want success", s)
 		}
 	}
-	if n := opened.Load(); n > 40+4*leastIdle {
+	if n := opened.Load(); n > 40+4*minIdle {
 		t.Errorf("%d connections for 40 requests, want hardly more than one each", n)
 	}
 }
