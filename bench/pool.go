@@ -46,7 +46,7 @@ type pool struct {
 
 	// If the server closes unused connections, the pool opens none in advance until notBefore.
 	notBefore time.Time
-	backoff  time.Duration
+	backoff   time.Duration
 }
 
 func newPool(dial func(ctx context.Context) (*conn, error)) *pool {

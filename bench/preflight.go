@@ -60,7 +60,7 @@ type Info struct {
 const (
 	askLimit     = 10 * time.Second // limit for an answer that needs no model
 	preflightRun = 2 * time.Minute  // limit for two tokens; a new server may compile kernels for its first request
-	maxBody     = 1 << 20          // limit on the bytes of an answer that needs no model
+	maxBody      = 1 << 20          // limit on the bytes of an answer that needs no model
 )
 
 // Preflight checks whether a run against the server makes sense. It asks for the models and sends one request for two

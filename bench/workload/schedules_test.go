@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// sum is a checksum of arrivals and of the times of a pass.
+// sum returns a checksum of arrivals and of the times of a pass.
 func sum(t *testing.T, all []Arrival, pass Pass) uint64 {
 	t.Helper()
 	h := fnv.New64a()
@@ -39,7 +39,7 @@ func TestRescaledArrivalsEndAtNOverRate(t *testing.T) {
 			t.Errorf("%+v: Counted() = %d, %s, want 100 in 25 s", arrivals, n, length)
 		}
 		var all []Arrival
-		for a := range p.Schedule() { // which ends by itself
+		for a := range p.Schedule() { // a rescaled schedule ends by itself
 			all = append(all, a)
 		}
 		if len(all) != 100 || all[0].Phase != Window || all[99].Phase != Window || (all[99].Due-25*time.Second).Abs() > time.Microsecond {

@@ -8,7 +8,7 @@ import (
 
 func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// Or joins words as a sentence does: a, b or c.
+// Or joins words into a list such as "a, b or c".
 func Or(words []string) string {
 	if last := len(words) - 1; last > 0 {
 		return strings.Join(words[:last], ", ") + " or " + words[last]
@@ -16,7 +16,7 @@ func Or(words []string) string {
 	return strings.Join(words, "")
 }
 
-// nearest returns the name with the fewest edits from what was written.
+// nearest returns the name with the fewest edits from the written word.
 func nearest(written string, names []string) string {
 	return slices.MinFunc(names, func(a, b string) int { return edits(written, a) - edits(written, b) })
 }
