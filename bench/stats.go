@@ -2,22 +2,8 @@ package bench
 
 import (
 	"math"
-	"slices"
 	"time"
 )
-
-// StatsOf returns the usual figures of latencies in milliseconds, in any order; ms is left as it is.
-func StatsOf(ms []float64) Stats {
-	if len(ms) == 0 {
-		return Stats{}
-	}
-	sorted := slices.Sorted(slices.Values(ms))
-	var m moments
-	for _, v := range sorted {
-		m.add(v)
-	}
-	return m.stats(func(p float64) float64 { return Percentile(sorted, p) })
-}
 
 // Percentile returns the p-th percentile, p in [0, 100], of ascending values. It equals numpy.percentile's default
 // (linear interpolation) to the last bit. It is 0 if there are no values.
