@@ -42,8 +42,8 @@ type Sample struct {
 	End       time.Duration // the answer is complete, or has failed
 	ReadLag   time.Duration // the longest time that bytes of the answer waited in this machine before the client read them
 
-	Blur   time.Duration // First may be too late by this much, because it was read together with later tokens
-	Vacant time.Duration // closed loop without a rate: how long its slot had been free when it was sent
+	Blur     time.Duration // First may be too late by this much, because it was read together with later tokens
+	SlotFree time.Duration // closed loop without a rate: how long its slot had been free when it was sent
 
 	PromptTokens int // as the server counted them
 	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
@@ -84,7 +84,7 @@ func (s Sample) TPOT() (time.Duration, bool) {
 func (s Sample) E2E() time.Duration { return s.Last - s.Due }
 
 // SendLag returns how late the client itself was. In a closed loop without a rate no latency contains it.
-func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.Vacant }
+func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.SlotFree }
 
 // A Stop function reports whether the probe may end early. The client calls it about once a second with the counted
 // requests so far, in order of Index. Pending requests have a zero End.

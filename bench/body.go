@@ -75,7 +75,7 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 }
 
 // compose returns a whole HTTP request. It builds the body in scratch and returns it for reuse.
-func (f *flight) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
+func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
 	body, err = f.client.appendBody(scratch[:0], a.Request)
 	if err != nil {
 		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)

@@ -120,7 +120,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 		defer close(aborted)
 		f.pool.abort(context.Cause(ctx))
 	})
-	helpers.Go(f.patrol)
+	helpers.Go(f.closeOverdue)
 	helpers.Go(func() { f.pool.keepFilled(ctx) })
 	if stop != nil || c.Progress != nil {
 		helpers.Go(func() { f.watch(c.Progress, stop) })
@@ -145,7 +145,7 @@ func (c *Client) RunClosed(ctx context.Context, schedule workload.Schedule, stre
 }
 
 // result returns the run, with an error if it did not end as intended.
-func (f *flight) result(cause error) (Run, error) {
+func (f *runState) result(cause error) (Run, error) {
 	f.run.Series.Close()
 	if f.run.Tally != nil {
 		for i := range f.run.Samples {
@@ -166,12 +166,12 @@ func (f *flight) result(cause error) (Run, error) {
 }
 
 // newRun checks the configuration and returns the state of a run.
-func (c *Client) newRun(ctx context.Context, end context.CancelCauseFunc) (*flight, error) {
+func (c *Client) newRun(ctx context.Context, end context.CancelCauseFunc) (*runState, error) {
 	base, path, err := c.target()
 	if err != nil {
 		return nil, err
 	}
-	f := &flight{
+	f := &runState{
 		client: *c, chat: c.Endpoint == workload.Chat, ctx: ctx, finish: end,
 		head: c.requestHead(base.Host, path), id: fmt.Sprintf("tuner-%08x-", rand.Uint32()),
 		pool: newPool(c.dialer(base)),

@@ -143,16 +143,16 @@ func (c *conn) take(b []byte, arrived, now time.Time) error {
 	case !x.reply.keep || left > 0:
 		return errAnswerOver
 	}
-	if !c.rest() {
+	if !c.detachExchange() {
 		return errAnswerOver
 	}
 	c.pool.put(c)
 	return nil
 }
 
-// rest detaches the exchange and reports whether its request was wholly written. A server may refuse a request before it
-// has read it all.
-func (c *conn) rest() bool {
+// detachExchange detaches the exchange and reports whether its request was wholly written. A server may refuse a request
+// before it has read it all.
+func (c *conn) detachExchange() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.exchange = nil

@@ -24,7 +24,7 @@ const maxErrorText = 4096
 // An exchange is one request and the part of its response that has arrived. The sender owns it until the request is
 // written, then the reader of its connection does.
 type exchange struct {
-	flight *flight
+	state *runState
 	departure
 	at     int // index of the sample in the run; -1 if the request is not counted
 	sample Sample
@@ -39,9 +39,9 @@ type exchange struct {
 	retried        bool
 	recorded       bool // the run has its sample
 
-	lastByte atomic.Int64 // when the last byte came, in the run's time, for flight.patrol
+	lastByte atomic.Int64 // when the last byte came, in the run's time, for runState.closeOverdue
 	doneAt   atomic.Int64 // when it was recorded; 0 before
-	overdue  atomic.Int32 // why flight.patrol closed its connection: silent, endless, or 0
+	overdue  atomic.Int32 // why runState.closeOverdue closed its connection: silent, endless, or 0
 }
 
 // The ways in which an exchange is overdue.
@@ -53,7 +53,7 @@ const (
 // feed reads bytes of the connection. It returns how many were left when the response was over. An error means that the
 // connection cannot be used again.
 func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error) {
-	f := x.flight
+	f := x.state
 	at := arrived.Sub(f.start)
 	x.received = true
 	before, waiting := time.Duration(x.lastByte.Load()), x.answer.first == 0
@@ -92,9 +92,9 @@ func (x *exchange) body(b []byte, at time.Duration) {
 	}
 	waiting := x.answer.first == 0
 	x.answer.feed(b, at)
-	if waiting && x.answer.first > 0 && x.flight.watched {
+	if waiting && x.answer.first > 0 && x.state.watched {
 		x.sample.First = x.answer.first
-		x.flight.publish(x.at, x.sample)
+		x.state.publish(x.at, x.sample)
 	}
 }
 
@@ -109,7 +109,7 @@ func (x *exchange) count(at time.Duration) {
 func (x *exchange) flush() {
 	if n := x.answer.chunks - x.chunks; n > 0 {
 		x.chunks += n
-		x.flight.addChunks(x.second, n)
+		x.state.addChunks(x.second, n)
 	}
 }
 
@@ -144,7 +144,7 @@ func (x *exchange) complete(at time.Duration) {
 		s.TextBytes += a.usage.Hidden.Reasoning // the server need not show their text
 	}
 	a.judge()
-	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.flight.client.hide(a.detail)
+	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.state.client.hide(a.detail)
 	x.record()
 }
 
@@ -168,9 +168,9 @@ func (x *exchange) fail(kind Failure, detail string) {
 	}
 	s := &x.sample
 	s.Opened, s.First, s.Last, s.Chunks = x.answer.opened, x.answer.first, x.answer.last, x.answer.chunks
-	s.Failure, s.Detail = kind, x.flight.client.hide(firstLine(detail))
+	s.Failure, s.Detail = kind, x.state.client.hide(firstLine(detail))
 	if s.End == 0 {
-		s.End = x.flight.now()
+		s.End = x.state.now()
 	}
 	x.record()
 }
@@ -185,15 +185,15 @@ func (x *exchange) withdraw() {
 
 func (x *exchange) record() {
 	x.recorded = true
-	x.doneAt.Store(int64(x.flight.now()))
+	x.doneAt.Store(int64(x.state.now()))
 	x.flush()
-	x.flight.record(x)
+	x.state.record(x)
 }
 
 // broke ends an exchange whose connection has ended. If the server closed an idle connection just as the request was
 // sent, broke sends the request once more, as browsers do.
 func (x *exchange) broke(err error) {
-	f := x.flight
+	f := x.state
 	switch {
 	case x.recorded:
 	case !x.received && x.waited && !x.retried && x.overdue.Load() == 0 && f.ctx.Err() == nil && broken(err):
@@ -221,7 +221,7 @@ func (x *exchange) broke(err error) {
 
 // withdrawn records an exchange that was pending when the run ended. It is a failure only if the run took too long.
 func (x *exchange) withdrawn() {
-	if context.Cause(x.flight.ctx) == errTooLong {
+	if context.Cause(x.state.ctx) == errTooLong {
 		x.fail(NeverFinished, errTooLong.Error())
 		return
 	}
@@ -230,7 +230,7 @@ func (x *exchange) withdrawn() {
 
 // unsent records an exchange for which no connection could be opened.
 func (x *exchange) unsent(err error) {
-	f := x.flight
+	f := x.state
 	switch {
 	case f.ctx.Err() != nil:
 		x.withdrawn()

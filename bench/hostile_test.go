@@ -200,7 +200,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 			}
 			peak := watchHeap(t)
 			defer stop()
-			run, err := c.Run(t.Context(), requests(workload.Window, 2, 0, 20*time.Millisecond, ask(3)), nil)
+			run, err := c.Run(t.Context(), requests(workload.Window, 2, 0, 5*time.Millisecond, ask(3)), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

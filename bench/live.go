@@ -7,7 +7,7 @@ import (
 )
 
 // follow starts the next turn of a live conversation and reports whether there is one. It is due after the think time.
-func (f *flight) follow(x *exchange) bool {
+func (f *runState) follow(x *exchange) bool {
 	if x.Request.Next == nil || !x.sample.OK() || f.ctx.Err() != nil {
 		return false
 	}
@@ -29,7 +29,7 @@ func (f *flight) follow(x *exchange) bool {
 }
 
 // nextTurn waits until the next turn is due and sends it.
-func (f *flight) nextTurn(arrival workload.Arrival) {
+func (f *runState) nextTurn(arrival workload.Arrival) {
 	abandon := func() {
 		if arrival.Phase == workload.Window {
 			f.mu.Lock()

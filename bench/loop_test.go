@@ -246,8 +246,8 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 func BenchmarkChunk(b *testing.B) {
 	chunk := []byte(`data: {"id":"cmpl-tuner-0b1c2d3e-window-17","object":"text_completion","created":1790000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n")
 	framed := fmt.Appendf(nil, "%x\r\n%s\r\n", len(chunk), chunk)
-	f := &flight{start: time.Now()}
-	x := &exchange{flight: f, at: -1, answer: answer{want: 1 << 60}}
+	f := &runState{start: time.Now()}
+	x := &exchange{state: f, at: -1, answer: answer{want: 1 << 60}}
 	if _, err := x.feed([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), f.start, f.start); err != nil {
 		b.Fatal(err)
 	}

@@ -21,12 +21,12 @@ type Scope struct {
 func Measure(run Run, scope Scope) Measurement {
 	tally := run.Tally
 	if tally == nil {
-		tally = newTally(scope.Rules, scope.Limits)
+		tally = newExactTally(scope.Rules, scope.Limits)
 		for i := range run.Samples {
 			tally.Add(&run.Samples[i])
 		}
 	}
-	m := tally.Measurement(scope)
+	m := tally.measurement(scope)
 	m.Lateness, m.Series = run.Lateness, run.Series
 	m.PeakChunks = tally.series(run.Series).peakChunks(scope.Start, tally.total.end)
 	if sum, n := run.Series.between(scope.Start, scope.Start+scope.Length); n > 0 {
@@ -38,8 +38,8 @@ func Measure(run Run, scope Scope) Measurement {
 	return m
 }
 
-// ByNumber returns the scope of a window that ends after a number of requests, from the first due time to the last end.
-func (s Scope) ByNumber(run Run) Scope {
+// ByCount returns the scope of a window that ends after a number of requests, from the first due time to the last end.
+func (s Scope) ByCount(run Run) Scope {
 	if len(run.Samples) == 0 {
 		s.Length = max(run.Elapsed-s.Start, 0)
 		return s

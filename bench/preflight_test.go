@@ -225,7 +225,7 @@ func TestCountTokens(t *testing.T) {
 		{"a text with its model", workload.Request{Text: "a"}, 2},
 		{"a chat with its model", workload.Request{Messages: []workload.Message{{Role: "user", Content: "a"}}}, 2},
 	} {
-		if n, err := client.CountTokens(t.Context(), &row.request); n != row.want || err != nil {
+		if n, err := client.countTokens(t.Context(), &row.request); n != row.want || err != nil {
 			t.Errorf("%s: %d, %v; want %d", row.name, n, err, row.want)
 		}
 	}

@@ -19,7 +19,7 @@ type Progress struct {
 // recentTTFTs is how many requests TTFT99 covers.
 const recentTTFTs = 1000
 
-// A gauge collects the figures of Progress. flight.mu guards it.
+// A gauge collects the figures of Progress. runState.mu guards it.
 type gauge struct {
 	counted, ended, failed int
 	recent                 []float64 // a ring
@@ -42,7 +42,7 @@ func (g *gauge) end(s *Sample) {
 }
 
 // progress returns how far the run is.
-func (f *flight) progress() Progress {
+func (f *runState) progress() Progress {
 	now, inFlight := f.now(), f.pool.inFlight()
 	f.mu.Lock()
 	g := f.gauge

@@ -15,7 +15,7 @@ func TestARunIsSilentWithoutTokensWhileRequestsWait(t *testing.T) {
 		s.Ended = n
 		return s
 	}
-	tally := NewTally("", nil)
+	tally := newTally("", nil)
 	tally.Add(&ok)
 	for _, row := range []struct {
 		name string

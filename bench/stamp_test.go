@@ -139,9 +139,9 @@ func TestALongRequestIsSentAsTheServerReadsIt(t *testing.T) {
 		p.abort(errPoolClosed)
 		p.work.Wait()
 	}()
-	f := &flight{start: time.Now(), pool: p, ctx: t.Context()}
+	f := &runState{start: time.Now(), pool: p, ctx: t.Context()}
 	f.requests.Add(1)
-	x := &exchange{flight: f, at: -1, departure: departure{workload.Arrival{Request: new(workload.Request)}, make([]byte, 32<<20)}}
+	x := &exchange{state: f, at: -1, departure: departure{workload.Arrival{Request: new(workload.Request)}, make([]byte, 32<<20)}}
 	if !opened.begin(x) { // the test server does not read yet, so a begin that waits for it hangs
 		t.Fatal("the new connection is closed")
 	}

@@ -88,13 +88,13 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 			if m.Completed != n || (m.Void == "") != (row.want == "") || !strings.Contains(m.Void, row.want) {
 				t.Errorf("%s: %d completed, void %q, want %q", row.name, m.Completed, m.Void, row.want)
 			}
-			half := NewTally("", nil)
+			half := newTally("", nil)
 			for i := range run.Samples {
-				one := NewTally("", nil)
+				one := newTally("", nil)
 				one.Add(&run.Samples[i])
 				half.Merge(one)
 			}
-			if void := half.Measurement(Scope{}).Void; void != m.Void {
+			if void := half.measurement(Scope{}).Void; void != m.Void {
 				t.Errorf("%s: void of merged tallies is %q, want %q", row.name, void, m.Void)
 			}
 		})

@@ -44,19 +44,19 @@ func (r Rules) last(s *Sample) time.Duration {
 	return s.Last
 }
 
-// TTFT returns the time to first token, counted from the due time.
-func (r Rules) TTFT(s *Sample) time.Duration { return r.first(s) - s.Due }
+// ttft returns the time to first token, counted from the due time.
+func (r Rules) ttft(s *Sample) time.Duration { return r.first(s) - s.Due }
 
-// TPOT is Sample.TPOT by these rules.
-func (r Rules) TPOT(s *Sample) (time.Duration, bool) {
+// tpot is Sample.TPOT by these rules.
+func (r Rules) tpot(s *Sample) (time.Duration, bool) {
 	if s.OutputTokens < 2 {
 		return 0, false
 	}
 	return (r.last(s) - r.first(s)) / time.Duration(s.OutputTokens-1), true
 }
 
-// E2E returns the end-to-end latency, counted from the due time.
-func (r Rules) E2E(s *Sample) time.Duration { return r.last(s) - s.Due }
+// e2e returns the end-to-end latency, counted from the due time.
+func (r Rules) e2e(s *Sample) time.Duration { return r.last(s) - s.Due }
 
 // Apply returns samples whose First and Last follow the rules. It returns the samples themselves if nothing changes.
 func (r Rules) Apply(samples []Sample) []Sample {
@@ -98,12 +98,12 @@ const (
 func (l Limit) over(s *Sample, rules Rules) bool {
 	switch l.Metric {
 	case MetricTTFT:
-		return rules.TTFT(s) > l.Max
+		return rules.ttft(s) > l.Max
 	case MetricTPOT:
-		tpot, _ := rules.TPOT(s)
+		tpot, _ := rules.tpot(s)
 		return tpot > l.Max
 	}
-	return rules.E2E(s) > l.Max
+	return rules.e2e(s) > l.Max
 }
 
 // A Tally sums up requests without keeping them. Its memory grows by a few bytes a second and does not depend on the
@@ -134,9 +134,9 @@ type totals struct {
 // maxEarly is how many requests a Tally keeps to find the one that started first. They take 128 KiB.
 const maxEarly = 8192
 
-// NewTally returns an empty Tally. Rules.For gives the rules of an endpoint; "" means Rules033.
-func NewTally(rules Rules, limits []Limit) *Tally {
-	t := newTally(rules, limits)
+// newTally returns an empty Tally. Rules.For gives the rules of an endpoint; "" means Rules033.
+func newTally(rules Rules, limits []Limit) *Tally {
+	t := newExactTally(rules, limits)
 	t.exact, t.inFlight.keep = false, maxEarly
 	for _, d := range t.distributions() {
 		d.sketch = newSketch()
@@ -144,8 +144,8 @@ func NewTally(rules Rules, limits []Limit) *Tally {
 	return t
 }
 
-// newTally returns a Tally that keeps all latencies for exact percentiles.
-func newTally(rules Rules, limits []Limit) *Tally {
+// newExactTally returns a Tally that keeps all latencies for exact percentiles.
+func newExactTally(rules Rules, limits []Limit) *Tally {
 	if rules == "" {
 		rules = Rules033
 	}
@@ -228,9 +228,9 @@ func (t *Tally) complete(s *Sample) {
 			t.total.sessions++
 		}
 	}
-	t.ttft.add(milliseconds(t.rules.TTFT(s)))
-	t.e2e.add(milliseconds(t.rules.E2E(s)))
-	if tpot, ok := t.rules.TPOT(s); ok {
+	t.ttft.add(milliseconds(t.rules.ttft(s)))
+	t.e2e.add(milliseconds(t.rules.e2e(s)))
+	if tpot, ok := t.rules.tpot(s); ok {
 		t.tpot.add(milliseconds(tpot))
 	}
 	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the role chunk of a chat
@@ -293,9 +293,9 @@ func (t *Tally) Merge(o *Tally) {
 	t.visibility.merge(&o.visibility)
 }
 
-// Measurement returns the figures of the requests. It uses the Tally's own Rules and Limits, not the scope's. Measure adds
+// measurement returns the figures of the requests. It uses the Tally's own Rules and Limits, not the scope's. Measure adds
 // Lateness, Series and the figures of the Series.
-func (t *Tally) Measurement(scope Scope) Measurement {
+func (t *Tally) measurement(scope Scope) Measurement {
 	m := Measurement{
 		Rate: scope.Rate, Window: scope.Length, Rules: t.rules, Exact: t.exact,
 		Requests: t.total.requests, Completed: t.total.completed, Failed: t.total.failed, Failures: maps.Clone(t.total.failures),

@@ -78,8 +78,8 @@ func TestATallyHasTheFiguresOfTheSamples(t *testing.T) {
 			samples := manySamples(n, uint64(seed))
 			scope := Scope{Rate: 3, Start: 50 * time.Millisecond, Length: time.Minute, Rules: rules, Limits: allLimits}
 			exact := flatten(t, Measure(Run{Samples: samples}, scope))
-			tallies := map[string]*Tally{"whole": NewTally(rules, allLimits), "merged": NewTally(rules, allLimits)}
-			other := NewTally(rules, allLimits)
+			tallies := map[string]*Tally{"whole": newTally(rules, allLimits), "merged": newTally(rules, allLimits)}
+			other := newTally(rules, allLimits)
 			for i := range samples {
 				tallies["whole"].Add(&samples[i])
 				if i%3 == 0 {
@@ -151,7 +151,7 @@ func TestASketchHandlesExtremes(t *testing.T) {
 // A run of millions of requests must not grow. Once every second and class of latency has occurred, Add allocates nothing.
 func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 	samples := manySamples(1000, 3)
-	tally := NewTally(Rules0141, allLimits)
+	tally := newTally(Rules0141, allLimits)
 	for range maxEarly/len(samples) + 2 {
 		for i := range samples {
 			tally.Add(&samples[i])
@@ -168,7 +168,7 @@ func BenchmarkTallyAdd(b *testing.B) {
 	for i := range samples {
 		samples[i].Gaps = nil
 	}
-	tally := NewTally(Rules033, allLimits)
+	tally := newTally(Rules033, allLimits)
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
@@ -180,7 +180,7 @@ func BenchmarkTallyAdd(b *testing.B) {
 
 func BenchmarkTallyAddGaps(b *testing.B) {
 	samples, gaps := manySamples(1000, 3), 0
-	tally := NewTally(Rules033, allLimits)
+	tally := newTally(Rules033, allLimits)
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
@@ -208,15 +208,15 @@ func BenchmarkMeasure(b *testing.B) {
 // Sketches count each value in its class, whether the tally kept the values or not.
 func TestSketchesCountTheValues(t *testing.T) {
 	limit := 1.005 / 0.995
-	kept, sketched := newTally("", nil), NewTally("", nil)
+	kept, sketched := newExactTally("", nil), newTally("", nil)
 	for i := range 500 {
 		first := time.Duration(i*i) * time.Microsecond
 		s := Sample{Sent: 1, First: 1 + first, Last: 1 + first + time.Second, End: 1 + first + time.Second, OutputTokens: 11, WantTokens: 11}
 		kept.Add(&s)
 		sketched.Add(&s)
 	}
-	got := kept.Measurement(Scope{Sketches: true}).Sketches
-	if again := sketched.Measurement(Scope{Sketches: true}).Sketches; !reflect.DeepEqual(got, again) {
+	got := kept.measurement(Scope{Sketches: true}).Sketches
+	if again := sketched.measurement(Scope{Sketches: true}).Sketches; !reflect.DeepEqual(got, again) {
 		t.Errorf("from kept values the sketches are %+v, from sketches %+v", got, again)
 	}
 	if got.ITL != nil || got.TPOT == nil || got.E2E == nil {
@@ -238,7 +238,7 @@ func TestSketchesCountTheValues(t *testing.T) {
 	if n != 500 {
 		t.Errorf("the sketch has %d values, want 500", n)
 	}
-	if m := kept.Measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
+	if m := kept.measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
 		t.Error("the measurement has sketches without Scope.Sketches")
 	}
 }

@@ -17,12 +17,12 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// ErrNoTokenize means that the server cannot count tokens. Servers other than vLLM cannot.
-var ErrNoTokenize = errors.New("the server has no /tokenize")
+// errNoTokenize means that the server cannot count tokens. Servers other than vLLM cannot.
+var errNoTokenize = errors.New("the server has no /tokenize")
 
-// CountTokens returns the length of a request's prompt in tokens. If the request has no token ids, the server counts
+// countTokens returns the length of a request's prompt in tokens. If the request has no token ids, the server counts
 // them, chat template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
-func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, error) {
+func (c *Client) countTokens(ctx context.Context, r *workload.Request) (int, error) {
 	if r.Tokens != nil {
 		return len(r.Tokens), nil
 	}
@@ -43,7 +43,7 @@ func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, err
 	}
 	switch err := json.Unmarshal(body, &answer); {
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
-		return 0, ErrNoTokenize
+		return 0, errNoTokenize
 	case status != http.StatusOK:
 		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %d: %s", status, errorMessage(body))
 	case err != nil || answer.Count == nil:
@@ -111,7 +111,7 @@ func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.R
 	uncounted = max(0, len(ask)-maxCounted)
 	ask = ask[:len(ask)-uncounted]
 	switch err := c.countAll(ctx, ask); {
-	case errors.Is(err, ErrNoTokenize):
+	case errors.Is(err, errNoTokenize):
 		uncounted += len(ask)
 	case err != nil:
 		return uncounted, err
@@ -131,7 +131,7 @@ func (c *Client) countAll(ctx context.Context, ask []*longRequest) error {
 	work.SetLimit(countAtOnce)
 	for _, l := range ask {
 		work.Go(func() (err error) {
-			l.prompt, err = c.CountTokens(ctx, l.Request)
+			l.prompt, err = c.countTokens(ctx, l.Request)
 			return err
 		})
 	}

@@ -117,7 +117,7 @@ func (t *Trend) slopes(counted []Sample, span time.Duration, rules Rules) {
 			p := &ttft[min(int(came/piece), trendPieces-1)]
 			p.weight++
 			p.at += (rules.first(s).Seconds() - p.at) / p.weight
-			p.value += (rules.TTFT(s).Seconds() - p.value) / p.weight
+			p.value += (rules.ttft(s).Seconds() - p.value) / p.weight
 		}
 	}
 	t.InFlight, t.TTFT = slopeOf(inFlight[:]), slopeOf(ttft[:])

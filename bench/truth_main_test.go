@@ -111,7 +111,7 @@ func beClient() error {
 	if l.Samples {
 		for _, s := range run.Samples {
 			tpot, _ := s.TPOT()
-			result.Samples = append(result.Samples, reported{s.Index, s.OK(), s.TTFT(), tpot, s.SendLag() - s.Vacant, s.ReadLag})
+			result.Samples = append(result.Samples, reported{s.Index, s.OK(), s.TTFT(), tpot, s.SendLag() - s.SlotFree, s.ReadLag})
 		}
 	}
 	return json.NewEncoder(os.Stdout).Encode(result)

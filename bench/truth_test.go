@@ -14,8 +14,9 @@ func TestTheClientTellsTheTruth(t *testing.T) {
 		{streams: 32, tokens: 32, tpot: 20 * time.Millisecond, open: true},
 	} {
 		t.Run(r.String(), func(t *testing.T) {
+			t.Parallel()
 			for attempt := 1; ; attempt++ {
-				f := r.runOurs(t.Context(), t, 96)
+				f := r.runOurs(t.Context(), t, 64)
 				if f.Failed > 0 {
 					t.Fatalf("%d requests failed, want none", f.Failed)
 				}

@@ -194,7 +194,7 @@ func (r *VLLMResult) details(samples []Sample, rules Rules) {
 			problems[i] = s.problem()
 			continue
 		}
-		output[i], ttfts[i], latencies[i] = s.OutputTokens, rules.TTFT(s).Seconds(), rules.E2E(s).Seconds()
+		output[i], ttfts[i], latencies[i] = s.OutputTokens, rules.ttft(s).Seconds(), rules.e2e(s).Seconds()
 		for _, gap := range s.Gaps {
 			itls[i] = append(itls[i], gap.Seconds())
 		}

@@ -120,7 +120,7 @@ func (l *loop) answer(c *conn) bool {
 const reportPath = "/truth"
 
 // route answers one request or begins a stream.
-func (l *loop) route(c *conn, q *ask) bool {
+func (l *loop) route(c *conn, q *request) bool {
 	switch q.method + " " + q.path {
 	case "POST /v1/completions", "POST /v1/chat/completions":
 		if err := q.readBody(); err != nil {
@@ -157,7 +157,7 @@ func (l *loop) snapshot() *Report {
 }
 
 // begin sends the head of a stream and schedules its first token. uvicorn also sends the head before the first token.
-func (l *loop) begin(c *conn, q *ask) bool {
+func (l *loop) begin(c *conn, q *request) bool {
 	c.stream.begin(l.config.Model, q)
 	c.left, c.due, c.streaming = q.tokens, l.step(c.received+l.config.TTFT), true
 	c.record = nil

@@ -11,8 +11,8 @@ import (
 // maxRequest is the limit on a request in bytes. A prompt of a million token ids has about 6 MB.
 const maxRequest = 16 << 20
 
-// An ask is one request. Its slices belong to the connection's buffer.
-type ask struct {
+// A request is one parsed request. Its slices belong to the connection's buffer.
+type request struct {
 	method, path string
 	id           []byte // X-Request-Id
 	body         []byte
@@ -24,7 +24,7 @@ type ask struct {
 
 // parse reads one HTTP/1.1 request and returns its size, or 0 if it is incomplete. It supports only what the clients in
 // tests send: a body has a Content-Length, and no header is folded.
-func parse(in []byte) (q ask, size int, err error) {
+func parse(in []byte) (q request, size int, err error) {
 	end := bytes.Index(in, []byte("\r\n\r\n"))
 	if end < 0 {
 		return q, 0, nil
@@ -69,7 +69,7 @@ func is(b []byte, name string) bool { return len(b) == len(name) && bytes.EqualF
 var errNoStream = errors.New("the request needs stream: true and max_tokens of at least 1")
 
 // readBody finds the needed fields in the JSON of a request. JSON escapes quotes in a prompt, so a prompt contains no key.
-func (q *ask) readBody() error {
+func (q *request) readBody() error {
 	q.chat = q.path == "/v1/chat/completions"
 	q.usage = bytes.HasPrefix(value(q.body, `"include_usage":`), []byte("true"))
 	for _, key := range []string{`"max_tokens":`, `"max_completion_tokens":`} {

@@ -20,7 +20,7 @@ type stream struct {
 }
 
 // begin builds the bytes of an answer.
-func (s *stream) begin(model string, q *ask) {
+func (s *stream) begin(model string, q *request) {
 	object, prefix := "text_completion", "cmpl-"
 	before, after := `"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":`, `,"stop_reason":null}],"usage":null}`
 	if q.chat {

@@ -173,24 +173,24 @@ func (s Spec) answerLength(answered int, fields map[string]json.RawMessage) (int
 	return 0, errors.New(`has no length for its answer: add "usage" or "max_tokens" to each line, or set the workload's output tokens`)
 }
 
-// heavy are the fields of a request, other than prompt and length, that change the server's work
+// workFields are the fields of a request, other than prompt and length, that change the server's work
 // (vllm/entrypoints/openai/protocol.py, 0.14.1).
-var heavy = []string{
+var workFields = []string{
 	"tools", "functions", "response_format", "structured_outputs", "n", "best_of", "use_beam_search", "logprobs", "top_logprobs",
 	"prompt_logprobs", "logit_bias", "suffix", "echo", "audio", "modalities", "prompt_embeds", "documents", "chat_template",
 	"chat_template_kwargs", "mm_processor_kwargs", "continue_final_message", "truncate_prompt_tokens",
 }
 
-// harmless are the defaults of these fields. A request that gives one asks for nothing special.
-var harmless = map[string][]string{
+// workDefaults are the defaults of these fields. A request that gives one asks for nothing special.
+var workDefaults = map[string][]string{
 	"n": {"1"}, "best_of": {"1"}, "response_format": {`{"type":"text"}`}, "modalities": {`["text"]`}, "truncate_prompt_tokens": {"-1"},
 }
 
 func changesWork(name string, value json.RawMessage) bool {
-	if !slices.Contains(heavy, name) && !strings.HasPrefix(name, "guided_") || empty(value) {
+	if !slices.Contains(workFields, name) && !strings.HasPrefix(name, "guided_") || empty(value) {
 		return false
 	}
-	return !slices.Contains(harmless[name], strings.Join(strings.Fields(string(value)), ""))
+	return !slices.Contains(workDefaults[name], strings.Join(strings.Fields(string(value)), ""))
 }
 
 // empty reports whether a field is missing or has an empty value.

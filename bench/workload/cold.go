@@ -16,7 +16,7 @@ func WithColdLeadIn(s Schedule, source Source) Schedule {
 		for a := range s {
 			if a.Phase == LeadIn {
 				if b == nil {
-					b = strange(source)
+					b = unknownBeginning(source)
 				}
 				a.Request = b.of(a.Request)
 			}
@@ -33,9 +33,9 @@ type beginning struct {
 	text   string
 }
 
-// strange returns a beginning that no prompt of the source has. It uses ids of the source, because the model knows them.
+// unknownBeginning returns a beginning that no prompt of the source has. It uses ids of the source, because the model knows them.
 // They differ from each other, because a prompt may repeat one id a thousand times.
-func strange(source Source) *beginning {
+func unknownBeginning(source Source) *beginning {
 	const samples = 16
 	draw := chance(0, saltDraws, LeadInStream, 0)
 	var ids []int32

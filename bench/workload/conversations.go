@@ -74,7 +74,7 @@ func openPhase1(spec Spec, seed uint64) Source {
 		copy(talks[c].outputs[:], outputs[c*turns:])
 	}
 	scaleToMean(talks, begin, phase1MeanPrompt)
-	requests := say(r, talks, begin, spec.VocabSize)
+	requests := requestsOf(r, talks, begin, spec.VocabSize)
 	return newFinite(spec.title("phase1", fmt.Sprintf("%d requests", len(requests))), spec, seed, requests)
 }
 
@@ -142,7 +142,7 @@ func openProduction(spec Spec, seed uint64) Source {
 			for c := range talks {
 				talks[c] = productionTalk(r, c%starters, len(begin[c%starters]))
 			}
-			requests := say(r, talks, begin, spec.VocabSize)
+			requests := requestsOf(r, talks, begin, spec.VocabSize)
 			for i := range requests {
 				requests[i].Conversation += epoch * conversations
 			}
@@ -180,9 +180,9 @@ func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 
 	return begin
 }
 
-// say turns lengths into requests, conversation by conversation. All turns of a conversation share one array of ids, so
+// requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of ids, so
 // turn t is exactly a prefix of turn t+1.
-func say(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
+func requestsOf(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
 	requests := make([]Request, 0, len(talks)*turns)
 	for c, t := range talks {
 		ends := [turns]int{len(begin[t.starter])}

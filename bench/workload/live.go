@@ -37,7 +37,7 @@ type liveTurn struct {
 //
 // Under overload such a load slows itself down, so its figures cannot compare a server's flags.
 func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	switch {
 	case err != nil:
 		return nil, err

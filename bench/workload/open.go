@@ -70,7 +70,7 @@ var ChatKinds = []string{"sharegpt", "jsonl", "capture"}
 // Open returns the population that a spec names, drawn with the seed. Errors name the file and the line, and say what to
 // do.
 func Open(spec Spec, seed uint64) (Source, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	if err != nil {
 		return nil, err
 	}
@@ -93,8 +93,8 @@ func Open(spec Spec, seed uint64) (Source, error) {
 	return openDrawn(spec, seed), nil
 }
 
-// sound checks the spec and fills in the defaults that all kinds share.
-func (s Spec) sound() (Spec, error) {
+// checked checks the spec and fills in the defaults that all kinds share.
+func (s Spec) checked() (Spec, error) {
 	if s.Endpoint == "" {
 		s.Endpoint = Completions
 	}

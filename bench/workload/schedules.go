@@ -17,8 +17,8 @@ type Ramp struct {
 	Burstiness  float64 // as in Arrivals
 }
 
-// Rate returns the rate at the i-th request. The gap before that request is drawn for this rate.
-func (r Ramp) Rate(i int) float64 {
+// rate returns the rate at the i-th request. The gap before that request is drawn for this rate.
+func (r Ramp) rate(i int) float64 {
 	progress := float64(i) / float64(max(r.N-1, 1))
 	if r.Exponential {
 		return r.From * math.Pow(r.To/r.From, progress)
@@ -26,7 +26,7 @@ func (r Ramp) Rate(i int) float64 {
 	return r.From + (r.To-r.From)*progress
 }
 
-func (r Ramp) sound() bool { return r.From > 0 && r.To > 0 && r.N > 0 }
+func (r Ramp) valid() bool { return r.From > 0 && r.To > 0 && r.N > 0 }
 
 func (r Ramp) gaps(stream Stream) func() float64 {
 	return Arrivals{Burstiness: r.Burstiness}.gaps(chance(r.Seed, gapDraws, stream, 0))
@@ -35,7 +35,7 @@ func (r Ramp) gaps(stream Stream) func() float64 {
 // Counted returns how many requests are counted, and when the last of them is due. Both are zero unless the rates and N
 // are positive.
 func (r Ramp) Counted() (n int, length time.Duration) {
-	if !r.sound() {
+	if !r.valid() {
 		return 0, 0
 	}
 	for _, due := range r.window() {
@@ -49,7 +49,7 @@ func (r Ramp) window() func(yield func(int, time.Duration) bool) {
 	return func(yield func(int, time.Duration) bool) {
 		gap, at := r.gaps(WindowStream), 0.0
 		for i := range r.N {
-			at += gap() / r.Rate(i)
+			at += gap() / r.rate(i)
 			if !yield(i, time.Duration(at*float64(time.Second))) {
 				return
 			}
@@ -60,7 +60,7 @@ func (r Ramp) window() func(yield func(int, time.Duration) bool) {
 // Schedule returns the arrivals. The run-out goes on for ever. The schedule is empty unless the rates and N are positive.
 func (r Ramp) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		if !r.sound() {
+		if !r.valid() {
 			return
 		}
 		var last time.Duration

@@ -67,8 +67,8 @@ func TestARampHasVLLMsRates(t *testing.T) {
 	}
 	for _, test := range tests {
 		for i, want := range test.want {
-			if got := test.ramp.Rate(i); math.Abs(got-want) > 1e-9 {
-				t.Errorf("%s: Rate(%d) = %g, want %g", test.name, i, got, want)
+			if got := test.ramp.rate(i); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%s: rate(%d) = %g, want %g", test.name, i, got, want)
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func TestARampHasItsGapsAndARunOut(t *testing.T) {
 	all := arrivals(r.Schedule(), 30)
 	at := 0.0
 	for i, a := range all[:50] {
-		at += 1 / r.Rate(i)
+		at += 1 / r.rate(i)
 		if a.Phase != Window || a.Index != i || math.Abs(a.Due.Seconds()-at) > 1e-6 {
 			t.Fatalf("arrival %d is %s %d at %s, want window %d at %.3f s", i, a.Phase, a.Index, a.Due, i, at)
 		}

@@ -17,7 +17,7 @@ type Trace struct {
 
 // OpenTrace reads recorded traffic with its times: a spec of kind trace or capture. Every row needs a timestamp.
 func OpenTrace(spec Spec, seed uint64) (*Trace, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	if err != nil {
 		return nil, err
 	}

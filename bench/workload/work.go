@@ -9,18 +9,18 @@ type Weigher struct {
 	prompt, answer   float64   // their means
 }
 
-// The size of a Weigher's sample. For an endless workload with usual lengths, weighed requests give means within about 2 %.
-// For a finite one, the sample is the whole workload up to maxWeighed requests.
+// The size of a Weigher's sample. For an endless workload with usual lengths, endlessSample requests give means within about 2 %.
+// For a finite one, the sample is the whole workload up to maxSample requests.
 const (
-	weighed    = 8192
-	maxWeighed = 16384
+	endlessSample = 8192
+	maxSample     = 16384
 )
 
 // Weigh reads a sample of the workload. For live conversations it reads first turns.
 func Weigh(source Source) *Weigher {
-	n := min(source.Len(), maxWeighed)
+	n := min(source.Len(), maxSample)
 	if n == 0 {
-		n = weighed
+		n = endlessSample
 	}
 	w := &Weigher{prompts: make([]float64, n), answers: make([]float64, n)}
 	for i := range n {

@@ -171,7 +171,7 @@ func (b *benching) scope(s shot, run bench.Run) bench.Scope {
 	if s.window > 0 {
 		return scope
 	}
-	return scope.ByNumber(run)
+	return scope.ByCount(run)
 }
 
 // notes are what a reader must know before believing the figures.

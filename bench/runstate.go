@@ -8,8 +8,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A flight is the state of one Run.
-type flight struct {
+// A runState is the state of one Run.
+type runState struct {
 	client   Client
 	chat     bool
 	head     []byte // beginning of every request, up to its id
@@ -39,10 +39,10 @@ type departure struct {
 	wire []byte // the whole HTTP request
 }
 
-func (f *flight) now() time.Duration { return time.Since(f.start) }
+func (f *runState) now() time.Duration { return time.Since(f.start) }
 
 // prepare writes requests ahead of their due times until the schedule or the run ends.
-func (f *flight) prepare(schedule workload.Schedule, ready chan<- departure) {
+func (f *runState) prepare(schedule workload.Schedule, ready chan<- departure) {
 	defer close(ready)
 	var scratch, wire []byte
 	var err error
@@ -61,7 +61,7 @@ func (f *flight) prepare(schedule workload.Schedule, ready chan<- departure) {
 }
 
 // pace sends each request when it is due, until there are no more or the run ends.
-func (f *flight) pace(ready <-chan departure) {
+func (f *runState) pace(ready <-chan departure) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for d := range ready {
@@ -88,7 +88,7 @@ type slot struct {
 }
 
 // awaitSlot waits for a free slot in a closed loop. In an open loop every request has one at once.
-func (f *flight) awaitSlot(d *departure) (s slot, ok bool) {
+func (f *runState) awaitSlot(d *departure) (s slot, ok bool) {
 	if f.slots == nil {
 		d.Due = max(d.Due, 0)
 		return slot{freeSince: d.Due}, true
@@ -105,7 +105,7 @@ func (f *flight) awaitSlot(d *departure) (s slot, ok bool) {
 }
 
 // enough notes that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
-func (f *flight) enough() bool {
+func (f *runState) enough() bool {
 	f.limit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,7 +117,7 @@ func (f *flight) enough() bool {
 }
 
 // limit starts the timer that ends the run if the last answers take too long.
-func (f *flight) limit() {
+func (f *runState) limit() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.tooLong == nil {
@@ -126,15 +126,15 @@ func (f *flight) limit() {
 }
 
 // extend gives a live conversation time for its next turn: until that is due, and RunLimit for its answer. f.mu is held.
-func (f *flight) extend(think time.Duration) {
+func (f *runState) extend(think time.Duration) {
 	if f.tooLong != nil {
 		f.tooLong.Reset(think + f.client.RunLimit)
 	}
 }
 
 // depart adds a request to the run.
-func (f *flight) depart(d departure, s slot) *exchange {
-	x := &exchange{flight: f, departure: d, at: -1, sample: d.sample()}
+func (f *runState) depart(d departure, s slot) *exchange {
+	x := &exchange{state: f, departure: d, at: -1, sample: d.sample()}
 	if d.Due == workload.Asap {
 		x.sample.Due = s.freeSince // until it is sent
 	}
@@ -154,7 +154,7 @@ func (f *flight) depart(d departure, s slot) *exchange {
 }
 
 // addSample stores a sample and returns its index.
-func (f *flight) addSample(s Sample) int {
+func (f *runState) addSample(s Sample) int {
 	if n := len(f.free); n > 0 {
 		at := f.free[n-1]
 		f.free = f.free[:n-1]
@@ -174,10 +174,10 @@ func (d departure) sample() Sample {
 }
 
 // send sends a request on an idle connection, or on a new one if none is idle.
-func (f *flight) send(x *exchange) {
+func (f *runState) send(x *exchange) {
 	x.sample.Sent = f.now()
 	if x.Due == workload.Asap {
-		x.sample.Vacant = x.sample.Sent - x.sample.Due
+		x.sample.SlotFree = x.sample.Sent - x.sample.Due
 		x.sample.Due = x.sample.Sent // without a rate, a user begins to wait when the request is sent
 	}
 	x.sample.Connected = x.sample.Sent
@@ -198,7 +198,7 @@ func (f *flight) send(x *exchange) {
 }
 
 // sendAnew sends a request on a new connection.
-func (f *flight) sendAnew(x *exchange) {
+func (f *runState) sendAnew(x *exchange) {
 	c, err := f.pool.open(f.ctx, false)
 	if err != nil {
 		x.unsent(err)
@@ -212,7 +212,7 @@ func (f *flight) sendAnew(x *exchange) {
 }
 
 // publish stores a sample that has not ended, so that the Stop function sees its first token.
-func (f *flight) publish(at int, s Sample) {
+func (f *runState) publish(at int, s Sample) {
 	if at < 0 {
 		return
 	}
@@ -221,7 +221,7 @@ func (f *flight) publish(at int, s Sample) {
 	f.run.Samples[at] = s
 }
 
-func (f *flight) addChunks(second, n int) {
+func (f *runState) addChunks(second, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.run.Series.Chunks(second, n)
@@ -231,7 +231,7 @@ func (f *flight) addChunks(second, n int) {
 const maxDetails = 8
 
 // record stores the sample of a request that ended or was withdrawn; a withdrawn one has no End.
-func (f *flight) record(x *exchange) {
+func (f *runState) record(x *exchange) {
 	defer f.requests.Done()
 	f.pool.release()
 	follows := f.follow(x)
@@ -268,14 +268,14 @@ func (f *flight) record(x *exchange) {
 }
 
 // freedAt returns when a request left its slot in a closed loop.
-func (f *flight) freedAt(x *exchange) time.Duration {
+func (f *runState) freedAt(x *exchange) time.Duration {
 	if x.sample.End > 0 {
 		return x.sample.End
 	}
 	return f.now()
 }
 
-func (f *flight) noteUncounted(s *Sample) {
+func (f *runState) noteUncounted(s *Sample) {
 	if s.Failure == "" {
 		return
 	}
@@ -290,12 +290,12 @@ const maxGaps = 8 << 20
 
 // sum moves a sample that has ended into the tally once there are too many samples to keep. With a Stop function, which
 // needs them all, it keeps them.
-func (f *flight) sum(at int) {
+func (f *runState) sum(at int) {
 	if f.run.Tally == nil {
 		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= maxGaps {
 			return
 		}
-		f.run.Tally = NewTally(f.client.Rules.For(f.client.Endpoint), f.client.Limits)
+		f.run.Tally = newTally(f.client.Rules.For(f.client.Endpoint), f.client.Limits)
 		for i := range f.run.Samples {
 			if f.run.Samples[i].End > 0 {
 				f.release(i)
@@ -309,7 +309,7 @@ func (f *flight) sum(at int) {
 }
 
 // release moves a sample into the tally.
-func (f *flight) release(at int) {
+func (f *runState) release(at int) {
 	f.run.Tally.Add(&f.run.Samples[at])
 	f.run.Samples[at] = Sample{}
 	f.free = append(f.free, at)

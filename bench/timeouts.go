@@ -11,7 +11,7 @@ import (
 const stallLimit = 500 * time.Millisecond
 
 // watch reports the progress of the run once a second, and ends the run if stop says so. Either function may be nil.
-func (f *flight) watch(tell func(Progress), stop Stop) {
+func (f *runState) watch(tell func(Progress), stop Stop) {
 	const every = time.Second
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -46,8 +46,8 @@ func (f *flight) watch(tell func(Progress), stop Stop) {
 	}
 }
 
-// patrol closes connections on time-outs: of answers that are silent or go on for too long, and of idle connections.
-func (f *flight) patrol() {
+// closeOverdue closes connections on time-outs: of answers that are silent or go on for too long, and of idle connections.
+func (f *runState) closeOverdue() {
 	tick := time.NewTicker(min(time.Second, max(time.Millisecond, f.client.IdleTimeout/8)))
 	defer tick.Stop()
 	for {
@@ -68,7 +68,7 @@ func (f *flight) patrol() {
 
 // check closes the connection of an exchange that is overdue.
 func (x *exchange) check(c *conn, now time.Duration) {
-	client := &x.flight.client
+	client := &x.state.client
 	quiet := now - time.Duration(x.lastByte.Load())
 	switch {
 	case x.doneAt.Load() > 0 && now-time.Duration(x.doneAt.Load()) > drainTime:
