@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// An answer reads the event stream of one request, in pieces of any size, as server-sent events are specified
-// (html.spec.whatwg.org, 9.2). It searches chunks of tokens for keys and does not decode them. That is safe: JSON
-// escapes a quote within a string, so `"key"` before a colon can only be a key.
+// An answer reads the event stream of one request (server-sent events, html.spec.whatwg.org, 9.2). The bytes may come in
+// pieces of any size. An answer does not decode chunks of tokens but searches them for keys. That is safe: JSON escapes a
+// quote within a string, so `"key"` before a colon can only be a key.
 type answer struct {
 	chat    bool // chunks carry a delta
 	itl     bool // record gaps

@@ -192,12 +192,10 @@ func (c *Client) newRun(ctx context.Context, end context.CancelCauseFunc) (*runS
 
 // target checks the configuration and returns the server's URL and the path that requests go to.
 func (c *Client) target() (*url.URL, string, error) {
-	base, err := url.Parse(c.URL)
+	base, err := serverURL(c.URL)
 	switch {
 	case err != nil:
-		return nil, "", fmt.Errorf("server URL: %w", err)
-	case base.Scheme != "http" && base.Scheme != "https", base.Host == "":
-		return nil, "", fmt.Errorf("server URL %q needs a scheme and a host, such as http://127.0.0.1:8000", base.Redacted())
+		return nil, "", err
 	case base.User != nil:
 		return nil, "", fmt.Errorf("server URL %q names a user: vLLM knows API keys only", base.Redacted())
 	case c.Proxy != nil && (c.Proxy.Scheme != "http" || c.Proxy.Host == "" || c.Proxy.Port() == ""):

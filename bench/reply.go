@@ -77,7 +77,7 @@ func (r *reply) endOfBody() {
 func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	before := len(r.line)
 	r.line = append(r.line, b...)
-	// The empty line may have begun in what was read before.
+	// The empty line may begin in the bytes of an earlier call.
 	end := bytes.Index(r.line[max(0, before-3):], []byte("\r\n\r\n"))
 	if end < 0 {
 		if len(r.line) > maxHead {

@@ -44,7 +44,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"all shared", Spec{Kind: "shared-prefix", HitPercent: 100}, "", []string{"hit percent 100 is outside (0, 100)"}},
 		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless and never repeats: leave out repeat, or set requests"}},
 		{"a repetition of conversations without end", Spec{Kind: "production", Repeat: Salt}, "", []string{"does not use repeat"}},
-		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"? (known: salt, error)`}},
+		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"?`}},
 		{"an unknown output", Spec{Kind: "phase1", Output: "nature"}, "", []string{`unknown output "nature": did you mean "natural"?`}},
 		{"a missing file", Spec{Kind: "jsonl", Path: "nowhere.jsonl"}, "", []string{"nowhere.jsonl", "no such file", "check the path"}},
 		{"an empty JSONL file", Spec{Kind: "jsonl"}, "\n \n", []string{"data.txt", "the file is empty"}},

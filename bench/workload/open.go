@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"vllmtuner/tuner/space"
 )
 
 // A Spec names a population of requests as a study file does. Settings says which kinds use which fields. Other fields
@@ -123,7 +125,7 @@ func (s Spec) checkWords() error {
 			continue
 		}
 		known := slices.DeleteFunc(slices.Clone(word.known), func(w string) bool { return w == "" })
-		return fmt.Errorf("unknown %s %q: did you mean %q? (known: %s)", word.what, word.written, nearest(word.written, known), strings.Join(known, ", "))
+		return fmt.Errorf("unknown %s %q: %s", word.what, word.written, space.DidYouMean(word.written, known))
 	}
 	return nil
 }

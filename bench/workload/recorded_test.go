@@ -160,7 +160,7 @@ func TestBadTracesAreRefused(t *testing.T) {
 		{"JSON under a CSV layout", Spec{Layout: "azure"}, mooncake, []string{"layout azure is CSV: use layout mooncake"}},
 		{"CSV under mooncake", Spec{Layout: "mooncake"}, azureHead, []string{"line 1: is not a JSON object", "leave the layout out"}},
 		{"a log of requests", Spec{}, `{"messages":[]}`, []string{`JSON without "input_length"`, "use kind capture"}},
-		{"an unknown layout", Spec{Layout: "moon"}, mooncake, []string{`unknown trace layout "moon": did you mean "mooncake"?`}},
+		{"an unknown layout", Spec{Layout: "mooncak"}, mooncake, []string{`unknown trace layout "mooncak": did you mean "mooncake"?`}},
 		{"a short row", Spec{}, azureHead + "2023-11-16 18:00:02,3,1\n2023-11-16 18:00:02,3\n", []string{"line 3: has only 2 columns, needs at least 3", "or skip bad rows"}},
 		{"a bad date", Spec{}, azureHead + "yesterday,3,1\n", []string{`line 2: timestamp "yesterday" is not a date such as`}},
 		{"a date of another age", Spec{}, azureHead + "0001-01-01 00:00:00,3,1\n", []string{"line 2: timestamp 0001-01-01T00:00:00Z is too far from the present"}},

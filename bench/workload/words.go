@@ -15,29 +15,3 @@ func Or(words []string) string {
 	}
 	return strings.Join(words, "")
 }
-
-// nearest returns the name with the fewest edits from the written word.
-func nearest(written string, names []string) string {
-	return slices.MinFunc(names, func(a, b string) int { return edits(written, a) - edits(written, b) })
-}
-
-// edits is the Levenshtein distance in bytes.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
-}
