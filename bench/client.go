@@ -116,7 +116,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	f.start = time.Now()
 	before := readProcessStats()
 	aborted := make(chan struct{})
-	context.AfterFunc(ctx, func() { // ctx ends below at the latest
+	context.AfterFunc(ctx, func() { // runs in any case, because end(errEnough) below ends ctx
 		defer close(aborted)
 		f.pool.abort(context.Cause(ctx))
 	})

@@ -20,7 +20,7 @@ func piece(text string) string {
 // another reason.
 func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	const tpot = 20 * time.Millisecond
-	// steady writes of(i) at step i, and waits for every before each step.
+	// steady writes of(i) at step i. It sleeps for the duration every before each step.
 	steady := func(every time.Duration, steps int, of func(step int) string) func(stream) {
 		return func(s stream) {
 			for i := range steps {

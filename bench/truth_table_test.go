@@ -201,17 +201,17 @@ func (b *table) end() {
 // explanation is the introduction of the table's page.
 const explanation = `# The client against a server that knows the truth
 
-Written by ` + "`make bench-accuracy`" + `. The server (bench/truth) is a process of its own on the same machine. It knows when the
-kernel had the last byte of each request and when it began to write each token; 20 ms and then every ms of the fourth column a token
-is due. Latencies in ms; "told" is what the client reports.
+Written by ` + "`make bench-accuracy`" + `. The server (bench/truth) is a separate process on the same machine. It records when the
+kernel received the last byte of each request, and when it began to write each token. The first token is due after 20 ms, and
+the others at the interval in the fourth column. Latencies are in ms; "told" is the client's report.
 
-- error: by request, reported TTFT less the true one, less the client's own send lag where it tells it (vLLM's does not).
-- send lag: from when a request was due to when it was sent.
-- CPU: of the client for each million tokens, start-up excluded: ours from before the first connection is opened until the run is
-  over, vLLM's from the first request to the last token.
-- server late: how long after it was due a token left. Where it is large the machine carried no more, whatever the client did.
-- in step: the tokens of all streams are due together, as an engine's are, so that the last one of a step leaves late.
-- verdict: error p99 ≤ 5, p99 TPOT within 1 %, ours also send lag p99 ≤ 10 in the open loop and CPU ≤ 8.
+- error: by request, reported TTFT less true TTFT, less the client's own send lag if it reports that (vLLM's does not).
+- send lag: from the due time of a request to its sending.
+- CPU: the client's CPU time per million tokens without start-up. Ours counts from before the first connection to the end of the
+  run, vLLM's from the first request to the last token.
+- server late: how late the server wrote its tokens. If it is large, the machine was too slow for the load, whatever the client did.
+- in step: the tokens of all streams are due together, as in an engine, so the last token of each step is late.
+- verdict: error p99 ≤ 5 and p99 TPOT within 1 %; for our client also send lag p99 ≤ 10 in the open loop and CPU ≤ 8.
 
 `
 

@@ -52,8 +52,8 @@ func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 }
 
 // gamma draws from the gamma distribution with the given shape and scale 1 (Marsaglia and Tsang, A simple method for
-// generating gamma variables, 2000). A library's version could change with an upgrade, and with it the arrivals of a stored
-// study.
+// generating gamma variables, 2000). It is written here because an upgrade of a library could change the arrivals of a
+// stored study.
 func gamma(r *rand.Rand, shape float64) float64 {
 	if shape < 1 {
 		return gamma(r, shape+1) * math.Pow(r.Float64(), 1/shape)
