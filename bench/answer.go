@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// An answer reads the event stream of one request, however the network cut it into pieces, as the specification of server-sent events has
-// it (html.spec.whatwg.org, 9.2). Chunks of tokens are only looked at, not decoded: a quote within a JSON string is always escaped, so
-// `"key"` before a colon can only be a key.
+// An answer reads the event stream of one request (server-sent events, html.spec.whatwg.org, 9.2). The bytes may come in
+// pieces of any size. An answer does not decode chunks of tokens but searches them for keys. That is safe: JSON escapes a
+// quote within a string, so `"key"` before a colon can only be a key.
 type answer struct {
 	chat    bool // chunks carry a delta
 	itl     bool // record gaps
@@ -21,16 +21,16 @@ type answer struct {
 
 	lines
 	heard bool   // there was an event
-	odd   string // first line that is no field of an event
+	odd   string // first line that is not a field of an event
 
 	opened      time.Duration // first chunk with choices
 	role        bool          // that chunk carried no output
 	first, last time.Duration // chunks with output
 	closed      time.Duration // last chunk of any kind
-	chunks      int           // with output
-	pieces      int           // times at which such chunks came
-	blank       int           // chunks without text
-	textBytes   int           // of all chunks
+	chunks      int           // chunks with output
+	pieces      int           // distinct arrival times of chunks with output
+	blank       int           // chunks with output but without text
+	textBytes   int           // text in all chunks
 	gaps        []time.Duration
 	text        []string
 	usage       *usage
@@ -39,8 +39,8 @@ type answer struct {
 	detail      string
 }
 
-// usage is what the server counted. Chunks are not tokens: with speculative decoding, and when the server lags, several
-// tokens share a chunk.
+// usage holds the server's counts of tokens. Counting chunks would be wrong: with speculative decoding, and when the
+// server lags, several tokens share a chunk.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -52,7 +52,7 @@ type usage struct {
 	} `json:"completion_tokens_details"`
 }
 
-// over reports whether nothing that follows can change the answer.
+// over reports whether the answer is final, whatever follows.
 func (a *answer) over() bool { return a.done || a.failure != "" }
 
 func (a *answer) fail(kind Failure, format string, args ...any) {
@@ -61,8 +61,8 @@ func (a *answer) fail(kind Failure, format string, args ...any) {
 	}
 }
 
-// finish is called when the stream has ended, with io.EOF or with the error of its connection. The specification drops an event without an
-// empty line at its end. Servers leave out the last empty line, so an event that is whole counts.
+// finish takes the end of the stream: io.EOF or the error of its connection. The specification drops an event without an
+// empty line at its end. Some servers leave out the last empty line, so finish reads an event that is complete.
 func (a *answer) finish(err error, at time.Duration) {
 	if err == io.EOF && !a.over() {
 		if len(a.rest) > 0 {
@@ -75,32 +75,32 @@ func (a *answer) finish(err error, at time.Duration) {
 	switch {
 	case a.over():
 	case err != io.EOF:
-		a.fail(Reset, "the connection broke in mid-answer: %v", err)
+		a.fail(Reset, "the connection broke during the answer: %v", err)
 	case a.odd == "":
 		a.fail(Truncated, "the stream ended without [DONE]")
 	case a.heard:
-		a.fail(Truncated, "the stream ended without [DONE], and with a line that is none of an event stream: %q", a.odd)
+		a.fail(Truncated, "the stream ended without [DONE]; it has a line that does not belong in an event stream: %q", a.odd)
 	case a.odd[0] == '{':
-		a.fail(Malformed, "the answer is JSON and no event stream, so the server does not stream: %q", a.odd)
+		a.fail(Malformed, "the answer is JSON, not an event stream, so the server does not stream: %q", a.odd)
 	case a.odd[0] == '<':
-		a.fail(Malformed, "the answer is a web page and no event stream, so this is no OpenAI-compatible server: %q", a.odd)
+		a.fail(Malformed, "the answer is a web page, so this is not an OpenAI-compatible server: %q", a.odd)
 	default:
-		a.fail(Malformed, "no event stream: %q", a.odd)
+		a.fail(Malformed, "the answer is not an event stream: %q", a.odd)
 	}
 }
 
-// judge fails a stream that ended well and is not the answer that was asked for.
+// judge fails an answer that arrived whole but is not what the request asked for.
 func (a *answer) judge() {
 	switch {
 	case a.failure != "":
 	case a.first == 0 && (a.usage == nil || a.usage.CompletionTokens == 0):
-		a.fail(NoTokens, "no token was generated")
+		a.fail(NoTokens, "the server generated no token")
 	case a.usage == nil:
 		a.fail(NoUsage, "the stream had no usage chunk: the server ignores stream_options.include_usage")
 	case a.first == 0:
-		a.fail(NoTokens, "the server counted %d tokens and no chunk carried any", a.usage.CompletionTokens)
+		a.fail(NoTokens, "the server counted %d tokens, but no chunk carried any", a.usage.CompletionTokens)
 	case a.usage.CompletionTokens != a.want && !a.natural:
-		a.fail(WrongLength, "%d tokens were generated, %d were asked for", a.usage.CompletionTokens, a.want)
+		a.fail(WrongLength, "the server generated %d tokens instead of %d", a.usage.CompletionTokens, a.want)
 	}
 }
 
@@ -115,7 +115,7 @@ func (a *answer) event(data []byte, at time.Duration) {
 		return
 	}
 	if !complete(data) {
-		a.fail(Malformed, "data is no JSON object: %.80q", data)
+		a.fail(Malformed, "the data of an event is not a JSON object: %.80q", data)
 		return
 	}
 	a.closed = at
@@ -126,7 +126,7 @@ func (a *answer) event(data []byte, at time.Duration) {
 		}
 		if generated {
 			a.token(at)
-			a.weigh(choices)
+			a.countText(choices)
 		}
 		if a.keep {
 			a.keepText(data)
@@ -151,7 +151,7 @@ func (a *answer) token(at time.Duration) {
 		a.pieces++
 	}
 	if a.chunks > a.want+spareChunks {
-		a.fail(WrongLength, "the stream goes on after %d chunks, %d tokens were asked for", a.chunks, a.want)
+		a.fail(WrongLength, "the stream goes on after %d chunks, though the request asked for %d tokens", a.chunks, a.want)
 	}
 	if a.itl {
 		a.gaps = append(a.gaps, at-a.last)
@@ -178,13 +178,13 @@ func (a *answer) decode(data []byte) {
 	}
 }
 
-// spareChunks may come beyond the tokens that were asked for, such as one that only gives the reason of the end.
+// spareChunks is how many chunks an answer may have beyond its pinned tokens. One may only give the finish reason.
 const spareChunks = 16
 
-// generated reports whether a chunk with these choices carries output. For completions it is any, even with empty text. For
-// chat it is the rule of vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content, reasoning or a call, or
-// empty content without a role; the first chunk that only names the role is none. 0.14.1 took that chunk for the first
-// token, microseconds earlier: Rules0141.
+// generated reports whether a chunk with these choices carries output. For completions every chunk does, even one with
+// empty text. For chat it follows vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content,
+// reasoning or a call counts, and so does empty content without a role. The first chunk, which only names the role, does
+// not count. 0.14.1 counts that chunk as the first token, microseconds earlier; Rules0141 does the same.
 func (a *answer) generated(choices []byte) bool {
 	if !a.chat {
 		return true
@@ -221,8 +221,8 @@ func (a *answer) keepText(data []byte) {
 	}
 }
 
-// weigh counts the text of a chunk of output. What is no text, such as a call, counts as long as the chunk.
-func (a *answer) weigh(choices []byte) {
+// countText counts the text of a chunk with output. A chunk without a text field, such as a call, counts with its whole length.
+func (a *answer) countText(choices []byte) {
 	text := value(choices, `"text"`)
 	if a.chat {
 		if text = value(choices, `"content"`); !filled(text) {
@@ -244,7 +244,7 @@ func (a *answer) weigh(choices []byte) {
 	a.textBytes += n
 }
 
-// stringLength is how many bytes of JSON come before the quote that ends a string.
+// stringLength returns the number of bytes before the quote that ends a JSON string.
 func stringLength(text []byte) int {
 	for at := 0; ; {
 		n := bytes.IndexByte(text[at:], '"')
@@ -263,7 +263,7 @@ func stringLength(text []byte) int {
 	}
 }
 
-// value returns what follows the key, given with its quotes, in the JSON text; nil when it has no such key.
+// value returns the JSON text from the value of a key on, or nil if there is no such key. key includes its quotes.
 func value(data []byte, key string) []byte {
 	for {
 		at := bytes.Index(data, []byte(key))
@@ -296,7 +296,7 @@ func filled(value []byte) bool {
 	return false
 }
 
-// errorMessage returns the message of an OpenAI-style error, of whatever shape.
+// errorMessage returns the message of an OpenAI-style error in any of its shapes.
 func errorMessage(body []byte) string {
 	var wrapped struct {
 		Error   json.RawMessage `json:"error"`
@@ -317,7 +317,7 @@ func errorMessage(body []byte) string {
 	return firstLine(string(body))
 }
 
-// firstLine cuts a foreign text to what fits a report.
+// firstLine returns the first line of a text, cut to 300 bytes for a report.
 func firstLine(text string) string {
 	const most = 300
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")

@@ -18,7 +18,7 @@ const (
 	said     = `data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}` + "\n\n"
 )
 
-// readWhole reads a text in pieces of n bytes, the k-th piece at k milliseconds, and then its end.
+// readWhole reads a text in pieces of n bytes, the k-th piece at k milliseconds, and then the end of the stream.
 func readWhole(a *answer, text string, n int) {
 	at := time.Duration(0)
 	for piece := range slices.Chunk([]byte(text), n) {
@@ -43,8 +43,8 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 		{"comments, ids and names of events are skipped", false, ": ping\n\nevent: x\nid: 7\nretry: 9\n" + token + counted + done, "", ""},
 		{"a space after data: is not needed", false, strings.ReplaceAll(token+counted+done, "data: ", "data:"), "", ""},
 		{"an empty text is a token", false, last + counted + done, "", ""},
-		{"a text that looks like an error is none", false, `data: {"choices":[{"text":"\"error\": {} \"finish_reason\":\"abort\""}]}` + "\n\n" + counted + done, "", ""},
-		{"an error of null is none", false, `data: {"choices":[{"text":"a"}],"error":null}` + "\n\n" + counted + done, "", ""},
+		{"a text that looks like an error is not one", false, `data: {"choices":[{"text":"\"error\": {} \"finish_reason\":\"abort\""}]}` + "\n\n" + counted + done, "", ""},
+		{"an error of null is not one", false, `data: {"choices":[{"text":"a"}],"error":null}` + "\n\n" + counted + done, "", ""},
 		{"an error object under 200", false, token + `data: {"error":{"message":"EngineCore encountered an issue","code":500}}` + "\n\n" + done, StreamError, "EngineCore encountered an issue"},
 		{"an error that is only a text", false, `data: {"error":"boom"}` + "\n\n" + done, StreamError, "boom"},
 		{"an aborted answer", false, token + `data: {"choices":[{"text":"","finish_reason":"abort"}]}` + "\n\n" + counted + done, StreamError, `finish_reason "abort"`},
@@ -54,12 +54,12 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 		{"no tokens", false, done, NoTokens, "no token"},
 		{"a count of zero", false, strings.ReplaceAll(counted, `"completion_tokens":3`, `"completion_tokens":0`) + done, NoTokens, "no token"},
 		{"a count and no chunk", false, counted + done, NoTokens, "no chunk carried any"},
-		{"a wrong length", false, token + strings.ReplaceAll(counted, `"completion_tokens":3`, `"completion_tokens":2`) + done, WrongLength, "2 tokens were generated, 3 were asked for"},
+		{"a wrong length", false, token + strings.ReplaceAll(counted, `"completion_tokens":3`, `"completion_tokens":2`) + done, WrongLength, "the server generated 2 tokens instead of 3"},
 		{"a page of HTML", false, "<html>\n<body>", Malformed, `"<html>"`},
-		{"JSON without a stream", false, "{\"choices\":[]}\n", Malformed, "no event stream"},
-		{"data that is no object", false, "data: hello\n\n", Malformed, `"hello"`},
+		{"JSON without a stream", false, "{\"choices\":[]}\n", Malformed, "not an event stream"},
+		{"data that is not an object", false, "data: hello\n\n", Malformed, `"hello"`},
 		{"a usage that is cut", false, token + `data: {"usage":{"completion_tokens":}` + "\n\n", Malformed, "chunk"},
-		{"a line without end", false, "data: {" + strings.Repeat("a", longestLine), Malformed, "a line of more than"},
+		{"a line without end", false, "data: {" + strings.Repeat("a", maxLine), Malformed, "a line of the stream has more than"},
 		{"a chat that says something", true, roleOnly + said + counted + done, "", ""},
 		{"a chat that only names its role", true, roleOnly + counted + done, NoTokens, "no chunk carried any"},
 		{"a chat that reasons", true, roleOnly + `data: {"choices":[{"delta":{"reasoning":"hm"}}]}` + "\n\n" + counted + done, "", ""},
@@ -69,7 +69,7 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 	}
 	for _, test := range tests {
 		for _, size := range []int{1, 7, 4096} {
-			if len(test.text) > longestLine {
+			if len(test.text) > maxLine {
 				size = 4096
 			}
 			a := &answer{chat: test.chat, want: 3}
@@ -97,7 +97,7 @@ func TestAnAnswerIsTimedByItsChunksOfOutput(t *testing.T) {
 	}
 }
 
-// However a stream is cut into pieces, the answer is the same, but for the times.
+// A stream gives the same answer in pieces of any size, except for the times.
 func FuzzAnswer(f *testing.F) {
 	f.Add(token+last+counted+done, uint8(3), false)
 	f.Add(roleOnly+said+counted+done, uint8(50), true)
@@ -117,7 +117,7 @@ func FuzzAnswer(f *testing.F) {
 
 func BenchmarkAnswer(b *testing.B) {
 	chunk := []byte(token)
-	a := &answer{want: math.MaxInt - spareChunks} // or it would soon have said enough
+	a := &answer{want: math.MaxInt - spareChunks} // otherwise the answer soon fails for its length
 	b.SetBytes(int64(len(chunk)))
 	b.ReportAllocs()
 	for b.Loop() {

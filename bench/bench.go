@@ -7,13 +7,13 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Failure is the kind of way in which a request failed. The empty Failure is success.
+// A Failure is the way in which a request failed. The empty Failure is success.
 type Failure string
 
 // The kinds of failure, each counted by name in a Measurement.
 const (
 	Refused       Failure = "refused"        // no connection
-	Reset         Failure = "reset"          // the connection broke in mid-answer
+	Reset         Failure = "reset"          // the connection broke during the answer
 	TimedOut      Failure = "timed-out"      // no bytes for too long
 	Status        Failure = "http-status"    // 4xx or 5xx
 	StreamError   Failure = "stream-error"   // an error object in the stream under HTTP 200
@@ -22,42 +22,42 @@ const (
 	NoTokens      Failure = "no-tokens"      // zero tokens were generated
 	WrongLength   Failure = "wrong-length"   // fewer or more tokens than pinned
 	NeverFinished Failure = "never-finished" // the probe ended before the answer did
-	Malformed     Failure = "malformed"      // the stream was no SSE or no JSON
+	Malformed     Failure = "malformed"      // the stream was not SSE, or its data was not JSON
 )
 
 // A Sample is what happened to one request. All times count from the start of the probe.
-// A zero First, Last or End means that it has not happened.
+// First, Last and End are zero until they happen.
 type Sample struct {
 	Phase workload.Phase
 	Index int // within its phase
 
 	Due       time.Duration // when it should have been sent: latencies count from here
-	Queued    time.Duration // how long it waited for a place in flight, in a closed loop with a rate
-	Sent      time.Duration // when it was sent; see SendLag for the client's own lateness
-	Connected time.Duration // when it had a connection; Sent, unless one had to be opened for it
-	Opened    time.Duration // first chunk with choices, which for chat only names the role; vLLM 0.14.1 takes it for the first token
+	Queued    time.Duration // how long it waited for a free slot, in a closed loop with a rate
+	Sent      time.Duration // when it was sent; SendLag gives the client's own lateness
+	Connected time.Duration // when it had a connection; equals Sent unless a new connection was opened
+	Opened    time.Duration // first chunk with choices; in a chat it only names the role, and vLLM 0.14.1 counts it as the first token
 	First     time.Duration // first token
 	Last      time.Duration // last token
 	Closed    time.Duration // last chunk of any kind, the usage chunk included
 	End       time.Duration // the answer is complete, or has failed
-	ReadLag   time.Duration // the longest that bytes of the answer had waited in this machine before they were read
+	ReadLag   time.Duration // the longest time that bytes of the answer waited in this machine before the client read them
 
-	Blur   time.Duration // by how much First may be too late, because further tokens were read together with it
-	Vacant time.Duration // how long its place in a closed loop without a rate had been free; it was due when it was sent
+	Blur     time.Duration // First may be too late by this much, because it was read together with later tokens
+	SlotFree time.Duration // closed loop without a rate: how long its slot had been free when it was sent
 
 	PromptTokens int // as the server counted them
 	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
 	OutputTokens int // as the server counted them
 	WantTokens   int // as pinned
-	Chunks       int // chunks that carried output; with speculative decoding and on a busy server fewer than tokens
-	Pieces       int // times at which such chunks came; 0 where it is not known
-	Blank        int // such chunks without a text
-	TextBytes    int // of all chunks, as JSON has them, and one for each token that the server says it has thought
+	Chunks       int // chunks with output; fewer than tokens with speculative decoding or on a busy server
+	Pieces       int // distinct arrival times of chunks with output; 0 if unknown
+	Blank        int // chunks with output but without text
+	TextBytes    int // text in all chunks, in bytes of JSON, plus one byte for each reasoning token that the server reports
 
 	Role bool // the first chunk only named the role
 
-	Conversation int // of a live conversation; -1 when none
-	Turn         int // 1-based turn in its conversation; 0 when none
+	Conversation int // number of its live conversation, -1 if it belongs to none
+	Turn         int // turn in its live conversation, from 1; 0 if it belongs to none
 	LastTurn     bool
 
 	Gaps    []time.Duration // times between tokens (ITL), only when asked for
@@ -71,8 +71,8 @@ func (s Sample) OK() bool { return s.End > 0 && s.Failure == "" }
 // TTFT returns the time to first token, counted from the due time.
 func (s Sample) TTFT() time.Duration { return s.First - s.Due }
 
-// TPOT returns the mean time per output token after the first, (last - first)/(tokens - 1), and whether it is defined:
-// vLLM leaves answers of one token out (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
+// TPOT returns the mean time per output token after the first, (last - first)/(tokens - 1).
+// It is undefined for an answer of one token, which vLLM leaves out too (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
 func (s Sample) TPOT() (time.Duration, bool) {
 	if s.OutputTokens < 2 {
 		return 0, false
@@ -84,10 +84,10 @@ func (s Sample) TPOT() (time.Duration, bool) {
 func (s Sample) E2E() time.Duration { return s.Last - s.Due }
 
 // SendLag returns how late the client itself was. In a closed loop without a rate no latency contains it.
-func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.Vacant }
+func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.SlotFree }
 
-// Stop is asked about once a second of the probe whether it may end early. It sees the counted requests so far,
-// in order of Index; pending ones have End zero.
+// A Stop function reports whether the probe may end early. The client calls it about once a second with the counted
+// requests so far, in order of Index. Pending requests have a zero End.
 type Stop func(now time.Duration, counted []Sample) bool
 
 // A Run is one schedule sent to a server.
@@ -97,14 +97,14 @@ type Run struct {
 	Broken       int           // uncounted requests that failed
 	BrokenDetail string        // kind and text of the first of them
 	Stopped      bool          // Stop ended the run
-	Tally        *Tally        // sums of all counted requests, when they were more than Client.MaxSamples; then Samples is empty
+	Tally        *Tally        // sums of all counted requests if there were more than Client.MaxSamples; then Samples is empty
 	Series       Series        // what happened in each second, uncounted requests included
-	Lateness     Lateness      // of the client itself
-	Stalled      time.Duration // longest time for which this process stood still, as when it was stopped; 0 below half a second
+	Lateness     Lateness      // delays in the client itself
+	Stalled      time.Duration // longest time that this process did not run, for example because it was suspended; 0 below 0.5 s
 	Elapsed      time.Duration // from the start of the schedule until the last request had ended
 }
 
-// A Series is what happened in each whole second of a run, from its start. Uncounted requests are in it.
+// A Series is what happened in each whole second of a run, from its start. It includes uncounted requests.
 type Series []Second
 
 // A Second is one second of a Series.
@@ -112,14 +112,14 @@ type Second struct {
 	Sent     int `json:"sent"`
 	Ended    int `json:"ended"`     // answers that ended well
 	Failed   int `json:"failed"`    // requests that failed
-	InFlight int `json:"in_flight"` // at the end of the second
-	Chunks   int `json:"chunks"`    // chunks of output that came; Sample says why these are not tokens
+	InFlight int `json:"in_flight"` // requests in flight at the end of the second
+	Chunks   int `json:"chunks"`    // chunks with output; a chunk may hold several tokens
 }
 
-// Lateness is what the client itself may have added to the latencies of a run, and what it cost.
+// Lateness is the delay that the client itself may have added to the latencies of a run, and the client's CPU time.
 type Lateness struct {
 	GCPause      time.Duration `json:"gc_pause_ns"`      // longest pause of the garbage collector
-	SchedulerP99 time.Duration `json:"scheduler_p99_ns"` // how long a goroutine that could run waited for a processor
-	Throttled    time.Duration `json:"throttled_ns"`     // time for which the cgroup's CPU limit stopped the process (cpu.stat)
+	SchedulerP99 time.Duration `json:"scheduler_p99_ns"` // how long a runnable goroutine waited for a processor
+	Throttled    time.Duration `json:"throttled_ns"`     // how long the cgroup's CPU limit stopped the process (cpu.stat)
 	CPU          time.Duration `json:"cpu_ns"`           // CPU time of the process, user and system
 }

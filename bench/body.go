@@ -11,8 +11,9 @@ import (
 )
 
 // appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens tokens,
-// greedily and past any end of sequence. There is no min_tokens: ignore_eos says the same, and vLLM 0.14.1 refuses min_tokens
-// above 1 while it speculates. An answer of another length is a failure. Natural answers have the length as their limit.
+// greedily and past any end of sequence. An answer of another length is a failure. For natural answers OutputTokens is
+// only a limit. The body has no min_tokens, because ignore_eos is enough and vLLM 0.14.1 refuses min_tokens above 1 with
+// speculative decoding.
 func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	b = append(b, `{"model":`...)
 	b, err := appendJSON(b, c.Model)
@@ -49,7 +50,7 @@ func appendPrompt(b []byte, r *workload.Request) ([]byte, error) {
 		}
 		return append(b, ']'), nil
 	case r.Messages != nil:
-		return nil, errors.New("a chat cannot be asked at endpoint completions: use endpoint chat")
+		return nil, errors.New("endpoint completions takes no chat messages: use endpoint chat")
 	}
 	return appendJSON(b, r.Text)
 }
@@ -58,7 +59,7 @@ func appendMessages(b []byte, r *workload.Request) ([]byte, error) {
 	messages := r.Messages
 	switch {
 	case r.Tokens != nil:
-		return nil, errors.New("token ids cannot be asked at endpoint chat: use endpoint completions")
+		return nil, errors.New("endpoint chat takes no token ids: use endpoint completions")
 	case messages == nil:
 		messages = []workload.Message{{Role: "user", Content: r.Text}}
 	}
@@ -73,13 +74,13 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 	return append(b, text...), nil
 }
 
-// compose returns a whole HTTP request. scratch is for the body and is returned for the next one.
-func (f *flight) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
+// compose returns a whole HTTP request. It builds the body in scratch and returns it for reuse.
+func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
 	body, err = f.client.appendBody(scratch[:0], a.Request)
 	if err != nil {
 		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)
 	}
-	const rest = 96 // id and length
+	const rest = 96 // bytes for the id and the length
 	wire = make([]byte, 0, len(f.head)+len(body)+rest)
 	wire = append(wire, f.head...)
 	wire = append(wire, "X-Request-Id: "...)
@@ -97,7 +98,7 @@ func (f *flight) compose(a workload.Arrival, scratch []byte) (wire, body []byte,
 	return append(wire, body...), body, nil
 }
 
-// requestHead returns what begins every request.
+// requestHead returns the beginning of every request, up to its id.
 func (c *Client) requestHead(host, path string) []byte {
 	header := c.Header.Clone()
 	if header == nil {
@@ -119,11 +120,11 @@ func (c *Client) requestHead(host, path string) []byte {
 	}
 	var b writer
 	b = append(b, "POST "+path+" HTTP/1.1\r\n"...)
-	_ = header.Write(&b) // a slice takes everything
+	_ = header.Write(&b) // a writer never fails
 	return b
 }
 
-// A writer is a slice that is written to.
+// A writer appends to a slice.
 type writer []byte
 
 func (w *writer) Write(b []byte) (int, error) {

@@ -16,8 +16,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Client sends schedules to one server, open loop unless MaxInFlight is set: each request leaves when it is due, however
-// many are in flight.
+// A Client sends schedules to one server. Its load is open loop unless MaxInFlight is set: it sends each request when
+// that is due, however many are in flight.
 // Its fields may be changed until the first call of Run.
 type Client struct {
 	URL         string         // base URL, such as http://127.0.0.1:8000
@@ -26,21 +26,21 @@ type Client struct {
 	APIKey      Secret         // sent as a bearer token; "" sends none
 	Header      http.Header    // sent with each request, beside Content-Type and the API key
 	TLS         *tls.Config    `json:"-"` // for https; nil means the system's certificates
-	Proxy       *url.URL       // HTTP proxy to tunnel through; nil means none: what the environment says is not asked
+	Proxy       *url.URL       // HTTP proxy to tunnel through; nil means none, whatever the environment says
 	ITL         bool           // record the times between tokens
-	Natural     bool           // let answers end where the model ends them: lengths are not pinned, and no length is a failure
-	MaxInFlight int            // requests that may be in flight at a time, the others wait for a place; 0 means open loop
-	Rules       Rules          // whose definitions the Tally follows; "" means Rules033
-	Limits      []Limit        // that the Tally counts
-	Progress    func(Progress) `json:"-"` // told once a second how far a run is; nil means nobody
-	MaxSamples  int            // of more counted requests only a Tally is kept, so that memory stays flat; 0 means 100,000
-	IdleTimeout time.Duration  // an answer without a byte for so long has failed, the wait for its first one included; 0 means 60 s
-	RunLimit    time.Duration  // how long one answer may take, and the last ones once all counted requests are due; 0 means 10 min
+	Natural     bool           // let the model end its answers: lengths are not pinned, and no length is a failure
+	MaxInFlight int            // limit on requests in flight, for a closed loop; 0 means open loop
+	Rules       Rules          // the definitions that the Tally follows; "" means Rules033
+	Limits      []Limit        // the Tally counts requests over these
+	Progress    func(Progress) `json:"-"` // called once a second during a run; nil means silent
+	MaxSamples  int            // a run with more counted requests keeps only a Tally, so that memory stays flat; 0 means 100,000
+	IdleTimeout time.Duration  // a request fails when no byte of its answer comes for this long; 0 means 60 s
+	RunLimit    time.Duration  // limit on the time of one answer, and on the time that remains once all counted requests are due; 0 means 10 min
 
-	dial func(ctx context.Context, network, address string) (net.Conn, error) // nil means TCP; tests have a network in memory
+	dial func(ctx context.Context, network, address string) (net.Conn, error) // nil means TCP; tests use a network in memory
 }
 
-// A Secret is a text that never shows in a log, a store or an error.
+// A Secret is a text that never appears in a log, a store or an error.
 type Secret string
 
 const hidden = "[secret]"
@@ -48,7 +48,7 @@ const hidden = "[secret]"
 // Format writes a placeholder under every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, hidden) }
 
-// hide takes the client's secrets out of a foreign text: a server may say what it was sent.
+// hide removes the client's secrets from a text of the server, which may quote the request.
 func (c *Client) hide(text string) string {
 	if c.APIKey != "" {
 		text = strings.ReplaceAll(text, string(c.APIKey), hidden)
@@ -57,7 +57,7 @@ func (c *Client) hide(text string) string {
 		for _, value := range values {
 			_, credentials, _ := strings.Cut(value, " ") // after a scheme such as Bearer
 			for _, secret := range []string{value, credentials} {
-				if len(secret) >= leastSecret {
+				if len(secret) >= minSecret {
 					text = strings.ReplaceAll(text, secret, hidden)
 				}
 			}
@@ -66,8 +66,8 @@ func (c *Client) hide(text string) string {
 	return text
 }
 
-// leastSecret is how long a header's value must be to be hidden: shorter ones are words that any text may have.
-const leastSecret = 8
+// minSecret is the length from which hide treats a header's value as a secret. Shorter values may be ordinary words.
+const minSecret = 8
 
 // MarshalText returns a placeholder, for JSON, YAML and structured logs.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(hidden), nil }
@@ -76,30 +76,31 @@ const (
 	defaultIdleTimeout = time.Minute
 	defaultRunLimit    = 10 * time.Minute
 	defaultMaxSamples  = 100_000 // some 25 MB
-	mostInFlight       = 4096    // connections that are opened before the first request
+	maxInitialConns    = 4096    // connections opened before the first request
 
-	// ahead is how many requests have their bodies ready before they are due: enough for a burst, and little memory (a prompt
-	// of 6,000 token ids has some 35 KB).
+	// ahead is how many requests are written before they are due. It suffices for a burst and takes little memory: a
+	// prompt of 6,000 token ids has about 35 KB.
 	ahead = 16
 )
 
-// The reasons for which a run ends its requests. Any other is an error of the run.
+// The reasons for which a run ends its requests. Any other reason is an error of the run.
 var (
 	errEnough  = errors.New("all counted requests have ended")
 	errStopped = errors.New("stopped early")
 	errTooLong = errors.New("the last answers took too long")
 )
 
-// Run sends the schedule. Once the run-out has begun and all counted requests have ended, it withdraws the requests of the
-// run-out and returns; a schedule that ends by itself is waited for, RunLimit at most. stop may be nil. When stop returns
-// true, all requests are withdrawn, and pending samples keep a zero End. When ctx ends, Run returns its cause.
+// Run sends the schedule. Once the run-out has begun and all counted requests have ended, Run withdraws the requests of
+// the run-out and returns. If the schedule ends without a run-out, Run waits for the last answers, RunLimit at most.
+// stop may be nil. When stop returns true, Run withdraws all requests, and pending samples keep a zero End. When ctx
+// ends, Run returns its cause.
 //
-// Connections are opened before they are needed, and the first ones before the schedule begins. All are closed when Run
-// returns: vLLM's shutdown hangs while clients hold theirs.
+// Run opens connections before it needs them, the first ones before the schedule begins. It closes them all before it
+// returns, because vLLM's shutdown hangs while a client holds a connection.
 func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop) (Run, error) {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	f, err := c.flight(ctx, end)
+	f, err := c.newRun(ctx, end)
 	if err != nil {
 		return Run{}, err
 	}
@@ -111,15 +112,15 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	ready := make(chan departure, ahead)
 	var helpers sync.WaitGroup
 	helpers.Go(func() { f.prepare(schedule, ready) })
-	f.pool.fill(ctx, max(leastIdle, min(c.MaxInFlight, mostInFlight)))
+	f.pool.fill(ctx, max(minIdle, min(c.MaxInFlight, maxInitialConns)))
 	f.start = time.Now()
-	lateness := watchLateness()
+	before := readProcessStats()
 	aborted := make(chan struct{})
-	context.AfterFunc(ctx, func() { // ctx ends below at the latest
+	context.AfterFunc(ctx, func() { // runs in any case, because end(errEnough) below ends ctx
 		defer close(aborted)
 		f.pool.abort(context.Cause(ctx))
 	})
-	helpers.Go(f.patrol)
+	helpers.Go(f.closeOverdue)
 	helpers.Go(func() { f.pool.keepFilled(ctx) })
 	if stop != nil || c.Progress != nil {
 		helpers.Go(func() { f.watch(c.Progress, stop) })
@@ -129,26 +130,26 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	f.requests.Wait()
 	f.tooLong.Stop()
 	end(errEnough)
-	f.run.Elapsed, f.run.Lateness = f.now(), lateness.since()
+	f.run.Elapsed, f.run.Lateness = f.now(), before.since()
 	helpers.Wait()
 	<-aborted
 	f.pool.wait()
 	return f.result(context.Cause(ctx))
 }
 
-// RunClosed is Run with streams requests in flight at a time.
+// RunClosed is Run with at most streams requests in flight.
 func (c *Client) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop Stop) (Run, error) {
 	closed := *c
 	closed.MaxInFlight = streams
 	return closed.Run(ctx, schedule, stop)
 }
 
-// result returns the run and why it did not end well.
-func (f *flight) result(cause error) (Run, error) {
+// result returns the run, with an error if it did not end as intended.
+func (f *runState) result(cause error) (Run, error) {
 	f.run.Series.Close()
 	if f.run.Tally != nil {
 		for i := range f.run.Samples {
-			if f.run.Samples[i].WantTokens > 0 { // one that was withdrawn; the places of the others are empty
+			if f.run.Samples[i].WantTokens > 0 { // withdrawn; the Tally already has the others
 				f.run.Tally.Add(&f.run.Samples[i])
 			}
 		}
@@ -164,13 +165,13 @@ func (f *flight) result(cause error) (Run, error) {
 	return f.run, nil
 }
 
-// flight checks the configuration and returns the state of a run.
-func (c *Client) flight(ctx context.Context, end context.CancelCauseFunc) (*flight, error) {
+// newRun checks the configuration and returns the state of a run.
+func (c *Client) newRun(ctx context.Context, end context.CancelCauseFunc) (*runState, error) {
 	base, path, err := c.target()
 	if err != nil {
 		return nil, err
 	}
-	f := &flight{
+	f := &runState{
 		client: *c, chat: c.Endpoint == workload.Chat, ctx: ctx, finish: end,
 		head: c.requestHead(base.Host, path), id: fmt.Sprintf("tuner-%08x-", rand.Uint32()),
 		pool: newPool(c.dialer(base)),
@@ -181,9 +182,9 @@ func (c *Client) flight(ctx context.Context, end context.CancelCauseFunc) (*flig
 		f.client.MaxSamples = defaultMaxSamples
 	}
 	if c.MaxInFlight > 0 {
-		f.places = make(chan time.Duration, c.MaxInFlight)
+		f.slots = make(chan time.Duration, c.MaxInFlight)
 		for range c.MaxInFlight {
-			f.places <- 0
+			f.slots <- 0
 		}
 	}
 	return f, nil
@@ -191,18 +192,16 @@ func (c *Client) flight(ctx context.Context, end context.CancelCauseFunc) (*flig
 
 // target checks the configuration and returns the server's URL and the path that requests go to.
 func (c *Client) target() (*url.URL, string, error) {
-	base, err := url.Parse(c.URL)
+	base, err := serverURL(c.URL)
 	switch {
 	case err != nil:
-		return nil, "", fmt.Errorf("server URL: %w", err)
-	case base.Scheme != "http" && base.Scheme != "https", base.Host == "":
-		return nil, "", fmt.Errorf("server URL %q needs a scheme and a host, such as http://127.0.0.1:8000", base.Redacted())
+		return nil, "", err
 	case base.User != nil:
 		return nil, "", fmt.Errorf("server URL %q names a user: vLLM knows API keys only", base.Redacted())
 	case c.Proxy != nil && (c.Proxy.Scheme != "http" || c.Proxy.Host == "" || c.Proxy.Port() == ""):
 		return nil, "", fmt.Errorf("proxy %q must be a URL such as http://proxy:3128", c.Proxy.Redacted())
 	case c.Model == "":
-		return nil, "", errors.New("no model is named: use the name under which the server serves it, see /v1/models")
+		return nil, "", errors.New("no model is named: give a name from the server's /v1/models")
 	}
 	path := map[string]string{"": "v1/completions", workload.Completions: "v1/completions", workload.Chat: "v1/chat/completions"}[c.Endpoint]
 	if path == "" {

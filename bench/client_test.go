@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -49,69 +48,6 @@ func TestLatenciesAreTrue(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The same over a real network and real time, against what the server itself says of its writes. Other tests keep the machine
-// busy: one of three attempts must be true, a wrong client is wrong in all.
-func TestLatenciesAreTrueOnTheLoopback(t *testing.T) {
-	for attempt := 1; ; attempt++ {
-		ttft, tpot := latencyErrors(t)
-		if ttft.P50 <= 5 && tpot.P50 <= 0.5 && tpot.P99 <= 2 {
-			return
-		}
-		t.Logf("attempt %d: errors in ms: TTFT %+v, TPOT %+v, want at most 5 and 0.5 at p50, and 2 at p99 of TPOT", attempt, ttft, tpot)
-		if attempt == 3 {
-			t.FailNow()
-		}
-	}
-}
-
-// latencyErrors returns how far what the client measured lies from what the server wrote, in milliseconds.
-func latencyErrors(t *testing.T) (ttft, tpot Stats) {
-	t.Helper()
-	const n, tokens, pace = 32, 25, 20 * time.Millisecond
-	var mu sync.Mutex
-	truth := make(map[string][2]time.Duration) // by prompt: first token after the request came, mean time per further token
-	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
-		came := time.Now()
-		s, q := begin(t, w, r)
-		var first time.Duration
-		for i := range tokens {
-			time.Sleep(time.Until(came.Add(time.Duration(i+1) * pace)))
-			if s.token(); i == 0 {
-				first = time.Since(came)
-			}
-		}
-		last := time.Since(came)
-		s.usage(tokens)
-		mu.Lock()
-		truth[string(q.Prompt)] = [2]time.Duration{first, (last - first) / (tokens - 1)}
-		mu.Unlock()
-		s.done()
-	})
-	schedule := func(yield func(workload.Arrival) bool) {
-		for i := range n {
-			request := workload.Request{Tokens: []int32{int32(i)}, PromptTokens: 1, OutputTokens: tokens}
-			if !yield(workload.Arrival{Due: time.Duration(i) * 10 * time.Millisecond, Phase: workload.Window, Index: i, Request: &request}) {
-				return
-			}
-		}
-	}
-	run, err := c.Run(t.Context(), schedule, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ttfts, tpots []float64
-	for _, s := range run.Samples {
-		want := truth[fmt.Sprintf("[%d]", s.Index)]
-		mean, ok := s.TPOT()
-		if !s.OK() || !ok {
-			t.Fatalf("sample %+v, want success", s)
-		}
-		ttfts = append(ttfts, math.Abs(milliseconds(s.TTFT()-s.SendLag()-want[0])))
-		tpots = append(tpots, math.Abs(milliseconds(mean-want[1])))
-	}
-	return StatsOf(ttfts), StatsOf(tpots)
 }
 
 func TestTTFTCountsFromTheDueTime(t *testing.T) {
@@ -162,7 +98,7 @@ func TestTheRunOutGoesOnUntilTheLastCountedRequestHasEnded(t *testing.T) {
 		if len(run.Samples) != 2 || !run.Samples[0].OK() || !run.Samples[1].OK() || run.Broken != 0 {
 			t.Errorf("%+v, want two good samples and no broken request", run)
 		}
-		// Due at 13 s, the tenth of the run-out may still leave or not.
+		// The tenth request of the run-out is due at 13 s, when the run ends, so it may be sent or not.
 		if run.Others != 2+9 && run.Others != 2+10 {
 			t.Errorf("%d uncounted requests, want 11 or 12", run.Others)
 		}
@@ -256,7 +192,7 @@ func TestStopSeesFirstTokensOfPendingRequests(t *testing.T) {
 			return false
 		})
 		if err != nil || len(seen) != 10 || run.Stopped {
-			t.Fatalf("Run = %+v, %v, Stop was asked %d times, want 10", run, err, len(seen))
+			t.Fatalf("Run = %+v, %v, and called Stop %d times, want 10", run, err, len(seen))
 		}
 		if seen[0].First != 500*time.Millisecond || seen[0].End != 0 {
 			t.Errorf("after a second Stop saw %+v, want a first token and no end", seen[0])
@@ -275,8 +211,8 @@ func TestAClientExplainsWhatIsWrong(t *testing.T) {
 		{"a URL without scheme", Client{URL: "localhost:8000", Model: "m"}, ask(1), "needs a scheme and a host, such as http://127.0.0.1:8000"},
 		{"no model", Client{URL: "http://x"}, ask(1), "no model is named"},
 		{"a misspelt endpoint", Client{URL: "http://x", Model: "m", Endpoint: "chats"}, ask(1), `unknown endpoint "chats"`},
-		{"a chat at completions", Client{URL: "http://x", Model: "m"}, chat, "request 0 of the window: a chat cannot be asked at endpoint completions: use endpoint chat"},
-		{"token ids at chat", Client{URL: "http://x", Model: "m", Endpoint: workload.Chat}, ask(1), "token ids cannot be asked at endpoint chat"},
+		{"a chat at completions", Client{URL: "http://x", Model: "m"}, chat, "request 0 of the window: endpoint completions takes no chat messages: use endpoint chat"},
+		{"token ids at chat", Client{URL: "http://x", Model: "m", Endpoint: workload.Chat}, ask(1), "endpoint chat takes no token ids"},
 	}
 	for _, test := range tests {
 		_, err := test.client.Run(t.Context(), requests(workload.Window, 1, time.Hour, 0, test.request), nil)

@@ -14,25 +14,25 @@ import (
 	"time"
 )
 
-// readSize is what is read at a time: many chunks of tokens, which have some 250 bytes each.
+// readSize is the size of the read buffer. It holds many chunks of tokens, which have about 250 bytes each.
 const readSize = 16 << 10
 
-// A conn is one connection to the server. It is read until it ends, in an answer or not, so that a connection which the server
-// closes is known at once: plain TCP by the pool's reactor, any other by a goroutine of its own.
+// A conn is one connection to the server. It is read until it ends, even while idle, so that the client notices at once
+// when the server closes it. The pool's reactor reads plain TCP; any other connection has its own goroutine.
 type conn struct {
 	pool *pool
 	socket
 	net     net.Conn  // nil for plain TCP
 	lastUse time.Time // guarded by pool.mu
-	fresh   bool      // idle since it was opened; guarded by pool.mu
+	fresh   bool      // it has not been used yet; guarded by pool.mu
 
 	mu       sync.Mutex
-	exchange *exchange // that the connection is busy with; nil when it is idle
+	exchange *exchange // the current request; nil when the connection is idle
 	writing  bool      // a request is being written to net
-	closed   error     // why no exchange can begin any more
+	closed   error     // why the connection was closed; nil while it is open
 }
 
-// begin gives the connection an exchange and sends its request. It reports whether the connection could still be used.
+// begin sends the request of an exchange. It returns false if the connection is already closed.
 func (c *conn) begin(x *exchange) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,7 +58,7 @@ func (c *conn) begin(x *exchange) bool {
 	return true
 }
 
-// close ends the connection for the given reason; its reader does the rest.
+// close closes the connection for the given reason. Its reader then ends the exchange.
 func (c *conn) close(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,20 +71,20 @@ func (c *conn) shut(why error) {
 	}
 	c.closed = why
 	if c.net != nil {
-		_ = c.net.Close() // whatever comes of it, the connection is not used again
+		_ = c.net.Close() // an error does not matter: the connection is not used again
 	} else {
 		c.socket.shut()
 	}
 }
 
-// current returns the exchange that bytes now belong to.
+// current returns the exchange that incoming bytes belong to.
 func (c *conn) current() *exchange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.exchange
 }
 
-// end settles what was in the air when the connection ended. Its reader calls it, once.
+// end removes the connection from the pool and ends its exchange. The reader calls it once, when the connection has ended.
 func (c *conn) end(err error) {
 	c.mu.Lock()
 	c.shut(err)
@@ -97,7 +97,7 @@ func (c *conn) end(err error) {
 	}
 }
 
-// read reads a connection that is not plain TCP: TLS above it, or a network in memory.
+// read reads a connection that is not plain TCP: TLS, or a network in memory.
 func (c *conn) read() {
 	var buffer [readSize]byte
 	below, _ := c.net.(interface{ NetConn() net.Conn }) // TLS
@@ -124,11 +124,11 @@ func (c *conn) read() {
 }
 
 var (
-	errUnasked = errors.New("the server sent what it was not asked for")
-	errSettled = errors.New("the answer was over before its connection")
+	errUnasked    = errors.New("the server sent bytes without a request")
+	errAnswerOver = errors.New("the answer was over before its response")
 )
 
-// take gives what was read to the exchange, and the connection back to the pool when that is over.
+// take gives bytes to the exchange. When the response is over, it puts the connection back into the pool.
 func (c *conn) take(b []byte, arrived, now time.Time) error {
 	x := c.current()
 	if x == nil {
@@ -141,17 +141,18 @@ func (c *conn) take(b []byte, arrived, now time.Time) error {
 	case !x.reply.over:
 		return nil
 	case !x.reply.keep || left > 0:
-		return errSettled
+		return errAnswerOver
 	}
-	if !c.rest() {
-		return errSettled
+	if !c.detachExchange() {
+		return errAnswerOver
 	}
 	c.pool.put(c)
 	return nil
 }
 
-// rest ends the exchange, and reports whether its request was wholly written: a server may refuse one before it has read it.
-func (c *conn) rest() bool {
+// detachExchange detaches the exchange and reports whether its request was wholly written. A server may refuse a request
+// before it has read it all.
+func (c *conn) detachExchange() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.exchange = nil
@@ -205,11 +206,11 @@ func (c *Client) open(ctx context.Context, dial dialFunc, host string, secure *t
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) }) // what waits on it fails then
+	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) }) // pending reads and writes fail then
 	defer stop()
 	made := &conn{net: raw}
 	if tcp, ok := raw.(*net.TCPConn); ok {
-		// Where the system stamps nothing, arrival is the time of reading.
+		// If the system has no time stamps, a byte arrives when it is read.
 		if with, err := newStamped(tcp); err == nil {
 			made.net = with
 		}
@@ -233,7 +234,7 @@ func (c *Client) open(ctx context.Context, dial dialFunc, host string, secure *t
 	return made, err
 }
 
-// tunnel asks an HTTP proxy for a way to the host.
+// tunnel asks an HTTP proxy for a tunnel to the host.
 func tunnel(through net.Conn, host string, proxy *url.URL) error {
 	ask := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: host}, Host: host, Header: make(http.Header)}
 	if user := proxy.User; user != nil {
@@ -245,7 +246,7 @@ func tunnel(through net.Conn, host string, proxy *url.URL) error {
 	if err := ask.Write(through); err != nil {
 		return fmt.Errorf("ask proxy %s: %w", proxy.Host, err)
 	}
-	// The other side says nothing after the head before it is spoken to, so nothing is lost in this reader.
+	// The host sends nothing before the first request, so the reader buffers nothing beyond the head.
 	answer, err := http.ReadResponse(bufio.NewReader(through), ask)
 	if err != nil {
 		return fmt.Errorf("proxy %s: %w", proxy.Host, err)
@@ -256,7 +257,7 @@ func tunnel(through net.Conn, host string, proxy *url.URL) error {
 	return nil
 }
 
-// noSockets reports whether an error says that this machine has no sockets left.
+// noSockets reports whether err means that this machine has no sockets left.
 func noSockets(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }

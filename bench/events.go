@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// longestLine bounds the memory of one answer. vLLM's chunks have some hundred bytes.
-const longestLine = 1 << 20
+// maxLine bounds the memory of one answer, in bytes. vLLM's chunks have a few hundred.
+const maxLine = 1 << 20
 
-// lines are what of an event stream was read and not yet understood.
+// lines is the unparsed end of an event stream.
 type lines struct {
-	rest    []byte        // beginning of a line whose end has not come
+	rest    []byte        // beginning of an incomplete line
 	begun   bool          // the first line was read
-	cr      bool          // the last line ended with CR: a LF that follows belongs to it
-	data    []byte        // of an event whose end has not come
-	pending bool          // there is such an event
+	cr      bool          // the last line ended with CR; a LF that follows belongs to it
+	data    []byte        // data of an incomplete event
+	pending bool          // there is an incomplete event
 	dataAt  time.Duration // when the last line of data came
 }
 
-// feed reads the next bytes, which came at the time at.
+// feed reads the next bytes, which arrived at the given time.
 func (a *answer) feed(b []byte, at time.Duration) {
 	for len(b) > 0 && !a.over() {
 		if a.cr {
@@ -30,8 +30,8 @@ func (a *answer) feed(b []byte, at time.Duration) {
 		end := lineEnd(b)
 		if end < 0 {
 			a.rest = append(a.rest, b...)
-			if len(a.rest) > longestLine {
-				a.fail(Malformed, "a line of more than %d bytes", longestLine)
+			if len(a.rest) > maxLine {
+				a.fail(Malformed, "a line of the stream has more than %d bytes", maxLine)
 			}
 			return
 		}
@@ -49,7 +49,7 @@ func (a *answer) feed(b []byte, at time.Duration) {
 	}
 }
 
-// lineEnd returns where the first line ends, -1 where its end has not come. Lines end with LF, CR LF or CR.
+// lineEnd returns the index of the first line's end, or -1. Lines end with LF, CR LF or CR.
 func lineEnd(b []byte) int {
 	end := bytes.IndexByte(b, '\n')
 	if end >= 0 {
@@ -63,7 +63,7 @@ func lineEnd(b []byte) int {
 
 const byteOrderMark = "\ufeff"
 
-// line reads one line without its end. last says that an empty line follows, which ends the event.
+// line reads one line without its end. last means that an empty line follows, which ends the event.
 func (a *answer) line(line []byte, at time.Duration, last bool) {
 	if !a.begun {
 		a.begun = true
@@ -84,8 +84,8 @@ func (a *answer) line(line []byte, at time.Duration, last bool) {
 	}
 }
 
-// field looks at a line that carries no data: a comment, another field, or something that is no event stream at all. A field that nobody
-// knows is no error, so the first one is only kept for the case that no event comes.
+// field reads a line without data: a comment, another field, or text that does not belong in an event stream. The
+// specification allows unknown fields. So field only keeps the first one, to explain a stream without events.
 func (a *answer) field(line []byte) {
 	const most = 80
 	name, _, _ := bytes.Cut(line, []byte(":"))
@@ -98,7 +98,7 @@ func (a *answer) field(line []byte) {
 	}
 }
 
-// take takes one line of data. Several lines of one event are joined.
+// take reads one line of data. It joins the lines of one event.
 func (a *answer) take(data []byte, at time.Duration, last bool) {
 	if a.pending && apart(a.data, data) {
 		a.dispatch()
@@ -107,26 +107,26 @@ func (a *answer) take(data []byte, at time.Duration, last bool) {
 		}
 	}
 	if !a.pending && last {
-		a.event(data, at) // without a copy
+		a.event(data, at) // no copy is needed
 		return
 	}
 	if a.pending {
 		a.data = append(a.data, '\n')
 	}
 	a.data, a.dataAt, a.pending = append(a.data, data...), at, true
-	if len(a.data) > longestLine {
-		a.fail(Malformed, "an event of more than %d bytes", longestLine)
+	if len(a.data) > maxLine {
+		a.fail(Malformed, "an event of the stream has more than %d bytes", maxLine)
 	}
 }
 
-// apart reports whether two lines of data are two events, though no empty line is between them: what ends as an object and what
-// begins as one, or as [DONE], are never one JSON text.
+// apart reports whether two lines of data are two events although no empty line separates them. They are if the first is
+// a whole object and the second begins an object or is [DONE], because no JSON text has that form.
 func apart(before, next []byte) bool {
 	before, next = trimmed(before), trimmed(next)
 	return complete(before) && len(next) > 0 && (next[0] == '{' || string(next) == doneMark)
 }
 
-// complete reports whether data looks like all of an event.
+// complete reports whether data looks like a whole event.
 func complete(data []byte) bool {
 	return string(data) == doneMark || len(data) > 1 && data[0] == '{' && data[len(data)-1] == '}'
 }
@@ -134,7 +134,7 @@ func complete(data []byte) bool {
 // doneMark is the data of the last event.
 const doneMark = "[DONE]"
 
-// isSpace reports whether JSON takes a byte for white space.
+// isSpace reports whether a byte is white space in JSON.
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
 // unspaced returns data without the white space before it.
@@ -153,7 +153,7 @@ func trimmed(data []byte) []byte {
 	return unspaced(data)
 }
 
-// dispatch reads the event whose lines have come.
+// dispatch reads the pending event.
 func (a *answer) dispatch() {
 	if !a.pending {
 		return

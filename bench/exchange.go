@@ -15,33 +15,33 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// drainTime is how long a connection may take to end its response after [DONE], so that it can be used again.
+// drainTime is how long the response may go on after [DONE]. After that the connection is closed instead of reused.
 const drainTime = time.Second
 
-// mostErrorText of a refusal is kept to find the message in.
-const mostErrorText = 4096
+// maxErrorText is how many bytes of an error's body are kept to find the message in.
+const maxErrorText = 4096
 
-// An exchange is one request on its way, and what has come back. It belongs to the sender until its request is written, and
-// to the reader of its connection from then on.
+// An exchange is one request and the part of its response that has arrived. The sender owns it until the request is
+// written, then the reader of its connection does.
 type exchange struct {
-	flight *flight
+	state *runState
 	departure
-	at     int // place of the sample; -1 when it is not counted
+	at     int // index of the sample in the run; -1 if the request is not counted
 	sample Sample
 
 	reply   reply
 	answer  answer
-	refusal []byte // body of another status than 200
+	refusal []byte // body of a response whose status is not 200
 
-	second, chunks int  // chunks of which second are not yet in the series
-	waited         bool // its connection had been idle, and the server may just have closed it
+	second, chunks int  // the current second of the series, and the chunks that the series already has
+	waited         bool // its connection was idle before, so the server may just have closed it
 	received       bool
 	retried        bool
-	settled        bool
+	recorded       bool // the run has its sample
 
-	lastByte atomic.Int64 // time of the flight, for those who watch over silence
-	doneAt   atomic.Int64 // when it was settled; 0 while it is not
-	overdue  atomic.Int32 // why the connection was closed on it: see flight.patrol
+	lastByte atomic.Int64 // when the last byte came, in the run's time, for runState.closeOverdue
+	doneAt   atomic.Int64 // when it was recorded; 0 before
+	overdue  atomic.Int32 // why runState.closeOverdue closed its connection: silent, endless, or 0
 }
 
 // The ways in which an exchange is overdue.
@@ -50,10 +50,10 @@ const (
 	endless = 2 // the answer took too long as a whole
 )
 
-// feed reads bytes of the connection, and returns how many were left when the response was over. Its error says that the
-// connection is of no more use.
+// feed reads bytes of the connection. It returns how many were left when the response was over. An error means that the
+// connection cannot be used again.
 func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error) {
-	f := x.flight
+	f := x.state
 	at := arrived.Sub(f.start)
 	x.received = true
 	before, waiting := time.Duration(x.lastByte.Load()), x.answer.first == 0
@@ -74,31 +74,31 @@ func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error)
 	if waiting && x.answer.chunks > 1 {
 		x.sample.Blur = max(0, at-before)
 	}
-	if x.reply.over || x.answer.over() || len(x.refusal) >= mostErrorText {
+	if x.reply.over || x.answer.over() || len(x.refusal) >= maxErrorText {
 		return len(b), x.end(at)
 	}
 	return len(b), nil
 }
 
-// body takes a piece of the response's body.
+// body reads a piece of the response's body.
 func (x *exchange) body(b []byte, at time.Duration) {
 	if x.reply.status != http.StatusOK {
-		x.refusal = append(x.refusal, b[:min(len(b), mostErrorText-len(x.refusal))]...)
+		x.refusal = append(x.refusal, b[:min(len(b), maxErrorText-len(x.refusal))]...)
 		return
 	}
 	if packed := x.reply.header.Get("Content-Encoding"); packed != "" && packed != "identity" {
-		x.answer.fail(Malformed, "the server packs its answer with %s though it was asked not to", packed)
+		x.answer.fail(Malformed, "the server compresses its answer with %s, though the request forbids it", packed)
 		return
 	}
 	waiting := x.answer.first == 0
 	x.answer.feed(b, at)
-	if waiting && x.answer.first > 0 && x.flight.watched {
+	if waiting && x.answer.first > 0 && x.state.watched {
 		x.sample.First = x.answer.first
-		x.flight.publish(x.at, x.sample)
+		x.state.publish(x.at, x.sample)
 	}
 }
 
-// count puts the chunks of the second that is over into the series.
+// count adds the chunks of the last second to the series once the second is over.
 func (x *exchange) count(at time.Duration) {
 	if second := int(at / time.Second); second != x.second {
 		x.flush()
@@ -109,46 +109,46 @@ func (x *exchange) count(at time.Duration) {
 func (x *exchange) flush() {
 	if n := x.answer.chunks - x.chunks; n > 0 {
 		x.chunks += n
-		x.flight.addChunks(x.second, n)
+		x.state.addChunks(x.second, n)
 	}
 }
 
-// end settles an exchange whose answer, or whose response, is over. Its error ends the connection.
+// end records an exchange whose answer or response is over. An error means that the connection must be closed.
 func (x *exchange) end(at time.Duration) error {
 	switch {
-	case x.settled:
+	case x.recorded:
 		return nil
 	case x.reply.status != http.StatusOK:
 		x.refused(at)
 		if !x.reply.over {
-			return errSettled // the rest of a refusal is of no interest
+			return errAnswerOver // nobody needs the rest of an error's body
 		}
 		return nil
 	case x.reply.over:
 		x.answer.finish(io.EOF, at)
 	}
-	x.settle(at)
+	x.complete(at)
 	if x.answer.failure != "" && !x.reply.over {
-		return errSettled // who knows what follows
+		return errAnswerOver // the rest of the response is unknown
 	}
 	return nil
 }
 
-// settle turns the answer into the end of the sample.
-func (x *exchange) settle(at time.Duration) {
+// complete completes the sample from the answer and records it.
+func (x *exchange) complete(at time.Duration) {
 	a, s := &x.answer, &x.sample
 	s.Opened, s.First, s.Last, s.Closed, s.Gaps, s.Chunks = a.opened, a.first, a.last, a.closed, a.gaps, a.chunks
 	s.Role, s.Pieces, s.Blank, s.TextBytes = a.role, a.pieces, a.blank, a.textBytes
 	if a.usage != nil {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
-		s.TextBytes += a.usage.Hidden.Reasoning // of which no text need be shown
+		s.TextBytes += a.usage.Hidden.Reasoning // the server need not show their text
 	}
 	a.judge()
-	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.flight.client.hide(a.detail)
-	x.arrive()
+	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.state.client.hide(a.detail)
+	x.record()
 }
 
-// refused settles an exchange that was answered with another status than 200.
+// refused records an exchange whose response has a status other than 200.
 func (x *exchange) refused(at time.Duration) {
 	message := errorMessage(x.refusal)
 	if message == "" {
@@ -161,41 +161,41 @@ func (x *exchange) refused(at time.Duration) {
 	x.fail(Status, fmt.Sprintf("%d: %s", x.reply.status, message))
 }
 
-// fail settles an exchange that has failed.
+// fail records an exchange that has failed.
 func (x *exchange) fail(kind Failure, detail string) {
-	if x.settled {
+	if x.recorded {
 		return
 	}
 	s := &x.sample
 	s.Opened, s.First, s.Last, s.Chunks = x.answer.opened, x.answer.first, x.answer.last, x.answer.chunks
-	s.Failure, s.Detail = kind, x.flight.client.hide(firstLine(detail))
+	s.Failure, s.Detail = kind, x.state.client.hide(firstLine(detail))
 	if s.End == 0 {
-		s.End = x.flight.now()
+		s.End = x.state.now()
 	}
-	x.arrive()
+	x.record()
 }
 
-// withdraw settles an exchange that has neither ended nor failed.
+// withdraw records an exchange that has neither ended nor failed.
 func (x *exchange) withdraw() {
-	if !x.settled {
+	if !x.recorded {
 		x.sample.First, x.sample.Last, x.sample.Chunks = x.answer.first, x.answer.last, x.answer.chunks
-		x.arrive()
+		x.record()
 	}
 }
 
-func (x *exchange) arrive() {
-	x.settled = true
-	x.doneAt.Store(int64(x.flight.now()))
+func (x *exchange) record() {
+	x.recorded = true
+	x.doneAt.Store(int64(x.state.now()))
 	x.flush()
-	x.flight.arrive(x)
+	x.state.record(x)
 }
 
-// broke settles an exchange whose connection has ended. A request that met a connection which the server was just closing is
-// sent once more, as browsers do.
+// broke ends an exchange whose connection has ended. If the server closed an idle connection just as the request was
+// sent, broke sends the request once more, as browsers do.
 func (x *exchange) broke(err error) {
-	f := x.flight
+	f := x.state
 	switch {
-	case x.settled:
+	case x.recorded:
 	case !x.received && x.waited && !x.retried && x.overdue.Load() == 0 && f.ctx.Err() == nil && broken(err):
 		x.retried = true
 		f.pool.work.Go(func() { f.sendAnew(x) })
@@ -207,30 +207,30 @@ func (x *exchange) broke(err error) {
 		x.withdrawn()
 	case x.reply.status == http.StatusOK:
 		if err == io.EOF && x.reply.left >= 0 {
-			err = io.ErrUnexpectedEOF // only a response without a length ends with its connection
+			err = io.ErrUnexpectedEOF // only a response without a length may end with its connection
 		}
 		now := f.now()
 		x.answer.finish(err, now)
-		x.settle(now)
+		x.complete(now)
 	case x.reply.status != 0:
 		x.refused(f.now())
 	default:
-		x.fail(Reset, fmt.Sprintf("the connection ended before an answer: %v", err))
+		x.fail(Reset, fmt.Sprintf("the connection ended before the answer: %v", err))
 	}
 }
 
-// withdrawn settles an exchange when the run has ended: it is late if the run took too long, and no failure otherwise.
+// withdrawn records an exchange that was pending when the run ended. It is a failure only if the run took too long.
 func (x *exchange) withdrawn() {
-	if context.Cause(x.flight.ctx) == errTooLong {
+	if context.Cause(x.state.ctx) == errTooLong {
 		x.fail(NeverFinished, errTooLong.Error())
 		return
 	}
 	x.withdraw()
 }
 
-// unsent settles an exchange for which no connection could be opened.
+// unsent records an exchange for which no connection could be opened.
 func (x *exchange) unsent(err error) {
-	f := x.flight
+	f := x.state
 	switch {
 	case f.ctx.Err() != nil:
 		x.withdrawn()
@@ -242,7 +242,7 @@ func (x *exchange) unsent(err error) {
 	}
 }
 
-// broken reports whether an error is that of a connection which the other side has closed.
+// broken reports whether err means that the server closed the connection.
 func broken(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed)
 }
@@ -250,5 +250,5 @@ func broken(err error) bool {
 // counted reports whether the request is measured.
 func (x *exchange) counted() bool { return x.Phase == workload.Window }
 
-// text of the answer, for the next turn of a live conversation.
+// text returns the text of the answer, for the next turn of a live conversation.
 func (x *exchange) text() string { return strings.Join(x.answer.text, "") }

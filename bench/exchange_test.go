@@ -25,7 +25,7 @@ func TestEachFailureIsNamed(t *testing.T) {
 		serve  func(w http.ResponseWriter, r *http.Request)
 	}{
 		{Reset, "EOF", func(w http.ResponseWriter, r *http.Request) { hijack(w).Close() }},
-		{Reset, "broke in mid-answer", func(w http.ResponseWriter, r *http.Request) {
+		{Reset, "broke during the answer", func(w http.ResponseWriter, r *http.Request) {
 			s, _ := begin(t, w, r)
 			s.token()
 			hijack(w).Close()
@@ -67,7 +67,7 @@ func TestEachFailureIsNamed(t *testing.T) {
 			s.usage(0)
 			s.done()
 		}},
-		{WrongLength, "2 tokens were generated, 3 were asked for", func(w http.ResponseWriter, r *http.Request) {
+		{WrongLength, "the server generated 2 tokens instead of 3", func(w http.ResponseWriter, r *http.Request) {
 			s, _ := begin(t, w, r)
 			s.answer(2, 0, 0)
 		}},
@@ -87,7 +87,7 @@ func TestEachFailureIsNamed(t *testing.T) {
 				t.Errorf("sample %+v, want failure %q with %q", s, test.want, test.detail)
 			}
 			if run.Broken != 1 || run.Others != 1 || !strings.Contains(run.BrokenDetail, test.detail) {
-				t.Errorf("%d of %d uncounted requests broken (%s), want the one", run.Broken, run.Others, run.BrokenDetail)
+				t.Errorf("%d of %d uncounted requests failed (%s), want 1 of 1", run.Broken, run.Others, run.BrokenDetail)
 			}
 		})
 	}
@@ -109,7 +109,7 @@ func TestAServerThatIsGoneRefuses(t *testing.T) {
 			details++
 		}
 	}
-	if details != mostDetails {
-		t.Errorf("%d failures have their text, want the first %d", details, mostDetails)
+	if details != maxDetails {
+		t.Errorf("%d failures have a text, want the first %d", details, maxDetails)
 	}
 }

@@ -26,7 +26,7 @@ const (
 	whole    = token + token + last + counted + done // three tokens
 )
 
-// framed returns a text as one chunk of HTTP.
+// framed returns a text as one HTTP chunk.
 func framed(text string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(text), text) }
 
 // plain returns a response with a length.
@@ -34,7 +34,7 @@ func plain(status, kind, body string) string {
 	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", status, kind, len(body), body)
 }
 
-// A script is what a hostile server does with each request. It ends when the client has gone, or before.
+// A script is what a hostile server does with each request. It must end when the client closes the connection.
 type script func(conn net.Conn) error
 
 // say writes a text and waits for the next request.
@@ -50,7 +50,7 @@ func hangUp(text string) script {
 	return func(conn net.Conn) error { return errors.Join(say(text)(conn), conn.Close()) }
 }
 
-// flood writes a text and then another one for ever, as fast as the client reads.
+// flood writes a text, and then another one again and again, as fast as the client reads.
 func flood(text, more string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
@@ -61,7 +61,7 @@ func flood(text, more string) script {
 	}
 }
 
-// drip writes a text and then single bytes of another one, for ever: always in time, and never done.
+// drip writes a text, and then another one byte by byte for ever. It is never silent for long and never done.
 func drip(text, more string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
@@ -73,8 +73,8 @@ func drip(text, more string) script {
 	}
 }
 
-// hostile serves a script. stop closes what is open, and waits: a server that writes to a client which has gone while its window
-// was full may learn that from the kernel minutes later.
+// hostile serves a script. stop closes all connections and waits. Closing them is necessary: a server that blocks in a
+// write may not learn for minutes that the client has gone.
 func hostile(t *testing.T, do script) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -121,12 +121,12 @@ func serveScript(conn net.Conn, do script) {
 func zipped(text string) string {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	_, _ = io.WriteString(w, text) // a buffer takes everything
+	_, _ = io.WriteString(w, text) // a buffer never fails
 	_ = w.Close()
 	return b.String()
 }
 
-// Whatever a server does, a run ends within its limits, names what happened, takes little memory, and leaves nothing behind.
+// Whatever a server does, a run ends within its limits, names the failure, takes little memory and leaves nothing behind.
 func TestAHostileServerDoesNoHarm(t *testing.T) {
 	ok, chunk := streamed+framed(whole)+theEnd, framed(token)
 	halfClose := func(conn net.Conn) error {
@@ -149,40 +149,40 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		{"a head and then silence", say(streamed), TimedOut, "no byte came"},
 		{"tokens without end", flood(streamed, chunk), WrongLength, "the stream goes on after"},
 		{"comments without end", flood(streamed, framed(": still here\n\n")), NeverFinished, "took"},
-		{"events that say nothing, without end", flood(streamed, framed("data: {\"choices\":[]}\n\n")), NeverFinished, "took"},
-		{"a line without end", flood(unframed+"data: {", "x"), Malformed, "a line of more than"},
-		{"a chunk of gigabytes in one line", flood(streamed+"ffffffffff\r\n", "x"), Malformed, "a line of more than"},
+		{"events without output, without end", flood(streamed, framed("data: {\"choices\":[]}\n\n")), NeverFinished, "took"},
+		{"a line without end", flood(unframed+"data: {", "x"), Malformed, "a line of the stream has more than"},
+		{"a chunk of gigabytes in one line", flood(streamed+"ffffffffff\r\n", "x"), Malformed, "a line of the stream has more than"},
 		{"a chunk of gigabytes that does not come", say(streamed + "7fffffffffffffff\r\n"), TimedOut, "no byte came"},
-		{"a chunk beyond all numbers", say(streamed + "fffffffffffffffff\r\n"), Malformed, "is no number"},
+		{"a chunk size of more than 64 bits", say(streamed + "fffffffffffffffff\r\n"), Malformed, "is not a number"},
 		{"the size of a chunk without end", flood(streamed, "0"), Malformed, "a line of more than"},
 		{"an extension of a chunk without end", flood(streamed+"1;", "x"), Malformed, "a line of more than"},
-		{"a chunk that is longer than it says", say(streamed + "2\r\nabcd\r\n"), Malformed, "a chunk is followed by"},
-		{"headers without end", flood("HTTP/1.1 200 OK\r\n", "X: y\r\n"), Malformed, "a response head of more than"},
-		{"a huge header", say("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"), Malformed, "a response head of more than"},
-		{"hints without end", flood("", "HTTP/1.1 103 Early Hints\r\n\r\n"), Malformed, "informational responses of more than"},
+		{"a chunk that is longer than its size", say(streamed + "2\r\nabcd\r\n"), Malformed, "follows a chunk, want a new line"},
+		{"headers without end", flood("HTTP/1.1 200 OK\r\n", "X: y\r\n"), Malformed, "the head of the response has more than"},
+		{"a huge header", say("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"), Malformed, "the head of the response has more than"},
+		{"hints without end", flood("", "HTTP/1.1 103 Early Hints\r\n\r\n"), Malformed, "the informational responses have more than"},
 		{"hints before a good answer", say("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok), "", ""},
-		{"another protocol", say("SSH-2.0-OpenSSH_9.2\r\n\r\n"), Malformed, "no HTTP response"},
-		{"a length below zero", say("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Malformed, "no HTTP response"},
-		{"a half-closed connection", halfClose, Reset, "broke in mid-answer"},
-		{"a connection that is reset", reset, Reset, "broke in mid-answer"},
-		{"a connection that closes after the head", hangUp(streamed), Reset, "broke in mid-answer"},
-		{"a length that is not kept to", hangUp("HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + token), Reset, "broke in mid-answer"},
+		{"another protocol", say("SSH-2.0-OpenSSH_9.2\r\n\r\n"), Malformed, "not an HTTP response"},
+		{"a length below zero", say("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), Malformed, "not an HTTP response"},
+		{"a half-closed connection", halfClose, Reset, "broke during the answer"},
+		{"a connection that is reset", reset, Reset, "broke during the answer"},
+		{"a connection that closes after the head", hangUp(streamed), Reset, "broke during the answer"},
+		{"a body shorter than its length", hangUp("HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + token), Reset, "broke during the answer"},
 		{"tokens after the end", flood(streamed+framed(whole), chunk), "", ""},
 		{"trailers without end", flood(streamed+framed(whole)+"0\r\n", "X: y\r\n"), "", ""},
-		{"another response that nobody asked for", say(ok + ok), "", ""},
+		{"a second response without a request", say(ok + ok), "", ""},
 		{"garbage after the end", say(ok + "garbage"), "", ""},
 		{"Connection: close", hangUp("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " + fmt.Sprint(len(whole)) + "\r\n\r\n" + whole), "", ""},
 		{"Connection: close that does not close", say("HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + framed(whole) + theEnd), "", ""},
 		{"HTTP/1.0", hangUp("HTTP/1.0 200 OK\r\n\r\n" + whole), "", ""},
 		{"HTTP/1.0 that is cut", hangUp("HTTP/1.0 200 OK\r\n\r\n" + token + counted), Truncated, "without [DONE]"},
 		{"no body", say("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), Truncated, "without [DONE]"},
-		{"an answer packed with gzip", say(plain("200 OK", "text/event-stream\r\nContent-Encoding: gzip", zipped(whole))), Malformed, "packs its answer with gzip"},
+		{"an answer compressed with gzip", say(plain("200 OK", "text/event-stream\r\nContent-Encoding: gzip", zipped(whole))), Malformed, "compresses its answer with gzip"},
 		{"a redirect", say("HTTP/1.1 307 Moved\r\nLocation: /v1/completions\r\nContent-Length: 0\r\n\r\n"), Status, "Location: /v1/completions"},
 		{"a page of HTML", say(plain("200 OK", "text/html", "<!doctype html><title>nginx</title>")), Malformed, "web page"},
-		{"JSON that is no stream", say(plain("200 OK", "application/json", `{"choices":[{"text":"a"}]}`)), Malformed, "does not stream"},
+		{"JSON that is not a stream", say(plain("200 OK", "application/json", `{"choices":[{"text":"a"}]}`)), Malformed, "does not stream"},
 		{"a refusal without end", flood("HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n", framed("no ")), Status, "500: no no"},
-		{"a text that is no UTF-8", say(streamed + framed(strings.ReplaceAll(whole, `" a"`, "\" \xff\xfe\"")) + theEnd), "", ""},
-		{"an error that is no UTF-8", say(plain("400 No", "text/plain", "\xff\xfe no")), Status, "400: "},
+		{"a text that is not UTF-8", say(streamed + framed(strings.ReplaceAll(whole, `" a"`, "\" \xff\xfe\"")) + theEnd), "", ""},
+		{"an error that is not UTF-8", say(plain("400 No", "text/plain", "\xff\xfe no")), Status, "400: "},
 		{"lines that end with CR LF", say(streamed + framed(strings.ReplaceAll(whole, "\n", "\r\n")) + theEnd), "", ""},
 		{"comments between tokens", say(streamed + framed(": ping\n\n"+strings.ReplaceAll(whole, "data:", ": ping\ndata:")) + theEnd), "", ""},
 	}
@@ -190,10 +190,17 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			goroutines := runtime.NumGoroutine()
 			url, stop := hostile(t, test.do)
-			c := &Client{URL: url, Model: "tiny", IdleTimeout: 200 * time.Millisecond, RunLimit: 500 * time.Millisecond}
+			// Only the limit under test is short, so that a slow machine meets no other one.
+			c := &Client{URL: url, Model: "tiny", IdleTimeout: 20 * time.Second, RunLimit: 20 * time.Second}
+			switch test.want {
+			case TimedOut:
+				c.IdleTimeout = 100 * time.Millisecond
+			case NeverFinished:
+				c.RunLimit = 200 * time.Millisecond
+			}
 			peak := watchHeap(t)
 			defer stop()
-			run, err := c.Run(t.Context(), requests(workload.Window, 2, 0, 20*time.Millisecond, ask(3)), nil)
+			run, err := c.Run(t.Context(), requests(workload.Window, 2, 0, 5*time.Millisecond, ask(3)), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -202,10 +209,10 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 					t.Errorf("sample %+v, want failure %q with %q", s, test.want, test.detail)
 				}
 			}
-			if most := c.RunLimit + 2*time.Second; len(run.Samples) != 2 || run.Elapsed > most {
-				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, most)
+			if limit := 10 * time.Second; len(run.Samples) != 2 || run.Elapsed > limit {
+				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, limit)
 			}
-			// Garbage between two collections is in it; a gigabyte that were kept would not be missed.
+			// The bound leaves room for garbage. A client that keeps what a server floods it with takes gigabytes.
 			if grown := peak(); grown > 40<<20 {
 				t.Errorf("the heap grew by %d MiB, want at most 40", grown>>20)
 			}
@@ -215,7 +222,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 	}
 }
 
-// watchHeap returns a function that ends the watch and says by how many bytes the heap grew at most.
+// watchHeap starts to watch the heap. peak stops that and returns by how many bytes the heap grew at most.
 func watchHeap(t *testing.T) (peak func() int64) {
 	t.Helper()
 	heap := func() int64 {
@@ -224,7 +231,7 @@ func watchHeap(t *testing.T) (peak func() int64) {
 		return int64(sample[0].Value.Uint64())
 	}
 	runtime.GC()
-	before, most := heap(), int64(0)
+	before, highest := heap(), int64(0)
 	end, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -233,24 +240,24 @@ func watchHeap(t *testing.T) (peak func() int64) {
 			case <-end:
 				return
 			case <-time.After(5 * time.Millisecond):
-				most = max(most, heap())
+				highest = max(highest, heap())
 			}
 		}
 	}()
 	return func() int64 {
 		close(end)
 		<-gone
-		return most - before
+		return highest - before
 	}
 }
 
-// waitForGoroutines waits until no more than so many are left.
-func waitForGoroutines(t *testing.T, most int) {
+// waitForGoroutines waits until at most n goroutines are left.
+func waitForGoroutines(t *testing.T, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > most; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<16)
-			t.Fatalf("%d goroutines are left after 5 s, want %d:\n%s", runtime.NumGoroutine(), most, stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("%d goroutines are left after 20 s, want %d:\n%s", runtime.NumGoroutine(), n, stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }

@@ -7,35 +7,36 @@ import (
 	"time"
 )
 
-// concurrency finds the "peak concurrent requests" of vllm bench serve (calculate_metrics in vllm/benchmarks/serve.py, 0.14.1,
-// 0.32 and 0.33): the most completed requests that touch the same whole second, counted from the first one's start. It is
-// coarse: all that lived at any time within that second count.
+// concurrency computes the "peak concurrent requests" of vllm bench serve (calculate_metrics in
+// vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33). vLLM cuts the run into whole seconds, from the start of its first
+// request. The peak is the largest number of completed requests in one second. It is coarse: a request counts in each
+// second in which it was in flight for any time.
 //
-// Which request started first is known when the others have ended too. So the first keep of them are kept as they are, and
-// the rest are sums by second, in memory that grows with time only.
+// The request that started first may end last, so the start of the seconds is not known at once. concurrency keeps the
+// first requests as they are, and then only sums by second. Its memory grows with time, not with requests.
 type concurrency struct {
-	keep    int // 0 means all
-	early   []stay
-	origin  time.Duration // of the seconds; once changes is not nil
-	changes map[int]int   // by second: requests that begin in it less those that ended in the one before
+	keep    int // how many requests are kept as they are; 0 means all
+	early   []interval
+	origin  time.Duration // start of second 0, once changes is not nil
+	changes map[int]int   // by second: requests that start in it, less those that ended in the second before
 }
 
-// A stay is when a request was in flight.
-type stay struct{ start, end time.Duration }
+// An interval is the time for which a request was in flight.
+type interval struct{ start, end time.Duration }
 
-func (c *concurrency) add(s stay) {
+func (c *concurrency) add(s interval) {
 	if c.changes != nil {
 		c.enter(s)
 		return
 	}
 	c.early = append(c.early, s)
 	if len(c.early) == c.keep {
-		c.settle()
+		c.sumEarly()
 	}
 }
 
-// settle turns what was kept into sums by second.
-func (c *concurrency) settle() {
+// sumEarly turns the kept requests into sums by second.
+func (c *concurrency) sumEarly() {
 	c.origin, c.changes = math.MaxInt64, make(map[int]int)
 	for _, s := range c.early {
 		c.origin = min(c.origin, s.start)
@@ -46,16 +47,16 @@ func (c *concurrency) settle() {
 	c.early = nil
 }
 
-func (c *concurrency) enter(s stay) {
+func (c *concurrency) enter(s interval) {
 	c.changes[second(s.start-c.origin)]++
 	c.changes[second(s.end-c.origin)+1]--
 }
 
-// second is the whole second in which a time lies.
+// second returns the whole second in which a time lies.
 func second(t time.Duration) int { return int(math.Floor(t.Seconds())) }
 
-// merge adds the requests of another. Where both have sums, their seconds need not begin together: those of o count for the
-// nearest ones here, and the peak is off by what comes or goes within half a second.
+// merge adds the requests of o. If both have sums whose seconds start at different times, each second of o counts for the
+// nearest one of c. The peak is then wrong by the requests that start or end within half a second.
 func (c *concurrency) merge(o *concurrency) {
 	if c.changes == nil && o.changes != nil {
 		early := c.early
@@ -73,12 +74,12 @@ func (c *concurrency) merge(o *concurrency) {
 	}
 }
 
-// peak returns the most requests of a second.
+// peak returns the largest number of requests in one second.
 func (c *concurrency) peak() int {
 	if c.changes == nil {
-		settled := concurrency{early: c.early}
-		settled.settle()
-		return settled.peak()
+		summed := concurrency{early: c.early}
+		summed.sumEarly()
+		return summed.peak()
 	}
 	inFlight, peak := 0, 0
 	for _, at := range slices.Sorted(maps.Keys(c.changes)) {

@@ -13,9 +13,9 @@ func TestPeakInFlightCountsWholeSeconds(t *testing.T) {
 		want    int
 	}{
 		{"nothing completed", []Sample{{Due: 1}}, 0},
-		{"one after the other within a second are two", []Sample{sample(500, 550, 600), sample(900, 950, 1200)}, 2},
+		{"two requests within one second count as two", []Sample{sample(500, 550, 600), sample(900, 950, 1200)}, 2},
 		{"seconds count from the first start", []Sample{sample(900, 950, 1000), sample(1100, 1150, 1200)}, 2},
-		{"in different seconds it is one", []Sample{sample(0, 10, 900), sample(1000, 1100, 1900)}, 1},
+		{"two requests in different seconds count as one", []Sample{sample(0, 10, 900), sample(1000, 1100, 1900)}, 1},
 		{"an end on the second still touches it", []Sample{sample(0, 10, 1000), sample(1500, 1600, 1900)}, 2},
 	}
 	for _, test := range tests {
@@ -25,18 +25,18 @@ func TestPeakInFlightCountsWholeSeconds(t *testing.T) {
 	}
 }
 
-// stays are n requests of up to 5 s over a minute, in the order of their ends.
-func stays(n int, seed uint64) []stay {
+// intervals returns n requests of up to 5 s within a minute, in random order.
+func intervals(n int, seed uint64) []interval {
 	random := rand.New(rand.NewPCG(seed, 0))
-	all := make([]stay, n)
+	all := make([]interval, n)
 	for i := range all {
 		start := time.Duration(random.Int64N(int64(time.Minute)))
-		all[i] = stay{start, start + time.Duration(random.Int64N(int64(5*time.Second)))}
+		all[i] = interval{start, start + time.Duration(random.Int64N(int64(5*time.Second)))}
 	}
 	return all
 }
 
-func peakOf(keep int, all []stay) *concurrency {
+func peakOf(keep int, all []interval) *concurrency {
 	c := &concurrency{keep: keep}
 	for _, s := range all {
 		c.add(s)
@@ -46,7 +46,7 @@ func peakOf(keep int, all []stay) *concurrency {
 
 func TestPeakIsExactOnceTheFirstToStartIsKnown(t *testing.T) {
 	for seed := range uint64(20) {
-		all := stays(500, seed)
+		all := intervals(500, seed)
 		first := 0
 		for i, s := range all {
 			if s.start < all[first].start {
@@ -56,22 +56,22 @@ func TestPeakIsExactOnceTheFirstToStartIsKnown(t *testing.T) {
 		all[0], all[first] = all[first], all[0]
 		want := peakOf(0, all).peak()
 		if got := peakOf(1, all).peak(); got != want {
-			t.Errorf("seed %d: peak %d by sums from the first request on, want %d", seed, got, want)
+			t.Errorf("seed %d: peak %d with sums after 1 request, want %d", seed, got, want)
 		}
 		if got := peakOf(400, all).peak(); got != want {
-			t.Errorf("seed %d: peak %d by sums after 400 requests, want %d", seed, got, want)
+			t.Errorf("seed %d: peak %d with sums after 400 requests, want %d", seed, got, want)
 		}
 	}
 }
 
 func TestMergedPeaks(t *testing.T) {
 	for seed := range uint64(20) {
-		all := stays(500, seed)
+		all := intervals(500, seed)
 		want := peakOf(0, all).peak()
 		for _, row := range []struct {
 			name        string
-			left, right int // kept as they are
-			off         int // that the peak may be
+			left, right int // how many requests each side keeps as they are
+			off         int // allowed error of the peak
 		}{
 			{"both are kept", 1000, 1000, 0},
 			{"the left one is summed up", 250, 1000, 15},

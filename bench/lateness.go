@@ -15,17 +15,17 @@ const (
 	schedulerMetric = "/sched/latencies:seconds"
 )
 
-// A watch is the state of the process when a run began, so that Lateness can say what has come since.
-type watch struct {
+// A processStats is a reading of the process's counters. The difference of two is the Lateness of a run.
+type processStats struct {
 	pauses, waits *metrics.Float64Histogram
 	throttled     time.Duration
 	cpu           time.Duration
 }
 
-func watchLateness() watch {
+func readProcessStats() processStats {
 	samples := []metrics.Sample{{Name: pauseMetric}, {Name: schedulerMetric}}
 	metrics.Read(samples)
-	w := watch{throttled: cgroup.Throttled(nil), cpu: cpuTime()}
+	w := processStats{throttled: cgroup.Throttled(nil), cpu: cpuTime()}
 	for i, to := range []**metrics.Float64Histogram{&w.pauses, &w.waits} {
 		if samples[i].Value.Kind() == metrics.KindFloat64Histogram {
 			*to = samples[i].Value.Float64Histogram()
@@ -34,9 +34,9 @@ func watchLateness() watch {
 	return w
 }
 
-// since returns what has come since the watch began.
-func (w watch) since() Lateness {
-	now := watchLateness()
+// since returns the lateness since the reading w.
+func (w processStats) since() Lateness {
+	now := readProcessStats()
 	return Lateness{
 		GCPause:      quantileSince(w.pauses, now.pauses, 1),
 		SchedulerP99: quantileSince(w.waits, now.waits, 0.99),
@@ -45,7 +45,7 @@ func (w watch) since() Lateness {
 	}
 }
 
-// quantileSince returns the upper bound of the bucket in which the quantile of the new observations lies.
+// quantileSince returns a quantile of the observations between two histograms, as the upper bound of its bucket.
 func quantileSince(before, after *metrics.Float64Histogram, q float64) time.Duration {
 	if before == nil || after == nil || len(before.Counts) != len(after.Counts) {
 		return 0

@@ -6,8 +6,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// follow sends the next turn of a live conversation after its user has thought, and reports whether there is one.
-func (f *flight) follow(x *exchange) bool {
+// follow starts the next turn of a live conversation and reports whether there is one. It is due after the think time.
+func (f *runState) follow(x *exchange) bool {
 	if x.Request.Next == nil || !x.sample.OK() || f.ctx.Err() != nil {
 		return false
 	}
@@ -29,7 +29,7 @@ func (f *flight) follow(x *exchange) bool {
 }
 
 // nextTurn waits until the next turn is due and sends it.
-func (f *flight) nextTurn(arrival workload.Arrival) {
+func (f *runState) nextTurn(arrival workload.Arrival) {
 	abandon := func() {
 		if arrival.Phase == workload.Window {
 			f.mu.Lock()
@@ -51,7 +51,7 @@ func (f *flight) nextTurn(arrival workload.Arrival) {
 		abandon()
 		return
 	}
-	x := f.depart(departure{arrival, wire}, place{})
-	abandon() // its departure is counted now
+	x := f.depart(departure{arrival, wire}, slot{})
+	abandon() // depart has counted the turn itself
 	f.send(x)
 }

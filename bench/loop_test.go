@@ -18,11 +18,11 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-func TestAClosedLoopKeepsItsPlacesFull(t *testing.T) {
+func TestAClosedLoopKeepsItsSlotsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var inFlight, most atomic.Int64
+		var inFlight, peak atomic.Int64
 		c := virtual(t, func(s stream, q asked, r *http.Request) {
-			most.Store(max(most.Load(), inFlight.Add(1)))
+			peak.Store(max(peak.Load(), inFlight.Add(1)))
 			time.Sleep(100 * time.Millisecond)
 			inFlight.Add(-1)
 			s.answer(q.MaxTokens, 0, 0)
@@ -36,19 +36,19 @@ func TestAClosedLoopKeepsItsPlacesFull(t *testing.T) {
 			}
 		}
 		run, err := c.RunClosed(t.Context(), asap, 4, nil)
-		if err != nil || c.MaxInFlight != 0 || most.Load() != 4 || run.Elapsed != time.Second {
-			t.Fatalf("%d at a time in %s, error %v, want 4 at a time in 1 s", most.Load(), run.Elapsed, err)
+		if err != nil || c.MaxInFlight != 0 || peak.Load() != 4 || run.Elapsed != time.Second {
+			t.Fatalf("%d at a time in %s, error %v, want 4 at a time in 1 s", peak.Load(), run.Elapsed, err)
 		}
 		for i, s := range run.Samples {
 			if want := time.Duration(i/4) * 100 * time.Millisecond; s.Due != want || s.SendLag() != 0 || s.TTFT() != 100*time.Millisecond {
-				t.Fatalf("request %d due at %s, send lag %s, TTFT %s, want due at %s when a place was left, none and 100 ms", i, s.Due, s.SendLag(), s.TTFT(), want)
+				t.Fatalf("request %d due at %s, send lag %s, TTFT %s, want due at %s when a slot was free, none and 100 ms", i, s.Due, s.SendLag(), s.TTFT(), want)
 			}
 		}
 	})
 }
 
-// Queueing in the client is the user's waiting: it is in the latency, and it is not the client's lateness.
-func TestWaitingForAPlaceIsInTheLatency(t *testing.T) {
+// A user waits for a slot too. So this wait is part of the latency, and not lateness of the client.
+func TestWaitingForASlotIsInTheLatency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, time.Second, 0) })
 		c.MaxInFlight = 1
@@ -65,7 +65,7 @@ func TestWaitingForAPlaceIsInTheLatency(t *testing.T) {
 	})
 }
 
-func TestAConversationFollowsItsRealAnswers(t *testing.T) {
+func TestAConversationContinuesFromTheRealAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var seen []string
@@ -97,12 +97,12 @@ func TestAConversationFollowsItsRealAnswers(t *testing.T) {
 		}
 		last := run.Samples[1]
 		if last.Due != 5*time.Second || last.Turn != 2 || last.Conversation != 7 || !last.LastTurn || run.Samples[0].LastTurn {
-			t.Errorf("second turn %+v, want it due 3 s after the first answer, and the last", last)
+			t.Errorf("second turn %+v, want the last turn, due 3 s after the first answer", last)
 		}
 	})
 }
 
-func TestOfTooManyRequestsOnlySumsAreKept(t *testing.T) {
+func TestALargeRunKeepsOnlySums(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 10*time.Millisecond, 0) })
 		c.MaxSamples = 50
@@ -148,8 +148,8 @@ func TestConnectionsAreOpenedBeforeTheyAreNeeded(t *testing.T) {
 			waited++
 		}
 	}
-	if early.Load() < leastIdle || waited > 30 {
-		t.Errorf("%d of %d connections were opened before the first request, and %d of 100 requests waited for one, want %d and few", early.Load(), opened.Load(), waited, leastIdle)
+	if early.Load() < minIdle || waited > 30 {
+		t.Errorf("%d of %d connections were opened before the first request, and %d of 100 requests waited for one, want %d and few", early.Load(), opened.Load(), waited, minIdle)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestAServerThatClosesIdleConnectionsLosesNoRequest(t *testing.T) {
 		s, q := begin(t, w, r)
 		s.answer(q.MaxTokens, 0, 0)
 	}))
-	server.Config.IdleTimeout = time.Millisecond // each request may meet a connection that is just being closed
+	server.Config.IdleTimeout = time.Millisecond // any request may meet a connection that the server is closing
 	server.Start()
 	defer server.Close()
 	c := &Client{URL: server.URL, Model: "tiny"}
@@ -186,7 +186,7 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 		s.answer(q.MaxTokens, 20*time.Millisecond, 10*time.Millisecond)
 	}))
 	defer server.Close()
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // of certificates that are refused
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // the client rejects the certificate, which the server would log
 	server.StartTLS()
 	var tunnels atomic.Int64
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -215,12 +215,12 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	schedule := func() workload.Schedule { return requests(workload.Window, 5, 0, time.Millisecond, ask(3)) }
-	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1") // nobody is there, and nobody asks
+	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1") // nothing listens there; the client must ignore the variable
 
 	c := &Client{URL: server.URL, Model: "tiny", Header: http.Header{"X-Team": {"search"}}, APIKey: "sk-1"}
 	run, err := c.Run(t.Context(), schedule(), nil)
 	if err != nil || run.Samples[0].Failure != Refused || !strings.Contains(run.Samples[0].Detail, "certificate") {
-		t.Errorf("with a strange certificate: %+v, error %v, want it refused for that", run.Samples[0], err)
+		t.Errorf("with an unknown certificate: %+v, error %v, want it refused for that", run.Samples[0], err)
 	}
 	c.TLS = server.Client().Transport.(*http.Transport).TLSClientConfig
 	for _, c.Proxy = range []*url.URL{nil, through} {
@@ -238,16 +238,16 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 		}
 	}
 	if tunnels.Load() == 0 {
-		t.Error("the proxy was not asked")
+		t.Error("no connection went through the proxy")
 	}
 }
 
-// The path of a token through the client, without the network.
+// BenchmarkChunk measures a token's way through the client, without the network.
 func BenchmarkChunk(b *testing.B) {
 	chunk := []byte(`data: {"id":"cmpl-tuner-0b1c2d3e-window-17","object":"text_completion","created":1790000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n")
 	framed := fmt.Appendf(nil, "%x\r\n%s\r\n", len(chunk), chunk)
-	f := &flight{start: time.Now()}
-	x := &exchange{flight: f, at: -1, answer: answer{want: 1 << 60}}
+	f := &runState{start: time.Now()}
+	x := &exchange{state: f, at: -1, answer: answer{want: 1 << 60}}
 	if _, err := x.feed([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), f.start, f.start); err != nil {
 		b.Fatal(err)
 	}

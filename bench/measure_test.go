@@ -11,7 +11,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// sample returns a good one of 11 tokens, due and sent at the same time, in milliseconds.
+// sample returns a good sample of 11 tokens, sent when it was due. Times are in milliseconds.
 func sample(due, first, last int) Sample {
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	return Sample{
@@ -34,26 +34,26 @@ func TestMeasureCountsByVLLMsRules(t *testing.T) {
 		t.Errorf("requests %d, completed %d, failed %d %v, want 7, 4, 2", m.Requests, m.Completed, m.Failed, m.Failures)
 	}
 	if m.TPOT.N != 3 || m.TPOT.Max != 270 {
-		t.Errorf("TPOT %+v, want three, without the answer of one token, 270 ms at most", m.TPOT)
+		t.Errorf("TPOT %+v, want three values without the answer of one token, and at most 270 ms", m.TPOT)
 	}
 	if m.TTFT.N != 4 || m.TTFT.Max != 300 || m.E2E.Max != 3000 || m.SendLag.N != 6 {
-		t.Errorf("TTFT %+v, E2E %+v, send lag %+v, want completed requests only, and all that were sent", m.TTFT, m.E2E, m.SendLag)
+		t.Errorf("TTFT %+v, E2E %+v, send lag %+v, want completed requests only, but the send lag of all that were sent", m.TTFT, m.E2E, m.SendLag)
 	}
 	if m.PromptTokens != 400 || m.CachedTokens != 240 || m.OutputTokens != 34 || m.WantTokens != 34 {
 		t.Errorf("tokens %d/%d/%d/%d, want 400, 240, 34, 34", m.PromptTokens, m.CachedTokens, m.OutputTokens, m.WantTokens)
 	}
 	if m.RequestThroughput != 4.0/5 || m.OutputThroughput != 34.0/5 || m.TotalThroughput != 434.0/5 || m.Duration != 5*time.Second {
-		t.Errorf("throughput %v requests, %v and %v tokens per second in %s, want 0.8, 6.8 and 86.8 from 10 s to the end of the last request, which failed at 15 s",
+		t.Errorf("throughput %v requests, %v and %v tokens per second in %s, want 0.8, 6.8 and 86.8 from 10 s to 15 s, when the last request failed",
 			m.RequestThroughput, m.OutputThroughput, m.TotalThroughput, m.Duration)
 	}
 	if !m.Exact || m.Rules != Rules033 || m.Void != "" || m.OffPlan != 0 || m.Over != nil || m.Goodput != 0 || m.Sessions != (Sessions{}) {
-		t.Errorf("%+v, want exact by the rules of 0.33, nothing void, no limits and no sessions", m)
+		t.Errorf("%+v, want exact figures by the rules of 0.33, not void, without limits and sessions", m)
 	}
 	if want := (0.6 + 3 + 1.2 + 0.1) / 4; math.Abs(m.MeanInFlight-want) > 1e-9 {
 		t.Errorf("mean in flight %v, want %v", m.MeanInFlight, want)
 	}
 	if m.PeakInFlight != 3 {
-		t.Errorf("peak in flight %d, want the three that touch the third second", m.PeakInFlight)
+		t.Errorf("peak in flight %d, want the three in the third second", m.PeakInFlight)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestLimitsAreCountedAsGoodputCountsThem(t *testing.T) {
 	}{
 		{"a request at the limit keeps it", limits[:1], []int{1}, 3},
 		{"an answer of one token keeps TPOT", limits[1:2], []int{1}, 3},
-		{"a good request keeps all, a failed one is just not good", limits, []int{1, 1, 0}, 2},
+		{"a good request keeps all limits, and a failed one is over none", limits, []int{1, 1, 0}, 2},
 		{"without limits nothing is counted", nil, nil, 0},
 	} {
 		m := Measure(Run{Samples: samples}, Scope{Limits: row.limits})
@@ -92,7 +92,7 @@ func TestLimitsAreCountedAsGoodputCountsThem(t *testing.T) {
 	}
 }
 
-func TestRulesDifferForChatAlone(t *testing.T) {
+func TestRulesDifferOnlyForChat(t *testing.T) {
 	s := sample(1000, 1100, 2100)
 	s.Opened, s.Closed = 1050*time.Millisecond, 2150*time.Millisecond
 	s.Gaps = []time.Duration{time.Second}
@@ -114,18 +114,18 @@ func TestRulesDifferForChatAlone(t *testing.T) {
 	}
 	s.Opened, s.Closed = 0, 0
 	if m := Measure(Run{Samples: []Sample{s}}, Scope{Rules: Rules0141}); m.TTFT.Max != 100 || m.E2E.Max != 1100 {
-		t.Errorf("a load that does not know of the role chunk: TTFT %g, E2E %g, want 100 and 1100", m.TTFT.Max, m.E2E.Max)
+		t.Errorf("a load that does not note the role chunk: TTFT %g, E2E %g, want 100 and 1100", m.TTFT.Max, m.E2E.Max)
 	}
 }
 
-func TestThroughputOfTheWindowIsWhatHappenedInIt(t *testing.T) {
+func TestWindowThroughputCountsWhatHappenedInTheWindow(t *testing.T) {
 	s := sample(2000, 2100, 2600)
 	s.Chunks = 5 // 11 tokens
 	run := Run{Samples: []Sample{s}, Series: Series{
-		{Sent: 9, Ended: 9, Chunks: 900}, // the lead-in
+		{Sent: 9, Ended: 9, Chunks: 900}, // lead-in
 		{Sent: 2, Ended: 1, Chunks: 40},
 		{Sent: 2, Ended: 4, Chunks: 60, Failed: 1},
-		{Sent: 2, Ended: 3, Chunks: 70}, // begins in the window and ends after it
+		{Sent: 2, Ended: 3, Chunks: 70}, // starts in the window and ends after it
 		{Sent: 2, Ended: 3, Chunks: 80},
 	}}
 	m := Measure(run, Scope{Start: time.Second, Length: 2500 * time.Millisecond})
@@ -140,7 +140,7 @@ func TestThroughputOfTheWindowIsWhatHappenedInIt(t *testing.T) {
 	}
 }
 
-func TestServedTokensOffPlanVoidARun(t *testing.T) {
+func TestARunOffPlanIsVoid(t *testing.T) {
 	short := sample(0, 100, 500)
 	short.OutputTokens, short.Failure = 5, WrongLength
 	long := sample(0, 100, 500)
@@ -158,10 +158,10 @@ func TestServedTokensOffPlanVoidARun(t *testing.T) {
 		off     float64
 		void    string
 	}{
-		{"a token too many of a thousand is on plan", append(good[:99:99], long), false, 1.0 / 1100, ""},
-		{"short answers are off plan, though they failed", append(good[:9:9], short), false, 6.0 / 110, "the answers are 5.5 % longer or shorter than was asked for, 1 % may be"},
-		{"too long and too short do not make up for each other", []Sample{short, long, long, long, long, long, long}, false, 12.0 / 77, "16 % longer or shorter"},
-		{"an answer that broke off was never served", append(good[:9:9], reset), false, 0, ""},
+		{"one extra token in a thousand is on plan", append(good[:99:99], long), false, 1.0 / 1100, ""},
+		{"short answers are off plan, though they failed", append(good[:9:9], short), false, 6.0 / 110, "differ by 5.5 % from what the requests asked for (limit 1 %)"},
+		{"long and short answers do not cancel out", []Sample{short, long, long, long, long, long, long}, false, 12.0 / 77, "differ by 16 %"},
+		{"an answer that broke off does not count", append(good[:9:9], reset), false, 0, ""},
 		{"natural answers have no plan", []Sample{long}, true, 0, ""},
 	} {
 		m := Measure(Run{Samples: row.samples}, Scope{Natural: row.natural})
@@ -197,7 +197,7 @@ func TestTheClientsOwnDelaysAreMeasured(t *testing.T) {
 	}
 	reused.Queued = 5 * time.Millisecond
 	if m := Measure(Run{Samples: []Sample{opened, reused}}, Scope{}); m.Queue.N != 2 || m.Queue.Mean != 2.5 {
-		t.Errorf("queue %+v, want the wait of one and none of the other", m.Queue)
+		t.Errorf("queue %+v, want 5 ms for one request and 0 for the other", m.Queue)
 	}
 }
 
@@ -210,8 +210,8 @@ func TestAMeasurementOfNothingIsStillJSON(t *testing.T) {
 	}
 }
 
-// By the rules of 0.14.1 the chunk that only names the role is one of the peak's, also when it came together with the first token.
-func TestTheRolesChunkCountsByTheOldRules(t *testing.T) {
+// By the rules of 0.14.1 the chunk that only names the role counts in the peak, even if it came with the first token.
+func TestTheRoleChunkCountsByTheOldRules(t *testing.T) {
 	s := Sample{Sent: time.Second, Opened: 2 * time.Second, First: 2 * time.Second, Last: 2 * time.Second, Closed: 2 * time.Second, End: 2 * time.Second, OutputTokens: 1, WantTokens: 1, Chunks: 1, Role: true}
 	run := Run{Samples: []Sample{s}, Series: Series{{}, {Sent: 1}, {Ended: 1, Chunks: 1}}}
 	for rules, want := range map[Rules]int{Rules0141: 2, Rules033: 1} {

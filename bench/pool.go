@@ -12,18 +12,18 @@ import (
 )
 
 const (
-	// staleAfter is less than the 5 s after which vLLM closes an idle connection (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and
-	// 0.33), so that no request leaves on a connection that is being closed.
+	// staleAfter is how long a used connection may be idle. vLLM closes idle connections after 5 s
+	// (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and 0.33), and no request shall meet a connection that is being closed.
 	staleAfter = 3 * time.Second
 
-	// freshFor is how long a connection waits for its first request. Servers in front of vLLM give up after 60 s (nginx).
+	// freshFor is how long a new connection may wait for its first request. nginx in front of vLLM gives up after 60 s.
 	freshFor = 30 * time.Second
 
-	// Connections are opened before they are needed: so many are idle at least, and one for each eight requests in flight,
-	// because a burst of Poisson arrivals needs more at once.
-	leastIdle, mostIdle = 8, 128
+	// The pool keeps one idle connection for each eight requests in flight, within these bounds, because a burst of
+	// Poisson arrivals needs several at once.
+	minIdle, maxIdle = 8, 128
 
-	longestPatience = 30 * time.Second
+	maxBackoff = 30 * time.Second
 )
 
 var (
@@ -31,29 +31,29 @@ var (
 	errStale      = errors.New("the connection was idle for too long")
 )
 
-// A pool holds the connections of one run, and opens new ones ahead of need.
+// A pool holds the connections of one run and opens new ones before requests need them.
 type pool struct {
 	dial    func(ctx context.Context) (*conn, error)
 	work    sync.WaitGroup // readers, writers and openers
-	low     chan struct{}  // told when few are idle
+	low     chan struct{}  // signals that few connections are idle
 	reactor *reactor       // nil until there is a plain TCP connection; guarded by mu
 
 	mu     sync.Mutex
 	all    map[*conn]struct{}
-	idle   []*conn // the last one was used last
-	busy   int
+	idle   []*conn // in order of last use, the latest last
+	busy   int     // requests in flight
 	closed bool
 
-	// While the server closes connections before they were used, none is opened ahead of need.
+	// If the server closes unused connections, the pool opens none in advance until notBefore.
 	notBefore time.Time
-	patience  time.Duration
+	backoff   time.Duration
 }
 
 func newPool(dial func(ctx context.Context) (*conn, error)) *pool {
 	return &pool{dial: dial, low: make(chan struct{}, 1), all: make(map[*conn]struct{})}
 }
 
-// react has the reactor read a connection; the first one starts it. The lock is held.
+// react has the reactor read a connection. The first connection starts the reactor. p.mu is held.
 func (p *pool) react(c *conn) error {
 	if p.reactor == nil {
 		r, err := newReactor(p)
@@ -66,7 +66,7 @@ func (p *pool) react(c *conn) error {
 	return p.reactor.add(c)
 }
 
-// enter makes a new connection the pool's, and begins to read it.
+// enter adds a new connection to the pool and starts to read it.
 func (p *pool) enter(c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +87,7 @@ func (p *pool) enter(c *conn) error {
 	return nil
 }
 
-// discard closes a connection that nobody reads.
+// discard closes a connection that has no reader.
 func (c *conn) discard() {
 	if c.net != nil {
 		_ = c.net.Close()
@@ -103,21 +103,21 @@ func (p *pool) over() bool {
 	return p.closed && len(p.all) == 0
 }
 
-// inFlight returns how many requests are.
+// inFlight returns how many requests are in flight.
 func (p *pool) inFlight() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.busy
 }
 
-// open opens a connection and makes it the pool's, idle or for the caller.
+// open opens a connection and adds it to the pool, idle or for the caller's own request.
 func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
 	c, err := p.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
 	c.fresh = idle
-	if err := p.enter(c); err != nil { // from here on others see it
+	if err := p.enter(c); err != nil { // from here on other goroutines see c
 		return nil, err
 	}
 	if idle {
@@ -126,7 +126,7 @@ func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
 	return c, nil
 }
 
-// take returns the idle connection that was used last, nil when there is none.
+// take returns the idle connection that was used last, or nil if there is none.
 func (p *pool) take() *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,7 +147,7 @@ func (p *pool) take() *conn {
 }
 
 // wanted returns how many connections should be idle.
-func (p *pool) wanted() int { return min(max(leastIdle, p.busy/8), mostIdle) }
+func (p *pool) wanted() int { return min(max(minIdle, p.busy/8), maxIdle) }
 
 // release notes that a request has ended.
 func (p *pool) release() {
@@ -171,9 +171,9 @@ func (p *pool) put(c *conn) {
 func (p *pool) drop(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.fresh && !p.closed { // the server does not want connections that ask nothing
-		p.patience = min(max(time.Second, 2*p.patience), longestPatience)
-		p.notBefore = time.Now().Add(p.patience)
+	if c.fresh && !p.closed { // the server does not tolerate unused connections
+		p.backoff = min(max(time.Second, 2*p.backoff), maxBackoff)
+		p.notBefore = time.Now().Add(p.backoff)
 	}
 	delete(p.all, c)
 	if at := slices.Index(p.idle, c); at >= 0 {
@@ -203,7 +203,7 @@ func (p *pool) retire() {
 			limit = freshFor
 		}
 		if now.Sub(c.lastUse) > limit {
-			c.fresh = false // it is closed from this side
+			c.fresh = false // this side closes it, not the server
 			old = append(old, c)
 			return true
 		}
@@ -215,8 +215,7 @@ func (p *pool) retire() {
 	}
 }
 
-// fill opens as many connections as there should be idle at the start of n requests in flight. An error is left to the
-// first request, which meets it again.
+// fill opens n idle connections. It drops errors, because the first request meets the same error and reports it.
 func (p *pool) fill(ctx context.Context, n int) {
 	const atOnce = 16
 	var openers sync.WaitGroup
@@ -242,7 +241,7 @@ func (p *pool) keepFilled(ctx context.Context) {
 		}
 		for p.short() {
 			if _, err := p.open(ctx, true); err != nil {
-				break // the requests meet the same error and tell it
+				break // the next request meets the same error and reports it
 			}
 		}
 	}
@@ -254,7 +253,7 @@ func (p *pool) short() bool {
 	return !p.closed && len(p.idle) < p.wanted() && !time.Now().Before(p.notBefore)
 }
 
-// wait returns when all that the pool began is over. The pool must be closed.
+// wait returns when all goroutines of the pool have ended. The pool must be closed.
 func (p *pool) wait() {
 	p.work.Wait()
 	if p.reactor != nil {
@@ -262,7 +261,7 @@ func (p *pool) wait() {
 	}
 }
 
-// abort closes all connections for the given reason.
+// abort closes the pool and all its connections for the given reason.
 func (p *pool) abort(why error) {
 	p.mu.Lock()
 	p.closed = true
@@ -272,6 +271,6 @@ func (p *pool) abort(why error) {
 		c.close(why)
 	}
 	if reactor != nil {
-		reactor.ring()
+		reactor.wake()
 	}
 }

@@ -18,53 +18,53 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Trouble is the kind of thing that keeps a run from making sense.
+// A Trouble is a kind of reason why a run would make no sense.
 type Trouble string
 
-// The troubles that a Preflight tells apart.
+// The troubles that Preflight distinguishes.
 const (
-	Unreachable  Trouble = "unreachable"   // nothing answers: refused, no such host, TLS, time out
-	NotOpenAI    Trouble = "not-openai"    // something answers that is no OpenAI-compatible server
+	Unreachable  Trouble = "unreachable"   // no answer: connection refused, unknown host, TLS error or time-out
+	NotOpenAI    Trouble = "not-openai"    // the answer does not come from an OpenAI-compatible server
 	Unauthorized Trouble = "unauthorized"  // 401 or 403
 	WrongModel   Trouble = "wrong-model"   // the server does not serve the model
-	NotStreaming Trouble = "not-streaming" // the answers are no streams, or have no usage
-	TooLong      Trouble = "too-long"      // a prompt with its answer is longer than the server takes
-	BadAnswer    Trouble = "bad-answer"    // a request of two tokens fails otherwise
+	NotStreaming Trouble = "not-streaming" // the answers are not streamed, or have no usage
+	TooLong      Trouble = "too-long"      // a prompt and its answer together are longer than the server allows
+	BadAnswer    Trouble = "bad-answer"    // a request for two tokens fails in another way
 )
 
-// A PreflightError is what keeps a run from making sense, with its remedy.
+// A PreflightError says why a run would make no sense, and what to do about it.
 type PreflightError struct {
 	Trouble Trouble
-	Served  []string // the names of the models that the server serves, where it said so
+	Served  []string // names of the models that the server serves, if known
 	text    string
 	cause   error
 }
 
-// Error says what was found and what to do about it.
+// Error says what is wrong and what to do about it.
 func (e *PreflightError) Error() string { return e.text }
 
-// Unwrap returns the error of the network, if there is one.
+// Unwrap returns the network error, if there is one.
 func (e *PreflightError) Unwrap() error { return e.cause }
 
 func trouble(kind Trouble, cause error, format string, args ...any) *PreflightError {
 	return &PreflightError{Trouble: kind, cause: cause, text: fmt.Sprintf(format, args...)}
 }
 
-// Info is what a server says of itself before a run.
+// Info is what Preflight learned about a server.
 type Info struct {
-	Models      []string // served names; empty when the server has no /v1/models
-	Model       string   // that requests will name: the client's own, or else the first
-	MaxModelLen int      // tokens of a prompt with its answer; 0 when the server does not say
+	Models      []string // names of the served models; empty if the server has no /v1/models
+	Model       string   // the model that requests will name: Client.Model, or else the first of Models
+	MaxModelLen int      // limit on the tokens of a prompt and its answer together; 0 if unknown
 }
 
 const (
-	askLimit     = 10 * time.Second // for an answer that needs no model
-	preflightRun = 2 * time.Minute  // for two tokens: a server that just started may compile kernels for its first request
-	mostBody     = 1 << 20          // of such an answer
+	askLimit     = 10 * time.Second // limit for an answer that needs no model
+	preflightRun = 2 * time.Minute  // limit for two tokens; a new server may compile kernels for its first request
+	maxBody      = 1 << 20          // limit on the bytes of an answer that needs no model
 )
 
-// Preflight finds out whether a run against the server makes sense: it asks for the models and sends one request of two
-// tokens, just as a run would. Its error is a *PreflightError, or the end of ctx.
+// Preflight checks whether a run against the server makes sense. It asks for the models and sends one request for two
+// tokens, as a run would. Its error is a *PreflightError, an unusable URL or the end of ctx.
 func (c *Client) Preflight(ctx context.Context) (Info, error) {
 	if _, err := serverURL(c.URL); err != nil {
 		return Info{}, err
@@ -103,7 +103,7 @@ func serverURL(text string) (*url.URL, error) {
 	return base, nil
 }
 
-// models asks for the served models, and chooses the one to ask.
+// models asks for the served models and chooses the one that requests will name.
 func (c *Client) models(ctx context.Context) (Info, error) {
 	info := Info{Model: c.Model}
 	status, body, err := c.ask(ctx, http.MethodGet, "/v1/models", nil)
@@ -112,7 +112,7 @@ func (c *Client) models(ctx context.Context) (Info, error) {
 	}
 	missing := status == http.StatusNotFound || status == http.StatusMethodNotAllowed
 	if missing && c.Model != "" {
-		return info, nil // some gateways have no list; the request that follows tells
+		return info, nil // some gateways have no list; the request for two tokens shows whether the model is served
 	}
 	var list struct {
 		Data []struct {
@@ -122,15 +122,15 @@ func (c *Client) models(ctx context.Context) (Info, error) {
 	}
 	switch err := json.Unmarshal(body, &list); {
 	case missing:
-		return info, trouble(NotOpenAI, nil, "%s has no /v1/models (%s): check the URL, or name the model where the server is known to have none", c.URL, snippet(body))
+		return info, trouble(NotOpenAI, nil, "%s has no /v1/models (%s): check the URL; if the server really has none, name the model", c.URL, snippet(body))
 	case status == http.StatusBadRequest && strings.Contains(string(body), "HTTPS"):
 		return info, trouble(Unreachable, nil, "%s speaks TLS: write https:// instead of http://", c.URL)
 	case status != http.StatusOK:
 		return info, trouble(NotOpenAI, nil, "%s/v1/models answers %d: %s", c.URL, status, snippet([]byte(errorMessage(body))))
 	case err != nil:
-		return info, trouble(NotOpenAI, nil, "%s/v1/models does not answer with JSON but with %s: the URL is not that of an OpenAI-compatible server", c.URL, snippet(body))
+		return info, trouble(NotOpenAI, nil, "%s/v1/models does not answer with JSON but with %s: check whether the URL belongs to an OpenAI-compatible server", c.URL, snippet(body))
 	case len(list.Data) == 0:
-		return info, trouble(NotOpenAI, nil, "%s/v1/models names no model (%s): the URL is not that of an OpenAI-compatible server", c.URL, snippet(body))
+		return info, trouble(NotOpenAI, nil, "%s/v1/models names no model (%s): check whether the URL belongs to an OpenAI-compatible server", c.URL, snippet(body))
 	}
 	for _, m := range list.Data {
 		info.Models = append(info.Models, m.ID)
@@ -166,7 +166,7 @@ func quoted(names []string) string {
 	return text.String()
 }
 
-// snippet is the beginning of a foreign text, as it is quoted in a message.
+// snippet quotes the beginning of a server's answer for a message.
 func snippet(body []byte) string {
 	text := strings.Join(strings.Fields(string(body)), " ")
 	if text == "" {
@@ -179,8 +179,8 @@ func snippet(body []byte) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// ask sends one small request, and returns the status and the body of its answer. Nothing but 401 and 403 is an error among
-// the statuses.
+// ask sends one small request and returns the status and body of its answer. 401, 403 and redirects are errors; all
+// other statuses are left to the caller.
 func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (status int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -209,7 +209,7 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	if err == nil {
 		defer response.Body.Close() // only read
 		status = response.StatusCode
-		answer, err = io.ReadAll(io.LimitReader(response.Body, mostBody))
+		answer, err = io.ReadAll(io.LimitReader(response.Body, maxBody))
 	}
 	switch {
 	case err != nil && context.Cause(ctx) == context.Canceled:
@@ -224,8 +224,8 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	return status, answer, nil
 }
 
-// ResetCache empties the server's prefix cache by /reset_prefix_cache, which vLLM has with VLLM_SERVER_DEV_MODE=1. 0.14.1 says
-// 200 also when it failed, which it does while requests run; later versions say so in their answer.
+// ResetCache empties the server's prefix cache with /reset_prefix_cache, which vLLM has if VLLM_SERVER_DEV_MODE=1. The
+// reset fails while requests run. 0.14.1 answers 200 even then; later versions report the failure in the body.
 func (c *Client) ResetCache(ctx context.Context) error {
 	status, answer, err := c.ask(ctx, http.MethodPost, "/reset_prefix_cache", nil)
 	switch {
@@ -234,32 +234,32 @@ func (c *Client) ResetCache(ctx context.Context) error {
 	case status == http.StatusNotFound:
 		return errors.New("the server has no /reset_prefix_cache: start vLLM with VLLM_SERVER_DEV_MODE=1, on loopback only")
 	case status != http.StatusOK || strings.Contains(strings.ReplaceAll(string(answer), " ", ""), `"success":false`):
-		return fmt.Errorf("the server does not reset its prefix cache: %d: %s", status, snippet(answer))
+		return fmt.Errorf("the server did not reset its prefix cache: it answered %d: %s", status, snippet(answer))
 	}
 	return nil
 }
 
-// unauthorized is the error of a server that wants another key.
+// unauthorized returns the error for a server that wants another key.
 func (c *Client) unauthorized(detail string) error {
-	had := "no API key was sent: set OPENAI_API_KEY"
+	had := "tuner sent no API key: set OPENAI_API_KEY"
 	if c.APIKey != "" {
-		had = "the API key that was sent is not the server's"
+		had = "check the API key"
 	} else if c.Header.Get("Authorization") != "" {
-		had = "the Authorization header that was sent is not what it wants"
+		had = "check the Authorization header"
 	}
-	return trouble(Unauthorized, nil, "the server refuses with %s; %s", detail, had)
+	return trouble(Unauthorized, nil, "the server refuses the request with %s; %s", detail, had)
 }
 
-// unreachable says why no answer came.
+// unreachable returns the error for a request without an answer.
 func (c *Client) unreachable(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
-		err = wrapped.Err // its URL is said here
+		err = wrapped.Err // the message below has the URL
 	}
 	say := func(format string, args ...any) error {
 		return trouble(Unreachable, err, "%s cannot be reached: %s", c.URL, fmt.Sprintf(format, args...))
 	}
 	if c.Proxy != nil {
-		return say("by way of the proxy %s: %v", c.Proxy.Redacted(), err)
+		return say("through the proxy %s: %v", c.Proxy.Redacted(), err)
 	}
 	if name, ok := errors.AsType[*net.DNSError](err); ok {
 		return say("the name %q has no address: check its spelling", name.Name)
@@ -269,20 +269,20 @@ func (c *Client) unreachable(err error) error {
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		if _, unknown := errors.AsType[x509.UnknownAuthorityError](err); unknown {
-			return say("%v: name the file of its authority, or do not have it checked", err)
+			return say("%v: give the file of its certificate authority, or turn the check off", err)
 		}
-		return say("%v: ask for it by the name that the certificate has, or do not have it checked", err)
+		return say("%v: use the host name in the certificate, or turn the check off", err)
 	}
 	if wait, ok := errors.AsType[net.Error](err); errors.Is(err, context.DeadlineExceeded) || ok && wait.Timeout() {
-		return say("no answer came within %s: is a firewall or a load balancer without a server in between?", askLimit)
+		return say("no answer came within %s: check for a firewall, or a load balancer without a server", askLimit)
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return say("the connection was refused: nothing listens there; check the port, and whether the model is still loading")
+		return say("the connection was refused, so nothing listens there; check the port, and whether the model is still loading")
 	}
 	return say("%v", err)
 }
 
-// explain turns the failure of the preflight's request into its remedy.
+// explain turns the failure of the preflight's request into a PreflightError.
 func (c *Client) explain(s Sample, info Info) error {
 	switch s.Failure {
 	case Refused:
@@ -290,28 +290,28 @@ func (c *Client) explain(s Sample, info Info) error {
 	case Malformed, Truncated, NoTokens:
 		return trouble(NotStreaming, nil, "the server does not stream its answers (%s): latencies cannot be measured without \"stream\": true", s.Detail)
 	case NoUsage:
-		return trouble(NotStreaming, nil, "%s; tokens cannot be counted without it", s.Detail)
+		return trouble(NotStreaming, nil, "%s; tuner needs it to count tokens", s.Detail)
 	case WrongLength:
-		return trouble(BadAnswer, nil, "%s: the server does not pin lengths by ignore_eos, as vLLM does; only natural lengths can be measured (--natural)", s.Detail)
+		return trouble(BadAnswer, nil, "%s: the server does not follow ignore_eos as vLLM does; measure natural lengths instead (--natural)", s.Detail)
 	case Status:
 		return c.explainStatus(s.Detail, info)
 	}
-	return trouble(BadAnswer, nil, "a request of two tokens fails with %s: %s", s.Failure, s.Detail)
+	return trouble(BadAnswer, nil, "a request for two tokens fails with %s: %s", s.Failure, s.Detail)
 }
 
-// explainStatus is for an answer with another status than 200, whose number begins the detail.
+// explainStatus is explain for a status other than 200. The detail begins with the status code.
 func (c *Client) explainStatus(detail string, info Info) error {
 	switch number, _, _ := strings.Cut(detail, ":"); number {
 	case "401", "403":
 		return c.unauthorized(detail)
 	case "404":
-		// A server without a list of models says here that it does not know the name.
+		// A server without a list of models rejects an unknown model only here.
 		if len(info.Models) == 0 || strings.Contains(detail, "model") {
 			wrong := trouble(WrongModel, nil, "the server does not know the model %q, or has no such endpoint (%s)", c.Model, detail)
 			wrong.Served = info.Models
 			return wrong
 		}
-		return trouble(NotOpenAI, nil, "the server serves the model but not the endpoint (%s): take the other one, completions or chat", detail)
+		return trouble(NotOpenAI, nil, "the server serves the model but not this endpoint (%s): use the other one, completions or chat", detail)
 	}
-	return trouble(BadAnswer, nil, "a request of two tokens is answered with %s", detail)
+	return trouble(BadAnswer, nil, "the server answers a request for two tokens with %s", detail)
 }

@@ -19,7 +19,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// goodStream is the answer of two tokens.
+// goodStream is a good answer of two tokens.
 const goodStream = `data: {"choices":[{"text":"a"}]}
 
 data: {"choices":[{"text":"b"}]}
@@ -30,10 +30,10 @@ data: [DONE]
 
 `
 
-// A front is a server with one answer for each path.
+// A front is a server with a fixed answer for each path.
 type front struct {
 	models, stream, tokenize string
-	status                   int // of the completions; 0 means 200
+	status                   int // status of completions; 0 means 200
 	modelsStatus             int
 }
 
@@ -56,7 +56,7 @@ func (f front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, text)
 }
 
-// closedPort is an address that refuses connections.
+// closedPort returns an address that refuses connections.
 func closedPort(t *testing.T) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -66,7 +66,7 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-func TestPreflightTellsTroublesApart(t *testing.T) {
+func TestPreflightDistinguishesTroubles(t *testing.T) {
 	const noUsage = "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n"
 	const three = "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}\n\ndata: [DONE]\n\n"
 	for _, row := range []struct {
@@ -80,13 +80,13 @@ func TestPreflightTellsTroublesApart(t *testing.T) {
 		{"JSON of another kind", front{models: `{"status":"ok"}`}, "", NotOpenAI, `names no model ("{\"status\":\"ok\"}")`},
 		{"no list of models and no name", front{stream: goodStream}, "", NotOpenAI, "has no /v1/models"},
 		{"a list that fails", front{models: "worn out", modelsStatus: 500}, "", NotOpenAI, `/v1/models answers 500: "worn out"`},
-		{"a key is wanted", front{models: `{"error":"Unauthorized"}`, modelsStatus: 401}, "", Unauthorized, "no API key was sent: set OPENAI_API_KEY"},
+		{"a key is wanted", front{models: `{"error":"Unauthorized"}`, modelsStatus: 401}, "", Unauthorized, "tuner sent no API key: set OPENAI_API_KEY"},
 		{"another model", front{models: oneModel, stream: goodStream}, "tinny", WrongModel, `does not serve the model "tinny"; it serves "tiny"`},
 		{"an unknown model of a server without a list", front{stream: `{"error":{"message":"The model x does not exist."}}`, status: 404}, "x", WrongModel, "does not know the model"},
-		{"a model without the endpoint", front{models: oneModel}, "tiny", NotOpenAI, "serves the model but not the endpoint"},
+		{"a model without the endpoint", front{models: oneModel}, "tiny", NotOpenAI, "serves the model but not this endpoint"},
 		{"an answer in one piece", front{models: oneModel, stream: `{"choices":[{"text":"ab"}],"usage":{}}`}, "", NotStreaming, "does not stream its answers"},
 		{"no usage", front{models: oneModel, stream: noUsage}, "", NotStreaming, "ignores stream_options.include_usage"},
-		{"lengths are not pinned", front{models: oneModel, stream: three}, "", BadAnswer, "1 tokens were generated, 2 were asked for"},
+		{"lengths are not pinned", front{models: oneModel, stream: three}, "", BadAnswer, "the server generated 1 tokens instead of 2"},
 		{"the request is refused", front{models: oneModel, stream: `{"error":{"message":"no such template"}}`, status: 400}, "", BadAnswer, "400: no such template"},
 	} {
 		server := httptest.NewServer(row.front)
@@ -127,15 +127,15 @@ func TestPreflightOfAGoodServer(t *testing.T) {
 
 func TestPreflightOfAnUnreachableServer(t *testing.T) {
 	secure := httptest.NewUnstartedServer(front{models: oneModel, stream: goodStream})
-	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // it tells of each handshake that fails
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // the server would log each failed handshake
 	secure.StartTLS()
 	defer secure.Close()
 	plain := httptest.NewServer(front{models: oneModel, stream: goodStream})
 	defer plain.Close()
 	for _, row := range []struct{ name, url, says string }{
-		{"nothing listens", "http://" + closedPort(t), "the connection was refused: nothing listens there"},
+		{"nothing listens", "http://" + closedPort(t), "the connection was refused, so nothing listens there"},
 		{"no such name", "http://no-such-host.invalid:8000", `the name "no-such-host.invalid" has no address`},
-		{"a certificate of nobody known", secure.URL, "name the file of its authority"},
+		{"a certificate of an unknown authority", secure.URL, "give the file of its certificate authority"},
 		{"TLS to a plain server", strings.Replace(plain.URL, "http:", "https:", 1), "write http:// instead of https://"},
 		{"plain to a TLS server", strings.Replace(secure.URL, "https:", "http:", 1), "write https:// instead of http://"},
 	} {
@@ -156,17 +156,17 @@ func TestPreflightEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	if _, err := (&Client{URL: server.URL}).Preflight(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("the error is %v, want that of the context", err)
+		t.Errorf("Preflight = %v, want %v", err, context.Canceled)
 	}
 }
 
-func TestPreflightNeverTellsTheKey(t *testing.T) {
+func TestPreflightNeverShowsTheKey(t *testing.T) {
 	server := httptest.NewServer(front{models: `{"error":"no"}`, modelsStatus: 403})
 	defer server.Close()
 	_, err := (&Client{URL: server.URL, APIKey: "sk-top-secret"}).Preflight(t.Context())
-	checkTrouble(t, "another key", err, Unauthorized, "the API key that was sent is not the server's")
+	checkTrouble(t, "another key", err, Unauthorized, "check the API key")
 	if strings.Contains(err.Error(), "top-secret") {
-		t.Errorf("the error tells the key: %v", err)
+		t.Errorf("the error shows the key: %v", err)
 	}
 }
 
@@ -185,13 +185,13 @@ func TestCheckLengths(t *testing.T) {
 		says      string
 	}{
 		{"token ids fit", front{}, []*workload.Request{ids(90)}, 100, 0, ""},
-		{"token ids are counted with their answer", front{}, []*workload.Request{ids(90), ids(91)}, 100, 0, "1 of 2 requests are longer than the server's max-model-len of 100 tokens, prompt and answer together: request 2 has 91 + 10;"},
-		{"many are not all named", front{}, slices.Repeat([]*workload.Request{ids(95)}, 9), 100, 0, "request 3 has 95 + 10, 6 more;"},
+		{"token ids are counted with their answer", front{}, []*workload.Request{ids(90), ids(91)}, 100, 0, "in 1 of 2 requests, prompt and answer together are longer than the server's max-model-len of 100 tokens: request 2 has 91 + 10;"},
+		{"only the first are named", front{}, slices.Repeat([]*workload.Request{ids(95)}, 9), 100, 0, "request 3 has 95 + 10, 6 more;"},
 		{"a text shorter in bytes needs no counting", front{}, []*workload.Request{text(short)}, 1000, 0, ""},
 		{"a long text is counted and fits", front{tokenize: `{"count":300}`}, []*workload.Request{text(long)}, 1000, 0, ""},
 		{"a long text is counted and does not fit", front{tokenize: `{"count":995}`}, []*workload.Request{text(short), text(long)}, 1000, 0, "request 2 has 995 + 10"},
 		{"a server that cannot count", front{}, []*workload.Request{text(long)}, 1000, 1, ""},
-		{"more than are counted", front{tokenize: `{"count":1}`}, slices.Repeat([]*workload.Request{text(long)}, mostCounted+7), 1000, 7, ""},
+		{"more than are counted", front{tokenize: `{"count":1}`}, slices.Repeat([]*workload.Request{text(long)}, maxCounted+7), 1000, 7, ""},
 	} {
 		server := httptest.NewServer(row.front)
 		client := &Client{URL: server.URL, Model: "tiny"}
@@ -210,7 +210,7 @@ func TestCountTokens(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body map[string]any
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
-			t.Errorf("the question is no JSON: %v", err)
+			t.Errorf("the request is not JSON: %v", err)
 		}
 		fmt.Fprintf(w, `{"count":%d}`, len(body))
 	}))
@@ -225,7 +225,7 @@ func TestCountTokens(t *testing.T) {
 		{"a text with its model", workload.Request{Text: "a"}, 2},
 		{"a chat with its model", workload.Request{Messages: []workload.Message{{Role: "user", Content: "a"}}}, 2},
 	} {
-		if n, err := client.CountTokens(t.Context(), &row.request); n != row.want || err != nil {
+		if n, err := client.countTokens(t.Context(), &row.request); n != row.want || err != nil {
 			t.Errorf("%s: %d, %v; want %d", row.name, n, err, row.want)
 		}
 	}

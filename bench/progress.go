@@ -5,28 +5,28 @@ import (
 	"time"
 )
 
-// A Progress is where a run is.
+// A Progress says how far a run is.
 type Progress struct {
 	Now      time.Duration // since the start of the schedule
-	Counted  int           // requests that are due in the window and have been sent
-	Ended    int           // of these
-	Failed   int           // of those
-	InFlight int           // requests of any phase
-	RunOut   bool          // the last counted request was sent
-	TTFT99   float64       // milliseconds, p99 of the last counted requests that ended well; 0 while there are none
+	Counted  int           // counted requests that have been sent
+	Ended    int           // counted requests that have ended
+	Failed   int           // counted requests that have failed; they are in Ended too
+	InFlight int           // requests of any phase in flight
+	RunOut   bool          // all counted requests have been sent
+	TTFT99   float64       // p99 in milliseconds of the last 1,000 counted requests that ended well; 0 if there are none
 }
 
-// recentTTFTs is over how many requests the running percentile goes.
+// recentTTFTs is how many requests TTFT99 covers.
 const recentTTFTs = 1000
 
-// A gauge keeps what Progress tells. It is guarded by the flight's lock.
+// A gauge collects the figures of Progress. runState.mu guards it.
 type gauge struct {
 	counted, ended, failed int
 	recent                 []float64 // a ring
 	next                   int
 }
 
-// end notes a counted request that has ended.
+// end adds a counted request that has ended.
 func (g *gauge) end(s *Sample) {
 	g.ended++
 	if s.Failure != "" {
@@ -41,8 +41,8 @@ func (g *gauge) end(s *Sample) {
 	g.next = (g.next + 1) % recentTTFTs
 }
 
-// progress returns where the run is.
-func (f *flight) progress() Progress {
+// progress returns how far the run is.
+func (f *runState) progress() Progress {
 	now, inFlight := f.now(), f.pool.inFlight()
 	f.mu.Lock()
 	g := f.gauge

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	longestHead = 64 << 10 // of a response, and of the informational ones before it
-	longestSize = 1 << 10  // line with the size of a chunk
+	maxHead     = 64 << 10 // bytes of a response's head, and of all informational responses before it
+	maxSizeLine = 1 << 10  // bytes of a line between chunks
 )
 
-// A reply cuts the response of an HTTP/1.1 server out of the bytes of its connection, as they come. It has no buffer for the
-// body: pieces of it are given out as they lie in what was read.
+// A reply parses the response of an HTTP/1.1 server from the bytes of its connection, piece by piece. It does not buffer
+// the body: next returns parts of the slice that it was given.
 type reply struct {
 	status int // 0 until the head is complete
 	header http.Header
@@ -23,24 +23,24 @@ type reply struct {
 	over   bool // the whole response was read
 
 	heads   int    // bytes of informational responses before the final one
-	line    []byte // beginning of the head, or of a line whose end has not come
+	line    []byte // beginning of the head or of an incomplete line
 	chunked bool
-	left    int64 // bytes of the body, or of the chunk, that are still to come; -1: until the connection ends
+	left    int64 // remaining bytes of the body or of the chunk; -1 if the body ends with the connection
 	part    part
 }
 
-// A part of a response is what the next bytes belong to.
+// A part is the part of a response that the next bytes belong to.
 type part uint8
 
 const (
 	inHead part = iota
 	inBody
 	inSize    // line with the size of a chunk
-	inNewline // after a chunk
+	inNewline // the line end after a chunk
 	inTrailer
 )
 
-// next reads some of b and returns the piece of the body in it, if any, and what is left to read.
+// next reads some of b. It returns the piece of the body in it, if any, and the bytes that it did not read.
 func (r *reply) next(b []byte) (body, rest []byte, err error) {
 	switch r.part {
 	case inHead:
@@ -64,7 +64,7 @@ func (r *reply) next(b []byte) (body, rest []byte, err error) {
 	return nil, rest, r.readLine(line)
 }
 
-// endOfBody is called when the bytes of a body or of a chunk have been read.
+// endOfBody goes to the next part after a body or a chunk.
 func (r *reply) endOfBody() {
 	if r.chunked {
 		r.part = inNewline
@@ -77,11 +77,11 @@ func (r *reply) endOfBody() {
 func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	before := len(r.line)
 	r.line = append(r.line, b...)
-	// The empty line may have begun in what was read before.
+	// The empty line may begin in the bytes of an earlier call.
 	end := bytes.Index(r.line[max(0, before-3):], []byte("\r\n\r\n"))
 	if end < 0 {
-		if len(r.line) > longestHead {
-			return nil, fmt.Errorf("a response head of more than %d bytes", longestHead)
+		if len(r.line) > maxHead {
+			return nil, fmt.Errorf("the head of the response has more than %d bytes", maxHead)
 		}
 		return nil, nil
 	}
@@ -91,11 +91,11 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	response, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), nil)
 	r.line = r.line[:0]
 	if err != nil {
-		return nil, fmt.Errorf("no HTTP response: %w", err)
+		return nil, fmt.Errorf("not an HTTP response: %w", err)
 	}
 	if response.StatusCode >= 100 && response.StatusCode < 200 && response.StatusCode != http.StatusSwitchingProtocols {
-		if r.heads += size; r.heads > longestHead {
-			return nil, fmt.Errorf("informational responses of more than %d bytes", longestHead)
+		if r.heads += size; r.heads > maxHead {
+			return nil, fmt.Errorf("the informational responses have more than %d bytes", maxHead)
 		}
 		return rest, nil // the final response follows
 	}
@@ -112,13 +112,13 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	return rest, nil
 }
 
-// cutLine returns the next line without its end, nil when its end has not come.
+// cutLine returns the next line without its end, or nil if the line is incomplete.
 func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
 	before, after, ok := bytes.Cut(b, []byte{'\n'})
 	if !ok {
 		r.line = append(r.line, b...)
-		if len(r.line) > longestSize {
-			return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", longestSize)
+		if len(r.line) > maxSizeLine {
+			return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", maxSizeLine)
 		}
 		return nil, nil, nil
 	}
@@ -128,8 +128,8 @@ func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
 		line = r.line
 		r.line = r.line[:0]
 	}
-	if len(line) > longestSize {
-		return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", longestSize)
+	if len(line) > maxSizeLine {
+		return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", maxSizeLine)
 	}
 	if len(line) > 0 && line[len(line)-1] == '\r' {
 		line = line[:len(line)-1]
@@ -145,16 +145,16 @@ func (r *reply) readLine(line []byte) error {
 	switch r.part {
 	case inNewline:
 		if len(line) > 0 {
-			return fmt.Errorf("a chunk is followed by %.20q, want a new line", line)
+			return fmt.Errorf("%.20q follows a chunk, want a new line", line)
 		}
 		r.part = inSize
 	case inTrailer:
 		r.over = len(line) == 0
 	case inSize:
-		digits, _, _ := bytes.Cut(line, []byte(";")) // an extension says nothing to us
+		digits, _, _ := bytes.Cut(line, []byte(";")) // ignore chunk extensions
 		size, err := strconv.ParseInt(string(bytes.TrimRight(digits, " \t")), 16, 64)
 		if err != nil || size < 0 {
-			return fmt.Errorf("chunk size %.40q is no number", line)
+			return fmt.Errorf("chunk size %.40q is not a number", line)
 		}
 		r.left, r.part = size, inBody
 		if size == 0 {

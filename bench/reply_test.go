@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// readReply reads a response in pieces of n bytes and returns its body and what was left.
+// readReply reads a response in pieces of n bytes. It returns the body and the bytes after the response.
 func readReply(text string, n int) (r *reply, body, left string, err error) {
 	r = new(reply)
 	for piece := range slices.Chunk([]byte(text), n) {
@@ -24,7 +24,7 @@ func readReply(text string, n int) (r *reply, body, left string, err error) {
 	return r, body, left, err
 }
 
-func TestAReplyIsCutOutOfAConnection(t *testing.T) {
+func TestAReplyEndsWhereTheResponseEnds(t *testing.T) {
 	tests := []struct {
 		name, text string
 		status     int
@@ -34,12 +34,12 @@ func TestAReplyIsCutOutOfAConnection(t *testing.T) {
 		{"chunks are joined", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\nnext", 200, "abcde", "next", true, true},
 		{"a trailer is skipped", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: y\r\n\r\n", 200, "a", "", true, true},
 		{"a length is kept to", "HTTP/1.1 404 No\r\nContent-Length: 3\r\n\r\nabcd", 404, "abc", "d", true, true},
-		{"no body is the end", "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, "", "", true, true},
+		{"an empty body is the end", "HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", 503, "", "", true, true},
 		{"without a length the connection's end is the end", "HTTP/1.1 200 OK\r\n\r\nabc", 200, "abc", "", false, false},
 		{"HTTP/1.0 closes", "HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\na", 200, "a", "", true, false},
 		{"Connection: close closes", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\na", 200, "a", "", true, false},
-		{"what is only informational is skipped", "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na", 200, "a", "", true, true},
-		{"an answer may end later", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", 200, "ab", "", false, true},
+		{"informational responses are skipped", "HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na", 200, "a", "", true, true},
+		{"a response may be incomplete", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", 200, "ab", "", false, true},
 	}
 	for _, test := range tests {
 		for _, n := range []int{1, 2, 3, 7, 1 << 10} {
@@ -52,16 +52,16 @@ func TestAReplyIsCutOutOfAConnection(t *testing.T) {
 	}
 }
 
-func TestAReplyThatIsNoneIsRefused(t *testing.T) {
+func TestABadReplyIsRefused(t *testing.T) {
 	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 	tests := []struct{ name, text, want string }{
-		{"another protocol", "SSH-2.0-OpenSSH_9.2\r\n\r\n", "no HTTP response"},
-		{"a head without an end", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", longestHead), "a response head of more than"},
-		{"a size that is no number", chunked + "xyz\r\n", `chunk size "xyz" is no number`},
-		{"a size below zero", chunked + "-1\r\n", `chunk size "-1" is no number`},
-		{"a size beyond all bounds", chunked + "fffffffffffffffff\r\n", "is no number"},
-		{"a size that never ends", chunked + strings.Repeat("0", longestSize+1), "a line of more than"},
-		{"a chunk that is longer than it says", chunked + "1\r\nabc\r\n", `a chunk is followed by "bc"`},
+		{"another protocol", "SSH-2.0-OpenSSH_9.2\r\n\r\n", "not an HTTP response"},
+		{"a head without an end", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead), "the head of the response has more than"},
+		{"a size that is not a number", chunked + "xyz\r\n", `chunk size "xyz" is not a number`},
+		{"a size below zero", chunked + "-1\r\n", `chunk size "-1" is not a number`},
+		{"a size of more than 64 bits", chunked + "fffffffffffffffff\r\n", "is not a number"},
+		{"a size that never ends", chunked + strings.Repeat("0", maxSizeLine+1), "a line of more than"},
+		{"a chunk that is longer than its size", chunked + "1\r\nabc\r\n", `"bc" follows a chunk`},
 	}
 	for _, test := range tests {
 		for _, n := range []int{1, 1 << 20} {
@@ -72,7 +72,7 @@ func TestAReplyThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// What the standard library takes for a whole response with a body is the same to a reply, however it is cut.
+// A reply reads a response like net/http does, in pieces of any size.
 func FuzzReply(f *testing.F) {
 	for _, text := range []string{
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
@@ -98,7 +98,7 @@ func FuzzReply(f *testing.F) {
 		}
 		response, err := http.ReadResponse(bufio.NewReader(bytes.NewReader([]byte(text))), nil)
 		if err != nil {
-			t.Fatalf("net/http refuses what a reply takes: %v", err)
+			t.Fatalf("net/http refuses a response that a reply accepts: %v", err)
 		}
 		want, err := io.ReadAll(response.Body)
 		if err == nil && string(want) != body {

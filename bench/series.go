@@ -12,15 +12,15 @@ var seriesColumns = []struct {
 	name string
 	of   func(*Second) *int
 }{
-	{"sent", func(s *Second) *int { return &s.Sent }}, // there even when all are zero: it says how long the series is
+	{"sent", func(s *Second) *int { return &s.Sent }}, // always stored: its length is the length of the series
 	{"ended", func(s *Second) *int { return &s.Ended }},
 	{"failed", func(s *Second) *int { return &s.Failed }},
 	{"in_flight", func(s *Second) *int { return &s.InFlight }},
 	{"chunks", func(s *Second) *int { return &s.Chunks }},
 }
 
-// MarshalJSON writes one list for each field of Second, and none for another than sent that is always zero. A series is
-// stored with each probe, and objects that name their fields would be four times as long.
+// MarshalJSON writes one list for each field of Second, and leaves out lists of zeros except sent. Every probe stores a
+// series, and a list of objects would be four times as long.
 func (s Series) MarshalJSON() ([]byte, error) {
 	lists := make(map[string][]int)
 	for _, column := range seriesColumns {
@@ -56,7 +56,7 @@ func (s *Series) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// at returns the second of that number.
+// at returns the given second and extends the series up to it.
 func (s *Series) at(second int) *Second {
 	for len(*s) <= second {
 		*s = append(*s, Second{})
@@ -64,10 +64,10 @@ func (s *Series) at(second int) *Second {
 	return &(*s)[second]
 }
 
-// Sent notes that a request left at that time of the run.
+// Sent counts a request that was sent at the given time of the run.
 func (s *Series) Sent(at time.Duration) { s.at(second(at)).Sent++ }
 
-// Ended notes that an answer ended.
+// Ended counts a request that ended or failed at the given time of the run.
 func (s *Series) Ended(at time.Duration, failed bool) {
 	if failed {
 		s.at(second(at)).Failed++
@@ -76,10 +76,10 @@ func (s *Series) Ended(at time.Duration, failed bool) {
 	}
 }
 
-// Chunks notes that chunks of output came in a second of the run.
+// Chunks counts n chunks with output in the given second of the run.
 func (s *Series) Chunks(second, n int) { s.at(second).Chunks += n }
 
-// Close computes what was in flight at the end of each second, when all is noted.
+// Close computes InFlight for each second. Call it when all requests have been counted.
 func (s Series) Close() {
 	inFlight := 0
 	for i := range s {
@@ -88,7 +88,7 @@ func (s Series) Close() {
 	}
 }
 
-// between sums up the seconds that lie wholly between two times, and returns how many they are.
+// between sums up the seconds that lie wholly between two times, and returns their number.
 func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	first, end := int(math.Ceil(from.Seconds())), min(second(to), len(s))
 	for i := max(first, 0); i < end; i++ {
@@ -101,7 +101,7 @@ func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	return sum, n
 }
 
-// peakChunks returns the most chunks of a second that lies between two times, wholly or in part.
+// peakChunks returns the largest number of chunks in a second that lies at least partly between two times.
 func (s Series) peakChunks(from, to time.Duration) int {
 	peak := 0
 	for i := max(second(from), 0); i < len(s) && time.Duration(i)*time.Second <= to; i++ {

@@ -14,7 +14,7 @@ func TestASeriesIsStoredInColumns(t *testing.T) {
 		series Series
 		want   string
 	}{
-		{"a list for each figure that occurs", Series{{Sent: 1, InFlight: 1}, {Sent: 2, Ended: 1, Chunks: 30, InFlight: 2}}, `{"chunks":[0,30],"ended":[0,1],"in_flight":[1,2],"sent":[1,2]}`},
+		{"a list for each figure that is not always zero", Series{{Sent: 1, InFlight: 1}, {Sent: 2, Ended: 1, Chunks: 30, InFlight: 2}}, `{"chunks":[0,30],"ended":[0,1],"in_flight":[1,2],"sent":[1,2]}`},
 		{"seconds in which nothing happened", Series{{}, {}}, `{"sent":[0,0]}`},
 		{"no seconds", Series{}, `{"sent":[]}`},
 	} {
@@ -32,7 +32,7 @@ func TestASeriesIsStoredInColumns(t *testing.T) {
 	}
 }
 
-func TestAMeasurementIsReadAsItWasStored(t *testing.T) {
+func TestAMeasurementSurvivesTheStore(t *testing.T) {
 	run := Run{Samples: manySamples(200, 1), Series: Series{{Sent: 200, Chunks: 7}, {Ended: 150, InFlight: 50}}, Lateness: Lateness{CPU: 5}}
 	m := Measure(run, Scope{Rate: 2, Length: time.Minute, Rules: Rules0141, Limits: allLimits})
 	text, err := json.Marshal(m)
@@ -45,7 +45,7 @@ func TestAMeasurementIsReadAsItWasStored(t *testing.T) {
 	}
 }
 
-func TestASeriesThatDoesNotFitItselfIsRefused(t *testing.T) {
+func TestASeriesWithUnequalColumnsIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"sent":[1],"ended":[1,2]}`: "series: ended has 2 seconds, sent has 1",
 		`{"ended":[1]}`:              "series: ended has 1 seconds, sent has 0",

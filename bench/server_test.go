@@ -14,7 +14,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// asked is what the servers of these tests read of a request.
+// asked has the fields of a request that the servers of these tests read.
 type asked struct {
 	Model       string             `json:"model"`
 	Prompt      json.RawMessage    `json:"prompt"`
@@ -47,7 +47,7 @@ func begin(t *testing.T, w http.ResponseWriter, r *http.Request) (stream, asked)
 }
 
 func (s stream) raw(format string, args ...any) {
-	fmt.Fprintf(s.w, format, args...) // a client that has gone away is no concern of the server
+	fmt.Fprintf(s.w, format, args...) // an error means that the client has gone, which the server may ignore
 	s.w.(http.Flusher).Flush()
 }
 
@@ -112,7 +112,7 @@ func ask(tokens int) workload.Request {
 	return workload.Request{Tokens: []int32{5, 6, 7}, PromptTokens: 3, OutputTokens: tokens}
 }
 
-// memory is a network in memory, so that time can be virtual.
+// memory is a network in memory, for tests in virtual time.
 type memory struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -147,7 +147,7 @@ func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// virtual returns a client of a server in memory, for use in a synctest bubble.
+// virtual returns a client for a server in memory. It must be called in a synctest bubble.
 func virtual(t *testing.T, handler func(stream, asked, *http.Request)) *Client {
 	network := &memory{conns: make(chan net.Conn), closed: make(chan struct{})}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -163,7 +163,7 @@ func virtual(t *testing.T, handler func(stream, asked, *http.Request)) *Client {
 	return &Client{URL: "http://server", Model: "tiny", dial: network.dial}
 }
 
-// loopback returns a client of a server on the loopback.
+// loopback returns a client for a server on the loopback.
 func loopback(t *testing.T, handler http.HandlerFunc) (*Client, *httptest.Server) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)

@@ -2,16 +2,16 @@ package bench
 
 import "slices"
 
-// leastSilence is how many seconds without a token make a silence. At the busiest a server makes some in each.
-const leastSilence = 2
+// minSilence is how many seconds without a token count as silence. Even an overloaded server makes tokens each second.
+const minSilence = 2
 
-// Silent reports whether the run was sent requests and gave no token at its end, or completed not one of them. Such a server hangs, fails them
-// all, or is slow: one more request tells which.
+// Silent reports whether the server completed no request of the run, or generated no token at its end. Such a server
+// hangs, fails all requests, or is slow. One more request shows which.
 func (r Run) Silent() bool {
 	if r.Tally != nil && r.Tally.total.completed > 0 || r.Tally == nil && !slices.ContainsFunc(r.Samples, func(s Sample) bool { return !s.OK() }) {
 		return false
 	}
-	if len(r.Series) == 0 { // a load that keeps none
+	if len(r.Series) == 0 { // some loads keep no series
 		return !slices.ContainsFunc(r.Samples, func(s Sample) bool { return s.OK() })
 	}
 	quiet := 0
@@ -24,5 +24,5 @@ func (r Run) Silent() bool {
 		}
 	}
 	completed := slices.ContainsFunc(r.Series, func(s Second) bool { return s.Ended > 0 })
-	return !completed || quiet >= leastSilence
+	return !completed || quiet >= minSilence
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/samber/lo"
 )
 
-// sketchAccuracy is how far a percentile of a sketch may be from the value itself, as a share of it. Limits are judged on
-// exact counts, so 0.5 % is for reading; it costs 8 bytes per 1 % step of latency that occurs, 35 KB from 1 ns to 300 years.
+// sketchAccuracy is the largest relative error of a sketch's percentile. Verdicts use exact counts, so 0.5 % is good
+// enough for a reader. A sketch takes 8 bytes for each 1 % step of latency: 35 KB from 1 ns to 300 years.
 const sketchAccuracy = 0.005
 
-// A distribution is one latency of many requests in milliseconds: the values themselves, or a sketch of them.
+// A distribution holds one latency of many requests in milliseconds: all values, or a sketch of them.
 type distribution struct {
 	moments
 	values []float64
@@ -39,7 +39,7 @@ func (d *distribution) merge(o *distribution) {
 	d.values = append(d.values, o.values...)
 }
 
-// stats returns the figures; values are sorted in place.
+// stats returns the figures. It sorts d.values.
 func (d *distribution) stats() Stats {
 	if d.sketch == nil {
 		slices.Sort(d.values)
@@ -48,14 +48,14 @@ func (d *distribution) stats() Stats {
 	return d.moments.stats(func(p float64) float64 { return min(d.sketch.percentile(p), d.max) })
 }
 
-// A sketch keeps how many values fell into each of many narrow classes whose borders grow by a constant factor (DDSketch,
-// Masson, Rim and Lee, VLDB 2019). It needs the same memory for a thousand and a billion values, and two sketches add up.
+// A sketch counts values in narrow classes whose bounds grow by a constant factor (DDSketch; Masson, Rim and Lee, VLDB
+// 2019). Its memory does not depend on the number of values, and two sketches can be added.
 type sketch struct {
 	classes *store.DenseStore
-	zeros   int // values of zero, which have no logarithm; negative ones, which only a clock that was set back could give, too
+	zeros   int // values of zero, which have no logarithm, and negative values, which only a clock set back could cause
 }
 
-// latencyClasses are the classes of all sketches. They are refused for an accuracy outside of (0, 1) alone.
+// latencyClasses are the classes of all sketches. The constructor fails only for an accuracy outside (0, 1).
 var latencyClasses = lo.Must(mapping.NewLogarithmicMapping(sketchAccuracy))
 
 func newSketch() *sketch { return &sketch{classes: store.NewDenseStore()} }
@@ -73,7 +73,7 @@ func (s *sketch) merge(o *sketch) {
 	s.classes.MergeWith(o.classes)
 }
 
-// percentile returns numpy's linear percentile, with each value replaced by the middle of its class.
+// percentile returns numpy's linear percentile, taking the middle of its class for each value.
 func (s *sketch) percentile(p float64) float64 {
 	return percentile(s.zeros+int(s.classes.TotalCount()), p, func(i int) float64 {
 		if i < s.zeros {
@@ -83,15 +83,15 @@ func (s *sketch) percentile(p float64) float64 {
 	})
 }
 
-// A Sketch is how the values of a latency are spread, to draw it or to add up several. Count i is of the values in milliseconds from γ^(First+i) to
-// γ^(First+i+1), γ = 1.005 / 0.995.
+// A Sketch is a histogram of a latency, to be drawn or added to others. Counts[i] is the number of values from
+// γ^(First+i) to γ^(First+i+1) milliseconds, with γ = 1.005 / 0.995.
 type Sketch struct {
 	Zeros  int   `json:"zeros,omitempty"` // values of zero
 	First  int   `json:"first"`
 	Counts []int `json:"counts"`
 }
 
-// Sketches are the latencies of a run of which there are any.
+// Sketches are the histograms of a run's latencies. A latency without values has none.
 type Sketches struct {
 	TTFT *Sketch `json:"ttft_ms,omitempty"`
 	TPOT *Sketch `json:"tpot_ms,omitempty"`
@@ -99,7 +99,7 @@ type Sketches struct {
 	E2E  *Sketch `json:"e2e_ms,omitempty"`
 }
 
-// spread returns the distribution as a Sketch; nil of one without values.
+// spread returns the distribution as a Sketch, or nil if it has no values.
 func (d *distribution) spread() *Sketch {
 	if d.n == 0 {
 		return nil

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stamper reads a TCP socket and knows when what it read has arrived in this machine. The kernel notes that for each
-// segment (SO_TIMESTAMPNS, socket(7)), so that a client which gets a processor late still reports when the server answered.
-// Of segments that are read together the last one counts.
+// A stamper reads a TCP socket and knows when the bytes arrived in this machine. The kernel stamps each segment
+// (SO_TIMESTAMPNS, socket(7)), so a client that gets a processor late still knows when the server answered. If one read
+// returns several segments, the last stamp counts.
 type stamper struct {
 	message unix.Msghdr
 	vector  unix.Iovec
 	control [64]byte
-	drained time.Time // when the socket was last seen to hold no more: nothing that is read later came before
-	arrived time.Time // when the bytes that were read last had arrived
-	read    time.Time // when they were read
+	drained time.Time // when the socket was last seen empty; bytes read later arrived after it
+	arrived time.Time // when the bytes of the last read arrived
+	read    time.Time // when the last read returned
 }
 
 // stampArrivals asks the kernel for the time stamps of a socket.
@@ -28,7 +28,7 @@ func stampArrivals(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)
 }
 
-// receive reads once without waiting: unix.EAGAIN when nothing is there, no bytes at the end of the stream.
+// receive reads once without waiting. It returns unix.EAGAIN if nothing is there, and no bytes at the end of the stream.
 func (s *stamper) receive(fd int, b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -59,8 +59,8 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	}
 }
 
-// note reads the stamp of the last message. It is wall-clock time; only its age is used, held to what can be, so that a
-// clock that is set during a run does no harm.
+// note reads the stamp of the last message. The stamp is wall-clock time, so note uses only its age and limits that to
+// the time since the socket was empty. Setting the clock during a run then does no harm.
 func (s *stamper) note(now time.Time) {
 	s.arrived, s.read = now, now
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
@@ -73,7 +73,7 @@ func (s *stamper) note(now time.Time) {
 	s.arrived = now.Add(-min(max(age, 0), now.Sub(s.drained)))
 }
 
-// A stamped is a TCP connection with a stamper, for what is read above it, such as TLS.
+// A stamped is a TCP connection with a stamper, for protocols above it such as TLS.
 type stamped struct {
 	*net.TCPConn
 	stamper
@@ -91,7 +91,7 @@ func newStamped(tcp *net.TCPConn) (*stamped, error) {
 	return s, errors.Join(controlErr, err)
 }
 
-// Read reads what is there, or waits for it.
+// Read reads the next bytes and waits for them if there are none.
 func (s *stamped) Read(b []byte) (n int, err error) {
 	waitErr := s.raw.Read(func(fd uintptr) bool {
 		n, err = s.receive(int(fd), b)
@@ -106,14 +106,14 @@ func (s *stamped) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// awaitStamps waits until the kernel stamps what arrives, and keeps it doing so until release is called. It begins to stamp for
-// the first socket that asks, some milliseconds later (net_enable_timestamp in net/core/dev.c), and stops after the last one.
-// A system that stamps nothing is waited for in vain, for a moment.
+// awaitStamps waits until the kernel stamps arriving bytes, and keeps it stamping until release is called. The kernel
+// starts some milliseconds after the first socket asks for it (net_enable_timestamp in net/core/dev.c), and stops after
+// the last such socket is closed. On a system without stamps, awaitStamps gives up after 50 ms.
 func awaitStamps() (release func()) {
 	const most, step = 50 * time.Millisecond, 2 * time.Millisecond
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return func() {} // the connections will tell what is wrong with sockets
+		return func() {} // the first connection will report what is wrong with sockets
 	}
 	release = func() { _ = unix.Close(fd) }
 	if stampArrivals(fd) != nil || unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}) != nil {

@@ -2,30 +2,16 @@ package bench
 
 import (
 	"math"
-	"slices"
 	"time"
 )
 
-// StatsOf returns the usual figures of latencies in milliseconds, in any order; ms is left as it is.
-func StatsOf(ms []float64) Stats {
-	if len(ms) == 0 {
-		return Stats{}
-	}
-	sorted := slices.Sorted(slices.Values(ms))
-	var m moments
-	for _, v := range sorted {
-		m.add(v)
-	}
-	return m.stats(func(p float64) float64 { return Percentile(sorted, p) })
-}
-
-// Percentile returns the p-th percentile, p in [0, 100], of ascending values as numpy.percentile has it by default
-// (linear interpolation, to the last bit). It is 0 when there are no values.
+// Percentile returns the p-th percentile, p in [0, 100], of ascending values. It equals numpy.percentile's default
+// (linear interpolation) to the last bit. It is 0 if there are no values.
 func Percentile(sorted []float64, p float64) float64 {
 	return percentile(len(sorted), p, func(i int) float64 { return sorted[i] })
 }
 
-// percentile is Percentile of n ascending values, of which value returns the i-th.
+// percentile is Percentile of n ascending values; value returns the i-th.
 func percentile(n int, p float64, value func(i int) float64) float64 {
 	if n == 0 {
 		return 0
@@ -40,8 +26,8 @@ func percentile(n int, p float64, value func(i int) float64) float64 {
 	return a + (b-a)*t
 }
 
-// moments are what is known of values without keeping them. The sum of squares is kept as distance from the mean (Welford, and
-// Chan for two of them), because squares of large values would drown a small spread.
+// moments sums up values without keeping them. It sums squared distances from the mean (Welford's method, and Chan's for
+// a merge), because a plain sum of squares loses a small spread among large values.
 type moments struct {
 	n       int
 	mean    float64
@@ -74,7 +60,7 @@ func (m *moments) merge(o moments) {
 	m.max = max(m.max, o.max)
 }
 
-// stats returns the figures, with percentiles from a function of p.
+// stats returns the figures; at returns the percentile p.
 func (m *moments) stats(at func(p float64) float64) Stats {
 	if m.n == 0 {
 		return Stats{}

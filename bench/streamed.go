@@ -6,27 +6,31 @@ import (
 )
 
 const (
-	// leastTPOT is less than any server takes for a token: the quickest make some 3,000 a second for one user. A loop that writes the
-	// chunks of a whole answer one after the other takes 5 to 50 µs for each.
-	leastTPOT = 100 * time.Microsecond
-	// Something holds an answer back where so many chunks come together in the mean, and so long after those before.
+	// minTPOT is less than any server needs for a token: the quickest generate about 3,000 a second for one user. A proxy
+	// that writes a whole buffered answer in a loop needs 5 to 50 µs for each chunk.
+	minTPOT = 100 * time.Microsecond
+	// A proxy buffers an answer if at least burstChunks chunks arrive together, and bursts are at least minBurst apart, on
+	// average.
 	burstChunks = 4
-	leastBurst  = 20 * time.Millisecond
-	// mostBlank is how many chunks without a text an answer may have whose tokens are held against its text: the last one, and one more. A
-	// model that goes on after its end makes tokens without a text, and then nothing is known.
-	mostBlank = 2
-	// mostMarks is how many tokens of an answer may come without a chunk: marks of the model's own, such as <think> and </think>, or the
-	// three before each message of gpt-oss.
-	mostMarks = 4
-	// A run is void when more of its times between tokens cannot be seen: a limit on them would be kept by what was not measured.
-	mostUnseen = 0.5
-	// So few say nothing: on a busy server both tokens of a short answer may share a chunk.
-	leastUnseen = 8
-	// mostReadLate is how late the load generator may be in the median: one that is later gets chunks together that came apart.
-	mostReadLate = 5 * time.Millisecond
+	minBurst    = 20 * time.Millisecond
+	// maxBlank is how many chunks without text an answer may have if its tokens are compared with its text: the last chunk
+	// and one more. A model that goes on after its end generates tokens without text, so the comparison would mean nothing.
+	maxBlank = 2
+	// maxMarks is how many tokens of an answer may have no chunk. They are special tokens, such as <think> and </think>, or
+	// the three before each message of gpt-oss.
+	maxMarks = 4
+	// maxUnseen is the share of times between tokens that may be unseen. Beyond it the run is void, because a limit on
+	// them would be judged on latencies that were not measured.
+	maxUnseen = 0.5
+	// minUnseen is the number of unseen times below which a run is not void. On a busy server both tokens of a short answer
+	// may share a chunk.
+	minUnseen = 8
+	// maxReadLate is how late the load generator may be in the median. A later one reads chunks together that arrived
+	// apart.
+	maxReadLate = 5 * time.Millisecond
 )
 
-// The ways in which the times between the tokens of an answer cannot be seen.
+// The reasons why the times between the tokens of an answer cannot be seen.
 const (
 	atOnce = iota
 	inBursts
@@ -34,33 +38,33 @@ const (
 	waysUnseen
 )
 
-// unseen says why the times between the tokens of a completed answer cannot be seen, and whether that is so. Several tokens may share a
-// chunk, as with speculative decoding, --stream-interval and a busy server, and chunks may come together now and then.
+// unseen reports whether the times between the tokens of a completed answer cannot be seen, and why. It tolerates several
+// tokens in a chunk (speculative decoding, --stream-interval, a busy server), and chunks that sometimes arrive together.
 func (s *Sample) unseen() (way int, is bool) {
 	span, gaps := s.Last-s.First, s.OutputTokens-1
 	switch {
 	case gaps < 1:
-	case span < time.Duration(gaps)*leastTPOT:
+	case span < time.Duration(gaps)*minTPOT:
 		return atOnce, true
-	case s.Pieces > 1 && s.Chunks >= burstChunks*s.Pieces && span >= time.Duration(s.Pieces-1)*leastBurst:
+	case s.Pieces > 1 && s.Chunks >= burstChunks*s.Pieces && span >= time.Duration(s.Pieces-1)*minBurst:
 		return inBursts, true
-	case s.Pieces > 0 && s.Blank <= mostBlank && s.OutputTokens > s.TextBytes+s.Chunks+mostMarks+s.textless(): // a token has a byte of text at least, or a chunk
-		return overclaimed, true
+	case s.Pieces > 0 && s.Blank <= maxBlank && s.OutputTokens > s.TextBytes+s.Chunks+maxMarks+s.textless():
+		return overclaimed, true // every other token has at least a byte of text, or its own chunk
 	}
 	return 0, false
 }
 
-// textless is how many tokens may have no text since the model went on after its end: with --stream-interval a chunk holds many, and the
-// end lies in the one before the blank ones.
+// textless returns how many tokens may have no text because the model went on after its end. The end lies in the chunk
+// before the blank ones, and with --stream-interval a chunk holds many tokens.
 func (s *Sample) textless() int {
 	return (s.Blank + 1) * (s.OutputTokens - 1) / max(1, s.Chunks-1)
 }
 
-// A visibility is how many times between tokens a run has, and how many of them cannot be seen.
+// A visibility counts the times between tokens in a run, and how many of them cannot be seen.
 type visibility struct {
 	gaps   int
-	unseen [waysUnseen]int
-	first  [waysUnseen]Sample // of each way
+	unseen [waysUnseen]int    // by reason
+	first  [waysUnseen]Sample // an example of each reason
 }
 
 func (v *visibility) add(s *Sample) {
@@ -84,7 +88,7 @@ func (v *visibility) merge(o *visibility) {
 	}
 }
 
-// void says why the latencies of a run are not the server's; "" when they may be.
+// void says why the latencies of a run are not the server's. It returns "" if they may be.
 func (v *visibility) void(sendLag Stats) string {
 	all, worst := 0, 0
 	for way, n := range v.unseen {
@@ -92,16 +96,16 @@ func (v *visibility) void(sendLag Stats) string {
 			worst = way
 		}
 	}
-	if all < leastUnseen || float64(all) <= mostUnseen*float64(v.gaps) || sendLag.P50 > milliseconds(mostReadLate) {
+	if all < minUnseen || float64(all) <= maxUnseen*float64(v.gaps) || sendLag.P50 > milliseconds(maxReadLate) {
 		return ""
 	}
 	share, s := 100*float64(all)/float64(v.gaps), v.first[worst]
 	switch worst {
 	case inBursts:
-		return fmt.Sprintf("the answers are not streamed token by token but held back and passed on in bursts, so %.0f %% of the times between tokens cannot be seen "+
+		return fmt.Sprintf("the answers are not streamed token by token but arrive in bursts, so %.0f %% of the times between tokens cannot be seen "+
 			"(an answer of %d tokens came in %d pieces): look for a proxy that buffers, such as nginx without proxy_buffering off", share, s.OutputTokens, s.Pieces)
 	case overclaimed:
-		return fmt.Sprintf("the server counts more tokens than its answers can hold (usage says %d tokens of an answer with %d bytes of text in %d chunks), "+
+		return fmt.Sprintf("the server counts more tokens than its answers can hold (usage says %d tokens for an answer with %d bytes of text in %d chunks), "+
 			"so the time per token means nothing: look for a proxy that changes usage or drops chunks", s.OutputTokens, s.TextBytes, s.Chunks)
 	}
 	return fmt.Sprintf("the answers are not streamed: all tokens of an answer come at once, so %.0f %% of the times between tokens cannot be seen "+

@@ -16,10 +16,11 @@ func piece(text string) string {
 	return fmt.Sprintf(`data: {"choices":[{"index":0,"text":%q}]}`+"\n\n", text)
 }
 
-// A run is void when its answers were not streamed, and only then: what else may share a chunk or come together is a server's right.
+// A run is void if its answers were not streamed. It is not void if tokens share chunks or chunks arrive together for
+// another reason.
 func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	const tpot = 20 * time.Millisecond
-	// steady writes what of gives for each step, a step every so long.
+	// steady writes of(i) at step i. It sleeps for the duration every before each step.
 	steady := func(every time.Duration, steps int, of func(step int) string) func(stream) {
 		return func(s stream) {
 			for i := range steps {
@@ -33,10 +34,10 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 		name   string
 		tokens int
 		write  func(stream)
-		want   string // in Void; "" when it is a good run
+		want   string // part of Void; "" for a good run
 	}{
 		{"a token at a time", 64, steady(tpot, 64, func(int) string { return tokens(1) }), ""},
-		{"the quickest server there is", 64, steady(300*time.Microsecond, 64, func(int) string { return tokens(1) }), ""},
+		{"the quickest known server", 64, steady(300*time.Microsecond, 64, func(int) string { return tokens(1) }), ""},
 		{"speculative decoding: five tokens a chunk", 64, steady(tpot, 13, func(int) string { return piece(" a b c d e") }), ""},
 		{"speculative decoding of one byte a token", 64, steady(tpot, 13, func(int) string { return piece("abcde") }), ""},
 		{"--stream-interval 16: the first token, and then sixteen at a time", 65, steady(tpot, 5, func(i int) string {
@@ -46,8 +47,8 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 		{"answers of one token", 1, steady(tpot, 1, func(int) string { return tokens(1) }), ""},
 		{"answers of two tokens", 2, steady(tpot, 2, func(int) string { return tokens(1) }), ""},
 		{"a letter of four tokens", 64, steady(4*tpot, 16, func(int) string { return piece("𓀀") }), ""},
-		{"marks that are not shown", 64, steady(tpot, 60, func(int) string { return tokens(1) }), ""},
-		{"thoughts that are not shown, and said to be", 64, func(s stream) {
+		{"special tokens without a chunk", 64, steady(tpot, 60, func(int) string { return tokens(1) }), ""},
+		{"hidden reasoning that usage reports", 64, func(s stream) {
 			time.Sleep(40 * tpot)
 			steady(tpot, 15, func(int) string { return tokens(1) })(s)
 			s.raw("%s", `data: {"choices":[],"usage":{"completion_tokens":64,"completion_tokens_details":{"reasoning_tokens":49}}}`+"\n\n")
@@ -68,13 +69,13 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 		{"one after the other without a pause", 64, steady(20*time.Microsecond, 64, func(int) string { return tokens(1) }), "not streamed"},
 		{"a buffer of sixteen chunks", 64, steady(16*tpot, 4, func(int) string { return tokens(16) }), "in bursts, so 100 % of the times between tokens cannot be seen (an answer of 64 tokens came in 4 pieces)"},
 		{"the first token, and then all others", 64, steady(time.Second, 2, func(i int) string { return tokens(1 + 62*i) }), "in bursts"},
-		{"usage that claims ten times the tokens", 640, steady(tpot, 64, func(int) string { return tokens(1) }), "usage says 640 tokens of an answer with 128 bytes of text in 64 chunks"},
+		{"usage that claims ten times the tokens", 640, steady(tpot, 64, func(int) string { return tokens(1) }), "usage says 640 tokens for an answer with 128 bytes of text in 64 chunks"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const n = 12
 			client := virtual(t, func(s stream, q asked, _ *http.Request) {
 				row.write(s)
-				if !strings.Contains(row.name, "said to be") {
+				if !strings.Contains(row.name, "that usage reports") {
 					s.usage(row.tokens)
 				}
 				s.done()
@@ -87,21 +88,21 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 			if m.Completed != n || (m.Void == "") != (row.want == "") || !strings.Contains(m.Void, row.want) {
 				t.Errorf("%s: %d completed, void %q, want %q", row.name, m.Completed, m.Void, row.want)
 			}
-			half := NewTally("", nil)
+			half := newTally("", nil)
 			for i := range run.Samples {
-				one := NewTally("", nil)
+				one := newTally("", nil)
 				one.Add(&run.Samples[i])
 				half.Merge(one)
 			}
-			if void := half.Measurement(Scope{}).Void; void != m.Void {
-				t.Errorf("%s: in sums void is %q, want %q", row.name, void, m.Void)
+			if void := half.measurement(Scope{}).Void; void != m.Void {
+				t.Errorf("%s: void of merged tallies is %q, want %q", row.name, void, m.Void)
 			}
 		})
 	}
 }
 
-// Where half of the answers pass through a buffer it is the limit that decides which half: one more than half is too many.
-func TestWhatIsUnseenMayBeLessThanHalf(t *testing.T) {
+// Up to half of the times between tokens may be unseen. With more, a limit would be judged on buffered answers.
+func TestHalfOfTheTimesMayBeUnseen(t *testing.T) {
 	streamed := Sample{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 20, Pieces: 20, TextBytes: 40}
 	whole := streamed
 	whole.First, whole.Pieces = whole.Last, 1
@@ -113,12 +114,12 @@ func TestWhatIsUnseenMayBeLessThanHalf(t *testing.T) {
 	}{
 		{"half of them", []Sample{streamed, whole}, false},
 		{"most of them", []Sample{streamed, whole, whole}, true},
-		{"all of them, and the load generator was late: it may have let them gather", []Sample{late(whole), late(whole)}, false},
+		{"all of them, but the load generator was late and may have read chunks together", []Sample{late(whole), late(whole)}, false},
 		{"one answer of three tokens", []Sample{{First: 1, Last: 1, End: 1, OutputTokens: 3, WantTokens: 3, Chunks: 1}}, false},
-		{"samples of a tool that does not count pieces", []Sample{{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 2}}, false},
+		{"samples of a load that does not count pieces", []Sample{{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 2}}, false},
 	} {
 		if m := Measure(Run{Samples: row.samples}, Scope{}); (m.Void != "") != row.void {
-			t.Errorf("%s: void %q, want it to be so: %t", row.name, m.Void, row.void)
+			t.Errorf("%s: void %q, want a void run: %t", row.name, m.Void, row.void)
 		}
 	}
 }

@@ -8,20 +8,19 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Rules are whose definitions a measurement follows where the versions of vllm bench serve differ
+// Rules name the version of vllm bench serve whose definitions a measurement follows where versions differ
 // (vllm/benchmarks/lib/endpoint_request_func.py).
 type Rules string
 
-// The rules. They differ for chat alone: 0.14.1 takes the chunk that only names the role for the first token, and the usage
-// chunk for the end. The gap from the role to the first token is one more time between tokens. (0.14.1 also counts a chat
-// that failed under HTTP 200 as completed, and prompts by its own tokenizer: a failure is a failure under both rules here, and
-// tokens are the server's.)
+// The rules differ only for chat. In 0.14.1 the chunk that only names the role is the first token, and the usage chunk is
+// the end. The time from the role to the first token then counts as one more time between tokens. Two other differences
+// are not followed: 0.14.1 counts a chat that failed under HTTP 200 as completed, and counts prompts with its own tokenizer.
 const (
 	Rules0141 Rules = "0.14.1"
 	Rules033  Rules = "0.33"
 )
 
-// For returns the rules as they apply to an endpoint: for all but workload.Chat they are one, and Rules033.
+// For returns the rules for an endpoint. They are always Rules033 except for workload.Chat.
 func (r Rules) For(endpoint string) Rules {
 	if r == Rules0141 && endpoint == workload.Chat {
 		return Rules0141
@@ -29,7 +28,7 @@ func (r Rules) For(endpoint string) Rules {
 	return Rules033
 }
 
-// first returns when the first token came, 0 while it has not.
+// first returns when the first token came, or 0 before it has.
 func (r Rules) first(s *Sample) time.Duration {
 	if r == Rules0141 && s.Opened > 0 {
 		return s.Opened
@@ -45,22 +44,21 @@ func (r Rules) last(s *Sample) time.Duration {
 	return s.Last
 }
 
-// TTFT returns the time to first token, counted from the due time.
-func (r Rules) TTFT(s *Sample) time.Duration { return r.first(s) - s.Due }
+// ttft returns the time to first token, counted from the due time.
+func (r Rules) ttft(s *Sample) time.Duration { return r.first(s) - s.Due }
 
-// TPOT returns the mean time per output token after the first, and whether it is defined, as Sample.TPOT.
-func (r Rules) TPOT(s *Sample) (time.Duration, bool) {
+// tpot is Sample.TPOT by these rules.
+func (r Rules) tpot(s *Sample) (time.Duration, bool) {
 	if s.OutputTokens < 2 {
 		return 0, false
 	}
 	return (r.last(s) - r.first(s)) / time.Duration(s.OutputTokens-1), true
 }
 
-// E2E returns the end-to-end latency, counted from the due time.
-func (r Rules) E2E(s *Sample) time.Duration { return r.last(s) - s.Due }
+// e2e returns the end-to-end latency, counted from the due time.
+func (r Rules) e2e(s *Sample) time.Duration { return r.last(s) - s.Due }
 
-// Apply returns samples whose First and Last are those that count by the rules, for who judges them. They are the same ones
-// where the rules do not differ from Sample's own.
+// Apply returns samples whose First and Last follow the rules. It returns the samples themselves if nothing changes.
 func (r Rules) Apply(samples []Sample) []Sample {
 	if r != Rules0141 {
 		return samples
@@ -72,7 +70,7 @@ func (r Rules) Apply(samples []Sample) []Sample {
 	return by
 }
 
-// WithoutQueue returns samples that count from when a place in flight was free, as vllm bench serve --max-concurrency does.
+// WithoutQueue returns samples whose latencies count from when a slot was free, as in vllm bench serve --max-concurrency.
 func WithoutQueue(samples []Sample) []Sample {
 	from := slices.Clone(samples)
 	for i := range from {
@@ -82,7 +80,7 @@ func WithoutQueue(samples []Sample) []Sample {
 	return from
 }
 
-// A Limit is one latency that a request may have at most.
+// A Limit is the largest allowed value of one latency of a request.
 type Limit struct {
 	Metric string        `json:"metric"` // ttft, tpot or e2el, as in vllm bench serve --goodput
 	Max    time.Duration `json:"max_ns"`
@@ -95,22 +93,22 @@ const (
 	MetricE2EL = "e2el"
 )
 
-// over reports whether a completed request is over the limit. As in vLLM, a request at the limit keeps it, and an answer
-// without a TPOT keeps every limit on it.
+// over reports whether a completed request is over the limit. As in vLLM, a latency equal to the limit keeps it, and an
+// answer without a TPOT keeps every limit on TPOT.
 func (l Limit) over(s *Sample, rules Rules) bool {
 	switch l.Metric {
 	case MetricTTFT:
-		return rules.TTFT(s) > l.Max
+		return rules.ttft(s) > l.Max
 	case MetricTPOT:
-		tpot, _ := rules.TPOT(s)
+		tpot, _ := rules.tpot(s)
 		return tpot > l.Max
 	}
-	return rules.E2E(s) > l.Max
+	return rules.e2e(s) > l.Max
 }
 
-// A Tally sums up requests without keeping them: its memory grows with time, by a few bytes a second, and not with requests.
-// Everything is exact but percentiles, which are within 0.5 % of the value, and the peak in flight when the request that
-// started first ended after 8,192 others.
+// A Tally sums up requests without keeping them. Its memory grows by a few bytes a second and does not depend on the
+// number of requests. All figures are exact except percentiles, which are within 0.5 %, and PeakInFlight, which is exact
+// unless the request that started first ended after 8,192 others.
 type Tally struct {
 	rules Rules
 	total totals
@@ -121,33 +119,33 @@ type Tally struct {
 	inFlight                                               concurrency
 	visibility                                             visibility
 
-	roles map[int]int // by second: chunks that only named the role, which count by the rules of 0.14.1
+	roles map[int]int // chunks in each second that only named the role; they count by the rules of 0.14.1
 }
 
 // totals are the sums of a Tally.
 type totals struct {
 	requests, completed, failed, good, turns, sessions int
 	prompt, cached, output, want, chunks               int
-	planned, offPlan                                   int // tokens of the answers that ended by themselves: pinned, and too many or too few
+	planned, offPlan                                   int // of answers that the server ended: pinned tokens, and tokens too many or too few
 	end                                                time.Duration
 	failures                                           map[Failure]int
 }
 
-// earlyStays is how many requests may end before the one that started first does, so that the peak in flight is exact; 128 KiB.
-const earlyStays = 8192
+// maxEarly is how many requests a Tally keeps to find the one that started first. They take 128 KiB.
+const maxEarly = 8192
 
-// NewTally returns an empty Tally. Rules are those For the endpoint; "" means Rules033.
-func NewTally(rules Rules, limits []Limit) *Tally {
-	t := newTally(rules, limits)
-	t.exact, t.inFlight.keep = false, earlyStays
+// newTally returns an empty Tally. Rules.For gives the rules of an endpoint; "" means Rules033.
+func newTally(rules Rules, limits []Limit) *Tally {
+	t := newExactTally(rules, limits)
+	t.exact, t.inFlight.keep = false, maxEarly
 	for _, d := range t.distributions() {
 		d.sketch = newSketch()
 	}
 	return t
 }
 
-// newTally returns a Tally that keeps all latencies, so that percentiles are exact.
-func newTally(rules Rules, limits []Limit) *Tally {
+// newExactTally returns a Tally that keeps all latencies for exact percentiles.
+func newExactTally(rules Rules, limits []Limit) *Tally {
 	if rules == "" {
 		rules = Rules033
 	}
@@ -162,7 +160,7 @@ func (t *Tally) distributions() []*distribution {
 	return []*distribution{&t.ttft, &t.tpot, &t.itl, &t.e2e, &t.sendLag, &t.readLag, &t.connect, &t.queue}
 }
 
-// Add adds a counted request. One that has not ended counts as a request, and neither as completed nor as failed.
+// Add adds a counted request. A request that has not ended counts as neither completed nor failed.
 func (t *Tally) Add(s *Sample) {
 	t.total.requests++
 	t.total.end = max(t.total.end, s.End)
@@ -194,14 +192,14 @@ func (t *Tally) role(second, n int) {
 	t.roles[second] += n
 }
 
-// series adds the chunks that count by the rules to those with output.
+// series adds the role chunks to the chunks with output, if the rules count them.
 func (t *Tally) series(output Series) Series {
 	if len(t.roles) == 0 {
 		return output
 	}
 	all := slices.Clone(output)
 	for second, n := range t.roles {
-		if second < len(all) { // a run without a series has none of these either
+		if second < len(all) { // the run may have no series
 			all[second].Chunks += n
 		}
 	}
@@ -230,9 +228,9 @@ func (t *Tally) complete(s *Sample) {
 			t.total.sessions++
 		}
 	}
-	t.ttft.add(milliseconds(t.rules.TTFT(s)))
-	t.e2e.add(milliseconds(t.rules.E2E(s)))
-	if tpot, ok := t.rules.TPOT(s); ok {
+	t.ttft.add(milliseconds(t.rules.ttft(s)))
+	t.e2e.add(milliseconds(t.rules.e2e(s)))
+	if tpot, ok := t.rules.tpot(s); ok {
 		t.tpot.add(milliseconds(tpot))
 	}
 	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the role chunk of a chat
@@ -243,12 +241,12 @@ func (t *Tally) complete(s *Sample) {
 	}
 	t.readLag.add(milliseconds(s.ReadLag))
 	t.queue.add(milliseconds(s.Queued))
-	t.inFlight.add(stay{s.Sent, t.rules.last(s)})
+	t.inFlight.add(interval{s.Sent, t.rules.last(s)})
 	t.visibility.add(s)
 	t.judge(s)
 }
 
-// judge counts the limits that a completed request is over.
+// judge counts a completed request as good, or as over each limit that it breaks.
 func (t *Tally) judge(s *Sample) {
 	good := len(t.over) > 0
 	for i := range t.over {
@@ -262,7 +260,7 @@ func (t *Tally) judge(s *Sample) {
 	}
 }
 
-// Merge adds what another Tally of the same run, rules and limits has summed up. It leaves that one as it is.
+// Merge adds the sums of another Tally of the same run, rules and limits. It does not change the other one.
 func (t *Tally) Merge(o *Tally) {
 	for kind, n := range o.total.failures {
 		t.fail(kind, n)
@@ -295,9 +293,9 @@ func (t *Tally) Merge(o *Tally) {
 	t.visibility.merge(&o.visibility)
 }
 
-// Measurement returns what the requests amount to. The Rules and Limits are the Tally's own; those of the scope are not asked.
-// What a run knows beside its requests, Measure adds.
-func (t *Tally) Measurement(scope Scope) Measurement {
+// measurement returns the figures of the requests. It uses the Tally's own Rules and Limits, not the scope's. Measure adds
+// Lateness, Series and the figures of the Series.
+func (t *Tally) measurement(scope Scope) Measurement {
 	m := Measurement{
 		Rate: scope.Rate, Window: scope.Length, Rules: t.rules, Exact: t.exact,
 		Requests: t.total.requests, Completed: t.total.completed, Failed: t.total.failed, Failures: maps.Clone(t.total.failures),
@@ -316,9 +314,9 @@ func (t *Tally) Measurement(scope Scope) Measurement {
 	t.void(&m, scope)
 	m.rates(t.total.end - scope.Start)
 	if scope.Length > 0 {
-		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // both of the completed; seconds
+		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // mean of the completed requests, in seconds
 		over := scope.Length.Seconds()
-		if inServer > over { // a window that is shorter than a request says nothing of a steady state
+		if inServer > over { // a window shorter than a request shows no steady state
 			over = m.Duration.Seconds()
 		}
 		m.MeanInFlight = inServer * float64(m.E2E.N) / over

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// manySamples are n requests of every kind, in no order.
+// manySamples returns n requests of every kind, in random order.
 func manySamples(n int, seed uint64) []Sample {
 	random := rand.New(rand.NewPCG(seed, 7))
-	until := func(most time.Duration) time.Duration { return time.Duration(random.Int64N(int64(most))) }
+	until := func(limit time.Duration) time.Duration { return time.Duration(random.Int64N(int64(limit))) }
 	all := make([]Sample, n)
 	for i := range all {
 		s := Sample{Index: i, Due: until(time.Minute), PromptTokens: random.IntN(5000), CachedTokens: random.IntN(100), WantTokens: 1 + random.IntN(200)}
@@ -44,7 +44,7 @@ func manySamples(n int, seed uint64) []Sample {
 
 var allLimits = []Limit{{MetricTTFT, 200 * time.Millisecond}, {MetricTPOT, 20 * time.Millisecond}, {MetricE2EL, 3 * time.Second}}
 
-// flatten turns a measurement into its numbers, by path.
+// flatten returns the fields of a measurement's JSON by path.
 func flatten(t *testing.T, m Measurement) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(m)
@@ -70,15 +70,16 @@ func flatten(t *testing.T, m Measurement) map[string]any {
 	return all
 }
 
-// A Tally, or two that were merged, says what the samples say: to the last bits of a sum, and percentiles within the accuracy.
-func TestATallySaysWhatTheSamplesSay(t *testing.T) {
+// A Tally, also a merged one, has the figures of the samples: percentiles within the sketch's accuracy, all others within
+// rounding.
+func TestATallyHasTheFiguresOfTheSamples(t *testing.T) {
 	for _, rules := range []Rules{Rules033, Rules0141} {
 		for seed, n := range []int{0, 1, 2, 5, 40, 700, 3000} {
 			samples := manySamples(n, uint64(seed))
 			scope := Scope{Rate: 3, Start: 50 * time.Millisecond, Length: time.Minute, Rules: rules, Limits: allLimits}
 			exact := flatten(t, Measure(Run{Samples: samples}, scope))
-			tallies := map[string]*Tally{"whole": NewTally(rules, allLimits), "merged": NewTally(rules, allLimits)}
-			other := NewTally(rules, allLimits)
+			tallies := map[string]*Tally{"whole": newTally(rules, allLimits), "merged": newTally(rules, allLimits)}
+			other := newTally(rules, allLimits)
 			for i := range samples {
 				tallies["whole"].Add(&samples[i])
 				if i%3 == 0 {
@@ -98,7 +99,7 @@ func TestATallySaysWhatTheSamplesSay(t *testing.T) {
 func compare(t *testing.T, name string, exact, got map[string]any) {
 	t.Helper()
 	if len(exact) != len(got) {
-		t.Errorf("%s: %d figures, want %d", name, len(got), len(exact))
+		t.Errorf("%s: %d fields, want %d", name, len(got), len(exact))
 	}
 	for path, want := range exact {
 		tolerance := 1e-9
@@ -122,7 +123,7 @@ func compare(t *testing.T, name string, exact, got map[string]any) {
 	}
 }
 
-func TestASketchReadsTheExtremesRight(t *testing.T) {
+func TestASketchHandlesExtremes(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		values []float64
@@ -147,11 +148,11 @@ func TestASketchReadsTheExtremesRight(t *testing.T) {
 	}
 }
 
-// A soak of millions of requests must not grow: once every second and class of latency has occurred, a request costs nothing.
+// A run of millions of requests must not grow. Once every second and class of latency has occurred, Add allocates nothing.
 func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 	samples := manySamples(1000, 3)
-	tally := NewTally(Rules0141, allLimits)
-	for range earlyStays/len(samples) + 2 {
+	tally := newTally(Rules0141, allLimits)
+	for range maxEarly/len(samples) + 2 {
 		for i := range samples {
 			tally.Add(&samples[i])
 		}
@@ -167,7 +168,7 @@ func BenchmarkTallyAdd(b *testing.B) {
 	for i := range samples {
 		samples[i].Gaps = nil
 	}
-	tally := NewTally(Rules033, allLimits)
+	tally := newTally(Rules033, allLimits)
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
@@ -179,7 +180,7 @@ func BenchmarkTallyAdd(b *testing.B) {
 
 func BenchmarkTallyAddGaps(b *testing.B) {
 	samples, gaps := manySamples(1000, 3), 0
-	tally := NewTally(Rules033, allLimits)
+	tally := newTally(Rules033, allLimits)
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
@@ -204,22 +205,22 @@ func BenchmarkMeasure(b *testing.B) {
 	b.ReportMetric(float64(b.N*len(samples))/b.Elapsed().Seconds(), "req/s")
 }
 
-// What the sketches of a run hold are its values, each within its class, whether values were kept or not.
-func TestSketchesAreTheValues(t *testing.T) {
+// Sketches count each value in its class, whether the tally kept the values or not.
+func TestSketchesCountTheValues(t *testing.T) {
 	limit := 1.005 / 0.995
-	kept, sketched := newTally("", nil), NewTally("", nil)
+	kept, sketched := newExactTally("", nil), newTally("", nil)
 	for i := range 500 {
 		first := time.Duration(i*i) * time.Microsecond
 		s := Sample{Sent: 1, First: 1 + first, Last: 1 + first + time.Second, End: 1 + first + time.Second, OutputTokens: 11, WantTokens: 11}
 		kept.Add(&s)
 		sketched.Add(&s)
 	}
-	got := kept.Measurement(Scope{Sketches: true}).Sketches
-	if again := sketched.Measurement(Scope{Sketches: true}).Sketches; !reflect.DeepEqual(got, again) {
-		t.Errorf("sketches of kept values are %+v, of a sketch %+v", got, again)
+	got := kept.measurement(Scope{Sketches: true}).Sketches
+	if again := sketched.measurement(Scope{Sketches: true}).Sketches; !reflect.DeepEqual(got, again) {
+		t.Errorf("from kept values the sketches are %+v, from sketches %+v", got, again)
 	}
 	if got.ITL != nil || got.TPOT == nil || got.E2E == nil {
-		t.Errorf("the sketches are %+v, want those of TTFT, TPOT and E2E", got)
+		t.Errorf("sketches %+v, want TTFT, TPOT and E2E only", got)
 	}
 	n := got.TTFT.Zeros
 	for i, count := range got.TTFT.Counts {
@@ -231,13 +232,13 @@ func TestSketchesAreTheValues(t *testing.T) {
 			}
 		}
 		if n += count; in != count {
-			t.Errorf("class %d has %d values, there are %d from %g to %g ms", i, count, in, from, to)
+			t.Errorf("class %d has %d values, want %d from %g to %g ms", i, count, in, from, to)
 		}
 	}
 	if n != 500 {
 		t.Errorf("the sketch has %d values, want 500", n)
 	}
-	if m := kept.Measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
-		t.Error("there are sketches that nobody asked for")
+	if m := kept.measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
+		t.Error("the measurement has sketches without Scope.Sketches")
 	}
 }

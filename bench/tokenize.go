@@ -17,12 +17,12 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// ErrNoTokenize is the error of CountTokens where the server cannot count, which other servers than vLLM cannot.
-var ErrNoTokenize = errors.New("the server has no /tokenize")
+// errNoTokenize means that the server cannot count tokens. Servers other than vLLM cannot.
+var errNoTokenize = errors.New("the server has no /tokenize")
 
-// CountTokens returns the length of a request's prompt in tokens: that of its token ids, or else what the server counts, chat
-// template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
-func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, error) {
+// countTokens returns the length of a request's prompt in tokens. If the request has no token ids, the server counts
+// them, chat template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
+func (c *Client) countTokens(ctx context.Context, r *workload.Request) (int, error) {
 	if r.Tokens != nil {
 		return len(r.Tokens), nil
 	}
@@ -43,7 +43,7 @@ func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, err
 	}
 	switch err := json.Unmarshal(body, &answer); {
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
-		return 0, ErrNoTokenize
+		return 0, errNoTokenize
 	case status != http.StatusOK:
 		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %d: %s", status, errorMessage(body))
 	case err != nil || answer.Count == nil:
@@ -52,8 +52,8 @@ func (c *Client) CountTokens(ctx context.Context, r *workload.Request) (int, err
 	return *answer.Count, nil
 }
 
-// Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that take no ids.
-// Read back by a tokenizer it may have a few tokens more or fewer.
+// Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that take no
+// ids. Tokenizing that text may give a few tokens more or fewer.
 func (c *Client) Detokenize(ctx context.Context, ids []int32) (string, error) {
 	text, err := json.Marshal(map[string]any{"model": c.Model, "tokens": ids})
 	if err != nil {
@@ -76,31 +76,30 @@ func (c *Client) Detokenize(ctx context.Context, ids []int32) (string, error) {
 }
 
 const (
-	// templateBytes is what a chat template may add to a text, in bytes: Llama's, the longest in wide use, adds some 200.
+	// templateBytes is how many bytes a chat template may add to a text. Llama's, the longest in wide use, adds about 200.
 	templateBytes = 512
-	mostCounted   = 256 // texts that the server is asked to count: the longest ones
+	maxCounted    = 256 // the server counts only so many texts, the longest ones
 	countAtOnce   = 8
-	mostNamed     = 3 // requests in a message
+	maxNamed      = 3 // requests in a message
 )
 
-// A long is a request that may not fit the server.
-type long struct {
-	index int // of the request
+// A longRequest may be longer than the server allows.
+type longRequest struct {
+	index int // from 0
 	*workload.Request
-	bytes  int // of its text
-	prompt int // tokens; 0 while nobody has counted them
+	bytes  int // bytes of the prompt's text
+	prompt int // tokens of the prompt; 0 if not counted yet
 }
 
-// CheckLengths names the requests whose prompt and answer are together longer than maxModelLen tokens, with a *PreflightError.
-// A text has no more tokens than bytes (each token of a byte-level vocabulary stands for at least one), so that only the few
-// that could be too long are counted, by the server. uncounted is how many of those could not be: the server has no
-// /tokenize, or they were too many.
+// CheckLengths returns a *PreflightError if the prompt and answer of a request are together longer than maxModelLen
+// tokens. A text has at least one byte for each token, so the server only counts the few texts that could be too long.
+// uncounted is how many of them it did not count, because it has no /tokenize or there were too many.
 func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.Request], maxModelLen int) (uncounted int, err error) {
-	var over, ask []*long
+	var over, ask []*longRequest
 	i := -1
 	for r := range requests {
 		i++
-		l := &long{index: i, Request: r, bytes: textBytes(r), prompt: len(r.Tokens)}
+		l := &longRequest{index: i, Request: r, bytes: textBytes(r), prompt: len(r.Tokens)}
 		switch {
 		case r.Tokens == nil && l.bytes+templateBytes+r.OutputTokens > maxModelLen:
 			ask = append(ask, l)
@@ -108,31 +107,31 @@ func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.R
 			over = append(over, l)
 		}
 	}
-	slices.SortStableFunc(ask, func(a, b *long) int { return cmp.Compare(b.bytes+b.OutputTokens, a.bytes+a.OutputTokens) })
-	uncounted = max(0, len(ask)-mostCounted)
+	slices.SortStableFunc(ask, func(a, b *longRequest) int { return cmp.Compare(b.bytes+b.OutputTokens, a.bytes+a.OutputTokens) })
+	uncounted = max(0, len(ask)-maxCounted)
 	ask = ask[:len(ask)-uncounted]
 	switch err := c.countAll(ctx, ask); {
-	case errors.Is(err, ErrNoTokenize):
+	case errors.Is(err, errNoTokenize):
 		uncounted += len(ask)
 	case err != nil:
 		return uncounted, err
 	default:
-		over = append(over, slices.DeleteFunc(ask, func(l *long) bool { return l.prompt+l.OutputTokens <= maxModelLen })...)
+		over = append(over, slices.DeleteFunc(ask, func(l *longRequest) bool { return l.prompt+l.OutputTokens <= maxModelLen })...)
 	}
 	if len(over) == 0 {
 		return uncounted, nil
 	}
-	slices.SortFunc(over, func(a, b *long) int { return cmp.Compare(a.index, b.index) })
+	slices.SortFunc(over, func(a, b *longRequest) int { return cmp.Compare(a.index, b.index) })
 	return uncounted, tooLong(over, i+1, maxModelLen)
 }
 
 // countAll fills in the lengths of the prompts.
-func (c *Client) countAll(ctx context.Context, ask []*long) error {
+func (c *Client) countAll(ctx context.Context, ask []*longRequest) error {
 	work, ctx := errgroup.WithContext(ctx)
 	work.SetLimit(countAtOnce)
 	for _, l := range ask {
 		work.Go(func() (err error) {
-			l.prompt, err = c.CountTokens(ctx, l.Request)
+			l.prompt, err = c.countTokens(ctx, l.Request)
 			return err
 		})
 	}
@@ -147,15 +146,15 @@ func textBytes(r *workload.Request) int {
 	return n
 }
 
-func tooLong(over []*long, of, maxModelLen int) error {
+func tooLong(over []*longRequest, of, maxModelLen int) error {
 	var named []string
-	for _, l := range over[:min(mostNamed, len(over))] {
+	for _, l := range over[:min(maxNamed, len(over))] {
 		named = append(named, fmt.Sprintf("request %d has %d + %d", l.index+1, l.prompt, l.OutputTokens))
 	}
 	if more := len(over) - len(named); more > 0 {
 		named = append(named, fmt.Sprintf("%d more", more))
 	}
 	return trouble(TooLong, nil,
-		"%d of %d requests are longer than the server's max-model-len of %d tokens, prompt and answer together: %s; shorten them, or start the server with a larger --max-model-len",
+		"in %d of %d requests, prompt and answer together are longer than the server's max-model-len of %d tokens: %s; shorten them, or start the server with a larger --max-model-len",
 		len(over), of, maxModelLen, strings.Join(named, ", "))
 }

@@ -6,34 +6,36 @@ import (
 	"time"
 )
 
-// A Trend is what is known of the counted requests while a run goes on. It says how things stand and where they go, and
-// leaves it to a Stop function what that means.
+// A Trend sums up the counted requests while a run goes on. A Stop function judges it.
 type Trend struct {
 	Now       time.Duration
 	Requests  int // so far
 	Completed int
 	Failed    int
 	Pending   int
-	Over      []OverLimit // requests over a limit, those that have not ended but must end over it among them; failed ones are not
-	Broken    int         // requests that failed or are over at least one limit, each once
+	Over      []OverLimit // requests over a limit, including pending ones that must end over it, without failed ones
+	Broken    int         // requests that failed or are over at least one limit, each counted once
 
-	InFlight Slope // counted requests in flight, per second. The first ones follow requests that are not counted, so it rises for as long as an answer takes
-	TTFT     Slope // in seconds per second, by the time at which the first token came: who still waits for his cannot be known
+	// InFlight is the growth of counted requests in flight, per second. It is positive at first, for as long as an answer
+	// takes, because the requests before the window are not counted.
+	InFlight Slope
+	// TTFT grows in seconds per second, by the time of the first token. Requests without a first token are not in it.
+	TTFT Slope
 }
 
-// A Slope is how fast something grows. Its error is that of a straight line through the means of equal pieces of time: values
-// that follow one another closely are alike, so taken one by one they would claim to know more than they do.
+// A Slope is how fast a value grows, from a straight line through the means of equal pieces of time. The means are used
+// because neighbouring values are correlated: a fit to single values would claim too small an error.
 type Slope struct {
 	PerSecond float64
-	StdErr    float64 // standard error, of two degrees of freedom less than Pieces
-	Pieces    int     // of time that had values; with fewer than three nothing is known, and all is zero
+	StdErr    float64 // standard error, with Pieces - 2 degrees of freedom
+	Pieces    int     // pieces of time with values; with fewer than three the Slope is zero
 }
 
-// trendPieces is into how many pieces the span of a slope is cut: eight degrees of freedom, and pieces as long as possible.
+// trendPieces is the number of pieces of time: enough for eight degrees of freedom, and few enough for long pieces.
 const trendPieces = 10
 
-// TrendOf returns how a run stands at the time now, with slopes over the last span before. counted is what a Stop function
-// sees: a pending request has a zero End, and as Last what has come so far or zero.
+// TrendOf returns the trend of a run at the time now, with slopes over the time span before it. counted is what a Stop
+// function sees: a pending request has a zero End.
 func TrendOf(counted []Sample, now, span time.Duration, rules Rules, limits []Limit) Trend {
 	t := Trend{Now: now, Requests: len(counted)}
 	for _, limit := range limits {
@@ -46,7 +48,7 @@ func TrendOf(counted []Sample, now, span time.Duration, rules Rules, limits []Li
 	return t
 }
 
-// count enters one request as it stands.
+// count adds one request in its present state.
 func (t *Trend) count(s *Sample, rules Rules) {
 	broken := s.Failure != ""
 	switch {
@@ -69,8 +71,8 @@ func (t *Trend) count(s *Sample, rules Rules) {
 	}
 }
 
-// Overdue reports whether a pending request is bound to end over the limit, unless it fails: its tokens are pinned, so even if
-// the last of them came now, the answer would be over it. One whose tokens have all come is left to its end.
+// Overdue reports whether a pending request must end over the limit or fail: even if its last pinned token came now, the
+// answer would be over. It is false if all tokens have come and only the end is missing.
 func (l Limit) Overdue(s *Sample, rules Rules, now time.Duration) bool {
 	first := rules.first(s)
 	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
@@ -86,14 +88,14 @@ func (l Limit) Overdue(s *Sample, rules Rules, now time.Duration) bool {
 	return now-s.Due > l.Max && !served
 }
 
-// left is when a request left; a pending one may not say so yet.
-func left(s *Sample) time.Duration { return max(s.Sent, s.Due) }
+// sentAt returns when a request was sent. A pending request may not have Sent yet.
+func sentAt(s *Sample) time.Duration { return max(s.Sent, s.Due) }
 
-// slopes looks at the time since now - span, or since the first request was sent.
+// slopes computes the slopes over the last span, or since the first request if that is shorter.
 func (t *Trend) slopes(counted []Sample, span time.Duration, rules Rules) {
 	from := t.Now
 	for i := range counted {
-		from = min(from, left(&counted[i]))
+		from = min(from, sentAt(&counted[i]))
 	}
 	from = max(from, t.Now-span)
 	piece := (t.Now - from) / trendPieces
@@ -106,7 +108,7 @@ func (t *Trend) slopes(counted []Sample, span time.Duration, rules Rules) {
 	}
 	for i := range counted {
 		s := &counted[i]
-		start, end := left(s)-from, t.Now-from
+		start, end := sentAt(s)-from, t.Now-from
 		if s.End > 0 {
 			end = s.End - from
 		}
@@ -115,13 +117,13 @@ func (t *Trend) slopes(counted []Sample, span time.Duration, rules Rules) {
 			p := &ttft[min(int(came/piece), trendPieces-1)]
 			p.weight++
 			p.at += (rules.first(s).Seconds() - p.at) / p.weight
-			p.value += (rules.TTFT(s).Seconds() - p.value) / p.weight
+			p.value += (rules.ttft(s).Seconds() - p.value) / p.weight
 		}
 	}
 	t.InFlight, t.TTFT = slopeOf(inFlight[:]), slopeOf(ttft[:])
 }
 
-// share adds a stay to the mean number in flight of each piece that it touches.
+// share adds a request's time in flight to the mean number in flight of each piece that it overlaps.
 func share(pieces *[trendPieces]point, start, end, piece time.Duration) {
 	for i := max(0, int(start/piece)); i < trendPieces; i++ {
 		begin := time.Duration(i) * piece
@@ -136,7 +138,7 @@ func share(pieces *[trendPieces]point, start, end, piece time.Duration) {
 // A point is the mean of one piece of time.
 type point struct{ at, value, weight float64 }
 
-// slopeOf lays the line of weighted least squares through the points.
+// slopeOf fits a line to the points by weighted least squares.
 func slopeOf(points []point) Slope {
 	points = slices.DeleteFunc(slices.Clone(points), func(p point) bool { return p.weight == 0 })
 	if len(points) < 3 {

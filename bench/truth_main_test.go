@@ -15,8 +15,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The test binary is its own children: the server that knows the truth and the client that is measured run beside it in
-// processes of their own, so that each has its own runtime and its own CPU time.
+// The truth server and the client under test run in child processes, so that each has its own runtime and CPU time. The
+// children are this test binary, with a role in the environment.
 const (
 	roleVariable   = "BENCH_TEST_ROLE"
 	configVariable = "BENCH_TEST_CONFIG"
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// beServer serves until its standard input ends, which it does with the parent too.
+// beServer runs the truth server until its standard input ends. That also happens when the parent dies.
 func beServer() error {
 	var config truth.Config
 	if err := json.Unmarshal([]byte(os.Getenv(configVariable)), &config); err != nil {
@@ -56,7 +56,7 @@ func beServer() error {
 	go func() {
 		defer close(watching)
 		defer stop()
-		_, _ = io.Copy(io.Discard, os.Stdin) // however it ends, it has ended
+		_, _ = io.Copy(io.Discard, os.Stdin) // an error also means the end
 	}()
 	if err := server.Serve(ctx); err != nil {
 		return err
@@ -65,26 +65,26 @@ func beServer() error {
 	return nil
 }
 
-// A load is what the client's process is told to do. It is a closed loop unless there is a rate.
+// A load is the task of the client's process. It is a closed loop unless Rate is set.
 type load struct {
 	URL        string
-	InFlight   int           // of a closed loop
+	InFlight   int           // requests in flight in a closed loop
 	Rate       float64       // requests per second
-	LeadIn     time.Duration // uncounted load before
-	Requests   int           // counted ones
-	Tokens     int           // of each answer
-	Samples    bool          // of each request, with the times between tokens
+	LeadIn     time.Duration // uncounted load before the counted requests
+	Requests   int           // counted requests
+	Tokens     int           // tokens of each answer
+	Samples    bool          // report each request, and record the times between tokens
 	MaxSamples int
 }
 
-// An outcome is what the client's process says of its run.
+// An outcome is the report of the client's process.
 type outcome struct {
 	Measurement bench.Measurement
 	Samples     []reported
-	CPU         time.Duration // of the run, without what came before
+	CPU         time.Duration // CPU time of the run alone
 }
 
-// A reported is what the client says of one request.
+// A reported is the client's report of one request.
 type reported struct {
 	Index                        int
 	OK                           bool
@@ -111,7 +111,7 @@ func beClient() error {
 	if l.Samples {
 		for _, s := range run.Samples {
 			tpot, _ := s.TPOT()
-			result.Samples = append(result.Samples, reported{s.Index, s.OK(), s.TTFT(), tpot, s.SendLag() - s.Vacant, s.ReadLag})
+			result.Samples = append(result.Samples, reported{s.Index, s.OK(), s.TTFT(), tpot, s.SendLag() - s.SlotFree, s.ReadLag})
 		}
 	}
 	return json.NewEncoder(os.Stdout).Encode(result)

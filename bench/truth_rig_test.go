@@ -19,17 +19,18 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// childEnv is the environment of a child with a role.
+// childEnv returns the environment of a child with a role. It shortens the second for which the race detector sleeps at the
+// end of every process.
 func childEnv(t *testing.T, role string, config any) []string {
 	t.Helper()
 	text, err := json.Marshal(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(text))
+	return append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(text), "GORACE=atexit_sleep_ms=20")
 }
 
-// startTruth starts a server that knows the truth, in a process of its own, and returns its URL. stop ends it and waits.
+// startTruth starts a truth server in a child process and returns its URL. stop ends it and waits.
 func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 	t.Helper()
 	server := exec.Command(os.Args[0])
@@ -45,7 +46,7 @@ func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(2*time.Hour, func() { _ = server.Process.Kill() }) // longer than any run; a test that hangs leaves nothing
+	kill := time.AfterFunc(2*time.Hour, func() { _ = server.Process.Kill() }) // longer than any run; cleans up after a test that hangs
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -63,25 +64,25 @@ func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 	t.Cleanup(stop)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		t.Fatalf("the truth server did not say where it is: %v", err)
+		t.Fatalf("the truth server did not print its URL: %v", err)
 	}
 	return strings.TrimSpace(line), stop
 }
 
-// A cost is what a child took of the machine.
+// A cost is the CPU time and memory that a child used.
 type cost struct {
 	cpu    time.Duration // user and system, from its start to its end
-	memory int           // most of it that was resident at a time, in bytes
-	spent  []spent       // CPU time as it went
+	memory int           // peak resident memory in bytes
+	spent  []spent       // CPU time over time
 }
 
-// A spent is the CPU time of a process up to a moment.
+// A spent is the CPU time of a process up to some time.
 type spent struct {
 	at  time.Time
 	cpu time.Duration
 }
 
-// between returns the CPU time that was spent between two moments, to some hundredths of a second.
+// between returns the CPU time between two times, accurate to some hundredths of a second.
 func (c cost) between(from, to time.Time) time.Duration {
 	var first, last time.Duration
 	for _, s := range c.spent {
@@ -95,8 +96,8 @@ func (c cost) between(from, to time.Time) time.Duration {
 	return last - first
 }
 
-// runChild runs a command to its end and returns its output and its cost. watch, unless nil, sees the resident memory in
-// bytes many times a second.
+// runChild runs a command to its end and returns its output and its cost. It calls watch, unless that is nil, many times a
+// second with the resident memory in bytes.
 func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
 	var out, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &out, &stderr
@@ -117,7 +118,7 @@ func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) 
 			}
 			return out.Bytes(), c, err
 		case <-ctx.Done():
-			_ = command.Process.Kill() // fails only when it is gone
+			_ = command.Process.Kill() // fails only if the process has ended
 			<-exited
 			return nil, c, fmt.Errorf("%s: %w", command.Path, context.Cause(ctx))
 		case <-tick.C:
@@ -133,7 +134,7 @@ func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) 
 // tail returns the end of an output.
 func tail(text []byte) []byte { return bytes.TrimSpace(text[max(0, len(text)-2000):]) }
 
-// statusOf returns a field of /proc/PID/status that is a size, in bytes; 0 when the process is gone.
+// statusOf returns a size from /proc/PID/status in bytes, or 0 if the process has ended.
 func statusOf(pid int, field string) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -148,20 +149,20 @@ func statusOf(pid int, field string) int {
 	return 0
 }
 
-// cpuOf returns the CPU time of a process so far, user and system: fields 14 and 15 of /proc/PID/stat, in Linux's unit of CPU time
-// towards users (USER_HZ), a hundredth of a second. It is 0 when the process is gone.
+// cpuOf returns the CPU time of a process so far, user and system, or 0 if the process has ended. It reads fields 14 and
+// 15 of /proc/PID/stat, which are in hundredths of a second (USER_HZ).
 func cpuOf(pid int) time.Duration {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before may hold anything
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may contain spaces
 	user, _ := strconv.Atoi(fields[11])
 	system, _ := strconv.Atoi(fields[12])
 	return time.Duration(user+system) * time.Second / 100
 }
 
-// runClient sends a load from a process of its own.
+// runClient sends a load from a child process.
 func runClient(ctx context.Context, t *testing.T, l load, watch func(resident int)) (outcome, cost, error) {
 	t.Helper()
 	command := exec.Command(os.Args[0])
@@ -178,8 +179,8 @@ func runClient(ctx context.Context, t *testing.T, l load, watch func(resident in
 	return o, c, nil
 }
 
-// indexed returns the requests of a report by the number at the end of their ids, those that begin as the client's counted
-// ones do. Of two with one number the later one counts: vllm bench serve asks its first question twice.
+// indexed returns the requests of a report whose ids contain the given text, by the number at the end of the id. If two
+// have the same number, it takes the later one, because vllm bench serve sends its first request twice.
 func indexed(r *truth.Report, contains string) map[int]truth.Request {
 	byIndex := make(map[int]truth.Request)
 	for _, q := range r.Requests {
@@ -203,7 +204,7 @@ func milliseconds(all []time.Duration) []float64 {
 
 func statsOf(all []time.Duration) bench.Stats { return bench.StatsOf(milliseconds(all)) }
 
-// commit names the code that is measured.
+// commit returns the git name of the code under test.
 func commit() string {
 	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
 	if err != nil {
@@ -212,7 +213,7 @@ func commit() string {
 	return strings.TrimSpace(string(out))
 }
 
-// machine describes where a run was.
+// machine describes the machine.
 func machine() string {
 	model := "unknown processor"
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {

@@ -10,15 +10,15 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// trueTTFT is what the server of every row takes for its first token.
+// trueTTFT is the server's TTFT in every row.
 const trueTTFT = 20 * time.Millisecond
 
-// A row is one line of the table: how many streams of what kind, kept in flight by a closed or by an open loop.
+// A row is one line of the table: a number of streams in flight, in a closed or an open loop.
 type row struct {
 	streams, tokens int
 	tpot            time.Duration
 	open            bool
-	step            bool // all streams' tokens are due together
+	step            bool // the tokens of all streams are due together
 }
 
 func (r row) String() string {
@@ -44,10 +44,10 @@ func (r row) server() truth.Config {
 // answer returns how long one answer takes.
 func (r row) answer() time.Duration { return trueTTFT + time.Duration(r.tokens-1)*r.tpot }
 
-// rate returns the arrivals per second that keep the streams in flight.
+// rate returns the arrivals per second that keep this number of streams in flight.
 func (r row) rate() float64 { return float64(r.streams) / r.answer().Seconds() }
 
-// leadIn returns how many requests fill the server of an open loop before any counts.
+// leadIn returns how many uncounted requests fill the server of an open loop.
 func (r row) leadIn() int {
 	if r.open {
 		return r.streams
@@ -55,40 +55,43 @@ func (r row) leadIn() int {
 	return 0
 }
 
-// Figures are what one run of a row came to. Latencies are in milliseconds.
+// figures are the results of one run of a row. Latencies are in milliseconds.
 type figures struct {
 	Failed, Unpaired int
 	TTFT, TrueTTFT   bench.Stats
-	Error            bench.Stats // by request: reported less true TTFT, less the client's own send lag where it tells it
-	SendLag, ReadLag bench.Stats // empty where the client does not tell them
+	Error            bench.Stats // by request: reported less true TTFT, less the client's own send lag if it reports that
+	SendLag, ReadLag bench.Stats // empty if the client does not report them
 	TPOT, TrueTPOT   bench.Stats
+	TPOTError        bench.Stats // by request: distance of the reported TPOT from the true one
 	ITL, TrueITL     bench.Stats
-	Late             bench.Stats // of the server's tokens
-	CPU              float64     // of the client, microseconds per token
+	Late             bench.Stats // lateness of the server's tokens
+	CPU              float64     // client's CPU time, microseconds per token
 	ServerCPU        float64     // microseconds per token
 	Memory           float64     // MiB resident
 }
 
-// A pair is one request as the client tells it and as it was.
+// A pair is one request, as the client and as the server report it.
 type pair struct {
 	ttft, tpot, lag time.Duration
 	truth           truth.Request
 }
 
-// compare fills in what the pairs say.
+// compare computes the figures that need both sides of each request.
 func (f *figures) compare(pairs []pair) {
-	var ttft, trueTTFTs, errs, tpot, trueTPOT, gaps, late []time.Duration
+	var ttft, trueTTFTs, errs, tpot, trueTPOT, tpotErrs, gaps, late []time.Duration
 	for _, p := range pairs {
 		ttft, trueTTFTs = append(ttft, p.ttft), append(trueTTFTs, p.truth.TTFT())
 		errs = append(errs, p.ttft-p.truth.TTFT()-p.lag)
 		tpot, trueTPOT = append(tpot, p.tpot), append(trueTPOT, p.truth.TPOT())
+		tpotErrs = append(tpotErrs, (p.tpot - p.truth.TPOT()).Abs())
 		gaps, late = append(gaps, p.truth.Gaps()...), append(late, p.truth.Lateness()...)
 	}
 	f.TTFT, f.TrueTTFT, f.Error = statsOf(ttft), statsOf(trueTTFTs), statsOf(errs)
-	f.TPOT, f.TrueTPOT, f.TrueITL, f.Late = statsOf(tpot), statsOf(trueTPOT), statsOf(gaps), statsOf(late)
+	f.TPOT, f.TrueTPOT, f.TPOTError = statsOf(tpot), statsOf(trueTPOT), statsOf(tpotErrs)
+	f.TrueITL, f.Late = statsOf(gaps), statsOf(late)
 }
 
-// runOurs measures the client of this package with so many counted requests.
+// runOurs measures this package's client with the given number of counted requests.
 func (r row) runOurs(ctx context.Context, t *testing.T, requests int) figures {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+20*r.answer()*time.Duration(1+requests/r.streams))
@@ -126,7 +129,7 @@ func (r row) runOurs(ctx context.Context, t *testing.T, requests int) figures {
 	return f
 }
 
-// perToken returns microseconds of CPU time per token: seconds per million.
+// perToken returns microseconds of CPU time per token, which are also seconds per million tokens.
 func perToken(cpu time.Duration, tokens int) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, tokens))
 }

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// The variables by which make bench-accuracy chooses; the table is skipped without the first.
+// The environment variables of make bench-accuracy. Without the first one the table is skipped.
 const (
-	accuracyVariable = "BENCH_ACCURACY" // file that the table goes to
-	repeatsVariable  = "BENCH_REPEATS"  // of each row; 3 unless given
-	rowsVariable     = "BENCH_ROWS"     // regular expression that the rows' names match; all unless given
+	accuracyVariable = "BENCH_ACCURACY" // file for the table
+	repeatsVariable  = "BENCH_REPEATS"  // runs of each row; 3 if unset
+	rowsVariable     = "BENCH_ROWS"     // regular expression for the names of rows; all if unset
 )
 
-// The bars of the table: p99 of the error of TTFT and of the send lag in milliseconds, the share by which p99 TPOT may be off,
+// The limits of the table: p99 of the error of TTFT and of the send lag in milliseconds, the relative error of p99 TPOT,
 // and the client's CPU time per token in microseconds.
 const (
 	errorBar   = 5.0
@@ -47,10 +47,11 @@ func allRows() []row {
 	return rows
 }
 
-// requests returns how many requests of a row count: two for each stream, enough for a p99, and at least six seconds' worth.
+// requests returns how many requests of a row count: at least two for each stream, enough for a p99, and enough for six
+// seconds.
 func (r row) requests() int {
-	const leastRequests, leastTime = 256, 6 * time.Second
-	waves := max(2, (leastRequests+r.streams-1)/r.streams, int(math.Ceil(float64(leastTime)/float64(r.answer()))))
+	const minRequests, minTime = 256, 6 * time.Second
+	waves := max(2, (minRequests+r.streams-1)/r.streams, int(math.Ceil(float64(minTime)/float64(r.answer()))))
 	return waves * r.streams
 }
 
@@ -60,8 +61,8 @@ type contestant struct {
 	run  func(ctx context.Context, t *testing.T, r row) figures
 }
 
-// TestAccuracyTable holds this package's client and, where they are installed, those of vLLM against the truth, interleaved in
-// one run, and writes the table.
+// TestAccuracyTable compares this package's client, and vLLM's if it is installed, with the truth server. It interleaves
+// the clients in one run and writes the table.
 func TestAccuracyTable(t *testing.T) {
 	file := os.Getenv(accuracyVariable)
 	if file == "" {
@@ -96,7 +97,7 @@ func TestAccuracyTable(t *testing.T) {
 			missed := m.missed(r, c.name == ours.name)
 			table.add(t, r, c.name, m, missed)
 			if c.name == ours.name && m.Failed+m.Unpaired > 0 {
-				t.Errorf("%s: %d requests failed and %d were not told, want none", r, m.Failed, m.Unpaired)
+				t.Errorf("%s: %d requests failed and %d have no pair, want none", r, m.Failed, m.Unpaired)
 			}
 		}
 	}
@@ -109,13 +110,13 @@ func TestAccuracyTable(t *testing.T) {
 	}
 }
 
-// median returns the figures whose error of TTFT is the middle one: all figures of a line are of one run.
+// median returns the run with the median p99 error of TTFT, so that all figures of a line come from one run.
 func median(runs []figures) figures {
 	runs = slices.SortedFunc(slices.Values(runs), func(a, b figures) int { return cmp.Compare(a.Error.P99, b.Error.P99) })
 	return runs[len(runs)/2]
 }
 
-// missed says what stands between a run and the bars: whose figures are off, and what the machine could not carry.
+// missed names the limits that a run broke, and whether the machine was too slow for the server.
 func (f figures) missed(r row, ours bool) string {
 	var why []string
 	note := func(is bool, format string, args ...any) {
@@ -138,7 +139,7 @@ func (f figures) missed(r row, ours bool) string {
 	return strings.Join(why, "; ")
 }
 
-// columns are the heads of the table, and cells one line under them.
+// columns are the heads of the table. cells returns one line.
 var columns = []string{
 	"loop", "streams", "tokens", "ms", "client", "true TTFT p99", "told", "error p50", "error p99", "send lag p99",
 	"true TPOT p50", "told", "true TPOT p99", "told", "true ITL p99", "told", "CPU-s/M tok", "RSS MiB", "server late p99", "server CPU-s/M", "verdict",
@@ -163,7 +164,7 @@ func cells(r row, client string, f figures, verdict string) []string {
 	return append(line, verdict)
 }
 
-// A table is what is printed and written.
+// A table is printed and written to the file.
 type table struct {
 	intro string
 	lines [][]string
@@ -187,7 +188,7 @@ func (b *table) add(t *testing.T, r row, client string, f figures, verdict strin
 		f.CPU, f.Memory, f.Late.P99, f.ServerCPU, verdict)
 }
 
-// end notes how busy the machine was, and prints the table.
+// end adds how busy the machine was, and prints the table.
 func (b *table) end() {
 	b.intro += fmt.Sprintf(" The machine was busy for %.0f %% of the time, the server and the clients included.", 100*busyNow().since(b.began))
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -197,20 +198,20 @@ func (b *table) end() {
 	_ = out.Flush() // to the terminal
 }
 
-// explanation is what a reader of the table must know.
+// explanation is the introduction of the table's page.
 const explanation = `# The client against a server that knows the truth
 
-Written by ` + "`make bench-accuracy`" + `. The server (bench/truth) is a process of its own on the same machine. It knows when the
-kernel had the last byte of each request and when it began to write each token; 20 ms and then every ms of the fourth column a token
-is due. Latencies in ms; "told" is what the client reports.
+Written by ` + "`make bench-accuracy`" + `. The server (bench/truth) is a separate process on the same machine. It records when the
+kernel received the last byte of each request, and when it began to write each token. The first token is due after 20 ms, and
+the others at the interval in the fourth column. Latencies are in ms; "told" is the client's report.
 
-- error: by request, reported TTFT less the true one, less the client's own send lag where it tells it (vLLM's does not).
-- send lag: from when a request was due to when it was sent.
-- CPU: of the client for each million tokens, start-up excluded: ours from before the first connection is opened until the run is
-  over, vLLM's from the first request to the last token.
-- server late: how long after it was due a token left. Where it is large the machine carried no more, whatever the client did.
-- in step: the tokens of all streams are due together, as an engine's are, so that the last one of a step leaves late.
-- verdict: error p99 ≤ 5, p99 TPOT within 1 %, ours also send lag p99 ≤ 10 in the open loop and CPU ≤ 8.
+- error: by request, reported TTFT less true TTFT, less the client's own send lag if it reports that (vLLM's does not).
+- send lag: from the due time of a request to its sending.
+- CPU: the client's CPU time per million tokens without start-up. Ours counts from before the first connection to the end of the
+  run, vLLM's from the first request to the last token.
+- server late: how late the server wrote its tokens. If it is large, the machine was too slow for the load, whatever the client did.
+- in step: the tokens of all streams are due together, as in an engine, so the last token of each step is late.
+- verdict: error p99 ≤ 5 and p99 TPOT within 1 %; for our client also send lag p99 ≤ 10 in the open loop and CPU ≤ 8.
 
 `
 
@@ -223,7 +224,7 @@ func (b *table) markdown() string {
 	return text.String()
 }
 
-// A busyTime is the busy and the whole time of all cores since boot, in ticks.
+// A busyTime is the busy time and the total time of all cores since boot, in ticks.
 type busyTime struct{ busy, all float64 }
 
 func busyNow() busyTime {
@@ -234,17 +235,17 @@ func busyNow() busyTime {
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	fields := strings.Fields(line)
-	for i, word := range fields[1:min(9, len(fields))] { // guest times after these are counted in user time already
+	for i, word := range fields[1:min(9, len(fields))] { // the guest times after these are part of user time
 		ticks, _ := strconv.ParseFloat(word, 64)
 		b.all += ticks
-		if i != 3 && i != 4 { // idle, and idle while a disk is awaited
+		if i != 3 && i != 4 { // idle and iowait
 			b.busy += ticks
 		}
 	}
 	return b
 }
 
-// since returns the share of the time in which the cores were busy.
+// since returns the share of time for which the cores were busy.
 func (b busyTime) since(began busyTime) float64 {
 	return (b.busy - began.busy) / max(1, b.all-began.all)
 }

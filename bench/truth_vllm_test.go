@@ -15,13 +15,13 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// A vllmBench is an installed vllm bench serve, as serverctl/vllmlab/setup.sh leaves it.
+// A vllmBench is a vllm bench serve that serverctl/vllmlab/setup.sh has installed.
 type vllmBench struct {
 	version, dir string
 }
 
-// installedVLLMs returns the versions that are installed. 0.14.1 and 0.32.0 share all that the table shows, so one is enough, and
-// the newer one is taken.
+// installedVLLMs returns the newer one of the installed versions. One is enough, because 0.14.1 and 0.32.0 do not differ in
+// what the table shows.
 func installedVLLMs(t *testing.T) []contestant {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -40,7 +40,7 @@ func installedVLLMs(t *testing.T) []contestant {
 
 func (v *vllmBench) command() string { return filepath.Join(v.dir, "venv/bin/vllm") }
 
-// A vllmResult is what vllm bench serve says with --save-detailed. Times are in seconds.
+// A vllmResult is the result of vllm bench serve with --save-detailed. Times are in seconds.
 type vllmResult struct {
 	Completed int
 	TTFTs     []float64
@@ -80,8 +80,8 @@ func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	return f
 }
 
-// loaded returns from when to when there was load: start-up, the first question that only tries the server, and the writing of the
-// result are outside.
+// loaded returns the start and the end of the load. It leaves out start-up, the first request, which only tests the
+// server, and the writing of the result.
 func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time.Time) {
 	first, last := int64(math.MaxInt64), int64(0)
 	for _, q := range requests {
@@ -95,7 +95,7 @@ func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// measure runs vllm bench serve once against a server of its own.
+// measure runs vllm bench serve once against a new server.
 func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests int) (vllmResult, cost, *truth.Report) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute+20*r.answer()*time.Duration(1+requests/r.streams))
@@ -131,7 +131,7 @@ func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests i
 		t.Fatal(err)
 	}
 	if len(result.TTFTs) != requests || len(result.ITLs) != requests || len(result.Errors) != requests {
-		t.Fatalf("vllm bench serve tells %d times to first token of %d requests", len(result.TTFTs), requests)
+		t.Fatalf("vllm bench serve reports %d times to first token for %d requests", len(result.TTFTs), requests)
 	}
 	return result, c, report
 }

@@ -14,20 +14,21 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A VLLMRun is what the result file of a vllm bench serve says.
+// A VLLMRun is the content of a result file of vllm bench serve.
 type VLLMRun struct {
 	Meta        VLLMMeta
 	Measurement Measurement
-	Samples     []Sample // when the file has the lists of --save-detailed; 0.14.1 does not say when a request started, then all did at 0
+	Samples     []Sample // empty without the lists of --save-detailed; 0.14.1 writes no start times, so all start at 0
 }
 
-// ReadVLLMResult reads the JSON that vllm bench serve --save-result wrote (vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33).
-// limits are counted when the file has the lists of --save-detailed. percentiles are those in percent that must be known of
-// TTFT and TPOT beside the 99th: one that the file lacks is an error with the option that writes it, because 0 ms would keep
-// every limit. For the same reason a run of which no request was completed has no latencies, where vLLM writes 0 ms.
+// ReadVLLMResult reads the JSON of vllm bench serve --save-result (vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33). It
+// counts requests over the limits if the file has the lists of --save-detailed. The file must have the given percentiles
+// of TTFT and TPOT, and the 99th. If one is missing, the error names the option that writes it; taking it as 0 ms would
+// keep every limit. For the same reason a run without completed requests has no latencies, where vLLM writes 0 ms.
 //
-// What cannot be told: the number of answers with a TPOT and of times between tokens without the lists, the largest latency
-// and percentiles that were not written (they are 0), and answers that broke off under HTTP 200, which vLLM takes for completed.
+// A file does not tell everything. Percentiles that it lacks, and the largest latency of a file without lists, are 0.
+// Without lists the numbers of answers with a TPOT and of times between tokens are estimates. vLLM counts an answer that
+// broke off under HTTP 200 as completed.
 func ReadVLLMResult(text []byte, limits []Limit, percentiles ...float64) (VLLMRun, error) {
 	f, err := readVLLMFields(text)
 	if err != nil {
@@ -42,7 +43,7 @@ func ReadVLLMResult(text []byte, limits []Limit, percentiles ...float64) (VLLMRu
 	return run, nil
 }
 
-// vllmFields are the fields of a result, with what was found to be wrong with them.
+// vllmFields holds the fields of a result and the errors found in them.
 type vllmFields struct {
 	raw     map[string]json.RawMessage
 	missing []string
@@ -53,15 +54,15 @@ func readVLLMFields(text []byte) (*vllmFields, error) {
 	f := &vllmFields{}
 	d := json.NewDecoder(bytes.NewReader(withoutNaN(text)))
 	if err := d.Decode(&f.raw); err != nil {
-		return nil, fmt.Errorf("no JSON object: %w", err)
+		return nil, fmt.Errorf("not a JSON object: %w", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("something follows the first object, as --append-result writes it: give each result a file of its own")
+		return nil, errors.New("the file has more than one object, as --append-result writes it: give each result its own file")
 	}
 	return f, nil
 }
 
-// withoutNaN replaces the words with which Python writes numbers that JSON does not have by null.
+// withoutNaN replaces NaN, Infinity and -Infinity, which Python writes but JSON does not allow, by null.
 func withoutNaN(text []byte) []byte {
 	words := [][]byte{[]byte("NaN"), []byte("-Infinity"), []byte("Infinity")}
 	if !slices.ContainsFunc(words, func(w []byte) bool { return bytes.Contains(text, w) }) {
@@ -91,10 +92,10 @@ next:
 	return clean
 }
 
-// problem returns what was wrong with the fields.
+// problem returns the errors found in the fields.
 func (f *vllmFields) problem() error {
 	if len(f.missing) > 0 {
-		f.wrong = append(f.wrong, fmt.Errorf("missing %s: run it with --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99,99.9", strings.Join(f.missing, ", ")))
+		f.wrong = append(f.wrong, fmt.Errorf("missing %s: run vllm bench serve with --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99,99.9", strings.Join(f.missing, ", ")))
 	}
 	return errors.Join(f.wrong...)
 }
@@ -112,8 +113,8 @@ func (f *vllmFields) get(key string, to any) bool {
 	return true
 }
 
-// number returns a number that must be there and cannot be negative.
-func (f *vllmFields) number(key string) float64 {
+// nonNegative returns a required number that cannot be negative.
+func (f *vllmFields) nonNegative(key string) float64 {
 	var n float64
 	switch there := f.get(key, &n); {
 	case there && n < 0:
@@ -126,21 +127,21 @@ func (f *vllmFields) number(key string) float64 {
 	return n
 }
 
-// count returns a whole number that must be there.
+// count returns a required whole number.
 func (f *vllmFields) count(key string) int {
-	n := f.number(key)
+	n := f.nonNegative(key)
 	if n > math.MaxInt32*1000 || n != math.Trunc(n) {
-		f.wrong = append(f.wrong, fmt.Errorf("%s: %g is no count", key, n))
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g is not a count", key, n))
 		return 0
 	}
 	return int(n)
 }
 
-// duration returns seconds as a duration; where says which they are.
-func (f *vllmFields) duration(seconds float64, where string) time.Duration {
-	const most = 1e7 // four months; beyond it a file is broken, and sums would not fit
-	if seconds < 0 || seconds > most {
-		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", where, seconds, float64(most)))
+// duration returns seconds as a duration; key names them in an error.
+func (f *vllmFields) duration(seconds float64, key string) time.Duration {
+	const longest = 1e7 // four months; larger values are errors, and their sums would overflow
+	if seconds < 0 || seconds > longest {
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", key, seconds, float64(longest)))
 		return 0
 	}
 	return time.Duration(seconds * float64(time.Second))
@@ -153,7 +154,7 @@ func (f *vllmFields) meta() VLLMMeta {
 		if len(raw) > 0 && raw[0] == '"' && f.get(key, &text) {
 			switch key {
 			case "date":
-				m.Date, _ = time.ParseInLocation(vllmDate, text, time.Local) // a date that is none stays zero: no figure depends on it
+				m.Date, _ = time.ParseInLocation(vllmDate, text, time.Local) // an invalid date stays zero; no figure depends on it
 			case "backend":
 				m.Backend = text
 			case "label":
@@ -186,11 +187,11 @@ func (f *vllmFields) meta() VLLMMeta {
 	return m
 }
 
-// measurement returns the figures: what the lists give where there are any, and the rest as vLLM has summed it up.
+// measurement returns the figures, computed from the lists if there are any, and otherwise as vLLM wrote them.
 func (f *vllmFields) measurement(run *VLLMRun, limits []Limit, percentiles []float64) Measurement {
-	duration := f.duration(f.number("duration"), "duration")
+	duration := f.duration(f.nonNegative("duration"), "duration")
 	m := Measurement{Window: duration, Exact: true, PromptTokens: f.count("total_input_tokens"), OutputTokens: f.count("total_output_tokens")}
-	if rate := run.Meta.Rate; rate > 0 && !math.IsInf(rate, 0) { // the last request leaves when the window ends
+	if rate := run.Meta.Rate; rate > 0 && !math.IsInf(rate, 0) { // vLLM sends the last request at the end of the window
 		m.Rate, m.Window = rate, f.duration(float64(run.Meta.Prompts)/rate, "num_prompts / request_rate")
 	}
 	if run.Samples != nil {
@@ -236,9 +237,9 @@ func (f *vllmFields) summary(m *Measurement, prompts int, percentiles []float64)
 	}
 }
 
-// stats reads one metric, of which the given percentiles must be there.
+// stats reads one metric. The given percentiles are required.
 func (f *vllmFields) stats(metric string, n int, percentiles []float64) Stats {
-	s := Stats{N: n, Mean: f.number("mean_" + metric + "_ms"), P50: f.number("median_" + metric + "_ms")}
+	s := Stats{N: n, Mean: f.nonNegative("mean_" + metric + "_ms"), P50: f.nonNegative("median_" + metric + "_ms")}
 	f.get("std_"+metric+"_ms", &s.Std)
 	for _, p := range vllmPercentiles[1:] {
 		if !slices.Contains(percentiles, p) {
@@ -246,7 +247,7 @@ func (f *vllmFields) stats(metric string, n int, percentiles []float64) Stats {
 		}
 	}
 	for _, p := range slices.Compact(slices.Sorted(slices.Values(percentiles))) {
-		value := f.number(vllmKey(p, metric))
+		value := f.nonNegative(vllmKey(p, metric))
 		if to := s.percentile(p); to != nil {
 			*to = value
 		}
@@ -254,7 +255,7 @@ func (f *vllmFields) stats(metric string, n int, percentiles []float64) Stats {
 	return s
 }
 
-// vllmLists are the lists of --save-detailed, in seconds and one entry for each request.
+// vllmLists are the lists of --save-detailed, with one entry for each request. Times are in seconds.
 type vllmLists struct {
 	input, output             []int
 	ttfts, latencies, started []float64
@@ -262,7 +263,7 @@ type vllmLists struct {
 	errors                    []string
 }
 
-// lists returns the lists of a file, nil when it has none.
+// lists returns the lists of a file, or nil if it has none.
 func (f *vllmFields) lists() *vllmLists {
 	var l vllmLists
 	if !f.get("ttfts", &l.ttfts) || !f.get("output_lens", &l.output) || !f.get("itls", &l.itls) || !f.get("errors", &l.errors) {
@@ -273,7 +274,7 @@ func (f *vllmFields) lists() *vllmLists {
 	if !f.get("start_times", &l.started) { // 0.14.1
 		l.started = make([]float64, n)
 	}
-	if !f.get("latencies", &l.latencies) { // 0.14.1: the sum of its parts
+	if !f.get("latencies", &l.latencies) { // 0.14.1: sum up the parts
 		for i := range min(n, len(l.itls)) {
 			latency := l.ttfts[i]
 			for _, gap := range l.itls[i] {
@@ -291,13 +292,13 @@ func (f *vllmFields) lists() *vllmLists {
 	return &l
 }
 
-// samples returns the requests of a file that has lists, nil without.
+// samples returns the requests of a file with lists, or nil.
 func (f *vllmFields) samples() []Sample {
 	l := f.lists()
 	if l == nil {
 		return nil
 	}
-	begin := math.Inf(1) // times of 0.33 count from the start of the machine
+	begin := math.Inf(1) // in 0.33, times count from the start of the machine
 	for i, started := range l.started {
 		if l.errors[i] == "" {
 			begin = min(begin, started)
@@ -330,8 +331,8 @@ func (f *vllmFields) sample(l *vllmLists, i int, begin float64) Sample {
 	return s
 }
 
-// vllmFailure returns the kind of a failure from the text that vLLM leaves of it: the reason phrase of a status, which may be
-// empty, a sentence about missing chunks, or a traceback.
+// vllmFailure classifies a failure by vLLM's text for it: the reason phrase of a status, which may be empty, a sentence
+// about missing chunks, or a traceback.
 func vllmFailure(text string, tokens int) Failure {
 	switch {
 	case strings.HasPrefix(text, "Never received"), text == "" && tokens == 0:

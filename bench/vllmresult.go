@@ -11,27 +11,27 @@ import (
 	"time"
 )
 
-// A VLLMMeta is what the result of vllm bench serve says of a run beside its figures.
+// A VLLMMeta describes a run in the result of vllm bench serve.
 type VLLMMeta struct {
 	Date           time.Time
 	Backend        string // openai or openai-chat
 	Label          string // "" is null
 	Model          string
-	Tokenizer      string            // "" is the model's
-	Prompts        int               // that were to be sent
+	Tokenizer      string            // "" means the model's
+	Prompts        int               // planned requests
 	Rate           float64           // requests per second; 0 or infinite is written as "inf"
 	Burstiness     float64           // of the arrivals; 1 is Poisson, infinite is constant and written as "inf"
 	MaxConcurrency int               // 0 is null
-	Metadata       map[string]string // as of --metadata KEY=VALUE
-	Workload       string            // what was asked, in words; "" is left out
-	Seed           uint64            // of the workload
+	Metadata       map[string]string // from --metadata KEY=VALUE
+	Workload       string            // the workload in words; "" is left out
+	Seed           uint64            // seed of the workload
 	Natural        bool              // lengths were not pinned
 }
 
-// A VLLMResult is a measurement as the flat JSON object that vllm bench serve --save-result writes: the same names, units and
-// exclusions, from main_async and benchmark in vllm/benchmarks/serve.py (0.14.1 and 0.32; 0.33 has the same). What vLLM does
-// not have stands at its end, under names of its own. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read lists
-// of such objects from files called summary.json.
+// A VLLMResult is a measurement in the format of vllm bench serve --save-result: a flat JSON object. Names, units and
+// exclusions are those of main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
+// does not have stand at the end, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read
+// lists of such objects from files called summary.json.
 type VLLMResult struct{ fields []vllmField }
 
 type vllmField struct {
@@ -41,7 +41,7 @@ type vllmField struct {
 
 const vllmDate = "20060102-150405"
 
-// vllmPercentiles are those that a Stats has.
+// vllmPercentiles are the percentiles in a Stats.
 var vllmPercentiles = []float64{50, 90, 95, 99, 99.9}
 
 // percentile returns one of vllmPercentiles.
@@ -49,13 +49,14 @@ func (s *Stats) percentile(p float64) *float64 {
 	return map[float64]*float64{50: &s.P50, 90: &s.P90, 95: &s.P95, 99: &s.P99, 99.9: &s.P999}[p]
 }
 
-// vllmKey is the key of a percentile: a whole number is written as one.
+// vllmKey returns the key of a percentile, such as p99_ttft_ms or p99.9_ttft_ms.
 func vllmKey(p float64, metric string) string {
 	return "p" + strconv.FormatFloat(p, 'g', -1, 64) + "_" + metric + "_ms"
 }
 
 // NewVLLMResult returns the result of a measurement. details are the counted samples for the lists of --save-detailed; nil
-// leaves them out. A metadata key that is a field of the result is an error: in vLLM the one would silently replace the other.
+// leaves the lists out. A metadata key that is also a field of the result is an error; in vLLM one silently replaces the
+// other.
 func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, error) {
 	var r VLLMResult
 	r.head(meta)
@@ -77,14 +78,14 @@ func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, 
 
 func (r *VLLMResult) add(key string, value any) { r.fields = append(r.fields, vllmField{key, value}) }
 
-// head writes what main_async writes.
+// head adds the fields that main_async writes.
 func (r *VLLMResult) head(meta VLLMMeta) {
-	var label, most any
+	var label, maxConcurrency any
 	if meta.Label != "" {
 		label = meta.Label
 	}
 	if meta.MaxConcurrency > 0 {
-		most = meta.MaxConcurrency
+		maxConcurrency = meta.MaxConcurrency
 	}
 	var rate any = "inf"
 	if meta.Rate > 0 && !math.IsInf(meta.Rate, 0) {
@@ -110,10 +111,10 @@ func (r *VLLMResult) head(meta VLLMMeta) {
 	} else {
 		r.add("burstiness", meta.Burstiness)
 	}
-	r.add("max_concurrency", most)
+	r.add("max_concurrency", maxConcurrency)
 }
 
-// body writes what benchmark writes, and after it what vLLM does not have.
+// body adds the fields that benchmark writes, and then those that vLLM does not have.
 func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("duration", m.Duration.Seconds())
 	r.add("completed", m.Completed)
@@ -162,7 +163,7 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("void", m.Void)
 }
 
-// stats writes one metric. Where nothing was completed vLLM writes 0 ms, which keeps every limit: here it is null.
+// stats adds one metric. If no request was completed, vLLM writes 0 ms, which would keep every limit. So stats writes null.
 func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
 	add := func(key string, value float64) {
 		if m.Completed == 0 {
@@ -179,8 +180,8 @@ func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
 	}
 }
 
-// details writes a list for each property of a request, in seconds. A request that did not end well has an output and
-// latencies of zero and the kind of its failure as error. start_times are when it was due, because latencies count from there.
+// details adds one list for each property of a request. Times are in seconds. A request that did not end well has zero
+// output and latencies, and its failure as error. start_times are due times, because latencies count from there.
 func (r *VLLMResult) details(samples []Sample, rules Rules) {
 	n := len(samples)
 	input, output := make([]int, n), make([]int, n)
@@ -193,7 +194,7 @@ func (r *VLLMResult) details(samples []Sample, rules Rules) {
 			problems[i] = s.problem()
 			continue
 		}
-		output[i], ttfts[i], latencies[i] = s.OutputTokens, rules.TTFT(s).Seconds(), rules.E2E(s).Seconds()
+		output[i], ttfts[i], latencies[i] = s.OutputTokens, rules.ttft(s).Seconds(), rules.e2e(s).Seconds()
 		for _, gap := range s.Gaps {
 			itls[i] = append(itls[i], gap.Seconds())
 		}
@@ -211,7 +212,7 @@ func (r *VLLMResult) details(samples []Sample, rules Rules) {
 func (s *Sample) problem() string {
 	switch {
 	case s.Failure == "":
-		return "withdrawn before its end"
+		return "withdrawn before it ended"
 	case s.Detail == "":
 		return string(s.Failure)
 	}

@@ -32,7 +32,7 @@ func fieldsOf(t testing.TB, text []byte) map[string]any {
 	return fields
 }
 
-// seriesOf is the series of samples, by the seconds after the start as in vLLM.
+// seriesOf returns the chunks of samples in each second after the start, as vLLM counts them.
 func seriesOf(samples []Sample) Series {
 	s := make(Series, 1000)
 	for i := range samples {
@@ -47,7 +47,7 @@ func seriesOf(samples []Sample) Series {
 	return s
 }
 
-// rewritten is what we would have written after the run that the file is from.
+// rewritten reads a result file and returns our own result for that run, and the file itself.
 func rewritten(t *testing.T, name string, limits []Limit) (written, file map[string]any) {
 	t.Helper()
 	text := testdata(t, name)
@@ -71,9 +71,9 @@ func rewritten(t *testing.T, name string, limits []Limit) (written, file map[str
 	return fieldsOf(t, ours), fieldsOf(t, text)
 }
 
-// The figures of a real run, computed again from its requests, are those that vllm bench serve printed; within a nanosecond a
-// request, which is what a time.Duration drops. 0.14.1 does not say when a request started, which peaks need, nor how long it
-// took: the sum of its times between tokens is a microsecond more, for it reads the clock twice at the first token.
+// Measure computes from the requests of a real run the figures that vllm bench serve wrote. The tolerance allows for the
+// nanosecond resolution of time.Duration. 0.14.1 writes no start times, which peaks need. It writes no durations either,
+// and the sum of an answer's parts is a microsecond too long, because 0.14.1 reads the clock twice at the first token.
 func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	slow := []Limit{{MetricTTFT, time.Hour}}
 	for _, row := range []struct {
@@ -81,11 +81,11 @@ func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 		unknown   []string
 		tolerance float64
 	}{
-		{"vllm-0.32-openai.json", []string{"queue_times"}, 3e-6}, // ours are in TTFT
+		{"vllm-0.32-openai.json", []string{"queue_times"}, 3e-6}, // our TTFT includes the queue time
 		{"vllm-0.14.1.json", []string{"max_output_tokens_per_s", "max_concurrent_requests"}, 5e-5},
 	} {
 		ours, theirs := rewritten(t, row.name, slow)
-		ours["errors"] = theirs["errors"] // ours begin with the kind of the failure
+		ours["errors"] = theirs["errors"] // our texts begin with the kind of the failure
 		for _, key := range slices.Sorted(maps.Keys(theirs)) {
 			if slices.Contains(row.unknown, key) {
 				continue
@@ -102,7 +102,7 @@ func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	}
 }
 
-// since returns times from the earliest on.
+// since returns times relative to the earliest.
 func since(list []any) []any {
 	earliest := math.Inf(1)
 	for _, v := range list {
@@ -136,7 +136,8 @@ func near(a, b any, tolerance float64) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Counted from the lists with numpy: 6 requests above 12 ms, 20 above 1.1 ms a token, 27 above 45 ms, and 29 above none of them.
+// The wanted counts come from numpy on the lists: 6 requests over 12 ms, 20 over 1.1 ms a token, 27 over 45 ms, and 29 over
+// no limit.
 func TestGoodputOfARealRun(t *testing.T) {
 	ms := time.Millisecond
 	run, err := ReadVLLMResult(testdata(t, "vllm-0.32-openai.json"), []Limit{{MetricTTFT, 12 * ms}, {MetricTPOT, 1100 * time.Microsecond}, {MetricE2EL, 45 * ms}})
@@ -167,8 +168,8 @@ func TestAResultWithoutListsIsReadFromItsFigures(t *testing.T) {
 	}
 }
 
-// vLLM writes 0 ms for a run of which every request failed, and ends well.
-func TestARunThatFailedIsNoFastRun(t *testing.T) {
+// If every request fails, vLLM writes latencies of 0 ms and exits with success.
+func TestAFailedRunIsNotAFastRun(t *testing.T) {
 	run, err := ReadVLLMResult(testdata(t, "vllm-0.32-all-failed.json"), nil, 99.9)
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +192,7 @@ func TestFailuresOfAResultKeepTheirKind(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := run.Measurement; m.Completed != 10 || m.Failed != 2 || m.Failures[Status] != 2 || m.TPOT.N != 9 || run.Samples[4].Detail != "Internal Server Error" {
-		t.Errorf("%+v, want 10 completed, one of them of one token, and two refused", m)
+		t.Errorf("%+v, want 10 completed, one of them with one token, and two refused", m)
 	}
 	for text, want := range map[string]Failure{"": NoTokens, "Never received a valid chunk": NoTokens, "Traceback (most recent": Reset, "Bad Request": Status} {
 		if got := vllmFailure(text, 0); got != want {
@@ -200,7 +201,7 @@ func TestFailuresOfAResultKeepTheirKind(t *testing.T) {
 	}
 }
 
-// changed is a file with some of its fields replaced by JSON; "" removes one.
+// changed returns a file with some of its fields replaced by JSON; "" removes a field.
 func changed(t *testing.T, name string, changes map[string]string) []byte {
 	t.Helper()
 	var fields map[string]json.RawMessage
@@ -213,14 +214,14 @@ func changed(t *testing.T, name string, changes map[string]string) []byte {
 		}
 	}
 	var b strings.Builder
-	for key, value := range fields { // values as they are: NaN is no JSON
+	for key, value := range fields { // not json.Marshal, which rejects NaN
 		b.WriteString(`, "` + key + `": ` + string(value))
 	}
 	return []byte("{" + b.String()[1:] + "}\n")
 }
 
-func TestWhatIsWrongWithAResultIsSaid(t *testing.T) {
-	const remedy = ": run it with --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99,99.9"
+func TestABadResultIsRefused(t *testing.T) {
+	const remedy = ": run vllm bench serve with --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,95,99,99.9"
 	for _, row := range []struct {
 		name    string
 		file    string
@@ -228,15 +229,15 @@ func TestWhatIsWrongWithAResultIsSaid(t *testing.T) {
 		want    string
 	}{
 		{"a percentile that the SLO needs", "vllm-0.32-chat.json", nil, "vllm bench serve result: missing p99.9_ttft_ms, p99.9_tpot_ms" + remedy},
-		{"counts that are not there", "vllm-0.32-chat.json", map[string]string{"completed": "", "duration": "", "request_rate": ""}, "missing request_rate, duration, completed" + remedy},
-		{"a latency that is no number", "vllm-0.32-chat.json", map[string]string{"mean_ttft_ms": "NaN"}, "mean_ttft_ms: null or NaN, want a number"},
+		{"missing counts", "vllm-0.32-chat.json", map[string]string{"completed": "", "duration": "", "request_rate": ""}, "missing request_rate, duration, completed" + remedy},
+		{"a latency that is not a number", "vllm-0.32-chat.json", map[string]string{"mean_ttft_ms": "NaN"}, "mean_ttft_ms: null or NaN, want a number"},
 		{"a text for a number", "vllm-0.32-chat.json", map[string]string{"completed": `"60"`}, "completed: json: cannot unmarshal string"},
 		{"a negative duration", "vllm-0.32-chat.json", map[string]string{"duration": "-1"}, "duration: -1 is negative"},
-		{"half a request", "vllm-0.32-chat.json", map[string]string{"completed": "59.5"}, "completed: 59.5 is no count"},
+		{"half a request", "vllm-0.32-chat.json", map[string]string{"completed": "59.5"}, "completed: 59.5 is not a count"},
 		{"an endless run", "vllm-0.32-chat.json", map[string]string{"duration": "1e300"}, "duration: 1e+300 s, want 0 to 1e+07 s"},
 		{"an unknown rate", "vllm-0.32-chat.json", map[string]string{"request_rate": `"fast"`}, `request_rate: "fast", want a number or "inf"`},
 		{"lists of different lengths", "vllm-0.14.1.json", map[string]string{"ttfts": "[1]"}, "the lists of requests differ in length: ttfts has 1, another 12"},
-		{"a time that cannot be", "vllm-0.14.1.json", map[string]string{"ttfts": "[1e30,0,0,0,0,0,0,0,0,0,0,0]"}, "ttfts[0]: 1e+30 s"},
+		{"an impossible time", "vllm-0.14.1.json", map[string]string{"ttfts": "[1e30,0,0,0,0,0,0,0,0,0,0,0]"}, "ttfts[0]: 1e+30 s"},
 	} {
 		_, err := ReadVLLMResult(changed(t, row.file, row.changes), nil, 99.9)
 		if err == nil || !strings.Contains(err.Error(), row.want) {
@@ -244,10 +245,10 @@ func TestWhatIsWrongWithAResultIsSaid(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"":                  "vllm bench serve result: no JSON object: EOF",
-		"[]":                "no JSON object",
-		"{}\n{}":            "something follows the first object, as --append-result writes it",
-		`{"num_prompts": 1`: "no JSON object: unexpected EOF",
+		"":                  "vllm bench serve result: not a JSON object: EOF",
+		"[]":                "not a JSON object",
+		"{}\n{}":            "the file has more than one object, as --append-result writes it",
+		`{"num_prompts": 1`: "not a JSON object: unexpected EOF",
 	} {
 		if _, err := ReadVLLMResult([]byte(text), nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", text, err, want)
@@ -255,7 +256,7 @@ func TestWhatIsWrongWithAResultIsSaid(t *testing.T) {
 	}
 }
 
-func TestFieldsThatMayBeWithoutAValue(t *testing.T) {
+func TestFieldsThatMayBeEmpty(t *testing.T) {
 	text := changed(t, "vllm-0.32-chat.json", map[string]string{
 		"request_rate": `"inf"`, "request_goodput": "null", "label": `"say \"NaN\" \\"`, "p90_ttft_ms": "NaN", "max_concurrency": "16", "failed": "",
 		"mean_itl_ms": "", "num_prompts": "61",
@@ -266,14 +267,14 @@ func TestFieldsThatMayBeWithoutAValue(t *testing.T) {
 	}
 	m := run.Measurement
 	if !math.IsInf(run.Meta.Rate, 1) || m.Rate != 0 || m.Window != m.Duration || m.Goodput != 0 || run.Meta.MaxConcurrency != 16 {
-		t.Errorf("%+v of %+v, want an infinite rate, the run as its window, no goodput", m, run.Meta)
+		t.Errorf("%+v of %+v, want an infinite rate, a window as long as the run, and no goodput", m, run.Meta)
 	}
 	if run.Meta.Label != `say "NaN" \` || m.TTFT.P90 != 0 || m.TTFT.P99 == 0 || m.Failed != 1 || m.ITL.N != 0 {
-		t.Errorf("%+v of %+v, want the label as it is, NaN as nothing, one failed", m, run.Meta)
+		t.Errorf("%+v of %+v, want the unchanged label, no P90, and one failed request", m, run.Meta)
 	}
 }
 
-// The keys of vLLM come in its order, and what it does not have after them.
+// vLLM's keys come in vLLM's order. Our own keys follow them.
 func TestAResultHasVLLMsFields(t *testing.T) {
 	meta := VLLMMeta{Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Backend: "openai", Model: "m", Prompts: 2, Metadata: map[string]string{"gpu": "H200", "a": "b"}}
 	samples := []Sample{sample(1000, 1100, 1600), {Due: 1, Sent: 1, End: 2, Failure: Status, Detail: "503: full"}, {Due: 3}}
@@ -293,7 +294,7 @@ func TestAResultHasVLLMsFields(t *testing.T) {
 	}
 	fields := fieldsOf(t, text)
 	for key, want := range map[string]any{
-		"errors": []any{"", "http-status: 503: full", "withdrawn before its end"}, "output_lens": []any{11.0, 0.0, 0.0}, "ttfts": []any{0.1, 0.0, 0.0},
+		"errors": []any{"", "http-status: 503: full", "withdrawn before it ended"}, "output_lens": []any{11.0, 0.0, 0.0}, "ttfts": []any{0.1, 0.0, 0.0},
 		"itls": []any{[]any{}, []any{}, []any{}}, "p99.9_ttft_ms": 100.0, "p50_tpot_ms": 50.0, "failures": map[string]any{"http-status": 1.0},
 	} {
 		if !reflect.DeepEqual(fields[key], want) {
@@ -301,7 +302,7 @@ func TestAResultHasVLLMsFields(t *testing.T) {
 		}
 	}
 	if _, there := fields["mean_itl_ms"]; there {
-		t.Error("times between tokens were not recorded, and mean_itl_ms is there")
+		t.Error("mean_itl_ms is present, though no times between tokens were recorded")
 	}
 	meta.Metadata["request_rate"] = "5"
 	if _, err := NewVLLMResult(Measurement{}, meta, nil); err == nil || err.Error() != `metadata key "request_rate" is a field of vLLM's result: choose another` {
@@ -320,7 +321,7 @@ func FuzzReadVLLMResult(f *testing.F) {
 			return
 		}
 		if run.Measurement.Completed > 0 && run.Measurement.TTFT.N == 0 {
-			t.Errorf("%d completed and no latencies", run.Measurement.Completed)
+			t.Errorf("%d completed requests but no latencies", run.Measurement.Completed)
 		}
 		if _, err := json.Marshal(run.Measurement); err != nil {
 			t.Errorf("the measurement cannot be stored: %v", err)

@@ -20,7 +20,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The kernel's stamps are still asked for once the connection is out of Go's hands.
+// A connection keeps its time stamps when it leaves the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
 	defer awaitStamps()()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +62,7 @@ func TestChunksAreInTheSecondInWhichTheyCame(t *testing.T) {
 		for _, second := range run.Series {
 			chunks = append(chunks, second.Chunks)
 		}
-		// The role's chunk is one with choices, which for completions is a token.
+		// For completions the role chunk counts as a token, because it has choices.
 		if want := []int{0, 0, 1, 1, 1, 1}; !slices.Equal(chunks, want) {
 			t.Errorf("chunks by second %v, want %v", chunks, want)
 		}
@@ -128,9 +128,9 @@ func TestAnIdleConnectionIsRetired(t *testing.T) {
 		if _, err := c.Run(t.Context(), requests(workload.Window, 30, 0, 2*staleAfter, ask(1)), nil); err != nil {
 			t.Fatal(err)
 		}
-		// Each request takes the connection that was used last, unless it has gone stale: then a new one.
+		// The last connection has gone stale before each request, so each request needs another one.
 		if got := conns.Load(); got < 30 {
-			t.Errorf("%d connections for 30 requests that are %s apart, want one each at least", got, 2*staleAfter)
+			t.Errorf("%d connections for 30 requests that are %s apart, want at least one for each", got, 2*staleAfter)
 		}
 	})
 }
@@ -152,18 +152,19 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 		if _, err := c.Run(t.Context(), requests(workload.Window, 20, 0, time.Millisecond, ask(1)), nil); err != nil {
 			t.Fatal(err)
 		}
-		if i == 1 { // the first ones make what stays, such as Go's own poll
+		if i == 1 { // the first runs open descriptors that stay open, such as Go's own epoll
 			before = count()
 		}
 	}
-	for wait := time.Now().Add(5 * time.Second); count() > before+4 && time.Now().Before(wait); time.Sleep(10 * time.Millisecond) {
-	} // the server's sides of the last connections
+	// The server needs a moment to close its side of the last connections.
+	for wait := time.Now().Add(20 * time.Second); count() > before+4 && time.Now().Before(wait); time.Sleep(time.Millisecond) {
+	}
 	if after := count(); after > before+4 {
 		t.Errorf("%d open descriptors after 10 more runs, %d before", after, before)
 	}
 }
 
-// A server may refuse a long request before it has read it. What is left of that request must not reach the next one.
+// A server may refuse a long request before it has read it all. The client must not send the rest before the next request.
 func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -188,7 +189,7 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 				}
 				if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
 					_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
-					time.Sleep(300 * time.Millisecond)
+					time.Sleep(100 * time.Millisecond) // the client sends its next request while the first is unread
 				} else {
 					_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
 				}
@@ -196,9 +197,9 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 			})
 		}
 	})
-	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny", IdleTimeout: 2 * time.Second}
+	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny", IdleTimeout: 20 * time.Second}
 	long := workload.Request{Text: strings.Repeat("x", 20<<20), OutputTokens: 3}
-	run, err := c.Run(t.Context(), join(requests(workload.Window, 1, 0, 0, long), requests(workload.Window, 1, 200*time.Millisecond, 0, ask(3))), nil)
+	run, err := c.Run(t.Context(), join(requests(workload.Window, 1, 0, 0, long), requests(workload.Window, 1, 50*time.Millisecond, 0, ask(3))), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +209,7 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 	debug.FreeOSMemory()
 }
 
-func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
+func TestAServerThatClosesUnusedConnectionsGetsFew(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +225,7 @@ func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
 			opened.Add(1)
 			serving.Go(func() {
 				defer conn.Close()
-				if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // it asks at once, or it goes
+				if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // a connection without a request is closed
 					return
 				}
 				if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
@@ -234,7 +235,7 @@ func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
 		}
 	})
 	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny"}
-	run, err := c.Run(t.Context(), requests(workload.Window, 40, 0, 20*time.Millisecond, ask(3)), nil)
+	run, err := c.Run(t.Context(), requests(workload.Window, 20, 0, 20*time.Millisecond, ask(3)), nil)
 	listener.Close()
 	serving.Wait()
 	if err != nil {
@@ -245,8 +246,8 @@ func TestAServerThatWantsNoIdleConnectionsIsLeftInPeace(t *testing.T) {
 			t.Errorf("sample %+v, want success", s)
 		}
 	}
-	if n := opened.Load(); n > 40+4*leastIdle {
-		t.Errorf("%d connections for 40 requests, want hardly more than one each", n)
+	if n := opened.Load(); n > 20+4*minIdle {
+		t.Errorf("%d connections for 20 requests, want hardly more than one for each", n)
 	}
 }
 
@@ -276,7 +277,7 @@ func TestALongConversationIsNotCut(t *testing.T) {
 	})
 }
 
-func TestProgressIsTold(t *testing.T) {
+func TestProgressIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) {
 			if q.MaxTokens == 2 {
@@ -294,18 +295,18 @@ func TestProgressIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(seen) < 3 {
-			t.Fatalf("told %d times, want once a second", len(seen))
+			t.Fatalf("%d reports, want one each second", len(seen))
 		}
 		if p := seen[0]; p.Counted != 0 || p.InFlight != 1 || p.Ended != 0 {
 			t.Errorf("after 1 s %+v, want only the lead-in's request", p)
 		}
 		if p := seen[1]; p.Counted != 5 || p.InFlight != 5 || p.Ended != 1 || p.Failed != 1 || p.TTFT99 != 0 {
-			t.Errorf("after 2 s %+v, want five counted, one of them failed, and five in flight", p)
+			t.Errorf("after 2 s %+v, want five counted requests, one of them failed, and five in flight", p)
 		}
 	})
 }
 
-func TestSecretsInForeignTextsAreHidden(t *testing.T) {
+func TestSecretsInAServersTextAreHidden(t *testing.T) {
 	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprintf(w, "you sent %q and %q", r.Header.Get("Authorization"), r.Header.Get("X-Token"))

@@ -82,7 +82,7 @@ func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 func (s prober) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
 	if o.Streams > 0 {
-		scope = scope.ByNumber(run)
+		scope = scope.ByCount(run)
 	}
 	measurement := bench.Measure(run, scope)
 	if measurement.Void != "" {

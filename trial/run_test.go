@@ -498,7 +498,7 @@ func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
 		t.Error("a void probe was recorded")
 		return nil
 	}})
-	if err == nil || !strings.Contains(err.Error(), "void: the answers are 50 % longer or shorter") {
+	if err == nil || !strings.Contains(err.Error(), "void: the lengths of the answers differ by 50 %") {
 		t.Errorf("Run = %v, want that the probe is void", err)
 	}
 }

@@ -14,21 +14,21 @@ import (
 // A conn is one connection.
 type conn struct {
 	fd       int
-	in       []byte        // what was read and not answered
-	out      []byte        // what the kernel did not take yet
-	received time.Duration // when what was read last was in the kernel
-	seen     time.Duration // when it was read
+	in       []byte        // bytes read but not answered
+	out      []byte        // bytes that the kernel has not taken yet
+	received time.Duration // when the bytes of the last read reached the kernel
+	seen     time.Duration // when the server read them
 	last     bool          // the connection closes after this answer
 
 	streaming bool
-	due       time.Duration // of the next token
-	place     int           // in the queue
-	left      int           // tokens
+	due       time.Duration // due time of the next token
+	index     int           // position in loop.due
+	left      int           // tokens still to write
 	stream    stream
-	record    *Request // nil when the server forgets
+	record    *Request // nil with Config.Forget
 }
 
-// read reads what is there, and reports whether the connection still stands.
+// read reads all that has arrived. It returns false if the connection has ended.
 func (l *loop) read(c *conn) bool {
 	for {
 		n, controls, _, _, err := unix.Recvmsg(c.fd, l.buffer[:], l.control[:], 0)
@@ -37,7 +37,7 @@ func (l *loop) read(c *conn) bool {
 			return true
 		case err == unix.EINTR:
 			continue
-		case err != nil || n <= 0 || len(c.in)+n > mostRequest:
+		case err != nil || n <= 0 || len(c.in)+n > maxRequest:
 			return false
 		}
 		wall := time.Now()
@@ -47,7 +47,7 @@ func (l *loop) read(c *conn) bool {
 	}
 }
 
-// age returns for how long what was read has been in the kernel, by the time stamp that came with it; 0 when none did.
+// age returns how long the bytes had been in the kernel when they were read, by their time stamp; 0 without a stamp.
 func age(control []byte, now time.Time) time.Duration {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -62,7 +62,7 @@ func age(control []byte, now time.Time) time.Duration {
 	return 0
 }
 
-// write writes, or keeps what the kernel does not take. It reports whether the connection still stands.
+// write writes b and keeps the bytes that the kernel does not take. It returns false if the connection has ended.
 func (l *loop) write(c *conn, b []byte) bool {
 	if len(c.out) == 0 {
 		n, err := unix.Write(c.fd, b)
@@ -78,7 +78,7 @@ func (l *loop) write(c *conn, b []byte) bool {
 	return true
 }
 
-// flush writes what was kept.
+// flush writes the bytes that write kept.
 func (l *loop) flush(c *conn) bool {
 	for len(c.out) > 0 {
 		n, err := unix.Write(c.fd, c.out)
@@ -96,7 +96,7 @@ func (l *loop) flush(c *conn) bool {
 	return !c.last || c.streaming
 }
 
-// answer answers the requests that were read, until one streams.
+// answer answers the requests in c.in, up to the first one that streams.
 func (l *loop) answer(c *conn) bool {
 	for !c.streaming {
 		q, size, err := parse(c.in)
@@ -116,11 +116,11 @@ func (l *loop) answer(c *conn) bool {
 	return true
 }
 
-// reportPath is where the report is asked for.
+// reportPath is the path of the report.
 const reportPath = "/truth"
 
-// route answers one request, or begins to.
-func (l *loop) route(c *conn, q *ask) bool {
+// route answers one request or begins a stream.
+func (l *loop) route(c *conn, q *request) bool {
 	switch q.method + " " + q.path {
 	case "POST /v1/completions", "POST /v1/chat/completions":
 		if err := q.readBody(); err != nil {
@@ -133,7 +133,7 @@ func (l *loop) route(c *conn, q *ask) bool {
 		model := map[string]any{"id": l.config.Model, "object": "model", "owned_by": "vllm", "max_model_len": 1 << 20}
 		return l.reply(c, http.StatusOK, map[string]any{"object": "list", "data": []any{model}})
 	case "GET " + reportPath:
-		return l.reply(c, http.StatusOK, l.tell())
+		return l.reply(c, http.StatusOK, l.snapshot())
 	}
 	return l.reply(c, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 }
@@ -146,8 +146,8 @@ func (l *loop) reply(c *conn, status int, body any) bool {
 	return l.write(c, reply(status, text)) && (!c.last || l.flush(c))
 }
 
-// tell returns the report so far.
-func (l *loop) tell() *Report {
+// snapshot returns the report so far.
+func (l *loop) snapshot() *Report {
 	report := l.report
 	report.CPU = cpuTime() - l.cpu
 	for _, record := range l.records {
@@ -156,8 +156,8 @@ func (l *loop) tell() *Report {
 	return &report
 }
 
-// begin sends the head of a stream, as uvicorn does before there is a token, and puts its first token on the schedule.
-func (l *loop) begin(c *conn, q *ask) bool {
+// begin sends the head of a stream and schedules its first token. uvicorn also sends the head before the first token.
+func (l *loop) begin(c *conn, q *request) bool {
 	c.stream.begin(l.config.Model, q)
 	c.left, c.due, c.streaming = q.tokens, l.step(c.received+l.config.TTFT), true
 	c.record = nil
@@ -172,7 +172,7 @@ func (l *loop) begin(c *conn, q *ask) bool {
 	return l.write(c, streamHead)
 }
 
-// step returns when a token leaves that is ready at the given time.
+// step returns when the server writes a token that is ready at the given time.
 func (l *loop) step(ready time.Duration) time.Duration {
 	if !l.config.Step {
 		return ready
@@ -180,7 +180,7 @@ func (l *loop) step(ready time.Duration) time.Duration {
 	return (ready + l.config.TPOT - 1).Truncate(l.config.TPOT)
 }
 
-// writeToken writes the next token of a stream, and what follows the last one.
+// writeToken writes the next token of a stream, and after the last one the stream's end.
 func (l *loop) writeToken(c *conn) bool {
 	chunk := c.stream.token
 	if c.left == 1 {
@@ -203,10 +203,10 @@ func (l *loop) writeToken(c *conn) bool {
 	l.report.Tokens++
 	if c.left--; c.left > 0 {
 		c.due += l.config.TPOT
-		heap.Fix(&l.due, c.place)
+		heap.Fix(&l.due, c.index)
 		return true
 	}
-	heap.Remove(&l.due, c.place)
+	heap.Remove(&l.due, c.index)
 	c.streaming = false
 	l.report.Answered++
 	return l.write(c, c.stream.tail) && (!c.last || l.flush(c)) && l.answer(c)

@@ -8,11 +8,11 @@ import (
 	"strconv"
 )
 
-// mostRequest bounds what one connection may hold: a prompt of a million token ids has some 6 MB.
-const mostRequest = 16 << 20
+// maxRequest is the limit on a request in bytes. A prompt of a million token ids has about 6 MB.
+const maxRequest = 16 << 20
 
-// An ask is one request. Its slices belong to the connection's buffer.
-type ask struct {
+// A request is one parsed request. Its slices belong to the connection's buffer.
+type request struct {
 	method, path string
 	id           []byte // X-Request-Id
 	body         []byte
@@ -22,9 +22,9 @@ type ask struct {
 	prompt, tokens int
 }
 
-// parse reads one request of HTTP/1.1 and returns its size, 0 when it is not complete. It reads what the clients of a test
-// send, and no more: a body has a length, and no header is folded.
-func parse(in []byte) (q ask, size int, err error) {
+// parse reads one HTTP/1.1 request and returns its size, or 0 if it is incomplete. It supports only what the clients in
+// tests send: a body has a Content-Length, and no header is folded.
+func parse(in []byte) (q request, size int, err error) {
 	end := bytes.Index(in, []byte("\r\n\r\n"))
 	if end < 0 {
 		return q, 0, nil
@@ -33,7 +33,7 @@ func parse(in []byte) (q ask, size int, err error) {
 	first, head, _ := bytes.Cut(head, []byte("\r\n"))
 	words := bytes.Fields(first)
 	if len(words) != 3 || string(words[2]) != "HTTP/1.1" {
-		return q, 0, fmt.Errorf("request line %.80q is none of HTTP/1.1", first)
+		return q, 0, fmt.Errorf("request line %.80q is not HTTP/1.1", first)
 	}
 	q.method, q.path = string(words[0]), string(words[1])
 	length := 0
@@ -44,11 +44,11 @@ func parse(in []byte) (q ask, size int, err error) {
 		value = bytes.TrimSpace(value)
 		switch {
 		case is(name, "Content-Length"):
-			if length, err = strconv.Atoi(string(value)); err != nil || length < 0 || length > mostRequest {
-				return q, 0, fmt.Errorf("Content-Length %.40q is no length up to %d", value, mostRequest)
+			if length, err = strconv.Atoi(string(value)); err != nil || length < 0 || length > maxRequest {
+				return q, 0, fmt.Errorf("Content-Length %.40q is not a length up to %d", value, maxRequest)
 			}
 		case is(name, "Transfer-Encoding"), is(name, "Expect"):
-			return q, 0, fmt.Errorf("header %s is not known here", name)
+			return q, 0, fmt.Errorf("header %s is not supported", name)
 		case is(name, "X-Request-Id"):
 			q.id = value
 		case is(name, "Connection"):
@@ -66,14 +66,14 @@ func parse(in []byte) (q ask, size int, err error) {
 // is reports whether a header's name or value is the given one.
 func is(b []byte, name string) bool { return len(b) == len(name) && bytes.EqualFold(b, []byte(name)) }
 
-var errNoStream = errors.New("only streams are answered here, with max_tokens of at least 1")
+var errNoStream = errors.New("the request needs stream: true and max_tokens of at least 1")
 
-// readBody finds what matters in the JSON of a request. Quotes in a prompt are escaped, so a key cannot be part of one.
-func (q *ask) readBody() error {
+// readBody finds the needed fields in the JSON of a request. JSON escapes quotes in a prompt, so a prompt contains no key.
+func (q *request) readBody() error {
 	q.chat = q.path == "/v1/chat/completions"
 	q.usage = bytes.HasPrefix(value(q.body, `"include_usage":`), []byte("true"))
 	for _, key := range []string{`"max_tokens":`, `"max_completion_tokens":`} {
-		if n := number(value(q.body, key)); n > 0 {
+		if n := leadingInt(value(q.body, key)); n > 0 {
 			q.tokens = n
 		}
 	}
@@ -84,7 +84,7 @@ func (q *ask) readBody() error {
 	return nil
 }
 
-// value returns what follows a key.
+// value returns the JSON text after a key.
 func value(body []byte, key string) []byte {
 	at := bytes.Index(body, []byte(key))
 	if at < 0 {
@@ -93,7 +93,8 @@ func value(body []byte, key string) []byte {
 	return bytes.TrimLeft(body[at+len(key):], " ")
 }
 
-func number(b []byte) (n int) {
+// leadingInt returns the whole number at the start of b.
+func leadingInt(b []byte) (n int) {
 	for _, digit := range b {
 		if digit < '0' || digit > '9' || n > 1<<40 {
 			return n
@@ -103,7 +104,7 @@ func number(b []byte) (n int) {
 	return n
 }
 
-// words counts the token ids of a list, or about the words of a text.
+// words counts the token ids of a list, or roughly the words of a text.
 func words(prompt []byte) int {
 	if len(prompt) < 2 {
 		return 0
@@ -122,7 +123,7 @@ func words(prompt []byte) int {
 	return bytes.Count(rest, []byte{between}) + 1
 }
 
-// reply returns a whole response.
+// reply returns a whole HTTP response.
 func reply(status int, body []byte) []byte {
 	head := fmt.Sprintf("HTTP/1.1 %d %s\r\nserver: truth\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n",
 		status, http.StatusText(status), len(body))

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	readSize    = 64 << 10
-	mostEvents  = 256
-	longestWait = time.Second // without a token that is due
+	readSize  = 64 << 10
+	maxEvents = 256
+	maxWait   = time.Second // longest wait for the network when no token is due
 )
 
 // A loop is the state of one Serve.
 type loop struct {
 	*Server
 	start   time.Time
-	cpu     time.Duration // of the process before the start
-	conns   map[int]*conn
+	cpu     time.Duration // CPU time of the process before the start
+	conns   map[int]*conn // by file descriptor
 	due     queue
 	report  Report
-	records []*Request // those of the report, while tokens are still added
+	records []*Request // become Report.Requests; tokens are still added to them
 	buffer  [readSize]byte
 	control [64]byte
 }
@@ -37,17 +37,17 @@ func newLoop(s *Server) *loop {
 	}
 }
 
-// now returns the time of the loop, since it began.
+// now returns the time since the loop started.
 func (l *loop) now() time.Duration { return time.Since(l.start) }
 
-// run serves until it is woken to end.
+// run serves until Server.wake is written to.
 func (l *loop) run() error {
 	defer func() {
 		for _, c := range l.conns {
 			l.drop(c)
 		}
 	}()
-	var events [mostEvents]unix.EpollEvent
+	var events [maxEvents]unix.EpollEvent
 	for {
 		n, err := l.wait(events[:])
 		if err != nil {
@@ -71,12 +71,12 @@ func (l *loop) run() error {
 	}
 }
 
-// wait waits for the network until the next token is due. A millisecond, as epoll_wait counts, is too coarse for that:
-// epoll_pwait2 (Linux 5.11) counts in nanoseconds.
+// wait waits for the network, at most until the next token is due. It uses epoll_pwait2 (Linux 5.11), which counts in
+// nanoseconds; the milliseconds of epoll_wait are too coarse.
 func (l *loop) wait(events []unix.EpollEvent) (int, error) {
-	limit := longestWait
+	limit := maxWait
 	if len(l.due) > 0 {
-		limit = min(max(0, l.due[0].due-l.now()), longestWait)
+		limit = min(max(0, l.due[0].due-l.now()), maxWait)
 	}
 	until := unix.NsecToTimespec(int64(limit))
 	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.poll), uintptr(unsafe.Pointer(&events[0])),
@@ -87,10 +87,10 @@ func (l *loop) wait(events []unix.EpollEvent) (int, error) {
 	case unix.EINTR:
 		return 0, nil
 	}
-	return 0, fmt.Errorf("epoll_pwait2 (Linux 5.11 has it): %w", errno)
+	return 0, fmt.Errorf("epoll_pwait2 (needs Linux 5.11): %w", errno)
 }
 
-// accept takes the connections that have come.
+// accept accepts all waiting connections.
 func (l *loop) accept() error {
 	for {
 		fd, _, err := unix.Accept4(l.listen, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
@@ -116,14 +116,14 @@ func (l *loop) accept() error {
 	}
 }
 
-// serve does what a connection is ready for.
+// serve writes to and reads from a connection as far as it is ready.
 func (l *loop) serve(c *conn) {
 	if !l.flush(c) || !l.read(c) || !l.answer(c) {
 		l.drop(c)
 	}
 }
 
-// writeDue writes the tokens that are due by now. Those that become due meanwhile wait until the network was looked at.
+// writeDue writes the tokens that are due now. Tokens that become due meanwhile wait until the next look at the network.
 func (l *loop) writeDue() {
 	for until := l.now(); len(l.due) > 0 && l.due[0].due <= until; {
 		c := l.due[0]
@@ -136,13 +136,13 @@ func (l *loop) writeDue() {
 // drop closes a connection.
 func (l *loop) drop(c *conn) {
 	if c.streaming {
-		heap.Remove(&l.due, c.place)
+		heap.Remove(&l.due, c.index)
 	}
 	delete(l.conns, c.fd)
-	_ = unix.Close(c.fd) // whatever comes of it, the connection is gone
+	_ = unix.Close(c.fd) // an error does not matter: the descriptor is closed in any case
 }
 
-// A queue holds the connections that stream, the one whose token is due next first.
+// A queue is a heap of the streaming connections, ordered by the due time of the next token.
 type queue []*conn
 
 func (q queue) Len() int { return len(q) }
@@ -151,12 +151,12 @@ func (q queue) Less(i, j int) bool { return cmp.Less(q[i].due, q[j].due) }
 
 func (q queue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
+	q[i].index, q[j].index = i, j
 }
 
 func (q *queue) Push(c any) {
 	pushed := c.(*conn)
-	pushed.place = len(*q)
+	pushed.index = len(*q)
 	*q = append(*q, pushed)
 }
 

@@ -8,19 +8,19 @@ import (
 var streamHead = []byte("HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n" +
 	"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
 
-// A stream has the bytes of one answer, ready to be written again and again. They are vLLM's chunks
-// (vllm/entrypoints/openai/serving_completion.py and serving_chat.py, 0.14.1), each in a chunk of HTTP as uvicorn sends them.
+// A stream has the prepared bytes of one answer. They are vLLM's chunks (vllm/entrypoints/openai/serving_completion.py and
+// serving_chat.py, 0.14.1), each in its own HTTP chunk, as uvicorn sends them.
 type stream struct {
-	head  []byte // what the JSON of every chunk begins with
-	role  []byte // of a chat, before the first token; nil once it was sent
-	token []byte // one token
-	last  []byte // the last one
-	tail  []byte // what follows it: usage, [DONE] and the end of the response
+	head  []byte // beginning of every chunk's JSON
+	role  []byte // role chunk of a chat; nil once it was sent
+	token []byte // chunk of one token
+	last  []byte // chunk of the last token
+	tail  []byte // end of the response: usage, [DONE] and the last HTTP chunk
 	frame []byte // scratch
 }
 
 // begin builds the bytes of an answer.
-func (s *stream) begin(model string, q *ask) {
+func (s *stream) begin(model string, q *request) {
 	object, prefix := "text_completion", "cmpl-"
 	before, after := `"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":`, `,"stop_reason":null}],"usage":null}`
 	if q.chat {
@@ -44,7 +44,7 @@ func (s *stream) begin(model string, q *ask) {
 	s.tail = append(s.tail, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"...)
 }
 
-// chunk appends a chunk of HTTP with one event whose JSON ends with the texts.
+// chunk appends an HTTP chunk with one event. Its JSON is s.head followed by the texts.
 func (s *stream) chunk(to []byte, texts ...string) []byte {
 	s.frame = append(s.frame[:0], s.head...)
 	for _, text := range texts {

@@ -1,6 +1,6 @@
-// Package truth is a server that knows the truth: it streams answers as vLLM does, on a schedule of its own, and remembers
-// when each request came and each token left, so that what a client reports can be held against it. It never generates
-// anything, is started by tests alone, and says of itself how late it was.
+// Package truth is a server for checking the measurements of a client. It streams answers as vLLM does, on a fixed
+// schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself. It
+// never generates anything, and only tests start it.
 package truth
 
 import (
@@ -22,21 +22,21 @@ type Config struct {
 	Model  string        // name of the model; "" means tiny
 	TTFT   time.Duration // from the last byte of a request to its first token
 	TPOT   time.Duration // from one token to the next
-	Step   bool          // tokens leave in steps of TPOT that are common to all streams, as those of an engine do
-	Forget bool          // remember no request: for runs of millions
+	Step   bool          // write the tokens of all streams together in steps of TPOT, as an engine does
+	Forget bool          // record no requests, for runs of millions
 }
 
-// A Server answers on one address. It is one loop in one goroutine, so that it leaves the machine to the client: a token costs
-// it little more than the call that writes it.
+// A Server answers on one address. It is one loop in one goroutine, to leave the machine's CPU to the client: a token costs
+// little more than the call that writes it.
 type Server struct {
 	config Config
 	url    string
-	listen int // file descriptors
+	listen int // file descriptor, as are poll and wake
 	poll   int
 	wake   int
 }
 
-// Listen opens an address, such as 127.0.0.1:0. Serve must follow, which closes it.
+// Listen opens an address, such as 127.0.0.1:0. The caller must call Serve, which closes it.
 func Listen(address string, config Config) (*Server, error) {
 	if config.Model == "" {
 		config.Model = "tiny"
@@ -48,7 +48,7 @@ func Listen(address string, config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer listener.Close() // the loop has its own descriptor of it
+	defer listener.Close() // the loop has its own descriptor
 	s := &Server{config: config, url: "http://" + listener.Addr().String(), listen: -1, poll: -1, wake: -1}
 	if err := s.open(listener.(*net.TCPListener)); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on %s: %w", address, err), s.close())
@@ -59,7 +59,7 @@ func Listen(address string, config Config) (*Server, error) {
 // URL returns the server's base URL.
 func (s *Server) URL() string { return s.url }
 
-// open makes the descriptors of the loop.
+// open opens the loop's descriptors.
 func (s *Server) open(listener *net.TCPListener) error {
 	raw, err := listener.SyscallConn()
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Server) close() error {
 	return all
 }
 
-// Serve answers until ctx ends, and closes everything then. Its error is one of the system.
+// Serve answers requests until ctx ends, and then closes everything. It returns an error only if a system call fails.
 func (s *Server) Serve(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, s.close()) }()
 	woken := make(chan error, 1)
@@ -106,33 +106,33 @@ func (s *Server) Serve(ctx context.Context) (err error) {
 	})
 	err = newLoop(s).run()
 	if !stop() {
-		err = errors.Join(err, <-woken) // it must be over before its descriptor is closed
+		err = errors.Join(err, <-woken) // the write must end before close closes its descriptor
 	}
 	return err
 }
 
-// A Report is what the server remembers, and what it cost.
+// A Report is the server's record of a run.
 type Report struct {
-	Began    time.Time     `json:"began"` // when it began to serve
+	Began    time.Time     `json:"began"` // when Serve started
 	TTFT     time.Duration `json:"ttft_ns"`
 	TPOT     time.Duration `json:"tpot_ns"`
-	CPU      time.Duration `json:"cpu_ns"`   // of the process since it began to serve
-	Answered int           `json:"answered"` // answers that were written to their end
+	CPU      time.Duration `json:"cpu_ns"`   // CPU time of the process since Began
+	Answered int           `json:"answered"` // complete answers
 	Tokens   int           `json:"tokens"`
-	Blocked  int           `json:"blocked"`  // writes that the client's end did not take at once
-	Requests []Request     `json:"requests"` // in the order in which they came; none when the server forgets
+	Blocked  int           `json:"blocked"`  // writes that the kernel did not take at once, because the client read too slowly
+	Requests []Request     `json:"requests"` // in the order of arrival; none with Config.Forget
 }
 
-// A Request is the truth about one request. Times are microseconds since the server began to serve.
+// A Request is the server's record of one request. Times are microseconds since Report.Began.
 type Request struct {
 	ID       string  `json:"id"`       // its X-Request-Id
-	Received int64   `json:"received"` // when its last byte was in this machine's kernel (SO_TIMESTAMPNS)
+	Received int64   `json:"received"` // when its last byte reached this machine's kernel (SO_TIMESTAMPNS)
 	Seen     int64   `json:"seen"`     // when the server read it
-	Due      []int64 `json:"due"`      // when each token should have left
-	Writes   []int64 `json:"writes"`   // when each left: just before the call that wrote it
+	Due      []int64 `json:"due"`      // due time of each token
+	Writes   []int64 `json:"writes"`   // time just before the call that wrote each token
 }
 
-// TTFT returns the true time to first token; 0 when none was written.
+// TTFT returns the true time to first token, or 0 without tokens.
 func (r Request) TTFT() time.Duration {
 	if len(r.Writes) == 0 {
 		return 0
@@ -140,7 +140,7 @@ func (r Request) TTFT() time.Duration {
 	return time.Duration(r.Writes[0]-r.Received) * time.Microsecond
 }
 
-// TPOT returns the true mean time per token after the first; 0 when there are fewer than two.
+// TPOT returns the true mean time per token after the first, or 0 with fewer than two tokens.
 func (r Request) TPOT() time.Duration {
 	n := len(r.Writes)
 	if n < 2 {
@@ -158,7 +158,7 @@ func (r Request) Gaps() []time.Duration {
 	return gaps
 }
 
-// Lateness returns how late each token left: where it is large, the machine was too slow for the server itself.
+// Lateness returns how late the server wrote each token. A large value means that the machine was too slow for the server.
 func (r Request) Lateness() []time.Duration {
 	late := make([]time.Duration, len(r.Writes))
 	for i, at := range r.Writes {
@@ -167,7 +167,7 @@ func (r Request) Lateness() []time.Duration {
 	return late
 }
 
-// Fetch asks a server in another process for its report.
+// Fetch gets the report of a server in another process.
 func Fetch(ctx context.Context, url string) (*Report, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+reportPath, nil)
 	if err != nil {
@@ -183,11 +183,11 @@ func Fetch(ctx context.Context, url string) (*Report, error) {
 	}
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
-		return nil, fmt.Errorf("read the truth: %w", err)
+		return nil, fmt.Errorf("read the report of the truth server: %w", err)
 	}
 	report := new(Report)
 	if err := json.Unmarshal(text, report); err != nil {
-		return nil, fmt.Errorf("read the truth: %w", err)
+		return nil, fmt.Errorf("read the report of the truth server: %w", err)
 	}
 	return report, nil
 }

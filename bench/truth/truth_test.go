@@ -64,7 +64,7 @@ func TestAnAnswerIsWhatVLLMSends(t *testing.T) {
 				chat + `"choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2}}` + "\n\ndata: [DONE]\n\n"},
 	}
 	for _, test := range tests {
-		for range 2 { // the second time over the same connection
+		for range 2 { // the second time on the same connection
 			response := post(t, server.URL(), test.path, "x", test.prompt, 2)
 			text, err := io.ReadAll(response.Body)
 			response.Body.Close()
@@ -112,16 +112,16 @@ func TestTokensKeepTheirSchedule(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRequestIsRefused(t *testing.T) {
+func TestABadRequestIsRefused(t *testing.T) {
 	server := start(t, Config{TPOT: time.Millisecond})
 	tests := []struct{ text, want string }{
 		{"GET /health HTTP/1.1\r\n\r\n", "HTTP/1.1 200 OK"},
 		{"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n", `"id":"tiny"`},
 		{"GET /metrics HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 404 Not Found"},
-		{"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", "only streams are answered here"},
+		{"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}", "the request needs stream: true"},
 		{"SSH-2.0\r\n\r\n", "HTTP/1.1 400 Bad Request"},
-		{"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", `Content-Length \"x\" is no length`},
-		{"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "header Transfer-Encoding is not known here"},
+		{"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", `Content-Length \"x\" is not a length`},
+		{"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "header Transfer-Encoding is not supported"},
 	}
 	for _, test := range tests {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL(), "http://"))
@@ -147,7 +147,7 @@ func TestWhatIsNoRequestIsRefused(t *testing.T) {
 	}
 }
 
-// A client that goes away in mid-answer leaves nothing to write to.
+// When a client closes its connection during an answer, the server stops writing tokens.
 func TestAClientThatGoesAwayIsForgotten(t *testing.T) {
 	server := start(t, Config{TPOT: time.Millisecond, Forget: true})
 	response := post(t, server.URL(), "/v1/completions", "x", `"prompt":"so?"`, 1<<20)

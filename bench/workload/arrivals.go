@@ -8,31 +8,31 @@ import (
 	"time"
 )
 
-// Arrivals says how the gaps between arrivals are spread about their mean. The zero value is a Poisson process.
+// Arrivals gives the distribution of the gaps between arrivals. The zero value is a Poisson process.
 type Arrivals struct {
-	// Burstiness is the shape of gamma-distributed gaps, as vllm bench serve has it: 1 is Poisson, larger is smoother,
-	// +Inf is constant, below 1 is burstier. 0 means 1.
+	// Burstiness is the shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, larger is smoother, +Inf is
+	// constant, below 1 is burstier. 0 means 1.
 	Burstiness float64
 
-	// Trace gives the gaps of recorded traffic instead: divided by their mean, so that the rate is the caller's, from a seeded
-	// place on and round and round. Over a part of the trace the rate then swings as it did when it was recorded.
+	// Trace replays the gaps of recorded traffic instead, in a cycle that starts at a seeded gap. The gaps are divided by
+	// their mean, so the caller still sets the rate. Within the cycle the rate varies as it did in the record.
 	Trace *Trace
 }
 
-// Check says why arrivals cannot be drawn, or nil.
+// Check returns an error if arrivals cannot be drawn.
 func (a Arrivals) Check() error {
 	switch {
 	case !(a.Burstiness >= 0):
 		return fmt.Errorf("burstiness %g: must be above 0; 1 is Poisson, larger is smoother", a.Burstiness)
 	case a.Trace != nil && a.Burstiness != 0:
-		return errors.New("burstiness and the gaps of a trace exclude each other: leave one out")
+		return errors.New("burstiness and the gaps of a trace exclude each other: give only one")
 	case a.Trace != nil && !(a.Trace.meanGap() > 0):
-		return fmt.Errorf("%s has no gaps between its arrivals: take a trace with two timestamps at least", a.Trace.Name())
+		return fmt.Errorf("%s has no gaps between its arrivals: use a trace with at least two timestamps", a.Trace.Name())
 	}
 	return nil
 }
 
-// gaps returns the gaps between arrivals at unit rate. Arrivals that Check refuses are Poisson.
+// gaps returns a function that draws gaps between arrivals at unit rate. If Check returns an error, they are Poisson.
 func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 	switch {
 	case a.Trace != nil && a.Trace.meanGap() > 0:
@@ -51,8 +51,9 @@ func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 	return draw.ExpFloat64
 }
 
-// gamma draws from the gamma distribution with the shape and scale 1 (Marsaglia and Tsang, A simple method for generating
-// gamma variables, 2000). It is written here so that no upgrade of a library changes the arrivals of a stored study.
+// gamma draws from the gamma distribution with the given shape and scale 1 (Marsaglia and Tsang, A simple method for
+// generating gamma variables, 2000). It is written here because an upgrade of a library could change the arrivals of a
+// stored study.
 func gamma(r *rand.Rand, shape float64) float64 {
 	if shape < 1 {
 		return gamma(r, shape+1) * math.Pow(r.Float64(), 1/shape)
@@ -72,16 +73,15 @@ func gamma(r *rand.Rand, shape float64) float64 {
 	}
 }
 
-// A clock is the arrivals of one phase. Gaps are drawn at unit rate and divided by the rate, so that every rate sees the
-// same pattern: differences between two rates are then the server's and not the draw's.
+// A clock gives the arrival times of one phase. It draws gaps at unit rate and divides them by the rate, so every rate
+// gets the same pattern. Two rates then differ by the server and not by the draw.
 type clock struct {
 	gap  func() float64
 	rate float64
-	unit float64 // unit-rate time of the last arrival
+	unit float64 // time of the last arrival at unit rate
 }
 
-// next returns the time of the next arrival since the beginning of the phase, or never where that is farther away than a Duration
-// can say.
+// next returns the time of the next arrival since the start of the phase, or never if a Duration is too short for it.
 func (c *clock) next() time.Duration {
 	c.unit += c.gap()
 	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(never)))

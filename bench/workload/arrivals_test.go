@@ -29,17 +29,17 @@ func windowGaps(p Plan, n int) []float64 {
 	return gaps
 }
 
-// distance is the Kolmogorov-Smirnov distance of a sorted sample from a distribution.
+// distance returns the Kolmogorov-Smirnov distance of a sorted sample from a distribution.
 func distance(sample []float64, cdf func(float64) float64) float64 {
-	most, n := 0.0, float64(len(sample))
+	largest, n := 0.0, float64(len(sample))
 	for i, x := range sample {
 		f := cdf(x)
-		most = max(most, f-float64(i)/n, float64(i+1)/n-f)
+		largest = max(largest, f-float64(i)/n, float64(i+1)/n-f)
 	}
-	return most
+	return largest
 }
 
-// critical is the distance that one sample of n in ten thousand exceeds (Kolmogorov's limit distribution).
+// critical returns the distance that one of ten thousand samples of size n exceeds (Kolmogorov's limit distribution).
 func critical(n int) float64 { return math.Sqrt(-math.Log(0.0001/2) / 2 / float64(n)) }
 
 func TestArrivalsHaveTheirDistribution(t *testing.T) {
@@ -87,7 +87,7 @@ func TestArrivalsOfATraceHaveItsGapsAtAnyRate(t *testing.T) {
 	for seed := range uint64(20) {
 		p := plan(t, 3)
 		p.Seed, p.Arrivals.Trace = seed, trace
-		got := windowGaps(p, len(want)) // one round, from anywhere
+		got := windowGaps(p, len(want)) // one cycle, from any start
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-6 {
 				t.Fatalf("seed %d: gaps %.3f, want those of the trace %.3f", seed, got, want)
@@ -101,7 +101,7 @@ func TestArrivalsOfATraceHaveItsGapsAtAnyRate(t *testing.T) {
 		}
 	}
 	if len(first) < 4 {
-		t.Errorf("20 seeds begin at %d places of the trace, want many", len(first))
+		t.Errorf("20 seeds start at %d different gaps of the trace, want many", len(first))
 	}
 }
 
@@ -125,7 +125,7 @@ func TestCommonRandomNumbers(t *testing.T) {
 					t.Fatalf("%+v: arrival %d is due at %s and %s, want a factor of 4", arrivals, i, a.Due, b.Due)
 				}
 				if !slices.Equal(a.Request.Tokens, b.Request.Tokens) || a.Request.OutputTokens != b.Request.OutputTokens {
-					t.Fatalf("%s: request %d is another one at another rate", slow.Source.Name(), i)
+					t.Fatalf("%s: request %d depends on the rate", slow.Source.Name(), i)
 				}
 			}
 		}
@@ -141,7 +141,7 @@ func windowOf(p Plan) (window []Arrival) {
 	return window
 }
 
-func TestArrivalsSayWhatIsWrong(t *testing.T) {
+func TestCheckRefusesBadArrivals(t *testing.T) {
 	oneRow := &Trace{times: []time.Duration{0}, source: &finite{name: "trace x"}}
 	sameTime := &Trace{times: []time.Duration{0, 0}, source: &finite{name: "trace x"}}
 	for _, test := range []struct {
@@ -155,7 +155,7 @@ func TestArrivalsSayWhatIsWrong(t *testing.T) {
 		{"no number", Arrivals{Burstiness: math.NaN()}, "burstiness NaN: must be above 0"},
 		{"two at once", Arrivals{Burstiness: 1, Trace: sameTime}, "exclude each other"},
 		{"a trace of one", Arrivals{Trace: oneRow}, "trace x has no gaps"},
-		{"a trace of one moment", Arrivals{Trace: sameTime}, "take a trace with two timestamps"},
+		{"a trace of one moment", Arrivals{Trace: sameTime}, "use a trace with at least two timestamps"},
 	} {
 		if got := fmt.Sprint(test.arrivals.Check()); (test.want == "") != (got == "<nil>") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: Check() = %s, want %q in it", test.name, got, test.want)
@@ -163,8 +163,8 @@ func TestArrivalsSayWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A study that goes on, or a result that is checked, needs the very requests and arrivals of before. The sums were taken
-// when these populations were first released.
+// A resumed study needs the same requests and arrivals as before. The checksums were taken when these populations were
+// first released.
 func TestDrawsNeverChange(t *testing.T) {
 	tests := []struct {
 		spec Spec
@@ -182,7 +182,7 @@ func TestDrawsNeverChange(t *testing.T) {
 		p := Plan{Source: source, Seed: 9, Rate: 4, LeadIn: 10 * time.Second, Window: 60 * time.Second, MinRequests: 100}
 		pass := Pass{Source: source, Seed: 9, Stream: PrimeStream, Rate: 4, First: 3, N: 10}
 		if got := sum(t, arrivals(p.Schedule(), 20), pass); got != test.want {
-			t.Errorf("%s: the first draws have the sum %#x, want %#x", source.Name(), got, test.want)
+			t.Errorf("%s: the first draws have the checksum %#x, want %#x", source.Name(), got, test.want)
 		}
 	}
 }

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// captured reads a log of own traffic: one JSON object a line, which is the body of a request to /v1/completions or
-// /v1/chat/completions, or has it under "body" or "request", such as OpenAI's batch files. "timestamp" says when it came and
-// "usage", or "response" with it, how long the answer was.
+// captured reads a log of the user's own traffic, with one JSON object a line. The object is the body of a request to
+// /v1/completions or /v1/chat/completions, or has the body under "body" or "request", as in OpenAI's batch files.
+// "timestamp" is the time of arrival. "usage", also within "response", gives the length of the answer.
 type captured struct {
 	spec     Spec
 	requests []Request
-	came     []time.Duration
+	came     []time.Duration // times of arrival
 }
 
 func (c *captured) len() int { return len(c.requests) }
@@ -31,7 +31,7 @@ func (c *captured) keep(rows []int) {
 	c.requests = kept
 }
 
-func (c *captured) source(uint64) (at func(i int) *Request, most int, notes []string) {
+func (c *captured) source(uint64) (at func(i int) *Request, maxLen int, notes []string) {
 	requests := c.requests
 	return func(i int) *Request { return &requests[i] }, longest(requests), nil
 }
@@ -51,12 +51,12 @@ func (c *captured) read(from io.Reader, timed bool, bad *badRows) error {
 	return err
 }
 
-// A usage is how long an answer was.
+// A usage gives the length of an answer.
 type usage struct {
 	CompletionTokens int `json:"completion_tokens"`
 }
 
-// A capturedLine is what a line may have around the body of the request.
+// A capturedLine has the fields around the body of a request.
 type capturedLine struct {
 	Timestamp json.RawMessage `json:"timestamp"`
 	URL       string          `json:"url"`
@@ -66,7 +66,7 @@ type capturedLine struct {
 	Response  json.RawMessage `json:"response"`
 }
 
-// answered returns how long the answer was, 0 when the line does not say in a known way.
+// answered returns the length of the answer in tokens, or 0 if the line has none in a known form.
 func (l *capturedLine) answered() int {
 	var used usage
 	var response struct {
@@ -111,9 +111,9 @@ func (s Spec) parseCapture(text []byte, timed bool) (request Request, came time.
 	return request, came, err
 }
 
-// parseBody reads the body of a request. Sampling, streaming and stop words are not carried over: the work is pinned.
+// parseBody reads the body of a request. It ignores sampling, streaming and stop words, because the work is pinned.
 func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
-	if text[0] == '"' { // some logs have the body as a text
+	if text[0] == '"' { // some logs have the body as a string
 		var inner string
 		if err := json.Unmarshal(text, &inner); err != nil {
 			return Request{}, explain(err)
@@ -126,7 +126,7 @@ func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
 	}
 	for _, name := range sorted(fields) {
 		if changesWork(name, fields[name]) {
-			return Request{}, fmt.Errorf("%s cannot be sent as it is: take such requests out", name)
+			return Request{}, fmt.Errorf("%s cannot be sent: remove such requests from the file", name)
 		}
 	}
 	prompt, ids, err := parsePrompt(fields["prompt"])
@@ -140,7 +140,7 @@ func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
 	request := Request{Conversation: -1}
 	switch {
 	case ids != nil && s.Endpoint == Chat:
-		return Request{}, errors.New("prompt has token ids, which chat cannot take: use endpoint completions")
+		return Request{}, errors.New("prompt has token ids, which endpoint chat does not take: use endpoint completions")
 	case ids != nil:
 		request.Tokens, request.PromptTokens = ids, len(ids)
 	default:
@@ -152,8 +152,7 @@ func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
 	return request, err
 }
 
-// answerLength returns how many tokens to ask for: as the spec says, else as many as the answer had, else at most as many as
-// the request allowed.
+// answerLength returns how many tokens to ask for. The spec comes first, then the recorded length, then the request's limit.
 func (s Spec) answerLength(answered int, fields map[string]json.RawMessage) (int, error) {
 	if s.OutputTokens > 0 {
 		return s.OutputTokens, nil
@@ -167,39 +166,39 @@ func (s Spec) answerLength(answered int, fields map[string]json.RawMessage) (int
 		}
 		var n int
 		if err := json.Unmarshal(fields[name], &n); err != nil {
-			return 0, fmt.Errorf("%s is no whole number", name)
+			return 0, fmt.Errorf("%s is not a whole number", name)
 		}
 		return n, checkLength(name, n, 1)
 	}
-	return 0, errors.New(`has no length of its answer: add "usage" or "max_tokens" to each line, or set the workload's output tokens`)
+	return 0, errors.New(`has no length for its answer: add "usage" or "max_tokens" to each line, or set the workload's output tokens`)
 }
 
-// heavy are the fields of a request that change what the server has to do, or what it is asked, beyond prompt and length
+// workFields are the fields of a request, other than prompt and length, that change the server's work
 // (vllm/entrypoints/openai/protocol.py, 0.14.1).
-var heavy = []string{
+var workFields = []string{
 	"tools", "functions", "response_format", "structured_outputs", "n", "best_of", "use_beam_search", "logprobs", "top_logprobs",
 	"prompt_logprobs", "logit_bias", "suffix", "echo", "audio", "modalities", "prompt_embeds", "documents", "chat_template",
 	"chat_template_kwargs", "mm_processor_kwargs", "continue_final_message", "truncate_prompt_tokens",
 }
 
-// harmless are values of these fields that say what holds without them.
-var harmless = map[string][]string{
+// workDefaults are the defaults of these fields. A request that gives one asks for nothing special.
+var workDefaults = map[string][]string{
 	"n": {"1"}, "best_of": {"1"}, "response_format": {`{"type":"text"}`}, "modalities": {`["text"]`}, "truncate_prompt_tokens": {"-1"},
 }
 
 func changesWork(name string, value json.RawMessage) bool {
-	if !slices.Contains(heavy, name) && !strings.HasPrefix(name, "guided_") || empty(value) {
+	if !slices.Contains(workFields, name) && !strings.HasPrefix(name, "guided_") || empty(value) {
 		return false
 	}
-	return !slices.Contains(harmless[name], strings.Join(strings.Fields(string(value)), ""))
+	return !slices.Contains(workDefaults[name], strings.Join(strings.Fields(string(value)), ""))
 }
 
-// empty reports whether a field is not there, or says nothing.
+// empty reports whether a field is missing or has an empty value.
 func empty(value json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "false", `""`, "[]", "{}"}, string(value))
 }
 
-// parsePrompt reads a text, token ids, or a list with one of them.
+// parsePrompt reads a text, a list of token ids, or a list with one of these.
 func parsePrompt(text json.RawMessage) (prompt string, ids []int32, err error) {
 	if empty(text) {
 		return "", nil, nil
@@ -216,7 +215,7 @@ func parsePrompt(text json.RawMessage) (prompt string, ids []int32, err error) {
 			ids, err = parseIDs(text)
 			return "", ids, err
 		case len(list) > 1:
-			return "", nil, fmt.Errorf("prompt has %d prompts: write each as a request of its own", len(list))
+			return "", nil, fmt.Errorf("prompt has %d prompts: make each a separate request", len(list))
 		case list[0][0] == '[':
 			ids, err = parseIDs(list[0])
 			return "", ids, err
@@ -252,21 +251,21 @@ func parseMessages(text json.RawMessage) ([]Message, error) {
 	}
 	var list []map[string]json.RawMessage
 	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, errors.New("messages is no list of JSON objects")
+		return nil, errors.New("messages is not a list of JSON objects")
 	}
 	messages := make([]Message, len(list))
 	for i, fields := range list {
 		at := fmt.Sprintf("messages[%d]", i)
 		for _, name := range sorted(fields) {
 			if name != "role" && name != "content" && !empty(fields[name]) {
-				return nil, fmt.Errorf("%s.%s cannot be sent as it is: take such requests out", at, name)
+				return nil, fmt.Errorf("%s.%s cannot be sent: remove such requests from the file", at, name)
 			}
 		}
 		if err := json.Unmarshal(fields["role"], &messages[i].Role); err != nil || messages[i].Role == "" {
 			return nil, fmt.Errorf("%s needs a role", at)
 		}
 		if role := messages[i].Role; role == "tool" || role == "function" {
-			return nil, fmt.Errorf("%s.role is %s, which cannot be sent: take such requests out", at, role)
+			return nil, fmt.Errorf("%s.role is %s, which cannot be sent: remove such requests from the file", at, role)
 		}
 		var err error
 		if messages[i].Content, err = parseContent(at, fields["content"]); err != nil {
@@ -276,8 +275,8 @@ func parseMessages(text json.RawMessage) ([]Message, error) {
 	return messages, nil
 }
 
-// parseContent reads the content of a message: a text, or parts that are texts. Those are joined by line breaks, as vLLM does
-// for chat templates that take one text (vllm/entrypoints/chat_utils.py, 0.14.1 and 0.33).
+// parseContent reads the content of a message: a text, or a list of text parts. It joins parts by line breaks, as vLLM
+// does for chat templates that take one text (vllm/entrypoints/chat_utils.py, 0.14.1 and 0.33).
 func parseContent(at string, text json.RawMessage) (string, error) {
 	var content string
 	if err := json.Unmarshal(text, &content); err == nil && string(text) != "null" {
@@ -288,20 +287,20 @@ func parseContent(at string, text json.RawMessage) (string, error) {
 		Text *string `json:"text"`
 	}
 	if err := json.Unmarshal(text, &parts); err != nil || len(parts) == 0 {
-		return "", fmt.Errorf("%s needs a content, which is a text or a list of parts", at)
+		return "", fmt.Errorf("%s needs a content: a text or a list of text parts", at)
 	}
 	texts := make([]string, len(parts))
 	for i, part := range parts {
 		if part.Type != "text" || part.Text == nil {
-			return "", fmt.Errorf("%s.content[%d] is a part of type %q, which cannot be sent: take such requests out", at, i, part.Type)
+			return "", fmt.Errorf("%s.content[%d] is a part of type %q, which cannot be sent: remove such requests from the file", at, i, part.Type)
 		}
 		texts[i] = *part.Text
 	}
 	return strings.Join(texts, "\n"), nil
 }
 
-// parseTimestamp reads the time at which a request came: RFC 3339, or seconds. Numbers too large for seconds of our time are
-// milliseconds, microseconds or nanoseconds.
+// parseTimestamp reads a time of arrival in RFC 3339 or as a number of seconds. Numbers too large for seconds since 1970
+// are milliseconds, microseconds or nanoseconds.
 func parseTimestamp(text json.RawMessage) (time.Duration, error) {
 	if empty(text) {
 		return 0, errNoTime
@@ -310,7 +309,7 @@ func parseTimestamp(text json.RawMessage) (time.Duration, error) {
 	if err := json.Unmarshal(text, &date); err == nil {
 		at, err := time.Parse(time.RFC3339, date)
 		if err != nil {
-			return 0, fmt.Errorf("timestamp %q is no date such as 2026-01-31T12:00:00.5Z", date)
+			return 0, fmt.Errorf("timestamp %q is not a date such as 2026-01-31T12:00:00.5Z", date)
 		}
 		return sinceEpoch(at)
 	}

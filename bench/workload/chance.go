@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 )
 
-// A purpose keeps draws apart that share a seed, so that one never shifts another.
+// A purpose separates draws that share a seed, so that more draws for one purpose never shift those for another.
 type purpose uint64
 
 const (
@@ -22,9 +22,9 @@ const (
 	thinkDraws
 )
 
-// chance returns the generator of one purpose, stream and number, such as an epoch. Numbers stay far below 2^48.
+// chance returns the generator for a purpose, a stream and n, such as the number of an epoch. n stays far below 2^48.
 func chance(seed uint64, what purpose, stream Stream, n int) *rand.Rand {
-	const golden = 0x9e3779b97f4a7c15 // spreads the numbers of draws over all seeds
+	const golden = 0x9e3779b97f4a7c15 // spreads draw numbers over all seeds
 	seed ^= uint64(stream>>drawBits) * golden
 	stream &= 1<<drawBits - 1
 	return rand.New(rand.NewPCG(seed, uint64(what)<<56|uint64(stream)<<48|uint64(n)))
@@ -36,11 +36,12 @@ func lognormal(r *rand.Rand, cv float64) float64 {
 	return math.Exp(math.Sqrt(variance)*r.NormFloat64() - variance/2)
 }
 
-// defaultVocabSize is that of the Llama 2 tokenizer, the smallest of the large models' in wide use, so that the ids are
-// legal for nearly every model.
+// defaultVocabSize is the vocabulary size of the Llama 2 tokenizer. It is the smallest of the large models in wide use, so
+// its ids are valid for nearly every model.
 const defaultVocabSize = 32000
 
-// firstToken leaves out the first three ids, which many vocabularies give to unknown, begin and end of sequence.
+// firstToken is the first id that is drawn. In many vocabularies the three ids below it are special: unknown, begin and
+// end of sequence.
 const firstToken = 3
 
 // fill draws token ids in [firstToken, vocabSize).

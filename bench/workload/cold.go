@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// WithColdLeadIn returns the schedule with a lead-in whose prompts begin as no other prompt of the source does. The window then finds
-// nothing in a prefix cache of what the lead-in has left there. Among each other the prompts of the lead-in share what they shared before.
+// WithColdLeadIn returns the schedule with other beginnings for the prompts of the lead-in, which no prompt of the source
+// has. The window then finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as much with
+// each other as before.
 func WithColdLeadIn(s Schedule, source Source) Schedule {
 	return func(yield func(Arrival) bool) {
 		var b *beginning
 		for a := range s {
 			if a.Phase == LeadIn {
 				if b == nil {
-					b = strange(source)
+					b = unknownBeginning(source)
 				}
 				a.Request = b.of(a.Request)
 			}
@@ -26,19 +27,19 @@ func WithColdLeadIn(s Schedule, source Source) Schedule {
 	}
 }
 
-// A beginning takes the place of a prompt's own.
+// A beginning replaces the beginning of a prompt.
 type beginning struct {
 	tokens []int32
 	text   string
 }
 
-// strange returns a beginning that no prompt of the source has. Its ids are the source's own, so that the model knows all of them: several
-// different ones, for a source may repeat one id a thousand times.
-func strange(source Source) *beginning {
-	const looked = 16
+// unknownBeginning returns a beginning that no prompt of the source has. It uses ids of the source, because the model knows them.
+// They differ from each other, because a prompt may repeat one id a thousand times.
+func unknownBeginning(source Source) *beginning {
+	const samples = 16
 	draw := chance(0, saltDraws, LeadInStream, 0)
 	var ids []int32
-	for i := range looked {
+	for i := range samples {
 		ids = append(ids, source.Request(PopulationStream, i).Tokens...)
 	}
 	slices.Sort(ids)
@@ -47,10 +48,10 @@ func strange(source Source) *beginning {
 	return &beginning{slices.Clone(ids[:min(saltTokens, len(ids))]), saltText(draw)}
 }
 
-// saltText is a beginning that no text has.
+// saltText returns a beginning that no prompt has.
 func saltText(draw *rand.Rand) string { return fmt.Sprintf("[%08x] ", draw.Uint32()) }
 
-// of returns the request with this beginning. Token ids are replaced, so that no length changes; texts become some tokens longer.
+// of returns the request with this beginning. It replaces token ids, so their number stays; a text gets a few tokens longer.
 func (b *beginning) of(r *Request) *Request {
 	s := *r
 	switch {

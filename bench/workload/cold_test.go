@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Nothing that a cold lead-in asks begins as a prompt of the window does, in tokens, text or chat, while its prompts share what they
-// shared before. The window and the times are as they were.
-func TestAColdLeadInIsOfNoUseToTheWindow(t *testing.T) {
+// No prompt of a cold lead-in begins like a prompt of the window, whether it has tokens, text or messages. Prompts of the
+// lead-in still share as much with each other. The window does not change.
+func TestAColdLeadInSharesNothingWithTheWindow(t *testing.T) {
 	text := func(i int) *Request {
 		return &Request{Text: "The same beginning. " + strings.Repeat("x", i%3), OutputTokens: 1}
 	}
@@ -37,12 +37,12 @@ func TestAColdLeadInIsOfNoUseToTheWindow(t *testing.T) {
 		cold := WithColdLeadIn(plan.Schedule(), source)
 		window := begins(cold, Window)
 		if !slices.Equal(window, begins(plan.Schedule(), Window)) {
-			t.Errorf("%s: the window asks something else", name)
+			t.Errorf("%s: the window has other requests", name)
 		}
 		was, is := begins(plan.Schedule(), LeadIn), begins(cold, LeadIn)
 		for i := range is {
 			if slices.Contains(window, is[i]) {
-				t.Errorf("%s: request %d of the lead-in begins as one of the window: %q", name, i, is[i])
+				t.Errorf("%s: request %d of the lead-in begins like one of the window: %q", name, i, is[i])
 			}
 			for j := range i {
 				if (was[i] == was[j]) != (is[i] == is[j]) {
@@ -69,7 +69,7 @@ func (listed) Len() int                           { return 0 }
 func (listed) Longest() int                       { return 0 }
 func (l listed) Request(_ Stream, i int) *Request { return l(i) }
 
-// beginningOf is what a first block of the prefix cache would hold of a prompt.
+// beginningOf returns the part of a prompt in the first block of a prefix cache.
 func beginningOf(r *Request) string {
 	text := r.Text
 	for _, id := range r.Tokens[:min(16, len(r.Tokens))] {

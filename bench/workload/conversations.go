@@ -6,16 +6,16 @@ import (
 	"math/rand/v2"
 )
 
-// The shape of the multi-turn conversations that were benchmarked and seen in production: 60 conversations of 5 turns in
-// an epoch, each begun by one of 10 long excerpts, its prompt growing by the history.
+// The shape of the multi-turn conversations in the benchmarks and in production: an epoch has 60 conversations of 5 turns.
+// Each begins with one of 10 long excerpts (starters), and its prompt grows by the history.
 const (
 	conversations = 60
 	turns         = 5
 	starters      = 10
 )
 
-// phase1 is the population of the manual sweeps on the H200 (constants of the calibrated simulator's trace: starters
-// N(3500, 150), answers N(515, 0.69 · 515); the mean prompt is given).
+// phase1 is the population of the manual sweeps on the H200. The constants are those of the calibrated simulator's trace:
+// starters N(3500, 150), answers N(515, 0.69 · 515), and the mean prompt.
 const (
 	phase1StarterMean = 3500.0
 	phase1StarterSD   = 150.0
@@ -26,21 +26,22 @@ const (
 	phase1OutputMin   = 114.0
 	phase1OutputMax   = 1280.0
 
-	// deltaCV is the spread of what one turn adds; a conversation as a whole has a factor of half that spread in phase1.
+	// deltaCV is the coefficient of variation of the tokens that one turn adds. In phase1 each conversation also has a
+	// factor with half that variation.
 	deltaCV = 0.4063
 )
 
-// production is the population that the dashboard saw: prompts with p50 5,900 and p95 12,700, answers with p50 978 and
-// p95 1,720 tokens. The excerpts are 3,500 to 4,000 tokens by the description of the load. What a turn adds and how much
-// conversations differ were fitted to the two quantiles of the prompts. The caps make the longest request 16,384, the
-// max-model-len that production was tuned for.
+// production is the population on the production dashboard: prompts with p50 5,900 and p95 12,700 tokens, answers with p50
+// 978 and p95 1,720. The description of the load gives 3,500 to 4,000 tokens for the excerpts. The growth per turn and the
+// spread between conversations are fitted to the two quantiles of the prompts. The caps limit requests to 16,384 tokens,
+// the max-model-len in production.
 const (
 	productionStarterMean = 3750.0
 	productionStarterSD   = 150.0
 	productionStarterMin  = 3500.0
 	productionStarterMax  = 4000.0
 	productionDelta       = 1690.0 // mean tokens that a turn adds, before the cap
-	productionTalkerCV    = 0.78   // between conversations
+	productionTalkerCV    = 0.78   // variation between conversations
 	productionPromptMax   = 14336.0
 	productionOutputP50   = 978.0
 	productionOutputSigma = 0.3432 // ln(1720/978) / 1.6449
@@ -48,10 +49,10 @@ const (
 	productionOutputMax   = 2048.0
 )
 
-// A talk is one conversation's lengths in tokens.
+// A talk has the lengths of one conversation in tokens.
 type talk struct {
-	starter int
-	added   [turns - 1]float64 // by each turn after the first
+	starter int                // index of its starter
+	added   [turns - 1]float64 // tokens that each turn after the first adds
 	outputs [turns]int
 }
 
@@ -73,11 +74,11 @@ func openPhase1(spec Spec, seed uint64) Source {
 		copy(talks[c].outputs[:], outputs[c*turns:])
 	}
 	scaleToMean(talks, begin, phase1MeanPrompt)
-	requests := say(r, talks, begin, spec.VocabSize)
+	requests := requestsOf(r, talks, begin, spec.VocabSize)
 	return newFinite(spec.title("phase1", fmt.Sprintf("%d requests", len(requests))), spec, seed, requests)
 }
 
-// phase1Outputs draws n answer lengths: normal, clipped, then rescaled to the mean.
+// phase1Outputs draws n answer lengths from a normal distribution, clips them, and scales them to the mean.
 func phase1Outputs(r *rand.Rand, n int) []int {
 	draws, sum := make([]float64, n), 0.0
 	for i := range draws {
@@ -87,7 +88,7 @@ func phase1Outputs(r *rand.Rand, n int) []int {
 	}
 	lengths, carry := make([]int, n), 0.0
 	for i, x := range draws {
-		// The rounding error is carried on, so that the mean is kept.
+		// Carrying the rounding error over keeps the mean exact.
 		carry += x * phase1OutputMean * float64(n) / sum
 		lengths[i] = int(math.Round(carry))
 		carry -= float64(lengths[i])
@@ -95,8 +96,8 @@ func phase1Outputs(r *rand.Rand, n int) []int {
 	return lengths
 }
 
-// scaleToMean makes the mean prompt over all turns exactly mean tokens: it scales what the turns add, rounds it, and
-// spreads the rest of the rounding over last turns, each of which lengthens one prompt only.
+// scaleToMean makes the mean prompt over all turns exactly mean tokens. It scales and rounds the tokens that turns add.
+// Then it spreads the rounding error over last turns, because each of those changes only one prompt.
 func scaleToMean(talks []talk, begin [][]int32, mean int) {
 	rest, added := mean*turns*len(talks), 0.0
 	for i := range talks {
@@ -126,7 +127,7 @@ func scaleToMean(talks []talk, begin [][]int32, mean int) {
 	}
 }
 
-// openProduction returns the endless stream of conversations over ten starters that stay for ever.
+// openProduction returns the endless stream of conversations. All epochs share ten starters.
 func openProduction(spec Spec, seed uint64) Source {
 	r := chance(seed, starterDraws, 1, 0)
 	begin := drawStarters(r, spec.VocabSize, func() float64 {
@@ -141,7 +142,7 @@ func openProduction(spec Spec, seed uint64) Source {
 			for c := range talks {
 				talks[c] = productionTalk(r, c%starters, len(begin[c%starters]))
 			}
-			requests := say(r, talks, begin, spec.VocabSize)
+			requests := requestsOf(r, talks, begin, spec.VocabSize)
 			for i := range requests {
 				requests[i].Conversation += epoch * conversations
 			}
@@ -169,7 +170,7 @@ func productionTalk(r *rand.Rand, starter, starterTokens int) talk {
 	return t
 }
 
-// drawStarters draws the token ids of the shared starters, each as long as length says.
+// drawStarters draws the token ids of the starters; length draws the length of each.
 func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 {
 	begin := make([][]int32, starters)
 	for i := range begin {
@@ -179,9 +180,9 @@ func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 
 	return begin
 }
 
-// say turns lengths into requests, conversation by conversation. All turns of a conversation share the ids of the last,
-// so that turn t is exactly a prefix of turn t+1.
-func say(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
+// requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of ids, so
+// turn t is exactly a prefix of turn t+1.
+func requestsOf(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
 	requests := make([]Request, 0, len(talks)*turns)
 	for c, t := range talks {
 		ends := [turns]int{len(begin[t.starter])}

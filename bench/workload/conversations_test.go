@@ -84,7 +84,7 @@ func TestPhase1HasTheQuantilesOfTheCalibratedTrace(t *testing.T) {
 		prompt, err1 := strconv.ParseFloat(row[6], 64)
 		output, err2 := strconv.ParseFloat(row[7], 64)
 		if err1 != nil || err2 != nil {
-			t.Fatalf("row %v is no row of the trace", row)
+			t.Fatalf("row %v has no lengths", row)
 		}
 		wantPrompts, wantOutputs = append(wantPrompts, prompt), append(wantOutputs, output)
 	}
@@ -136,7 +136,7 @@ func TestEachTurnIsAPrefixOfTheNext(t *testing.T) {
 			for turn := range turns - 1 {
 				now, next := talk[turn].Tokens, talk[turn+1].Tokens
 				if len(next) <= len(now) || !slices.Equal(now, next[:len(now)]) {
-					t.Fatalf("%s: turn %d of conversation %d is no proper prefix of the next", kind, turn+1, c)
+					t.Fatalf("%s: turn %d of conversation %d is not a proper prefix of the next", kind, turn+1, c)
 				}
 			}
 			if same := talks[(c+10)%60]; !slices.Equal(same[0].Tokens, talk[0].Tokens) {

@@ -30,7 +30,8 @@ func TestPrefixRepetitionHasVLLMsShape(t *testing.T) {
 	}
 }
 
-// hits is the part of all prompt tokens that a large cache with blocks of 16 tokens finds, once every prefix is in it.
+// hits returns the hit rate of a large cache with blocks of 16 tokens, as a share of prompt tokens. The first n requests
+// only fill the cache.
 func hits(source Source, n int) float64 {
 	const block = 16
 	known := make(map[[block]int32]bool)
@@ -61,7 +62,7 @@ func TestSharedPrefixesHaveTheirHitRate(t *testing.T) {
 		{"half of each prompt is shared by all", Spec{HitPercent: 50}, 0.5},
 		{"and in groups", Spec{HitPercent: 50, Groups: 7}, 0.5},
 		{"a fifth", Spec{HitPercent: 20, InputTokens: 2000}, 0.2},
-		{"with lengths that differ", Spec{HitPercent: 60, InputTokens: 2000, Groups: 3, InputRangeRatio: 0.5}, 0.6},
+		{"with varying lengths", Spec{HitPercent: 60, InputTokens: 2000, Groups: 3, InputRangeRatio: 0.5}, 0.6},
 	}
 	for _, test := range tests {
 		test.spec.Kind = "shared-prefix"

@@ -11,7 +11,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// openFile reads a file of requests without times and takes as many as the spec wants, chosen by the seed.
+// openFile reads a file of requests without times. The seed chooses as many as the spec wants.
 func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Request, error)) (Source, error) {
 	bad := badRows{skip: spec.SkipBadRows}
 	var requests []Request
@@ -30,7 +30,7 @@ func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Re
 	return source, nil
 }
 
-// choose returns as many as the spec wants, chosen by the seed.
+// choose returns as many elements as the spec wants, chosen by the seed.
 func choose[T any](all []T, spec Spec, seed uint64) ([]T, error) {
 	if err := spec.checkRequests(len(all)); err != nil {
 		return nil, err
@@ -44,20 +44,20 @@ func choose[T any](all []T, spec Spec, seed uint64) ([]T, error) {
 	return all[:n:n], nil
 }
 
-// checkRequests holds the number that the spec wants against how many there are.
+// checkRequests returns an error if the spec wants more requests than are usable.
 func (s Spec) checkRequests(usable int) error {
 	if s.Requests <= usable {
 		return nil
 	}
-	return fmt.Errorf("data set %s: %d requests are asked for and %d are usable: ask for fewer, or leave the number out", s.Path, s.Requests, usable)
+	return fmt.Errorf("data set %s: the workload asks for %d requests, but only %d are usable: ask for fewer, or leave the number out", s.Path, s.Requests, usable)
 }
 
-// titleOf names the source of a file with so many requests.
+// titleOf returns the name of a source with n requests from the file.
 func (s Spec) titleOf(n int, notes ...string) string {
 	return s.title(s.Kind+" "+filepath.Base(s.Path), append([]string{fmt.Sprintf("%d requests", n)}, notes...)...)
 }
 
-// withFile reads a file. The errors of read get the path in front.
+// withFile opens the spec's file for read. Errors of read get the path as prefix.
 func withFile(path string, read func(io.Reader) error) error {
 	f, err := foreign.Open(path)
 	if err != nil {
@@ -70,9 +70,9 @@ func withFile(path string, read func(io.Reader) error) error {
 	return nil
 }
 
-// readJSONL reads the custom data set of vllm bench serve: one JSON object a line with prompt, or messages, and
-// output_tokens. A line with both asks its messages at chat and its prompt at completions, so that one file serves both
-// endpoints and vllm bench serve too.
+// readJSONL reads the custom data set of vllm bench serve: one JSON object a line with output_tokens and with prompt,
+// messages or both. Endpoint chat uses messages and completions uses prompt, so one file serves both endpoints and vllm
+// bench serve.
 func readJSONL(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	var requests []Request
 	err := newLineReader(from).each(bad, func(text []byte) error {
@@ -123,7 +123,7 @@ func parseLine(text []byte, spec Spec) (Request, error) {
 	return request, checkLength("output_tokens", request.OutputTokens, 1)
 }
 
-// ask sets what is asked at an endpoint, from a line that may have a prompt, messages or both.
+// ask sets the prompt for an endpoint, from a line that may have a prompt, messages or both.
 func (r *Request) ask(prompt string, messages []Message, endpoint string) error {
 	switch {
 	case endpoint == Chat && len(messages) > 0:
@@ -133,22 +133,22 @@ func (r *Request) ask(prompt string, messages []Message, endpoint string) error 
 	case prompt != "":
 		r.Text = prompt
 	case len(messages) > 0:
-		return errors.New("has messages and no prompt: use endpoint chat, or add a prompt")
+		return errors.New("has messages but no prompt: use endpoint chat, or add a prompt")
 	default:
 		return errors.New(`has neither "prompt" nor "messages"`)
 	}
 	return nil
 }
 
-// checkLength refuses a number of tokens that is none.
-func checkLength(field string, n, least int) error {
-	if n < least || n > MaxLength {
-		return fmt.Errorf("%s is %d, must be at least %d and at most %d", field, n, least, MaxLength)
+// checkLength returns an error unless n is a possible number of tokens.
+func checkLength(field string, n, lowest int) error {
+	if n < lowest || n > MaxLength {
+		return fmt.Errorf("%s is %d, must be at least %d and at most %d", field, n, lowest, MaxLength)
 	}
 	return nil
 }
 
-// explain turns the errors of encoding/json into words of the file.
+// explain rewrites an error of encoding/json in terms of the file.
 func explain(err error) error {
 	if errors.Is(err, errTooLong) {
 		return err
@@ -165,7 +165,7 @@ func explain(err error) error {
 		return fmt.Errorf("%s is a %s, want a %s", field, wrong.Value, want)
 	}
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return fmt.Errorf("is no JSON: it is wrong at byte %d", syntax.Offset)
+		return fmt.Errorf("is not JSON: syntax error at byte %d", syntax.Offset)
 	}
-	return fmt.Errorf("is no JSON: %w", err)
+	return fmt.Errorf("is not JSON: %w", err)
 }

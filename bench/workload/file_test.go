@@ -30,21 +30,21 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a misspelt endpoint", Spec{Kind: "phase1", Endpoint: "chats"}, "", []string{`did you mean "chat"`}},
 		{"token ids at chat", Spec{Kind: "phase1", Endpoint: Chat}, "", []string{"phase1", "use endpoint completions"}},
 		{"a file kind without path", Spec{Kind: "jsonl"}, "", []string{"needs the path"}},
-		{"a path without use", Spec{Kind: "random", Path: "x.json"}, "", []string{"no use for path: leave it out", "sharegpt, jsonl, trace or capture"}},
-		{"lengths for phase1", Spec{Kind: "phase1", OutputTokens: 5}, "", []string{"no use for output tokens", "random, prefix-repetition or shared-prefix"}},
-		{"prompt lengths for a file", Spec{Kind: "jsonl", Path: "x", InputTokens: 5}, "", []string{"no use for input tokens", "random or shared-prefix"}},
+		{"a path without use", Spec{Kind: "random", Path: "x.json"}, "", []string{"does not use path: leave it out", "sharegpt, jsonl, trace or capture"}},
+		{"lengths for phase1", Spec{Kind: "phase1", OutputTokens: 5}, "", []string{"does not use output tokens", "random, prefix-repetition or shared-prefix"}},
+		{"prompt lengths for a file", Spec{Kind: "jsonl", Path: "x", InputTokens: 5}, "", []string{"does not use input tokens", "random or shared-prefix"}},
 		{"a spread of one", Spec{Kind: "random", RangeRatio: 1}, "", []string{"range ratio 1 is outside [0, 1)"}},
-		{"a negative length", Spec{Kind: "random", InputTokens: -1}, "", []string{"must not be negative"}},
+		{"a negative length", Spec{Kind: "random", InputTokens: -1}, "", []string{"input tokens -1 is outside [0, 10000000]"}},
 		{"no vocabulary", Spec{Kind: "random", VocabSize: 3}, "", []string{"vocabulary of 3", "config.json"}},
-		{"a spread twice", Spec{Kind: "random", RangeRatio: 0.5, InputRangeRatio: 0.5}, "", []string{"range ratio 0.5 is given for prompts and answers, and again"}},
+		{"a spread twice", Spec{Kind: "random", RangeRatio: 0.5, InputRangeRatio: 0.5}, "", []string{"range ratio 0.5 applies to prompts and answers, but one of them also has its own"}},
 		{"an answer spread of one", Spec{Kind: "random", OutputRangeRatio: 1}, "", []string{"range ratio 1 is outside [0, 1)"}},
-		{"a gigantic prefix", Spec{Kind: "random", PrefixTokens: 1e9}, "", []string{"prefix tokens 1000000000 must not be"}},
-		{"a hit rate for random", Spec{Kind: "random", HitPercent: 50}, "", []string{"no use for hit percent: leave it out, or use kind shared-prefix"}},
+		{"a gigantic prefix", Spec{Kind: "random", PrefixTokens: 1e9}, "", []string{"prefix tokens 1000000000 is outside"}},
+		{"a hit rate for random", Spec{Kind: "random", HitPercent: 50}, "", []string{"does not use hit percent: leave it out, or use kind shared-prefix"}},
 		{"no hit rate", Spec{Kind: "shared-prefix"}, "", []string{"needs the hit percent"}},
 		{"all shared", Spec{Kind: "shared-prefix", HitPercent: 100}, "", []string{"hit percent 100 is outside (0, 100)"}},
-		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless and never repeats: leave out repeat, or give requests"}},
-		{"a repetition of conversations without end", Spec{Kind: "production", Repeat: Salt}, "", []string{"no use for repeat"}},
-		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"? (known: salt, error)`}},
+		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless and never repeats: leave out repeat, or set requests"}},
+		{"a repetition of conversations without end", Spec{Kind: "production", Repeat: Salt}, "", []string{"does not use repeat"}},
+		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"?`}},
 		{"an unknown output", Spec{Kind: "phase1", Output: "nature"}, "", []string{`unknown output "nature": did you mean "natural"?`}},
 		{"a missing file", Spec{Kind: "jsonl", Path: "nowhere.jsonl"}, "", []string{"nowhere.jsonl", "no such file", "check the path"}},
 		{"an empty JSONL file", Spec{Kind: "jsonl"}, "\n \n", []string{"data.txt", "the file is empty"}},
@@ -52,7 +52,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"an empty array", Spec{Kind: "sharegpt"}, "[]", []string{"the file is empty"}},
 		{"ShareGPT read as JSONL", Spec{Kind: "jsonl"}, `[{"conversations":[]}]`, []string{"line 1", "use kind sharegpt"}},
 		{"JSONL read as ShareGPT", Spec{Kind: "sharegpt"}, `{"prompt":"x"}`, []string{"use kind jsonl"}},
-		{"a broken line", Spec{Kind: "jsonl"}, "{\"prompt\":\"x\",\"output_tokens\":1}\n\n{\"prompt\"", []string{"data.txt", "line 3", "is no JSON"}},
+		{"a broken line", Spec{Kind: "jsonl"}, "{\"prompt\":\"x\",\"output_tokens\":1}\n\n{\"prompt\"", []string{"data.txt", "line 3", "is not JSON"}},
 		{"a line without prompt", Spec{Kind: "jsonl"}, `{"output_tokens":1}`, []string{"line 1", `neither "prompt" nor "messages"`}},
 		{"a line without a length", Spec{Kind: "jsonl"}, `{"prompt":"x"}`, []string{"line 1", `no "output_tokens"`, "or set the workload's output tokens"}},
 		{"a length of zero", Spec{Kind: "jsonl"}, `{"prompt":"x","output_tokens":0}`, []string{"line 1", "output_tokens is 0"}},
@@ -61,11 +61,11 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a number for a line", Spec{Kind: "jsonl"}, `7`, []string{"line 1: it is a number, want a JSON object"}},
 		{"messages at completions", Spec{Kind: "jsonl"}, `{"messages":[{"role":"user","content":"x"}],"output_tokens":1}`, []string{"line 1", "use endpoint chat"}},
 		{"a message without content", Spec{Kind: "jsonl", Endpoint: Chat}, `{"messages":[{"role":"user"}],"output_tokens":1}`, []string{"message 1 needs a role and a content"}},
-		{"a cut ShareGPT file", Spec{Kind: "sharegpt"}, `[{"conversations":[]},{"conv`, []string{"entry 2", "is no JSON"}},
-		{"an array that does not end", Spec{Kind: "sharegpt"}, `[{"conversations":[]}`, []string{"entry 1", "is no JSON"}},
+		{"a cut ShareGPT file", Spec{Kind: "sharegpt"}, `[{"conversations":[]},{"conv`, []string{"entry 2", "is not JSON"}},
+		{"an array that does not end", Spec{Kind: "sharegpt"}, `[{"conversations":[]}`, []string{"entry 1", "is not JSON"}},
 		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"none of the 1 entries has two turns"}},
 		{"a wrong turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]}]`, []string{"entry 1", "conversations.value is a number, want a string"}},
-		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"2 requests are asked for and 1 are usable"}},
+		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"asks for 2 requests, but only 1 are usable"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestShareGPTPrunesAsVLLMDoesByTheEstimate(t *testing.T) {
 	}
 }
 
-// check holds what every reader promises: an error, or at least one request that fits its endpoint.
+// check verifies that a reader returned an error, or at least one request and only requests for its endpoint.
 func check(t *testing.T, requests []Request, err error, endpoint string) {
 	t.Helper()
 	if (err == nil) != (len(requests) > 0) {

@@ -34,7 +34,7 @@ func FuzzTraces(f *testing.F) {
 		}
 		at, longest, _ := in.source(1)
 		for i, row := range in.rows {
-			if row.input < 1 || row.output < 1 || row.input+row.output > longest || row.at.Abs() > mostTime {
+			if row.input < 1 || row.output < 1 || row.input+row.output > longest || row.at.Abs() > maxTime {
 				t.Fatalf("row %d is %+v", i, row)
 			}
 			if row.input < 10_000 {
@@ -64,7 +64,7 @@ func FuzzCaptures(f *testing.F) {
 						ways++
 					}
 				}
-				if ways != 1 || r.OutputTokens < 1 || in.came[i].Abs() > mostTime {
+				if ways != 1 || r.OutputTokens < 1 || in.came[i].Abs() > maxTime {
 					t.Fatalf("request %+v at %s", r, in.came[i])
 				}
 			}

@@ -15,30 +15,30 @@ import (
 // Layouts are the known layouts of trace files.
 var Layouts = []string{"burstgpt", "azure", "mooncake"}
 
-// The columns of the CSV layouts: when, tokens of the prompt, tokens of the answer. Others are passed over.
-//   - burstgpt: github.com/HPMLL/BurstGPT, seconds. The third release has two more columns.
-//   - azure: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024, dates.
+// columns are the columns of the CSV layouts: time, tokens of the prompt, tokens of the answer. Others are ignored.
+//   - burstgpt: github.com/HPMLL/BurstGPT. Times are in seconds. The third release has two more columns.
+//   - azure: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024. Times are dates.
 var columns = map[string][3]string{
 	"burstgpt": {"timestamp", "request tokens", "response tokens"},
 	"azure":    {"timestamp", "contexttokens", "generatedtokens"},
 }
 
-// blockTokens is how many tokens one of Mooncake's hash_ids stands for (github.com/kvcache-ai/Mooncake, traces of the FAST'25
-// paper): equal ids are equal tokens with equal ones in front.
+// blockTokens is the number of tokens in one block of Mooncake's hash_ids (github.com/kvcache-ai/Mooncake, traces of the
+// FAST'25 paper). Blocks with equal ids have equal tokens, and so do all blocks before them.
 const blockTokens = 512
 
-// A traced row is one request of a trace that records no texts.
+// A tracedRow is one request of a trace that records no texts.
 type tracedRow struct {
 	at            time.Duration
-	input, output int
-	blocks        []int64 // nil when the trace does not record what prompts share
+	input, output int     // tokens
+	blocks        []int64 // hash ids; nil if the trace does not record what prompts share
 }
 
-// traced reads traces of lengths.
+// traced reads traces that record lengths only.
 type traced struct {
 	spec   Spec
 	layout string
-	column [3]int // of a CSV file
+	column [3]int // indexes of the columns in a CSV file
 	rows   []tracedRow
 	failed int // rows without a prompt or an answer
 }
@@ -89,7 +89,7 @@ func (t *traced) read(from io.Reader, _ bool, bad *badRows) error {
 	return err
 }
 
-// add takes the row of a file without a head.
+// add reads the first row of a file without a head.
 func (t *traced) add(text []byte, parse func([]byte) (tracedRow, error), line int, bad *badRows) error {
 	if err := t.take(text, parse); err != nil {
 		return bad.add(fmt.Errorf("line %d: %w", line, err))
@@ -97,7 +97,8 @@ func (t *traced) add(text []byte, parse func([]byte) (tracedRow, error), line in
 	return nil
 }
 
-// take takes one row, unless nothing can be asked for it: in BurstGPT an answer of 0 tokens is a request that failed.
+// take reads one row. It leaves out a row without a prompt or an answer; in BurstGPT an answer of 0 tokens means that the
+// request failed.
 func (t *traced) take(text []byte, parse func([]byte) (tracedRow, error)) error {
 	row, err := parse(text)
 	if err != nil {
@@ -114,13 +115,13 @@ func (t *traced) take(text []byte, parse func([]byte) (tracedRow, error)) error 
 	return nil
 }
 
-// recognise finds the layout by the first line, and holds the one that is named against it.
+// recognise finds the layout by the first line and checks it against the layout in the spec.
 func (t *traced) recognise(head string) error {
 	t.layout = t.spec.Layout
 	if strings.HasPrefix(head, "{") {
 		switch {
 		case t.layout != "" && t.layout != "mooncake":
-			return fmt.Errorf("is JSON, and layout %s is CSV: use layout mooncake", t.layout)
+			return fmt.Errorf("is JSON, but layout %s is CSV: use layout mooncake", t.layout)
 		case t.layout == "" && !strings.Contains(head, `"input_length"`):
 			return errors.New(`is JSON without "input_length": for a log of requests use kind capture, for prompts kind jsonl`)
 		}
@@ -128,7 +129,7 @@ func (t *traced) recognise(head string) error {
 		return nil
 	}
 	if t.layout == "mooncake" {
-		return errors.New("is no JSON object, and layout mooncake has one a line: leave the layout out")
+		return errors.New("is not a JSON object, but layout mooncake has one on each line: leave the layout out")
 	}
 	names := strings.Split(strings.ToLower(head), ",")
 	for i := range names {
@@ -144,10 +145,10 @@ func (t *traced) recognise(head string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("is the head of no known trace (%s): it needs the columns Timestamp,Request tokens,Response tokens or TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object a line", Or(Layouts))
+	return fmt.Errorf("is not the head of a known trace (%s): it needs the columns Timestamp,Request tokens,Response tokens or TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object on each line", Or(Layouts))
 }
 
-// find sets where the columns are, or returns one that is missing.
+// find sets the indexes of the wanted columns, or returns one that is missing.
 func (t *traced) find(names []string, wanted [3]string) (missing string) {
 	for i, want := range wanted {
 		if t.column[i] = slices.Index(names, want); t.column[i] < 0 {
@@ -157,11 +158,11 @@ func (t *traced) find(names []string, wanted [3]string) (missing string) {
 	return ""
 }
 
-// parseCSV reads a row of a CSV trace. Their values need no quotes.
+// parseCSV reads a row of a CSV trace. No value in these traces has a comma, so quotes need no parser.
 func (t *traced) parseCSV(text []byte) (row tracedRow, err error) {
 	values := strings.Split(string(text), ",")
 	if last := slices.Max(t.column[:]); len(values) <= last {
-		return row, fmt.Errorf("has %d columns, the first line has %d at least", len(values), last+1)
+		return row, fmt.Errorf("has only %d columns, needs at least %d", len(values), last+1)
 	}
 	value := func(i int) string { return strings.Trim(strings.TrimSpace(values[t.column[i]]), `"`) }
 	if row.at, err = t.time(value(0)); err != nil {
@@ -174,14 +175,14 @@ func (t *traced) parseCSV(text []byte) (row tracedRow, err error) {
 	return row, err
 }
 
-// azureTimes are the forms of dates in the two releases, 2023 and 2024.
+// azureTimes are the date formats of the two releases, 2023 and 2024.
 var azureTimes = []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", time.RFC3339}
 
 func (t *traced) time(text string) (time.Duration, error) {
 	if t.layout == "burstgpt" {
 		seconds, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return 0, fmt.Errorf("timestamp %q is no number of seconds", text)
+			return 0, fmt.Errorf("timestamp %q is not a number of seconds", text)
 		}
 		return since(seconds)
 	}
@@ -190,28 +191,28 @@ func (t *traced) time(text string) (time.Duration, error) {
 			return sinceEpoch(at)
 		}
 	}
-	return 0, fmt.Errorf("timestamp %q is no date such as 2023-11-16 18:15:46.68", text)
+	return 0, fmt.Errorf("timestamp %q is not a date such as 2023-11-16 18:15:46.68", text)
 }
 
-// sinceEpoch returns a date as the time since the beginning of 1970.
+// sinceEpoch returns the time from the start of 1970 to a date.
 func sinceEpoch(at time.Time) (time.Duration, error) {
 	d := at.Sub(time.Unix(0, 0))
-	if d < -mostTime || d > mostTime {
-		return 0, fmt.Errorf("timestamp %s is no date of our time", at.Format(time.RFC3339))
+	if d < -maxTime || d > maxTime {
+		return 0, fmt.Errorf("timestamp %s is too far from the present", at.Format(time.RFC3339))
 	}
 	return d, nil
 }
 
-// count reads a number of tokens; some copies of the traces have them as 17.0.
+// count reads a number of tokens. Some copies of the traces write it as 17.0.
 func count(column, text string) (int, error) {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || n != math.Trunc(n) || math.Abs(n) > math.MaxInt32 {
-		return 0, fmt.Errorf("%s %q is no whole number", column, text)
+		return 0, fmt.Errorf("%s %q is not a whole number", column, text)
 	}
 	return int(n), checkLength(column, int(n), 0)
 }
 
-// parseMooncake reads a row of Mooncake's layout, whose times are milliseconds.
+// parseMooncake reads a row of Mooncake's layout. Its times are in milliseconds.
 func parseMooncake(text []byte) (row tracedRow, err error) {
 	var line struct {
 		Timestamp    *float64 `json:"timestamp"`
@@ -239,7 +240,7 @@ func parseMooncake(text []byte) (row tracedRow, err error) {
 	}
 	row.input, row.output, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
 	if want := (row.input + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
-		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each stands for %d tokens", len(row.blocks), row.input, want, blockTokens)
+		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each id is a block of %d tokens", len(row.blocks), row.input, want, blockTokens)
 	}
 	for _, id := range row.blocks {
 		if id < 0 || id >= 1<<48 {
@@ -261,8 +262,8 @@ func (t *traced) source(seed uint64) (at func(i int) *Request, longest int, note
 	return func(i int) *Request { return rows[i].request(seed, i, vocab) }, longest, notes
 }
 
-// request draws the prompt when it is asked: all prompts of a trace are more than a memory holds. Equal hash ids give equal
-// tokens, and a block that is cut short the first of them; without hash ids no prompt shares anything.
+// request draws the prompt when it is needed, because all prompts of a trace do not fit in memory. Equal hash ids give
+// equal tokens, also in a last block that is shorter. Without hash ids no two prompts share anything.
 func (r tracedRow) request(seed uint64, number, vocab int) *Request {
 	ids := make([]int32, r.input)
 	if r.blocks == nil {

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// thinkCV is the spread of think times about their mean: the pauses of people vary about as much as they last.
+// thinkCV is the coefficient of variation of think times. The standard deviation of people's pauses is about their mean.
 const thinkCV = 1
 
-// live is a source of conversations that go on with the real answers of the server. Its requests are their first turns.
+// live is a source of conversations that go on with the server's real answers. Its requests are first turns.
 type live struct {
 	name   string
 	order  *order
@@ -21,28 +21,28 @@ type live struct {
 	bad    badRows
 }
 
-// A liveTalk is what the user of one conversation says.
+// A liveTalk is the user's part of one conversation.
 type liveTalk []liveTurn
 
-// A liveTurn is what is said before the server answers.
+// A liveTurn is what the user says before the server answers.
 type liveTurn struct {
 	messages []Message
-	output   int // tokens of the answer
+	output   int // tokens to ask for
 }
 
-// OpenLive returns conversations in which turn t+1 follows the real answer to turn t after the user has thought for a time
-// drawn from a lognormal distribution with the given mean. It takes the conversations of kind sharegpt, jsonl or capture at
-// endpoint chat; recorded answers only say how long the real ones shall be. Request returns first turns, so that a Plan's
-// rate is in sessions per second, and a Loop keeps sessions in flight.
+// OpenLive returns conversations in which turn t+1 follows the real answer to turn t. The think time between them has a
+// lognormal distribution with the given mean. The conversations come from kind sharegpt, jsonl or capture at endpoint
+// chat. A recorded answer only gives the length of the real one. Request returns first turns: a Plan's rate is in
+// conversations per second, and a Loop keeps conversations in flight.
 //
-// Under overload such load slows itself down, so that its figures cannot judge a server's flags.
+// Under overload such a load slows itself down, so its figures cannot compare a server's flags.
 func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	switch {
 	case err != nil:
 		return nil, err
 	case !slices.Contains(ChatKinds, spec.Kind):
-		return nil, fmt.Errorf("workload %s has no conversations that can go on: for live ones use kind %s", spec.Kind, Or(ChatKinds))
+		return nil, fmt.Errorf("workload %s has no conversations that can go on: for live conversations use kind %s", spec.Kind, Or(ChatKinds))
 	case spec.Endpoint != Chat:
 		return nil, errors.New("live conversations need endpoint chat")
 	case think < 0:
@@ -68,11 +68,11 @@ func (l *live) Name() string { return l.name }
 
 func (l *live) Len() int { return len(l.talks) }
 
-// Longest is unknown: it grows with the answers.
+// Longest returns 0, for unknown: prompts grow with the real answers.
 func (l *live) Longest() int { return 0 }
 
 func (l *live) Request(stream Stream, i int) *Request {
-	s := session{live: l, stream: stream, number: i, talk: l.talks[l.order.place(stream, i)]}
+	s := session{live: l, stream: stream, number: i, talk: l.talks[l.order.index(stream, i)]}
 	first := s.turn(0, nil)
 	if repetition := i / len(l.talks); repetition > 0 && l.policy.repeat == Salt {
 		return s.turn(0, l.policy.salted(first, stream, repetition).Messages)
@@ -80,7 +80,7 @@ func (l *live) Request(stream Stream, i int) *Request {
 	return first
 }
 
-// A session is one conversation as it is held once.
+// A session is one run of a conversation.
 type session struct {
 	*live
 	stream Stream
@@ -88,8 +88,8 @@ type session struct {
 	talk   liveTalk
 }
 
-// turn returns the request of a turn, 0-based. said is everything that has been said up to and with it; nil means only what
-// the first turn says.
+// turn returns the request of turn t, from 0. said is the conversation up to and including that turn; nil means only the
+// turn's own messages.
 func (s session) turn(t int, said []Message) *Request {
 	if said == nil {
 		said = s.talk[t].messages
@@ -104,15 +104,15 @@ func (s session) turn(t int, said []Message) *Request {
 	return r
 }
 
-// mostTurns is more turns than any conversation has, so that each has a draw of its own.
-const mostTurns = 1 << 16
+// maxTurns is the limit on turns in a conversation. It gives each turn a separate draw of its think time.
+const maxTurns = 1 << 16
 
 func (s session) thinkTime(t int) time.Duration {
-	draw := chance(s.policy.seed, thinkDraws, s.stream, s.number*mostTurns+t)
+	draw := chance(s.policy.seed, thinkDraws, s.stream, s.number*maxTurns+t)
 	return time.Duration(float64(s.think) * lognormal(draw, thinkCV))
 }
 
-// readTalks reads the conversations of a file, those of one turn too.
+// readTalks reads the conversations of a file, including those with one turn.
 func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	var talks []liveTalk
 	add := func(messages []Message, output int) error {
@@ -149,13 +149,14 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	case len(talks) == 0:
 		return nil, bad.none()
 	case !slices.ContainsFunc(talks, func(t liveTalk) bool { return len(t) > 1 }):
-		return nil, fmt.Errorf("none of its %d conversations has a second turn: take a file of conversations", len(talks))
+		return nil, fmt.Errorf("none of its %d conversations has a second turn: use a file of conversations", len(talks))
 	}
 	return talks, nil
 }
 
-// newTalk takes a recorded conversation apart: a turn is what stands in front of an answer. The length of a recorded answer
-// is estimated from its text. That of an answer which is not recorded is last; 0 means that it is not asked for.
+// newTalk splits a recorded conversation into turns, each with the messages before an answer. It estimates the length of a
+// recorded answer from its text. If the conversation ends with the user, last is the length of the missing answer; 0
+// leaves that turn out.
 func newTalk(messages []Message, last, override int) (liveTalk, error) {
 	var talk liveTalk
 	var said []Message
@@ -164,7 +165,7 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 			said = append(said, m)
 			continue
 		}
-		if len(said) > 0 { // else the server has spoken first, or twice
+		if len(said) > 0 { // otherwise the server spoke first, or twice
 			talk = append(talk, liveTurn{said, max(1, estimate(m.Content))})
 		}
 		said = nil
@@ -179,15 +180,15 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 	}
 	switch {
 	case len(talk) == 0:
-		return nil, errors.New("has no turn that is answered")
-	case len(talk) > mostTurns:
-		return nil, fmt.Errorf("has %d turns, more than %d", len(talk), mostTurns)
+		return nil, errors.New("has no turn with an answer")
+	case len(talk) > maxTurns:
+		return nil, fmt.Errorf("has %d turns, more than %d", len(talk), maxTurns)
 	}
 	return talk, nil
 }
 
-// messages returns the conversation of an entry; none for one that has no user's turn with an answer, such as the second half
-// of a conversation that was cut in two.
+// messages returns the conversation of an entry. It returns none if no user's turn has an answer, as in the second half of
+// a conversation that was cut in two.
 func (e shareGPTEntry) messages() ([]Message, error) {
 	roles := map[string]string{
 		"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",

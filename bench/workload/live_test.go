@@ -27,7 +27,7 @@ func openLive(t *testing.T, spec Spec, think time.Duration, text string) (*live,
 	return source.(*live), nil
 }
 
-// hold holds the conversation that begins with a request: its turns as they are asked, with the answer A1 to turn 1 and so on.
+// hold plays the conversation that begins with a request. The answer to turn 1 is A1, and so on.
 func hold(r *Request) (turns []string, lengths []int, thinks []time.Duration) {
 	for {
 		turns = append(turns, fmt.Sprint(r.Messages))
@@ -74,7 +74,7 @@ func TestALiveConversationFollowsTheRealAnswers(t *testing.T) {
 		}
 	}
 	if seen[3] != 3 || seen[1] != 3 {
-		t.Errorf("in three rounds %v conversations of a length, want 3 of each", seen)
+		t.Errorf("three passes have %v conversations by length, want 3 of each", seen)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestSessionsGoOverShareGPTWhole(t *testing.T) {
 	}
 }
 
-func TestThinkTimesAreLognormalAndTheirOwn(t *testing.T) {
+func TestThinkTimesAreLognormalAndIndependent(t *testing.T) {
 	l, err := openLive(t, Spec{Kind: "jsonl", Endpoint: Chat}, 10*time.Second, talks)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestASaltedSessionKeepsItsSalt(t *testing.T) {
 	}
 }
 
-func TestLiveConversationsSayWhatIsWrong(t *testing.T) {
+func TestOpenLiveRefusesWhatCannotGoOn(t *testing.T) {
 	tests := []struct {
 		name  string
 		spec  Spec
@@ -143,13 +143,13 @@ func TestLiveConversationsSayWhatIsWrong(t *testing.T) {
 		text  string
 		want  string
 	}{
-		{"token ids", Spec{Kind: "production"}, 0, "", "workload production has no conversations that can go on: for live ones use kind sharegpt, jsonl or capture"},
+		{"token ids", Spec{Kind: "production"}, 0, "", "workload production has no conversations that can go on: for live conversations use kind sharegpt, jsonl or capture"},
 		{"completions", Spec{Kind: "jsonl"}, 0, talks, "live conversations need endpoint chat"},
 		{"a negative pause", Spec{Kind: "jsonl", Endpoint: Chat}, -1, talks, "think time -1ns must not be negative"},
 		{"single questions", Spec{Kind: "jsonl", Endpoint: Chat}, 0, talks[strings.Index(talks, "\n")+1:], "none of its 1 conversations has a second turn"},
 		{"no answer anywhere", Spec{Kind: "sharegpt", Endpoint: Chat}, 0, `[{"conversations":[{"from":"human","value":"x"}]}]`, "the file is empty"},
 		{"an unknown speaker", Spec{Kind: "sharegpt", Endpoint: Chat}, 0, `[{"conversations":[{"from":"alien","value":"x"}]}]`, `entry 1: conversations[0] is from "alien"`},
-		{"a broken line", Spec{Kind: "capture", Endpoint: Chat}, 0, "{", "line 1: is no JSON"},
+		{"a broken line", Spec{Kind: "capture", Endpoint: Chat}, 0, "{", "line 1: is not JSON"},
 		{"a missing file", Spec{Kind: "capture", Endpoint: Chat, Path: "nowhere"}, 0, "", "check the path"},
 	}
 	for _, test := range tests {

@@ -4,39 +4,41 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"vllmtuner/tuner/space"
 )
 
-// A Spec names a population of requests as a study file does. Fields that a kind does not use (see Settings) must be zero,
-// so that a setting without effect is an error and not a surprise.
+// A Spec names a population of requests as a study file does. Settings says which kinds use which fields. Other fields
+// must be zero, so that a setting without effect is an error and not a surprise.
 type Spec struct {
 	Kind     string // one of Kinds
-	Path     string // of the file
+	Path     string // path of the file
 	Endpoint string // "completions" (also when empty) or "chat"; token ids need completions
 
-	InputTokens  int // mean prompt length, without the prefix of random; 0 means 1024, as vllm bench serve has it
-	OutputTokens int // mean answer length, 0 means 128; for files every answer's length, 0 means the file's own
-	PrefixTokens int // that all prompts of random have in front of their own, or a group of prefix-repetition, 0 means 256
-	SuffixTokens int // of prefix-repetition, after the prefix; 0 means 256
-	Prefixes     int // different ones of prefix-repetition; 0 means 10
+	InputTokens  int // mean prompt length, without the prefix of kind random; 0 means 1024, as in vllm bench serve
+	OutputTokens int // mean answer length, 0 means 128; for files the length of every answer, 0 means the file's own
+	PrefixTokens int // shared prefix: of all prompts of kind random (0 means none), or of a group of prefix-repetition (0 means 256)
+	SuffixTokens int // tokens after the prefix in prefix-repetition; 0 means 256
+	Prefixes     int // different prefixes in prefix-repetition; 0 means 10
 
-	HitPercent float64 // part of a prompt that shared-prefix shares, in (0, 100): auto_tune.sh's MIN_CACHE_HIT_PCT
-	Groups     int     // groups of shared-prefix that share a prefix each; 0 means 1
+	HitPercent float64 // percentage of a prompt that shared-prefix shares, in (0, 100): auto_tune.sh's MIN_CACHE_HIT_PCT
+	Groups     int     // groups in shared-prefix, each with its own prefix; 0 means 1
 
-	// Spread of the lengths, in [0, 1): they are uniform in [floor(L(1-r)), ceil(L(1+r))]. RangeRatio is that of prompts and
-	// answers, or else the other two are.
+	// Range ratios r spread lengths uniformly over [floor(L(1-r)), ceil(L(1+r))], with r in [0, 1). RangeRatio applies to
+	// prompts and answers; the other two apply to one of them. RangeRatio excludes the others.
 	RangeRatio, InputRangeRatio, OutputRangeRatio float64
 
-	Requests  int // how many different requests; 0 means a whole file, or endless random ones
+	Requests  int // number of different requests; 0 means a whole file, or endless random requests
 	VocabSize int // token ids stay below it; 0 means 32,000
 
-	Layout      string // of a trace, one of Layouts; "" means by the head of the file
-	SkipBadRows bool   // rows that cannot be read are counted and left out; else they are errors
-	Repeat      string // what a finite population does at its end: "" begins again, or Salt, or ErrorEnded
-	Output      string // "" pins the length of each answer; Natural leaves its end to the model
+	Layout      string // layout of a trace, one of Layouts; "" means by the head of the file
+	SkipBadRows bool   // count and leave out unreadable rows instead of returning an error
+	Repeat      string // at the end of a finite population: "" starts again, or Salt, or ErrorEnded
+	Output      string // "" pins the length of each answer; Natural lets the model end it
 }
 
-// Natural answers end where the model ends them, and at the pinned length at the latest. Figures of such runs cannot be
-// compared: another flag, or another day, is other work.
+// Natural lets the model end each answer, with OutputTokens as a limit. Figures of such runs cannot be compared: with
+// another flag, or on another day, the work is different.
 const Natural = "natural"
 
 // Kinds are the known populations.
@@ -48,7 +50,8 @@ var (
 	countKinds = slices.Concat(fileKinds, drawnKinds)
 )
 
-// Settings says by the name in a study file which kinds have a use for a setting. Every kind has one for the others.
+// Settings lists the kinds that use a setting, by the setting's name in a study file. All kinds use the settings that are
+// not listed.
 var Settings = map[string][]string{
 	"path": fileKinds, "layout": {"trace"}, "skip_bad_rows": fileKinds,
 	"input_tokens": {"random", "shared-prefix"}, "output_tokens": countKinds, "range_ratio": {"random", "shared-prefix"},
@@ -63,13 +66,13 @@ const (
 	Chat        = "chat"
 )
 
-// ChatKinds are the kinds that can be asked at the endpoint Chat. The others send token ids.
+// ChatKinds are the kinds that work with the endpoint Chat. The others send token ids.
 var ChatKinds = []string{"sharegpt", "jsonl", "capture"}
 
-// Open returns the population that a spec names, drawn with the seed. Errors name the file, the place in it, and what to
-// do about it.
+// Open returns the population that a spec names, drawn with the seed. Errors name the file and the line, and say what to
+// do.
 func Open(spec Spec, seed uint64) (Source, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	if err != nil {
 		return nil, err
 	}
@@ -92,8 +95,8 @@ func Open(spec Spec, seed uint64) (Source, error) {
 	return openDrawn(spec, seed), nil
 }
 
-// sound returns the spec with what is the same for all kinds filled in, or what is wrong with it.
-func (s Spec) sound() (Spec, error) {
+// checked checks the spec and fills in the defaults that all kinds share.
+func (s Spec) checked() (Spec, error) {
 	if s.Endpoint == "" {
 		s.Endpoint = Completions
 	}
@@ -108,7 +111,7 @@ func (s Spec) sound() (Spec, error) {
 	return s, nil
 }
 
-// checkWords holds words against those that are known.
+// checkWords returns an error for an unknown word.
 func (s Spec) checkWords() error {
 	for _, word := range []struct {
 		what, written string
@@ -122,7 +125,7 @@ func (s Spec) checkWords() error {
 			continue
 		}
 		known := slices.DeleteFunc(slices.Clone(word.known), func(w string) bool { return w == "" })
-		return fmt.Errorf("unknown %s %q: did you mean %q? (known: %s)", word.what, word.written, nearest(word.written, known), strings.Join(known, ", "))
+		return fmt.Errorf("unknown %s %q: %s", word.what, word.written, space.DidYouMean(word.written, known))
 	}
 	return nil
 }
@@ -138,29 +141,29 @@ func (s Spec) given() map[string]bool {
 	}
 }
 
-// checkUse finds settings without effect, and those that are missing.
+// checkUse returns an error for a setting without effect or a missing setting.
 func (s Spec) checkUse() error {
 	given := s.given()
 	for _, name := range sorted(Settings) {
 		if kinds := Settings[name]; given[name] && !slices.Contains(kinds, s.Kind) {
-			return fmt.Errorf("workload %s has no use for %s: leave it out, or use kind %s", s.Kind, strings.ReplaceAll(name, "_", " "), Or(kinds))
+			return fmt.Errorf("workload %s does not use %s: leave it out, or use kind %s", s.Kind, strings.ReplaceAll(name, "_", " "), Or(kinds))
 		}
 	}
 	switch {
 	case slices.Contains(fileKinds, s.Kind) && s.Path == "":
 		return fmt.Errorf("workload %s needs the path of its file", s.Kind)
 	case s.Endpoint == Chat && !slices.Contains(ChatKinds, s.Kind):
-		return fmt.Errorf("workload %s asks with token ids, which chat cannot take: use endpoint completions", s.Kind)
+		return fmt.Errorf("workload %s sends token ids, which endpoint chat does not take: use endpoint completions", s.Kind)
 	case s.Kind == "shared-prefix" && s.HitPercent == 0:
-		return fmt.Errorf("workload shared-prefix needs the hit percent: the part of each prompt that others have too")
+		return fmt.Errorf("workload shared-prefix needs the hit percent: the percentage of each prompt that others share")
 	case s.Repeat != "" && slices.Contains(drawnKinds, s.Kind) && s.Requests == 0:
-		return fmt.Errorf("workload %s is endless and never repeats: leave out repeat, or give requests", s.Kind)
+		return fmt.Errorf("workload %s is endless and never repeats: leave out repeat, or set requests", s.Kind)
 	}
 	return nil
 }
 
-// MaxLength is the most tokens of a prompt or an answer, and the most requests or prefixes, that a Spec may ask for: more than
-// any server is meant to take.
+// MaxLength is the limit on the tokens of a prompt or an answer, and on the numbers of requests and prefixes. No server is
+// meant for more.
 const MaxLength = 10_000_000
 
 func (s Spec) checkNumbers() error {
@@ -172,7 +175,7 @@ func (s Spec) checkNumbers() error {
 		{"suffix tokens", s.SuffixTokens}, {"prefixes", s.Prefixes}, {"groups", s.Groups}, {"requests", s.Requests},
 	} {
 		if number.value < 0 || number.value > MaxLength {
-			return fmt.Errorf("workload %s: %s %d must not be negative, nor above %d", s.Kind, number.name, number.value, MaxLength)
+			return fmt.Errorf("workload %s: %s %d is outside [0, %d]", s.Kind, number.name, number.value, MaxLength)
 		}
 	}
 	for _, ratio := range []float64{s.RangeRatio, s.InputRangeRatio, s.OutputRangeRatio} {
@@ -182,16 +185,16 @@ func (s Spec) checkNumbers() error {
 	}
 	switch {
 	case s.RangeRatio != 0 && (s.InputRangeRatio != 0 || s.OutputRangeRatio != 0):
-		return fmt.Errorf("range ratio %g is given for prompts and answers, and again for one of them: leave one out", s.RangeRatio)
+		return fmt.Errorf("range ratio %g applies to prompts and answers, but one of them also has its own: give only one", s.RangeRatio)
 	case !(s.HitPercent >= 0 && s.HitPercent < 100):
 		return fmt.Errorf("hit percent %g is outside (0, 100)", s.HitPercent)
 	case s.VocabSize <= firstToken:
-		return fmt.Errorf("vocabulary of %d tokens is too small: the first %d ids are not used; see vocab_size in the model's config.json", s.VocabSize, firstToken)
+		return fmt.Errorf("a vocabulary of %d tokens is too small, because the first %d ids are not used: see vocab_size in the model's config.json", s.VocabSize, firstToken)
 	}
 	return nil
 }
 
-// title names a source for reports: what it is, and notes on it in brackets.
+// title returns the name of a source for reports, with notes in brackets.
 func (s Spec) title(what string, notes ...string) string {
 	if s.Repeat == Salt {
 		notes = append(notes, "repeated with salt")

@@ -15,18 +15,19 @@ const (
 	defaultPrefixes     = 10
 )
 
-// randomEpoch is how many random requests are drawn at once: few enough for long prompts, enough to be used again.
+// randomEpoch is how many random requests are drawn at once. More would take much memory with long prompts; fewer would be
+// redrawn too often.
 const randomEpoch = 64
 
-// A shape is how requests of random token ids are drawn: each has one of the prefixes, then ids of its own. Unlike vllm bench
-// serve, which sends runs of consecutive ids, each id is drawn by itself.
+// A shape describes requests of random token ids. Each has one of the prefixes and then its own ids. Each id is drawn
+// independently; vllm bench serve sends runs of consecutive ids.
 type shape struct {
 	seed     uint64
 	vocab    int
-	prefixes int // different ones
-	prefix   int // tokens of each
+	prefixes int // number of different prefixes
+	prefix   int // tokens of a prefix
 
-	own, answer             int // mean lengths
+	own, answer             int // mean tokens after the prefix, and of the answer
 	ownSpread, answerSpread float64
 }
 
@@ -47,7 +48,7 @@ func openDrawn(spec Spec, seed uint64) Source {
 	}
 }
 
-// shape returns what is drawn, and its name.
+// shape returns the shape of the requests and the name of the source.
 func (s Spec) shape(seed uint64) (shape, string) {
 	d := shape{
 		seed: seed, vocab: s.VocabSize, prefixes: 1, prefix: s.PrefixTokens,
@@ -65,7 +66,7 @@ func (s Spec) shape(seed uint64) (shape, string) {
 		d.prefix, d.own = orElse(s.PrefixTokens, defaultPrefixTokens), orElse(s.SuffixTokens, defaultSuffixTokens)
 		name = fmt.Sprintf("prefix-repetition %d × %d+%d/%d", d.prefixes, d.prefix, d.own, d.answer)
 	case "shared-prefix":
-		// As auto_tune.sh has it: prefix = INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
+		// As in auto_tune.sh: prefix = INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
 		d.prefixes = orElse(s.Groups, 1)
 		d.prefix = min(int(float64(d.own)*s.HitPercent/100), d.own-1)
 		d.own -= d.prefix
@@ -87,8 +88,8 @@ func orElse(n, otherwise int) int {
 	return n
 }
 
-// requests draws n requests. In turn they take the prefixes one after the other, as vllm bench serve gives each of them the
-// same number of requests; else each takes any.
+// requests draws n requests. With inTurn they use the prefixes one after the other, because vllm bench serve uses each
+// equally often. Otherwise each request draws its prefix.
 func (s shape) requests(r *rand.Rand, n int, inTurn bool) []Request {
 	requests := make([]Request, n)
 	for i := range requests {
@@ -111,7 +112,7 @@ func uniform(r *rand.Rand, length int, ratio float64) int {
 	return low + r.IntN(high-low+1)
 }
 
-// spread returns the smallest and the largest length, as vllm bench serve's random data set has it
+// spread returns the smallest and the largest length, as in vllm bench serve's random data set
 // (vllm/benchmarks/datasets.py, 0.14.1).
 func spread(length int, ratio float64) (low, high int) {
 	low = int(math.Floor(float64(length) * (1 - ratio)))

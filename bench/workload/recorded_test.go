@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// openText opens a spec whose file has the text, as a trace with times if that is asked for.
+// openText opens a spec whose file has the given text. With timed, it opens the file as a trace with times.
 func openText(t *testing.T, spec Spec, text string, timed bool) (*Trace, error) {
 	t.Helper()
 	spec.Path = write(t, text)
@@ -22,7 +22,7 @@ func openText(t *testing.T, spec Spec, text string, timed bool) (*Trace, error) 
 	return &Trace{source: source.(*finite)}, nil
 }
 
-// recorded is what a trace says, row for row: seconds prompt/answer.
+// recorded returns the rows of a trace as text: seconds prompt/answer.
 func recorded(trace *Trace) string {
 	var rows []string
 	for i := range trace.Len() {
@@ -123,7 +123,7 @@ func TestBlocksOfATraceShareTheirTokens(t *testing.T) {
 	}
 }
 
-// The streams of recorded traffic begin anywhere, and then keep its order.
+// Each stream of recorded traffic starts at some row and then keeps the recorded order.
 func TestRecordedOrderIsKept(t *testing.T) {
 	source := open(t, Spec{Kind: "trace", Path: examples + "azure.csv"}, 4).(*finite)
 	row := make(map[int]int)
@@ -145,7 +145,7 @@ func TestRecordedOrderIsKept(t *testing.T) {
 	}
 }
 
-func TestTracesSayWhatIsWrong(t *testing.T) {
+func TestBadTracesAreRefused(t *testing.T) {
 	const mooncake = `{"timestamp": 1, "input_length": 6, "output_length": 5}` + "\n"
 	tests := []struct {
 		name string
@@ -155,29 +155,29 @@ func TestTracesSayWhatIsWrong(t *testing.T) {
 	}{
 		{"an empty file", Spec{}, " \n\n", []string{"data.txt: the file is empty"}},
 		{"only a head", Spec{}, azureHead, []string{"the file is empty"}},
-		{"an unknown head", Spec{}, "time,in,out\n1,2,3\n", []string{"line 1: is the head of no known trace (burstgpt, azure or mooncake)", "TIMESTAMP,ContextTokens,GeneratedTokens"}},
+		{"an unknown head", Spec{}, "time,in,out\n1,2,3\n", []string{"line 1: is not the head of a known trace (burstgpt, azure or mooncake)", "TIMESTAMP,ContextTokens,GeneratedTokens"}},
 		{"a missing column of a named layout", Spec{Layout: "azure"}, "TIMESTAMP,ContextTokens\n", []string{`line 1: has no column "generatedtokens", which layout azure needs`}},
 		{"JSON under a CSV layout", Spec{Layout: "azure"}, mooncake, []string{"layout azure is CSV: use layout mooncake"}},
-		{"CSV under mooncake", Spec{Layout: "mooncake"}, azureHead, []string{"line 1: is no JSON object", "leave the layout out"}},
+		{"CSV under mooncake", Spec{Layout: "mooncake"}, azureHead, []string{"line 1: is not a JSON object", "leave the layout out"}},
 		{"a log of requests", Spec{}, `{"messages":[]}`, []string{`JSON without "input_length"`, "use kind capture"}},
-		{"an unknown layout", Spec{Layout: "moon"}, mooncake, []string{`unknown trace layout "moon": did you mean "mooncake"?`}},
-		{"a short row", Spec{}, azureHead + "2023-11-16 18:00:02,3,1\n2023-11-16 18:00:02,3\n", []string{"line 3: has 2 columns, the first line has 3 at least", "or skip bad rows"}},
-		{"a date that is none", Spec{}, azureHead + "yesterday,3,1\n", []string{`line 2: timestamp "yesterday" is no date such as`}},
-		{"a date of another age", Spec{}, azureHead + "0001-01-01 00:00:00,3,1\n", []string{"line 2: timestamp 0001-01-01T00:00:00Z is no date of our time"}},
-		{"seconds that are none", Spec{}, burstHead + "x,a,1,1\n", []string{`line 2: timestamp "x" is no number of seconds`}},
-		{"infinite seconds", Spec{}, burstHead + "Inf,a,1,1\n", []string{"line 2: timestamp +Inf is no number of seconds"}},
-		{"half a token", Spec{}, burstHead + "1,a,1.5,1\n", []string{`line 2: request tokens "1.5" is no whole number`}},
+		{"an unknown layout", Spec{Layout: "mooncak"}, mooncake, []string{`unknown trace layout "mooncak": did you mean "mooncake"?`}},
+		{"a short row", Spec{}, azureHead + "2023-11-16 18:00:02,3,1\n2023-11-16 18:00:02,3\n", []string{"line 3: has only 2 columns, needs at least 3", "or skip bad rows"}},
+		{"a bad date", Spec{}, azureHead + "yesterday,3,1\n", []string{`line 2: timestamp "yesterday" is not a date such as`}},
+		{"a date of another age", Spec{}, azureHead + "0001-01-01 00:00:00,3,1\n", []string{"line 2: timestamp 0001-01-01T00:00:00Z is too far from the present"}},
+		{"bad seconds", Spec{}, burstHead + "x,a,1,1\n", []string{`line 2: timestamp "x" is not a number of seconds`}},
+		{"infinite seconds", Spec{}, burstHead + "Inf,a,1,1\n", []string{"line 2: timestamp +Inf is too large"}},
+		{"half a token", Spec{}, burstHead + "1,a,1.5,1\n", []string{`line 2: request tokens "1.5" is not a whole number`}},
 		{"a negative length", Spec{}, burstHead + "1,a,1,-1\n", []string{"line 2: response tokens is -1, must be at least 0"}},
 		{"a gigantic prompt", Spec{}, `{"timestamp": 1, "input_length": 2000000000, "output_length": 5}`, []string{"line 1: input_length is 2000000000", "at most 10000000"}},
 		{"no time", Spec{}, `{"input_length": 6, "output_length": 5}`, []string{`line 1: has no "timestamp"`}},
 		{"no length", Spec{}, `{"timestamp": 1, "input_length": 6}`, []string{`line 1: needs "input_length" and "output_length"`}},
-		{"blocks of another size", Spec{}, `{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [1,2,3]}`, []string{"line 1: has 3 hash_ids for 600 tokens, want 2: each stands for 512 tokens"}},
+		{"blocks of another size", Spec{}, `{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [1,2,3]}`, []string{"line 1: has 3 hash_ids for 600 tokens, want 2: each id is a block of 512 tokens"}},
 		{"a negative block", Spec{}, `{"timestamp": 1, "input_length": 6, "output_length": 5, "hash_ids": [-1]}`, []string{"line 1: hash id -1 is outside"}},
-		{"a broken line", Spec{}, mooncake + mooncake + "{", []string{"line 3: is no JSON"}},
+		{"a broken line", Spec{}, mooncake + mooncake + "{", []string{"line 3: is not JSON"}},
 		{"a wrong type", Spec{}, mooncake + `{"timestamp": "1", "input_length": 6}`, []string{"line 2: timestamp is a string, want a"}},
 		{"nothing but failures", Spec{}, burstHead + "1,a,5,0\n2,a,5,0\n", []string{"none of its 2 rows has a prompt and an answer"}},
-		{"nothing but bad rows", Spec{SkipBadRows: true}, burstHead + "x,a,5,1\ny,a,5,1\n", []string{`all 2 rows are bad, the first: line 2: timestamp "x"`}},
-		{"more than there is", Spec{Requests: 3}, mooncake, []string{"3 requests are asked for and 1 are usable"}},
+		{"nothing but bad rows", Spec{SkipBadRows: true}, burstHead + "x,a,5,1\ny,a,5,1\n", []string{`all 2 rows are bad; the first one: line 2: timestamp "x"`}},
+		{"more than there is", Spec{Requests: 3}, mooncake, []string{"asks for 3 requests, but only 1 are usable"}},
 		{"an endless line", Spec{}, mooncake + strings.Repeat("x", maxRow+10) + "\n", []string{"line 2: is longer than 16 MiB"}},
 	}
 	for _, test := range tests {
@@ -187,7 +187,7 @@ func TestTracesSayWhatIsWrong(t *testing.T) {
 	}
 	for _, spec := range []Spec{{Kind: "random"}, {Kind: "jsonl", Path: "x"}} {
 		_, err := OpenTrace(spec, 1)
-		explains(t, "times of "+spec.Kind, err, []string{"has no times of arrival: use kind trace or capture"})
+		explains(t, "times of "+spec.Kind, err, []string{"has no arrival times: use kind trace or capture"})
 	}
 }
 
@@ -209,9 +209,9 @@ func TestBadRowsAreCounted(t *testing.T) {
 		n     int
 		first string
 	}{
-		{"jsonl", Spec{Kind: "jsonl"}, line + "{\n" + line + "{}\n" + line, 2, "line 2: is no JSON"},
+		{"jsonl", Spec{Kind: "jsonl"}, line + "{\n" + line + "{}\n" + line, 2, "line 2: is not JSON"},
 		{"an endless line among others", Spec{Kind: "jsonl"}, line + `{"prompt":"` + strings.Repeat("x", maxRow) + "\n" + line, 1, "line 2: is longer than 16 MiB"},
-		{"capture", Spec{Kind: "capture", OutputTokens: 2}, `{"prompt":"x"}` + "\n" + `{"prompt":"x","n":2}` + "\n", 1, "line 2: n cannot be sent as it is"},
+		{"capture", Spec{Kind: "capture", OutputTokens: 2}, `{"prompt":"x"}` + "\n" + `{"prompt":"x","n":2}` + "\n", 1, "line 2: n cannot be sent"},
 		{"azure", Spec{Kind: "trace"}, azureHead + "x,3,1\n2023-11-16 18:00:02,3,1\n", 1, `line 2: timestamp "x"`},
 		{"mooncake, from the first line on", Spec{Kind: "trace"}, `{"input_length":1}` + "\n" + `{"timestamp":1,"input_length":1,"output_length":1}`, 1, `line 1: has no "timestamp"`},
 		{"sharegpt", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]},{"conversations":[{"value":"a longer question"},{"value":"a longer answer, too"}]}]`, 1, "entry 1: conversations.value is a number"},
@@ -236,7 +236,7 @@ func TestBadRowsAreCounted(t *testing.T) {
 	}
 }
 
-// A file as large as ShareGPT's own must not keep anyone waiting.
+// The bound is for a quadratic reader: ShareGPT's own file is as large, and takes 1 s without the race detector.
 func TestALargeFileOpensSoon(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: a file of 50 MB")
@@ -249,7 +249,7 @@ func TestALargeFileOpensSoon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(start); took > 15*time.Second { // with the race detector on a busy machine; 1 s without
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("%d MB with %d requests took %s", len(text)>>20, trace.Len(), took)
 	} else {
 		t.Logf("%d MB with %d requests took %s", len(text)>>20, trace.Len(), took)

@@ -2,14 +2,14 @@ package workload
 
 import "fmt"
 
-// What a Spec may say about a run that needs more requests than there are different ones. By default they are asked again,
-// which turns misses of the server's prefix cache into hits.
+// The values of Spec.Repeat, for a run that needs more requests than there are different ones. By default the requests
+// repeat, which turns misses of the server's prefix cache into hits.
 const (
-	Salt       = "salt"  // each repetition begins with other tokens, so that the cache does not know its prompts
-	ErrorEnded = "error" // Enough refuses the run
+	Salt       = "salt"  // prompts of each repetition begin with other tokens, so the cache does not have them
+	ErrorEnded = "error" // Enough returns an error
 )
 
-// A policy is what a finite source does when it is passed through again.
+// A policy says how a finite source repeats.
 type policy struct {
 	repeat string
 	seed   uint64
@@ -18,11 +18,11 @@ type policy struct {
 
 func (s Spec) policy(seed uint64) policy { return policy{s.Repeat, seed, s.VocabSize} }
 
-// saltTokens are enough for a first block of the prefix cache that is like no other: 10^18 possibilities.
+// saltTokens is how many tokens salt replaces. Four give 10^18 possibilities, so no first block occurs twice in the cache.
 const saltTokens = 4
 
-// salted returns the request with the beginning that all requests of one repetition share, so that they share with each
-// other what they shared before. Token ids are replaced, so that no length changes; texts become some tokens longer.
+// salted returns the request with the beginning of its repetition. All requests of a repetition get the same beginning, so
+// they still share as much with each other as before.
 func (p policy) salted(r *Request, stream Stream, repetition int) *Request {
 	draw := chance(p.seed, saltDraws, stream, repetition)
 	b := beginning{text: saltText(draw)}
@@ -44,8 +44,8 @@ func policyOf(source Source) policy {
 	return policy{}
 }
 
-// Repeats returns how many of the first n requests of a stream have been in it before, word for word: the prefix cache of
-// the server knows them. It is 0 for endless sources, and for those that are salted.
+// Repeats returns how many of the first n requests of a stream are exact copies of earlier ones. The server's prefix cache
+// may have them. It is 0 for endless and for salted sources.
 func Repeats(source Source, n int) int {
 	if source.Len() == 0 || policyOf(source).repeat == Salt {
 		return 0
@@ -53,10 +53,10 @@ func Repeats(source Source, n int) int {
 	return max(0, n-source.Len())
 }
 
-// Enough returns an error when the source is one that must not repeat and has fewer than n requests.
+// Enough returns an error if the source has fewer than n requests and must not repeat them.
 func Enough(source Source, n int) error {
 	if policyOf(source).repeat != ErrorEnded || n <= source.Len() {
 		return nil
 	}
-	return fmt.Errorf("%s: %d requests are needed and would repeat, which repeat: error forbids: take a shorter window, a larger file, or repeat: salt", source.Name(), n)
+	return fmt.Errorf("%s: the run needs %d requests, so some would repeat, which repeat: error forbids: use a shorter window, a larger file or repeat: salt", source.Name(), n)
 }

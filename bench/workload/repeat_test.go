@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestSaltedRepetitionsMissTheCache(t *testing.T) {
@@ -20,10 +19,10 @@ func TestSaltedRepetitionsMissTheCache(t *testing.T) {
 		for _, i := range []int{0, n - 1, n, 2*n - 1, 2 * n} {
 			a, b := plain.Request(WindowStream, i), salted.Request(WindowStream, i)
 			if len(a.Tokens) != len(b.Tokens) || a.OutputTokens != b.OutputTokens || !slices.Equal(a.Tokens[saltTokens:], b.Tokens[saltTokens:]) {
-				t.Errorf("%s: request %d is another one than without salt", salted.Name(), i)
+				t.Errorf("%s: request %d differs from the one without salt in more than its salt", salted.Name(), i)
 			}
 			if same := slices.Equal(a.Tokens, b.Tokens); same != (i < n) {
-				t.Errorf("%s: request %d is as without salt: %v", salted.Name(), i, same)
+				t.Errorf("%s: request %d equals the one without salt: %v", salted.Name(), i, same)
 			}
 			if i >= n {
 				begins[b.Tokens[0]<<16|b.Tokens[1]] = true
@@ -54,13 +53,13 @@ func TestSaltIsInFrontOfTexts(t *testing.T) {
 			t.Errorf("%s: repetitions ask %q, %q and %q", endpoint, first, second, third)
 		}
 		if text(0) != first {
-			t.Errorf("%s: the salt has got into the population", endpoint)
+			t.Errorf("%s: the salt has changed the population", endpoint)
 		}
 	}
 }
 
-func TestARunMayNeedMoreThanThereIs(t *testing.T) {
-	file := Spec{Kind: "jsonl", Path: examples + "questions.jsonl"} // of 60
+func TestARunMayNeedMoreRequestsThanThereAre(t *testing.T) {
+	file := Spec{Kind: "jsonl", Path: examples + "questions.jsonl"} // 60 requests
 	tests := []struct {
 		name    string
 		repeat  string
@@ -77,20 +76,18 @@ func TestARunMayNeedMoreThanThereIs(t *testing.T) {
 	for _, test := range tests {
 		file.Repeat = test.repeat
 		source := open(t, file, 1)
-		p := Plan{Source: source, Rate: 1, MinRequests: test.n, Rescale: true}
-		if got := p.Repeats(); got != test.repeats {
+		if got := Repeats(source, test.n); got != test.repeats {
 			t.Errorf("%s: Repeats() = %d, want %d", test.name, got, test.repeats)
 		}
 		err := Enough(source, test.n)
 		if (err != nil) != test.refused {
 			t.Errorf("%s: Enough() = %v", test.name, err)
 		}
-		if err != nil && !strings.Contains(err.Error(), "jsonl questions.jsonl (60 requests): 70 requests are needed and would repeat") {
+		if err != nil && !strings.Contains(err.Error(), "jsonl questions.jsonl (60 requests): the run needs 70 requests, so some would repeat") {
 			t.Errorf("%s: Enough() = %v", test.name, err)
 		}
 	}
-	endless := Plan{Source: open(t, Spec{Kind: "production"}, 1), Rate: 10, Window: time.Hour}
-	if endless.Repeats() != 0 || Enough(endless.Source, 1e9) != nil {
+	if endless := open(t, Spec{Kind: "production"}, 1); Repeats(endless, 36_000) != 0 || Enough(endless, 1e9) != nil {
 		t.Error("an endless source repeats")
 	}
 }

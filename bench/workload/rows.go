@@ -8,20 +8,20 @@ import (
 	"io"
 )
 
-// maxRow is the longest row of a file: several times the text of the longest context that models have. A file that is no
-// file of rows must not fill the memory.
+// maxRow is the limit on a row of a file, in bytes. It is several times the text of the longest context of any model. It
+// keeps a file without line breaks from filling the memory.
 const maxRow = 16 << 20
 
-var errTooLong = fmt.Errorf("is longer than %d MiB: no model takes so long a prompt", maxRow>>20)
+var errTooLong = fmt.Errorf("is longer than %d MiB: no model takes such a long prompt", maxRow>>20)
 
-// badRows says what to do with rows that cannot be read: the first is an error, or all are counted and left out.
+// badRows counts the rows that cannot be read and are left out. Without skip the first one is an error.
 type badRows struct {
 	skip  bool
 	n     int
-	first error // of the rows that were left out
+	first error // error of the first row that was left out
 }
 
-// add takes note of a bad row. It returns the error that ends the reading, or nil when the row is left out.
+// add counts a bad row. It returns an error that ends the reading unless bad rows are skipped.
 func (b *badRows) add(err error) error {
 	if !b.skip {
 		return fmt.Errorf("%w; or skip bad rows (skip_bad_rows, --skip-bad-rows)", err)
@@ -32,7 +32,7 @@ func (b *badRows) add(err error) error {
 	return nil
 }
 
-// note is what a source's name says of its bad rows.
+// note returns the note on bad rows for a source's name.
 func (b *badRows) note() string {
 	if b.n == 0 {
 		return ""
@@ -40,15 +40,15 @@ func (b *badRows) note() string {
 	return fmt.Sprintf("%d bad rows skipped", b.n)
 }
 
-// none is the error of a file without a usable row.
+// none returns the error for a file without a usable row.
 func (b *badRows) none() error {
 	if b.n == 0 {
 		return errEmpty
 	}
-	return fmt.Errorf("all %d rows are bad, the first: %w", b.n, b.first)
+	return fmt.Errorf("all %d rows are bad; the first one: %w", b.n, b.first)
 }
 
-// Skipped returns how many rows of the source's file could not be read and were left out, and what was wrong with the first.
+// Skipped returns how many unreadable rows of the source's file were left out, and the error of the first.
 func Skipped(source Source) (n int, first error) {
 	switch s := source.(type) {
 	case *finite:
@@ -61,17 +61,17 @@ func Skipped(source Source) (n int, first error) {
 
 var errEmpty = errors.New("the file is empty")
 
-// A lineReader reads a file of one row a line.
+// A lineReader reads a file with one row a line.
 type lineReader struct {
 	in     *bufio.Reader
-	number int // of the line that was read last, from 1 on
+	number int // number of the line that was read last, from 1
 	long   []byte
 }
 
 func newLineReader(in io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(in, 1<<16)} }
 
-// next returns the next line that is not blank, without white space around it, until the next call. The error is io.EOF at
-// the end, and errTooLong for a line that it has passed over.
+// next returns the next line that is not blank, without white space around it. The line is valid until the next call. The
+// error is io.EOF at the end of the file, and errTooLong for a line that next has skipped.
 func (l *lineReader) next() ([]byte, error) {
 	for {
 		l.number++
@@ -110,7 +110,7 @@ func (l *lineReader) line() ([]byte, error) {
 	}
 }
 
-// each gives every line to read, whose errors are bad rows. Lines count from 1.
+// each calls read with every line. A line for which read returns an error is a bad row.
 func (l *lineReader) each(bad *badRows, read func(text []byte) error) error {
 	for {
 		text, err := l.next()
@@ -130,7 +130,7 @@ func (l *lineReader) each(bad *badRows, read func(text []byte) error) error {
 	}
 }
 
-// A bounded hands on what it reads up to a number of bytes that is set anew in front of each row.
+// A bounded is an io.Reader with a limit on bytes. The caller resets left before each row.
 type bounded struct {
 	in   io.Reader
 	left int

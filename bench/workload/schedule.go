@@ -8,21 +8,21 @@ func (p Plan) clock(stream Stream) *clock {
 	return &clock{gap: p.Arrivals.gaps(chance(p.Seed, gapDraws, stream.Draw(p.Draw), 0)), rate: p.Rate}
 }
 
-// rescaled is the window's clock at such a rate that the last arrival is due at MinRequests/Rate.
+// rescaled returns the window's clock with a rate that makes the last arrival due at MinRequests/Rate.
 func (p Plan) rescaled() *clock {
 	c := p.clock(WindowStream)
 	for range p.MinRequests {
 		c.next()
 	}
 	again := p.clock(WindowStream)
-	if c.unit > 0 { // else all are due at once, as in vllm bench serve
+	if c.unit > 0 { // otherwise all are due at once, as in vllm bench serve
 		again.rate *= c.unit / float64(p.MinRequests)
 	}
 	return again
 }
 
-// Counted returns how many requests are due in the window and how long the window is: it ends when both Window has
-// passed and MinRequests are due. Both are zero unless Rate is positive.
+// Counted returns how many requests are due in the window and how long the window is. The window ends when Window has
+// passed and MinRequests are due. Both results are zero unless Rate is positive.
 func (p Plan) Counted() (n int, length time.Duration) {
 	switch {
 	case !(p.Rate > 0):
@@ -39,13 +39,7 @@ func (p Plan) Counted() (n int, length time.Duration) {
 	}
 }
 
-// Repeats returns how many of the counted requests have been asked in the window before; see Repeats.
-func (p Plan) Repeats() int {
-	n, _ := p.Counted()
-	return Repeats(p.Source, n)
-}
-
-// Schedule returns the arrivals of the probe. It goes on for ever in the run-out; it is empty unless Rate is positive.
+// Schedule returns the arrivals of the probe. The run-out goes on for ever. The schedule is empty unless Rate is positive.
 func (p Plan) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		n, length := p.Counted()
@@ -75,7 +69,7 @@ func (p Plan) Schedule() Schedule {
 // forEver is more requests than any run sends.
 const forEver = int(^uint(0) >> 1)
 
-// send yields n requests of a stream, due from a time on, and reports whether more are wanted.
+// send yields n requests of a stream, due after from, and reports whether the caller wants more.
 func (p Plan) send(yield func(Arrival) bool, c *clock, from time.Duration, n int, phase Phase, stream Stream) bool {
 	for i := range n {
 		if !yield(Arrival{from + c.next(), phase, i, p.Source.Request(stream.Draw(p.Draw), i)}) {
@@ -85,7 +79,7 @@ func (p Plan) send(yield func(Arrival) bool, c *clock, from time.Duration, n int
 	return true
 }
 
-// Schedule returns the arrivals of the pass; it is empty unless Rate is positive.
+// Schedule returns the arrivals of the pass. It is empty unless Rate is positive.
 func (p Pass) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		if !(p.Rate > 0) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// arrivals reads a schedule up to the n-th arrival of the run-out.
+// arrivals returns the arrivals of a schedule with the first n of its run-out.
 func arrivals(schedule Schedule, n int) []Arrival {
 	var all []Arrival
 	for a := range schedule {
@@ -33,7 +33,7 @@ func TestAScheduleGoesThroughItsPhasesInOrder(t *testing.T) {
 	counts := make(map[Phase]int)
 	for i, a := range all {
 		if i > 0 && (a.Due < all[i-1].Due || a.Phase < all[i-1].Phase) {
-			t.Errorf("arrival %d is due before the one in front of it", i)
+			t.Errorf("arrival %d is due before the previous one", i)
 		}
 		if a.Index != counts[a.Phase] {
 			t.Errorf("index %d in the %s, want %d", a.Index, a.Phase, counts[a.Phase])
@@ -68,7 +68,7 @@ func TestAWindowLastsUntilBothTimeAndRequestsAreEnough(t *testing.T) {
 			t.Errorf("%s: Counted() = %d, %s, want at least 300 and 120 s", test.name, n, length)
 		}
 		if n > p.MinRequests && length > p.Window {
-			t.Errorf("%s: Counted() = %d, %s: goes on although both are reached", test.name, n, length)
+			t.Errorf("%s: Counted() = %d, %s, but the window should have ended at the later of 300 requests and 120 s", test.name, n, length)
 		}
 		if rate := float64(n) / length.Seconds(); math.Abs(rate/test.rate-1) > 0.2 {
 			t.Errorf("%s: %.2f requests per second, want about %g", test.name, rate, test.rate)

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// A Ramp is load whose rate rises or falls from request to request, all N of them counted; a run-out at the last rate goes
-// on until the caller stops reading. It is the ramp-up of vllm bench serve (_get_current_request_rate in
-// vllm/benchmarks/serve.py, 0.14.1 and 0.33), whose times are not rescaled either; vLLM has no run-out.
+// A Ramp is load whose rate rises or falls from request to request. All N requests are counted. A run-out at the last rate
+// goes on until the caller stops reading. The ramp is that of vllm bench serve, without rescaled times
+// (_get_current_request_rate in vllm/benchmarks/serve.py, 0.14.1 and 0.33). vLLM has no run-out.
 type Ramp struct {
 	Source      Source
-	Seed        uint64  // of the arrivals
+	Seed        uint64  // seed of the arrivals
 	From, To    float64 // requests per second at the first and the last request, both > 0
-	Exponential bool    // the rate grows by a factor from request to request, not by a sum
+	Exponential bool    // the rate grows by a constant factor, not by a constant sum
 	N           int     // counted requests
 	Burstiness  float64 // as in Arrivals
 }
 
-// Rate returns the rate at the i-th request: the gap in front of it is drawn for this rate.
-func (r Ramp) Rate(i int) float64 {
+// rate returns the rate at the i-th request. The gap before that request is drawn for this rate.
+func (r Ramp) rate(i int) float64 {
 	progress := float64(i) / float64(max(r.N-1, 1))
 	if r.Exponential {
 		return r.From * math.Pow(r.To/r.From, progress)
@@ -26,16 +26,16 @@ func (r Ramp) Rate(i int) float64 {
 	return r.From + (r.To-r.From)*progress
 }
 
-func (r Ramp) sound() bool { return r.From > 0 && r.To > 0 && r.N > 0 }
+func (r Ramp) valid() bool { return r.From > 0 && r.To > 0 && r.N > 0 }
 
 func (r Ramp) gaps(stream Stream) func() float64 {
 	return Arrivals{Burstiness: r.Burstiness}.gaps(chance(r.Seed, gapDraws, stream, 0))
 }
 
-// Counted returns how many requests are counted, and when the last of them is due. Both are zero unless the rates and N are
-// positive.
+// Counted returns how many requests are counted, and when the last of them is due. Both are zero unless the rates and N
+// are positive.
 func (r Ramp) Counted() (n int, length time.Duration) {
-	if !r.sound() {
+	if !r.valid() {
 		return 0, 0
 	}
 	for _, due := range r.window() {
@@ -49,7 +49,7 @@ func (r Ramp) window() func(yield func(int, time.Duration) bool) {
 	return func(yield func(int, time.Duration) bool) {
 		gap, at := r.gaps(WindowStream), 0.0
 		for i := range r.N {
-			at += gap() / r.Rate(i)
+			at += gap() / r.rate(i)
 			if !yield(i, time.Duration(at*float64(time.Second))) {
 				return
 			}
@@ -57,10 +57,10 @@ func (r Ramp) window() func(yield func(int, time.Duration) bool) {
 	}
 }
 
-// Schedule returns the arrivals. It goes on for ever in the run-out; it is empty unless the rates and N are positive.
+// Schedule returns the arrivals. The run-out goes on for ever. The schedule is empty unless the rates and N are positive.
 func (r Ramp) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		if !r.sound() {
+		if !r.valid() {
 			return
 		}
 		var last time.Duration
@@ -78,15 +78,15 @@ func (r Ramp) Schedule() Schedule {
 	}
 }
 
-// A Loop is load in a closed loop: each request is due as soon as one in flight has ended. How many are in flight is for
-// the one who sends it. With a live source (OpenLive) it is conversations that follow each other so.
+// A Loop is load in a closed loop: each request is due as soon as one in flight has ended. The client decides how many are
+// in flight. With a live source (OpenLive), each conversation starts when another has ended.
 type Loop struct {
 	Source Source
-	LeadIn int // uncounted requests in front
+	LeadIn int // uncounted requests before the counted ones
 	N      int // counted requests
 }
 
-// Schedule returns the arrivals, all due Asap. It goes on for ever in the run-out.
+// Schedule returns the arrivals, all due Asap. The run-out goes on for ever.
 func (l Loop) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		for _, part := range []struct {
@@ -103,13 +103,13 @@ func (l Loop) Schedule() Schedule {
 	}
 }
 
-// A Replay is load at exactly the times of recorded traffic, from its first request on. What was recorded after the N
-// counted requests is the run-out; the schedule ends with the trace.
+// A Replay is load at exactly the times of recorded traffic, from its first request on. The requests after the N counted
+// ones are the run-out. The schedule ends with the trace.
 type Replay struct {
 	Trace  *Trace
-	Source Source  // what is asked; nil means what the trace recorded, in its order
-	Speed  float64 // how many times as fast as recorded, above 0; 0 means 1
-	N      int     // counted requests; 0, or more than there are, means all
+	Source Source  // the requests to send; nil means those of the trace, in its order
+	Speed  float64 // factor on the recorded speed; 0 means 1
+	N      int     // counted requests; 0 means all
 }
 
 func (r Replay) due(i int) time.Duration {

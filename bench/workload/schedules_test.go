@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// sum is a checksum of arrivals and of the times of a pass.
+// sum returns a checksum of arrivals and of the times of a pass.
 func sum(t *testing.T, all []Arrival, pass Pass) uint64 {
 	t.Helper()
 	h := fnv.New64a()
@@ -39,7 +39,7 @@ func TestRescaledArrivalsEndAtNOverRate(t *testing.T) {
 			t.Errorf("%+v: Counted() = %d, %s, want 100 in 25 s", arrivals, n, length)
 		}
 		var all []Arrival
-		for a := range p.Schedule() { // which ends by itself
+		for a := range p.Schedule() { // a rescaled schedule ends by itself
 			all = append(all, a)
 		}
 		if len(all) != 100 || all[0].Phase != Window || all[99].Phase != Window || (all[99].Due-25*time.Second).Abs() > time.Microsecond {
@@ -67,8 +67,8 @@ func TestARampHasVLLMsRates(t *testing.T) {
 	}
 	for _, test := range tests {
 		for i, want := range test.want {
-			if got := test.ramp.Rate(i); math.Abs(got-want) > 1e-9 {
-				t.Errorf("%s: Rate(%d) = %g, want %g", test.name, i, got, want)
+			if got := test.ramp.rate(i); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%s: rate(%d) = %g, want %g", test.name, i, got, want)
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func TestARampHasItsGapsAndARunOut(t *testing.T) {
 	all := arrivals(r.Schedule(), 30)
 	at := 0.0
 	for i, a := range all[:50] {
-		at += 1 / r.Rate(i)
+		at += 1 / r.rate(i)
 		if a.Phase != Window || a.Index != i || math.Abs(a.Due.Seconds()-at) > 1e-6 {
 			t.Fatalf("arrival %d is %s %d at %s, want window %d at %.3f s", i, a.Phase, a.Index, a.Due, i, at)
 		}

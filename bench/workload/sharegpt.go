@@ -17,8 +17,8 @@ type shareGPTTurn struct {
 	Value string `json:"value"`
 }
 
-// readShareGPT reads a JSON array of conversations. As in vllm bench serve (vllm/benchmarks/datasets.py, 0.14.1 and 0.33)
-// the first turn is the prompt and the second the model answer, whose length is asked for unless the spec overrides it.
+// readShareGPT reads a JSON array of conversations. As in vllm bench serve (vllm/benchmarks/datasets.py, 0.14.1 and 0.33),
+// the first turn is the prompt, and the second gives the length of the answer unless the spec does.
 func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	var requests []Request
 	n, err := eachShareGPT(from, bad, func(entry shareGPTEntry) error {
@@ -37,8 +37,8 @@ func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	return requests, nil
 }
 
-// eachShareGPT gives every entry that can be read to read, and returns how many there are, which is at least one. An entry
-// of wrong types can be left out as a bad row; where the file is no JSON, no next one can be found.
+// eachShareGPT calls read with every readable entry and returns the number of entries, at least one. An entry with a
+// wrong type is a bad row, which can be skipped. A syntax error ends the reading, because the next entry cannot be found.
 func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) (n int, err error) {
 	limited := &bounded{from, maxRow}
 	in := json.NewDecoder(limited)
@@ -48,7 +48,7 @@ func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) 
 	case err != nil:
 		return 0, explain(err)
 	case start != json.Delim('['):
-		return 0, errors.New("is no JSON array of conversations: for one JSON object a line use kind jsonl")
+		return 0, errors.New("is not a JSON array of conversations: for one JSON object on each line use kind jsonl")
 	}
 	for limited.left = maxRow; in.More(); limited.left = maxRow {
 		n++
@@ -77,19 +77,20 @@ func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) 
 	return n, nil
 }
 
-// The pruning of vllm bench serve (is_valid_sequence in vllm/benchmarks/datasets.py, 0.14.1 and 0.33).
+// vllm bench serve drops entries outside these lengths in tokens (is_valid_sequence in vllm/benchmarks/datasets.py, 0.14.1
+// and 0.33).
 const (
 	shareGPTMin       = 4
 	shareGPTPromptMax = 1024
 	shareGPTTotalMax  = 2048
 )
 
-// bytesPerToken is the usual rule of thumb for English text in vocabularies of 32,000 and more.
+// bytesPerToken is the common estimate for English text and vocabularies of 32,000 and more.
 const bytesPerToken = 4
 
-// request returns the entry's request, and whether it is used. vLLM prunes by exact token counts; here, without a
-// tokenizer, the same limits are held against an estimate of four bytes a token, so that entries near a limit can differ.
-// The same estimate of the answer's text is the length asked for, unless the spec overrides it.
+// request returns the entry's request, and whether to use it. vLLM drops entries by exact token counts. There is no
+// tokenizer here, so request estimates lengths at four bytes a token, and may decide differently near a limit. The same
+// estimate gives the length of the answer unless the spec does.
 func (e shareGPTEntry) request(spec Spec) (Request, bool) {
 	if len(e.Conversations) < 2 {
 		return Request{}, false

@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// A finite is a source with a fixed population that each stream passes through in its own order, again and again.
+// A finite is a source with a fixed population. Each stream goes through it in its own order, again and again.
 type finite struct {
 	name    string
 	order   *order
-	at      func(i int) *Request // the i-th of the population
+	at      func(i int) *Request // returns the i-th request of the population
 	longest int
 	policy  policy
 	bad     badRows
 }
 
-// newFinite returns a source of requests that are in memory, at least one.
+// newFinite returns a source of one or more requests in memory.
 func newFinite(name string, spec Spec, seed uint64, requests []Request) *finite {
 	return &finite{
 		name: name, order: newOrder(seed, len(requests)), at: func(i int) *Request { return &requests[i] },
@@ -30,18 +30,18 @@ func (f *finite) Len() int { return f.order.n }
 func (f *finite) Longest() int { return f.longest }
 
 func (f *finite) Request(stream Stream, i int) *Request {
-	request := f.at(f.order.place(stream, i))
+	request := f.at(f.order.index(stream, i))
 	if repetition := i / f.order.n; repetition > 0 && f.policy.repeat == Salt {
 		return f.policy.salted(request, stream, repetition)
 	}
 	return request
 }
 
-// An order is in which order each stream passes through a population.
+// An order is the order in which each stream goes through a population.
 type order struct {
 	seed     uint64
 	n        int
-	recorded bool // from a seeded place on as recorded, round and round; else shuffled
+	recorded bool // in the recorded order from a seeded start, in a cycle; otherwise shuffled
 
 	mu    sync.Mutex
 	perms map[Stream][]int
@@ -51,9 +51,9 @@ func newOrder(seed uint64, n int) *order {
 	return &order{seed: seed, n: n, perms: make(map[Stream][]int)}
 }
 
-// place returns which of the population is the stream's i-th. Neighbours in recorded traffic belong together, such as the
-// turns of a conversation, which find each other in the cache: a shuffle would tear them apart.
-func (o *order) place(stream Stream, i int) int {
+// index returns the index in the population of the stream's i-th request. Recorded traffic is not shuffled, because
+// neighbours belong together: the turns of a conversation find each other in the cache.
+func (o *order) index(stream Stream, i int) int {
 	if o.recorded {
 		return (chance(o.seed, shuffleDraws, stream, 0).IntN(o.n) + i%o.n) % o.n
 	}
@@ -67,23 +67,23 @@ func (o *order) place(stream Stream, i int) int {
 	return perm[i%o.n]
 }
 
-// longest returns the largest prompt plus output, or 0 when a prompt's length is unknown.
+// longest returns the largest prompt plus output in tokens, or 0 if a prompt's length is unknown.
 func longest(requests []Request) int {
-	most := 0
+	largest := 0
 	for i := range requests {
 		if requests[i].PromptTokens == 0 {
 			return 0
 		}
-		most = max(most, requests[i].PromptTokens+requests[i].OutputTokens)
+		largest = max(largest, requests[i].PromptTokens+requests[i].OutputTokens)
 	}
-	return most
+	return largest
 }
 
-// keptEpochs bounds the memory of an endless source: the streams of a probe read one or two epochs at a time, and an
-// epoch of conversations weighs about 3 MB and takes a few milliseconds to draw again.
+// keptEpochs bounds the memory of an endless source. The streams of a probe read one or two epochs at a time. An epoch of
+// conversations takes about 3 MB and a few milliseconds to draw.
 const keptEpochs = 8
 
-// An endless is a source that draws its requests epoch by epoch and remembers those that were used last.
+// An endless is a source that draws its requests epoch by epoch and keeps the latest epochs.
 type endless struct {
 	name    string
 	size    int // requests per epoch
@@ -94,10 +94,10 @@ type endless struct {
 	kept []epoch // most recently used first
 }
 
-// An epoch is one piece of a stream, drawn at once.
+// An epoch is a part of a stream that is drawn at once.
 type epoch struct {
 	stream   Stream
-	number   int
+	number   int // from 0 within the stream
 	requests []Request
 }
 
@@ -111,7 +111,7 @@ func (e *endless) Request(stream Stream, i int) *Request {
 	return &e.epoch(stream, i/e.size)[i%e.size]
 }
 
-// epoch returns the requests of one epoch. It draws under the lock, so that two callers never draw the same one twice.
+// epoch returns the requests of one epoch. It draws under the lock, so that two callers never draw the same epoch.
 func (e *endless) epoch(stream Stream, number int) []Request {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// A Trace is recorded traffic: when requests came, and what was asked.
+// A Trace is recorded traffic: requests and their times of arrival.
 type Trace struct {
 	source *finite
-	times  []time.Duration // since the first, not falling, one for each request of source; nil when the record has none
+	times  []time.Duration // ascending times since the first request, one for each request; nil if the record has none
 }
 
 // OpenTrace reads recorded traffic with its times: a spec of kind trace or capture. Every row needs a timestamp.
 func OpenTrace(spec Spec, seed uint64) (*Trace, error) {
-	spec, err := spec.sound()
+	spec, err := spec.checked()
 	if err != nil {
 		return nil, err
 	}
 	if spec.Kind != "trace" && spec.Kind != "capture" {
-		return nil, fmt.Errorf("workload %s has no times of arrival: use kind trace or capture", spec.Kind)
+		return nil, fmt.Errorf("workload %s has no arrival times: use kind trace or capture", spec.Kind)
 	}
 	return openRecorded(spec, seed, true)
 }
@@ -36,7 +36,7 @@ func (t *Trace) Len() int { return t.source.Len() }
 // request returns the i-th request in the order of the trace.
 func (t *Trace) request(i int) *Request { return t.source.at(i) }
 
-// meanGap returns the mean gap between arrivals in nanoseconds; 0 when there are none.
+// meanGap returns the mean gap between arrivals in nanoseconds, or 0 if there are none.
 func (t *Trace) meanGap() float64 {
 	if len(t.times) < 2 {
 		return 0
@@ -46,19 +46,20 @@ func (t *Trace) meanGap() float64 {
 
 // A recorder reads the rows of one kind of recorded traffic.
 type recorder interface {
-	// read reads the file. With timed it is an error of a row that it has no time.
+	// read reads the file. With timed, a row without a time is bad.
 	read(from io.Reader, timed bool, bad *badRows) error
-	// times returns when the rows came; the zero of time is any. It is only asked after a timed read.
+	// times returns the arrival times of the rows, from any start. It may only follow a timed read.
 	times() []time.Duration
-	// keep takes the rows in this order, and no others.
+	// keep keeps the given rows, in the given order.
 	keep(rows []int)
-	// source returns the rows as the population of a finite source: how to make one, and the longest; and notes for its name.
+	// source returns the population of a finite source: a function for the i-th request, the longest length, and notes for
+	// the source's name.
 	source(seed uint64) (at func(i int) *Request, longest int, notes []string)
 	len() int
 }
 
-// openRecorded reads recorded traffic. Rows stay in the order of the file, or with timed in that of their times; of too
-// many rows the first are taken.
+// openRecorded reads recorded traffic. Rows stay in the order of the file, or with timed in the order of their times. If
+// the spec wants fewer rows, it gets the first ones.
 func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 	var in recorder = &captured{spec: spec}
 	if spec.Kind == "trace" {
@@ -98,15 +99,16 @@ func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 	return t, nil
 }
 
-var errNoTime = errors.New(`has no "timestamp", which arrivals need: add it, or leave the times of the file out`)
+var errNoTime = errors.New(`has no "timestamp", which arrivals need: add it, or do not use the times of the file`)
 
-// mostTime is further from the zero of time than any record, and differences of such times still fit a Duration.
-const mostTime = 140 * 365 * 24 * time.Hour
+// maxTime is the limit on a timestamp's distance from the zero of its clock. No record is further away, and the difference
+// of two such times fits a Duration.
+const maxTime = 140 * 365 * 24 * time.Hour
 
-// since turns seconds of any clock into a time.
+// since converts seconds of any clock to a Duration.
 func since(seconds float64) (time.Duration, error) {
-	if !(seconds >= -mostTime.Seconds() && seconds <= mostTime.Seconds()) {
-		return 0, fmt.Errorf("timestamp %g is no number of seconds", seconds)
+	if !(seconds >= -maxTime.Seconds() && seconds <= maxTime.Seconds()) {
+		return 0, fmt.Errorf("timestamp %g is too large for a number of seconds", seconds)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
 }

@@ -2,25 +2,25 @@ package workload
 
 import "time"
 
-// A Weigher says how large a request is, relative to the mean of its workload. Where only the server can count a prompt's tokens its
-// bytes stand for them.
+// A Weigher computes the size of a request relative to the mean of its workload. If only the server can count a prompt's
+// tokens, it uses bytes.
 type Weigher struct {
-	prompts, answers []float64 // of the requests that stand for the long run
+	prompts, answers []float64 // lengths of a sample of the workload
 	prompt, answer   float64   // their means
 }
 
-// How many requests the long run is taken from: an endless workload is asked for so many, with which its means are right to about
-// 2 % where lengths are spread as usual, and a finite one for no more than so many.
+// The size of a Weigher's sample. For an endless workload with usual lengths, endlessSample requests give means within about 2 %.
+// For a finite one, the sample is the whole workload up to maxSample requests.
 const (
-	weighed     = 8192
-	mostWeighed = 16384
+	endlessSample = 8192
+	maxSample     = 16384
 )
 
-// Weigh reads the workload, once. Live conversations are weighed by their first turns.
+// Weigh reads a sample of the workload. For live conversations it reads first turns.
 func Weigh(source Source) *Weigher {
-	n := min(source.Len(), mostWeighed)
+	n := min(source.Len(), maxSample)
 	if n == 0 {
-		n = weighed
+		n = endlessSample
 	}
 	w := &Weigher{prompts: make([]float64, n), answers: make([]float64, n)}
 	for i := range n {
@@ -32,19 +32,19 @@ func Weigh(source Source) *Weigher {
 	return w
 }
 
-// Sizes returns how large the prompt and the answer of a request are: 1 in the mean.
+// Sizes returns the sizes of a request's prompt and answer, relative to their means.
 func (w *Weigher) Sizes(r *Request) (prompt, answer float64) {
 	return w.relative(float64(length(r)), float64(r.OutputTokens))
 }
 
 func (w *Weigher) relative(prompt, answer float64) (float64, float64) {
-	if w.prompt == 0 { // requests without a text
+	if w.prompt == 0 { // requests without text
 		return 1, answer / w.answer
 	}
 	return prompt / w.prompt, answer / w.answer
 }
 
-// LongRun returns the sizes of n requests as they follow each other in the long run. No probe sends them.
+// LongRun returns the sizes of n typical requests in sequence. No probe sends these requests.
 func (w *Weigher) LongRun(n int) (prompts, answers []float64) {
 	prompts, answers = make([]float64, n), make([]float64, n)
 	for i := range n {
@@ -53,7 +53,7 @@ func (w *Weigher) LongRun(n int) (prompts, answers []float64) {
 	return prompts, answers
 }
 
-// length is that of a prompt in tokens, or in bytes.
+// length returns the length of a prompt in tokens, or in bytes if only the server can count tokens.
 func length(r *Request) int {
 	if r.PromptTokens > 0 {
 		return r.PromptTokens
@@ -61,7 +61,7 @@ func length(r *Request) int {
 	return r.TextBytes()
 }
 
-// TextBytes is the length of a prompt's text; 0 of one in tokens.
+// TextBytes returns the length of a prompt's text, or 0 for a prompt of token ids.
 func (r *Request) TextBytes() int {
 	n := len(r.Text)
 	for _, m := range r.Messages {
@@ -70,8 +70,8 @@ func (r *Request) TextBytes() int {
 	return n
 }
 
-// LongRun returns the first n arrivals at one request a second, in seconds, as the plan has them but for its rate and its phases. No
-// probe has them.
+// LongRun returns n arrival times in seconds, at one request a second, with the plan's distribution of gaps. No probe uses
+// these arrivals.
 func (p Plan) LongRun(n int) []float64 {
 	p.Rate, p.Draw = 1, 0
 	c := p.clock(PopulationStream)
@@ -82,7 +82,8 @@ func (p Plan) LongRun(n int) []float64 {
 	return due
 }
 
-// Before yields the arrivals of a schedule until a time after the last counted one, and no further than as long again.
+// Before returns the schedule cut off after its last counted arrival. It keeps a run-out of at most reach, and no longer
+// than the schedule before it.
 func Before(s Schedule, reach time.Duration) Schedule {
 	return func(yield func(Arrival) bool) {
 		last := time.Duration(0)

@@ -77,8 +77,8 @@ func TestBenchReachesAGuardedServer(t *testing.T) {
 		{"key of a file, authority of a file", []string{"--api-key-file", right, "--ca-file", authority, "--header", "X-Team: a, b"}, "", 0, ""},
 		{"key of the environment, no authority", []string{"--insecure", "--header", "x-team:a, b"}, "sk-right", 0, ""},
 		{"an unknown authority", []string{"--header", "X-Team: a, b"}, "sk-right", 1, "(--ca-file, --insecure)"},
-		{"no key", []string{"--insecure", "--header", "X-Team: a, b"}, "", 1, "no API key was sent: set OPENAI_API_KEY; or use --api-key-file"},
-		{"another key", []string{"--insecure", "--header", "X-Team: a, b", "--api-key-file", wrong}, "sk-right", 1, "the API key that was sent is not the server's"},
+		{"no key", []string{"--insecure", "--header", "X-Team: a, b"}, "", 1, "tuner sent no API key: set OPENAI_API_KEY; or use --api-key-file"},
+		{"another key", []string{"--insecure", "--header", "X-Team: a, b", "--api-key-file", wrong}, "sk-right", 1, "check the API key"},
 	} {
 		t.Setenv("OPENAI_API_KEY", row.key)
 		args := append([]string{"bench", "--url", server.URL, "--rate", "200", "--requests", "5", "--lead-in", "0s", "--input-tokens", "8", "--output-tokens", "3", "-o", "json"}, row.args...)

@@ -308,7 +308,7 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 		if err != nil {
 			return false, err
 		}
-		m := bench.Measure(run, bench.Scope{}.ByNumber(run))
+		m := bench.Measure(run, bench.Scope{}.ByCount(run))
 		leadIn := run.Samples[0].Due
 		a.add(n, leadIn, run.Elapsed-leadIn, run.Elapsed)
 		pass := w.slo.Judge(run.Samples, n, run.Elapsed).Pass

@@ -308,7 +308,7 @@ func (w *world) promise(r *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	m := bench.Measure(run, bench.Scope{}.ByNumber(run))
+	m := bench.Measure(run, bench.Scope{}.ByCount(run))
 	between := func(low, high float64) float64 { return low * math.Exp(r.Float64()*math.Log(high/low)) }
 	w.slo = limits(m.TTFT.P99*between(2, 12), m.TPOT.P99*between(1.2, 3))
 	return nil

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// stallLimit is by how much a look may be late before this process itself is taken to have stood still: stopped, swapped out,
-// or without its share of the CPU.
+// stallLimit is how late a tick may be. If it is later, this process itself did not run: it was suspended, swapped out
+// or out of CPU time.
 const stallLimit = 500 * time.Millisecond
 
-// watch tells once a second how far the run is, and asks whether it may end early. Either may be nil.
-func (f *flight) watch(tell func(Progress), stop Stop) {
+// watch reports the progress of the run once a second, and ends the run if stop says so. Either function may be nil.
+func (f *runState) watch(tell func(Progress), stop Stop) {
 	const every = time.Second
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -27,7 +27,7 @@ func (f *flight) watch(tell func(Progress), stop Stop) {
 		if tell != nil {
 			tell(f.progress())
 		}
-		if gap > every+stallLimit { // what came meanwhile is still to be read
+		if gap > every+stallLimit { // answers that came meanwhile have not been read yet, so stop must wait
 			f.mu.Lock()
 			f.run.Stalled = max(f.run.Stalled, gap-every)
 			f.mu.Unlock()
@@ -46,9 +46,8 @@ func (f *flight) watch(tell func(Progress), stop Stop) {
 	}
 }
 
-// patrol closes the connections of answers that have been silent, or have gone on, for too long, and those that have been
-// idle for too long.
-func (f *flight) patrol() {
+// closeOverdue closes connections on time-outs: of answers that are silent or go on for too long, and of idle connections.
+func (f *runState) closeOverdue() {
 	tick := time.NewTicker(min(time.Second, max(time.Millisecond, f.client.IdleTimeout/8)))
 	defer tick.Stop()
 	for {
@@ -69,11 +68,11 @@ func (f *flight) patrol() {
 
 // check closes the connection of an exchange that is overdue.
 func (x *exchange) check(c *conn, now time.Duration) {
-	client := &x.flight.client
+	client := &x.state.client
 	quiet := now - time.Duration(x.lastByte.Load())
 	switch {
 	case x.doneAt.Load() > 0 && now-time.Duration(x.doneAt.Load()) > drainTime:
-		c.close(errSettled)
+		c.close(errAnswerOver)
 	case quiet >= client.IdleTimeout:
 		x.overdue.CompareAndSwap(0, silent)
 		c.close(fmt.Errorf("no byte came for %s", client.IdleTimeout))
