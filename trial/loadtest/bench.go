@@ -191,5 +191,5 @@ func (b *Bench) scope(planned Run, run bench.Run) bench.Scope {
 	if planned.window > 0 {
 		return scope
 	}
-	return scope.ByNumber(run)
+	return scope.ByCount(run)
 }
