@@ -55,9 +55,7 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 // best adds the winner with its evidence.
 func (l *lines) best(b Winner, state studies.State, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
-	for _, line := range render.Wrap(headline(b, state), l.Columns()) {
-		l.Line("%s", line)
-	}
+	l.Paragraph(headline(b, state), "")
 	l.Line("")
 	for _, line := range flagLines(t.Args) {
 		l.Line("%s", line)

@@ -33,7 +33,7 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 	case at.HitRate < 0.005:
 		text += fmt.Sprintf("; at %s req/s it held none of the prompt tokens", render.Number(at.Rate))
 	default:
-		text += fmt.Sprintf("; at %s req/s it held %.0f %% of the prompt tokens", render.Number(at.Rate), 100*at.HitRate)
+		text += fmt.Sprintf("; at %s req/s it held %s of the prompt tokens", render.Number(at.Rate), render.Share(at.HitRate))
 	}
 	l.Item("cache", "%s", text)
 }

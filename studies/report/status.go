@@ -220,31 +220,15 @@ func searched(trials []studies.Trial) []string {
 
 // TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of its flags; mark
 // follows them.
-func TrialLines(t studies.Trial, short map[string]string, mark string, width int) []string {
+func TrialLines(t studies.Trial, short map[string]string, mark string, width int) (all []string) {
 	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), render.Clip(resultText(t), 14))
-	margin := render.Width(head)
+	rest, margin := pointText(t.Point, short)+" "+mark, render.Width(head)
 	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // too little room for a typical point behind the head
-		head, margin = strings.Join(strings.Fields(head), " "), 2
+		rest, head, margin = head+rest, "", 2
 	}
-	rest := strings.Join(strings.Fields(pointText(t.Point, short)+" "+mark), " ")
-	if margin > 2 {
-		return hung(head, render.Wrap(rest, width-margin), width)
-	}
-	parts := render.Wrap(head+" "+rest, width-margin)
-	return hung("", parts, width)
-}
-
-// hung puts lines behind a head, and indents all but the first by its width, or by 2 if there is no head. It clips lines
-// that are too long.
-func hung(head string, parts []string, width int) (all []string) {
-	margin := cmp.Or(render.Width(head), 2)
-	for i, part := range parts {
-		if i == 0 {
-			part = head + part
-		} else {
-			part = strings.Repeat(" ", margin) + part
-		}
-		all = append(all, render.Clip(part, width))
+	text := strings.TrimSuffix(render.Hang(head, rest, strings.Repeat(" ", margin), width), "\n")
+	for line := range strings.SplitSeq(text, "\n") {
+		all = append(all, render.Clip(line, width))
 	}
 	return all
 }
