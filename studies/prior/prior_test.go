@@ -317,7 +317,7 @@ func TestWhatIsNotPlausible(t *testing.T) {
 	study.Trials[0].Result.Capacity.Rate = 1e300
 	study.Trials[1].Result.Capacity.Rate = 1e-300
 	study.Trials[2].Result.Capacity.High = -1
-	if err := optuna.Write(filepath.Join(dir, "old.db"), study, oldParameters); err != nil {
+	if err := optuna.Write(filepath.Join(dir, "old.db"), study, study.Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	r := reader(t)
@@ -413,7 +413,7 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 		{"an interval below nothing", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is at -5 requests"},
 	} {
 		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, old(), oldParameters); err != nil {
+		if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 			t.Fatal(err)
 		}
 		key, value, _ := strings.Cut(c.add, "=")
@@ -425,7 +425,7 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 	}
 	// What Optuna itself keeps under such a name is no figure of ours.
 	path := filepath.Join(t.TempDir(), "own.db")
-	if err := optuna.Write(path, old(), oldParameters); err != nil {
+	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
@@ -464,7 +464,7 @@ var oldParameters = []space.Parameter{{Name: "gpu-memory-utilization", Kind: spa
 // What is exported to Optuna comes back as it was.
 func TestOptunaRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "old.db")
-	if err := optuna.Write(path, old(), oldParameters); err != nil {
+	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	s := readOne(t, reader(t), path)
@@ -572,7 +572,7 @@ func drifted(t *testing.T) (dir string, study studies.Study) {
 func TestEachWorldIsASource(t *testing.T) {
 	dir, study := drifted(t)
 	file := filepath.Join(t.TempDir(), "old.db")
-	if err := optuna.Write(file, study, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
+	if err := optuna.Write(file, study, study.Each(), []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
 		t.Fatal(err)
 	}
 	r := reader(t)
@@ -631,7 +631,7 @@ func TestAnOptunaFileOfOurs(t *testing.T) {
 		{"Optuna's own says nothing of a model", others, `DELETE FROM study_user_attributes WHERE "key"='tuner_study_id'`, Reader{}, 5, "", ""},
 	} {
 		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, c.study, oldParameters); err != nil {
+		if err := optuna.Write(path, c.study, c.study.Each(), oldParameters); err != nil {
 			t.Fatal(err)
 		}
 		change(t, path, c.add)
