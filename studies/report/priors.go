@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"vllmtuner/render"
 	"vllmtuner/studies"
@@ -77,7 +78,8 @@ func PriorTable(trials []studies.Trial, limit int) string {
 	})
 	var l lines
 	for _, t := range sorted[:min(limit, len(sorted))] {
-		l.Line("  %7s req/s  %-14s  %s", shortCapacity(t), render.Clip(resultText(t), 14), cmp.Or(t.Point.String(), nothingSet))
+		head := fmt.Sprintf("  %7s req/s  %-14s  ", shortCapacity(t), render.Clip(resultText(t), 14))
+		l.WriteString(render.Hang(head, cmp.Or(t.Point.String(), nothingSet), strings.Repeat(" ", render.Width(head)), l.Columns()))
 	}
 	if more := len(sorted) - limit; more > 0 {
 		l.Line("  and %d more", more)
