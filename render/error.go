@@ -42,7 +42,7 @@ func Error(err error) string {
 	return text
 }
 
-// each calls visit with an error and then with all errors that it wraps.
+// each calls visit with an error, and then with each error that it wraps.
 func each(err error, visit func(error)) {
 	if err == nil {
 		return

@@ -88,7 +88,7 @@ func Break(text string, n int) []string {
 			if slash := strings.LastIndexByte(head, '/') + 1; slash >= n/2 {
 				head = head[:slash]
 			}
-			if head != "" { // else n is less than one character needs
+			if head != "" { // n may be too small for one character
 				words = slices.Replace(words, i, i+1, head, word[len(head):])
 			}
 		}

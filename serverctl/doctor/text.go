@@ -125,7 +125,7 @@ func (t *text) machine(m host.Machine) {
 	t.limit("locked mem", m.Limits.LockedMemory, render.Bytes)
 }
 
-// limit adds a line, unless the limit is not known: a finding says so.
+// limit adds a line, unless the limit is not known, which is a finding.
 func (t *text) limit(name string, l *host.Limit, show func(int64) string) {
 	if l == nil {
 		return

@@ -98,8 +98,8 @@ func (r *Reader) readWorld(s *Source, w world) {
 	}
 }
 
-// sameModel reports whether a world of another study has this study's model, or any model will do. If not, it leaves out
-// the whole source.
+// sameModel reports whether a world of another study has this study's model; AnyModel allows every model. If it has not,
+// sameModel leaves out the whole source.
 func (r *Reader) sameModel(s *Source, asked map[string]string) bool {
 	is, want := asked["model"], r.World["model"]
 	if is == want || r.AnyModel {

@@ -108,8 +108,8 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated returns the notes on accepted changes: those after the best trial was measured, and that trials before the
-// last earlier change are not compared with it.
+// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured, and
+// one if older trials are not compared with it.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	for _, change := range changedSince(study, best) {
 		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
@@ -233,11 +233,11 @@ type bestTrial struct {
 	Origin    studies.Origin    `json:"origin"`
 	Point     space.Point       `json:"point"`
 	Args      []string          `json:"args"`
-	Capacity  capacity.Capacity `json:"capacity"` // without its steps: see Probes
+	Capacity  capacity.Capacity `json:"capacity"` // without Steps; Probes has more
 	Advice    *trial.Advice     `json:"advice,omitempty"`
 	Simulated bool              `json:"simulated"`
 	Notes     []string          `json:"notes,omitempty"`
-	Probes    []probeItem       `json:"probes"` // the capacity follows from them; in the order they were run
+	Probes    []probeItem       `json:"probes"` // in the order in which they were run
 }
 
 // advice returns the rate to send to a server with the trial's flags.

@@ -34,7 +34,7 @@ type Entry struct {
 	Simulated bool           `json:"simulated"`
 	GPU       float64        `json:"gpu_seconds"`
 	Updated   time.Time      `json:"updated,omitzero"`
-	Behind    string         `json:"behind,omitempty"` // why an older snapshot is shown than the newest
+	Behind    string         `json:"behind,omitempty"` // why the newest snapshot is not shown
 	Error     string         `json:"error,omitempty"`  // why the study cannot be read; then only Name and Link are known
 
 	state string // replaces a State that is in doubt

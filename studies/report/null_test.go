@@ -296,18 +296,18 @@ func itemsOf(text string) map[string]string {
 // exactly reports whether the capacity of a trial lies between a pass and a fail.
 func exactly(t studies.Trial) bool { return t.Result.Capacity.Bound == capacity.Exact }
 
-// bounded reports whether the verdicts support that trial is carries more than trial than, by at least the gain.
-func bounded(is, than studies.Trial, gain float64) bool {
-	passed, failed := 0.0, than.Result.Capacity.Highest
-	for _, s := range is.Result.Capacity.Steps {
+// bounded reports whether the verdicts support a lower bound of the gain of best over reference.
+func bounded(best, reference studies.Trial, gain float64) bool {
+	passed, failed := 0.0, reference.Result.Capacity.Highest
+	for _, s := range best.Result.Capacity.Steps {
 		if s.Pass && s.Limited == "" {
 			passed = max(passed, s.Rate)
 		}
 	}
-	if !exactly(than) || failed == 0 { // a bracket without an interval is only two verdicts
+	if !exactly(reference) || failed == 0 { // a bracket without an interval is only two verdicts
 		return false
 	}
-	for _, s := range than.Result.Capacity.Steps {
+	for _, s := range reference.Result.Capacity.Steps {
 		if !s.Pass && s.Limited == "" {
 			failed = max(failed, s.Rate)
 		}

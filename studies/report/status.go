@@ -163,7 +163,7 @@ func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
 	return all[:rows]
 }
 
-// rateOf is the capacity that orders a trial; -1 if it has none.
+// rateOf returns the capacity by which trials are sorted; -1 for a trial without one.
 func rateOf(t studies.Trial) float64 {
 	if !t.Met() {
 		return -1
