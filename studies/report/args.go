@@ -45,6 +45,9 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	l.Line("# %s", headline(best, study.State))
 	l.Line("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
 	l.Line("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
+	if c.Doubt != "" {
+		l.Line("# note: %s", c.Doubt)
+	}
 	l.Line("# in flight at capacity: %s requests; %s breaks first", render.Number(c.InFlight), c.Binding)
 	if advice, ok := o.advice(best.Trial); ok {
 		l.Line("# advice: %s", advice)
@@ -52,9 +55,6 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	l.Line("# gain %s", gainText(best))
 	if trust := trustText(best); trust != "" {
 		l.Line("# %s", trust)
-	}
-	if c.Doubt != "" {
-		l.Line("# note: %s", c.Doubt)
 	}
 	for _, note := range Outdated(study, best) {
 		l.Line("# note: %s", note)

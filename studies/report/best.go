@@ -68,6 +68,9 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
+	if c.Doubt != "" {
+		l.Item("note", "%s", c.Doubt)
+	}
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
@@ -87,16 +90,13 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if trust := trustText(b); trust != "" {
 		l.Item("", "%s", trust)
 	}
-	if c.Doubt != "" {
-		l.Item("note", "%s", c.Doubt)
-	}
 	if t.Result.Facts.Simulated {
 		l.Item("note", "simulated: no GPU is behind these figures")
 	}
 	for _, note := range notes(t) {
 		l.Item("note", "%s", note)
 	}
-	l.Item("trial", "%d, from %s", t.Number, t.Origin)
+	l.Item("trial", "%d (%s)", t.Number, t.Origin)
 }
 
 // restored adds a note for each time the study was restored from a snapshot, with how much was lost.

@@ -106,11 +106,11 @@ func probesText(probes []trial.Probe) string {
 	last, verdict := probes[len(probes)-1], "passed"
 	switch {
 	case last.Verdict.ClientLimited != "":
-		verdict = "client-limited at"
+		verdict = "was client-limited"
 	case !last.Verdict.Pass:
 		verdict = "failed"
 	}
-	return fmt.Sprintf("%s, %s %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
+	return fmt.Sprintf("%s; the last %s at %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
 }
 
 // table adds a table of trials. The best trial is always in it.
