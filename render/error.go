@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Error writes an error for a person: without the names of functions and system calls that Go's library puts into it.
+// Error writes an error for a person. It leaves out the names of functions and system calls that Go's library adds.
 func Error(err error) string {
 	text := err.Error()
 	each(err, func(err error) {
@@ -42,7 +42,7 @@ func Error(err error) string {
 	return text
 }
 
-// each visits an error and all errors in it, the outermost first.
+// each calls visit with an error, and then with each error that it wraps.
 func each(err error, visit func(error)) {
 	if err == nil {
 		return

@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// A Grid is a table that fits a terminal. Columns that do not fit follow below, with the names of the rows again.
+// A Grid is a table that fits a terminal. Columns that do not fit follow in a block below, which repeats the row names.
 type Grid struct {
 	Title   string
-	Corner  string   // above the names of the rows, which then stand on the right
-	Rows    []string // names
+	Corner  string   // head of the row names; if it is set, the names are aligned on the right
+	Rows    []string // row names
 	Columns []GridColumn
 }
 
 // A GridColumn is a column of a Grid.
 type GridColumn struct {
 	Head  string
-	Cells []string // by row
+	Cells []string // one for each row
 }
 
 // Grid adds a grid below an empty line.
@@ -68,7 +68,6 @@ func (g Grid) writeBlock(t *Text, first int, columns []GridColumn) {
 	}
 }
 
-// writeLine writes one line.
 func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, cells []string) {
 	line := fmt.Sprintf("%*s", first, row)
 	if g.Corner == "" {
@@ -80,7 +79,7 @@ func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, ce
 	t.WriteString(strings.TrimRight(line, " ") + "\n")
 }
 
-// width is the width of the widest cell, or of the longest piece of the head.
+// width returns the width of the widest cell, or of the longest piece of the head if that is wider.
 func (c GridColumn) width() int {
 	width := 0
 	for _, cell := range c.Cells {
@@ -106,7 +105,9 @@ func (c GridColumn) headLines() []string {
 	return lines
 }
 
-// headPieces are the parts of a name that are not broken, such as phase1-, baseline- and rerun.
+var breakable = strings.NewReplacer(" ", "\x00 ", "-", "-\x00", "_", "_\x00", ".", ".\x00")
+
+// headPieces splits a name where a line may break: "phase1-baseline" becomes "phase1-" and "baseline".
 func headPieces(name string) []string {
-	return strings.FieldsFunc(strings.NewReplacer(" ", "\x00 ", "-", "-\x00", "_", "_\x00", ".", ".\x00").Replace(name), func(r rune) bool { return r == 0 })
+	return strings.FieldsFunc(breakable.Replace(name), func(r rune) bool { return r == 0 })
 }

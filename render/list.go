@@ -7,32 +7,32 @@ import (
 	"strings"
 )
 
-// A Text collects the lines of a report and writes them at once, so that a failed write is one error.
+// A Text collects the lines of a report and writes them at once, so that the caller checks only one error.
 type Text struct {
 	strings.Builder
-	Width int // columns; 0 means DefaultWidth
+	Width     int // columns; 0 means DefaultWidth
+	NameWidth int // width of the names of items; 0 means 10
 }
-
-// nameWidth is the width of the names of a definition list, such as "capacity  2.71 req/s".
-const nameWidth = 10
 
 // Columns returns how wide the text may be.
 func (t *Text) Columns() int { return cmp.Or(t.Width, DefaultWidth) }
 
-// Line adds a line as it is.
+// Line adds a line.
 func (t *Text) Line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
 
-// Item adds a definition, such as "capacity  2.71 req/s". It breaks a long one between words, below where it began.
+// Item adds a name with its description, such as "capacity  2.71 req/s". A long description is broken between words and
+// goes on in its own column.
 func (t *Text) Item(name, format string, args ...any) {
-	t.WriteString(Hang(Pad(name, nameWidth, false), fmt.Sprintf(format, args...), blank(nameWidth), t.Columns()))
+	width := cmp.Or(t.NameWidth, 10)
+	t.WriteString(Hang(Pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
 }
 
-// Paragraph adds a text, broken between words. Its lines after the first begin with the margin; the first keeps its own indent.
+// Paragraph adds a text, broken between words. The first line keeps its indent, and the others begin with the margin.
 func (t *Text) Paragraph(text, margin string) {
 	t.WriteString(Paragraph(text, margin, t.Columns()))
 }
 
-// Flush writes what was collected.
+// Flush writes the collected lines.
 func (t *Text) Flush(w io.Writer) error {
 	if _, err := io.WriteString(w, t.String()); err != nil {
 		return fmt.Errorf("write the report: %w", err)

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// A Page shows a text that changes. On a terminal each text replaces the one before it; elsewhere it follows below.
+// A Page shows a text that changes. On a terminal each text replaces the last one; elsewhere it follows below.
 type Page struct {
 	w       io.Writer
-	draws   bool   // w is a terminal; the page takes its second page until the end
+	draws   bool   // w is a terminal; texts are shown on its second page
 	begun   bool   // the second page is shown
-	version string // of the text that was written last
+	version string // version of the last text
 }
 
-// NewPage returns a page on w. Whoever calls it calls Leave or End.
+// NewPage returns a page on w. The caller must call Leave or End.
 func NewPage(w io.Writer) *Page { return &Page{w: w, draws: canDraw(w)} }
 
-// Show writes a text. On a terminal each line replaces the old one, so that nothing flickers, and lines that do not fit are
-// left out. Elsewhere it writes the text only where its version differs from the last one.
+// Show writes a text. On a terminal it replaces the old text line by line, to avoid flicker, and leaves out lines that do
+// not fit. Elsewhere it writes the text only if its version is new.
 func (p *Page) Show(text, version string) error {
 	if !p.draws {
 		return p.add(text, version)
@@ -58,7 +58,7 @@ func (p *Page) Leave() {
 	}
 }
 
-// End leaves the last text where the user sees it.
+// End leaves the second page and writes a last text that stays.
 func (p *Page) End(text string) error {
 	p.Leave()
 	return p.add(text, "end")

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// How often progress is shown. Tests show it more often.
+// Intervals at which progress is shown. Tests shorten them.
 var (
-	DrawEvery = 200 * time.Millisecond // on a terminal; nobody reads what changes faster
-	LogEvery  = 10 * time.Second       // in a log, which needs a sign of life and not every step
+	DrawEvery = 200 * time.Millisecond // on a terminal; nobody can read faster changes
+	LogEvery  = 10 * time.Second       // in a log, which needs only a sign of life
 )
 
-// A Progress shows how far a long task is: on a terminal in a last line that is drawn again and again, elsewhere in a line
-// now and then. The last line never reaches the last column, after which a terminal would begin another line.
+// A Progress shows how far a long task is. On a terminal it redraws the last line; elsewhere it writes a line every
+// LogEvery. The last line leaves the last column free, because a terminal begins a new line after it.
 type Progress struct {
 	w    io.Writer
-	stop chan struct{} // nil where w is no terminal that can draw
-	gone chan struct{}
+	stop chan struct{} // nil if w cannot redraw lines
+	gone chan struct{} // closed when draw has returned
 
-	mu     sync.Mutex // guards w and all below
+	mu     sync.Mutex // guards w and the fields below
 	stage  Stage
 	shown  bool      // the last line is on the screen
-	logged time.Time // when the log got its last line
+	logged time.Time // time of the log's last line
 }
 
-// NewProgress starts to show progress on w. Whoever calls it calls End.
+// NewProgress starts to show progress on w. The caller must call End.
 func NewProgress(w io.Writer) *Progress {
 	p := &Progress{w: w}
 	if canDraw(w) {
@@ -36,16 +36,16 @@ func NewProgress(w io.Writer) *Progress {
 	return p
 }
 
-// Draws reports whether there is a last line that is drawn again and again.
+// Draws reports whether the progress redraws a last line.
 func (p *Progress) Draws() bool { return p.stop != nil }
 
-// Quietly lets a log begin LogEvery from now. By default it begins with the first step.
+// Quietly delays the first line of a log until LogEvery from now.
 func (p *Progress) Quietly() *Progress {
 	p.logged = time.Now()
 	return p
 }
 
-// draw keeps the last line up to date: the remaining time runs down, and the terminal may become narrower.
+// draw redraws the last line every DrawEvery: the remaining time changes, and the terminal may become narrower.
 func (p *Progress) draw() {
 	defer close(p.gone)
 	tick := time.NewTicker(DrawEvery)
@@ -65,7 +65,7 @@ func (p *Progress) draw() {
 	}
 }
 
-// Show has the last line say this from now on. A log gets it as a line if its last one is old enough.
+// Show sets the stage for the last line. In a log it writes a line if the last one is older than LogEvery.
 func (p *Progress) Show(s Stage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +82,7 @@ func (p *Progress) Show(s Stage) {
 	p.print(Wrap(line, width))
 }
 
-// Print writes lines that stay. They stand above the last line.
+// Print writes lines above the last line. They stay.
 func (p *Progress) Print(lines []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +97,7 @@ func (p *Progress) print(lines []string) {
 	}
 }
 
-// Line writes a line that stays. A terminal that is too narrow for it gets several, the later ones indented by margin.
+// Line prints one line. On a terminal that is too narrow it is broken, and the lines after the first are indented.
 func (p *Progress) Line(margin int, format string, args ...any) {
 	lines := Wrap(fmt.Sprintf(format, args...), LineColumns(p.w)-margin)
 	for i := range lines {
@@ -115,7 +115,7 @@ func (p *Progress) erase() {
 	}
 }
 
-// End removes the last line for good.
+// End stops the redrawing and removes the last line.
 func (p *Progress) End() {
 	if p.stop == nil {
 		return
@@ -130,16 +130,15 @@ func (p *Progress) End() {
 // A Stage is how far a long task is.
 type Stage struct {
 	Head  string    // what is counted, such as "12 of 30 trials done"
-	Share float64   // of the whole
-	Until time.Time // when the whole is done; zero where that is not known
-	Step  string    // what goes on now
-	Plain string    // how a log says it, before the remaining time; "" where it says the same as a terminal
+	Share float64   // share that is done, from 0 to 1
+	Until time.Time // estimated end; zero if not known
+	Step  string    // the current step
+	Plain string    // replaces Head and Step in a log, if set
 }
 
-// barWidth is the width of the bar in a line that has room for one.
-const barWidth = 8
+const barWidth = 8 // columns
 
-// Text is the stage as a sentence.
+// Text returns the stage as a sentence.
 func (s Stage) Text() string { return s.Head + s.left() + s.tail() }
 
 func (s Stage) log() string {
@@ -163,7 +162,7 @@ func (s Stage) tail() string {
 	return ""
 }
 
-// line writes the stage in at most width columns. It leaves out the bar first, then the remaining time, and clips the rest.
+// line writes the stage in at most width columns. It drops the bar first, then the remaining time, and then clips.
 func (s Stage) line(width int) string {
 	short := s.Head + s.tail()
 	for _, line := range []string{Bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
@@ -174,7 +173,7 @@ func (s Stage) line(width int) string {
 	return Clip(short, width)
 }
 
-// After is the time at which a task ends that takes so long still; zero where that is not known.
+// After returns the time at which a task ends that needs left more; the zero time if left is not known.
 func After(left time.Duration) time.Time {
 	if left <= 0 {
 		return time.Time{}

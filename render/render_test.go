@@ -10,7 +10,7 @@ func TestFigures(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{Count(0, "probe"), "0 probes"}, {Count(1, "probe"), "1 probe"}, {Count(2, "study"), "2 studies"}, {Count(3, "process"), "3 processes"},
 		{Done(12, 30, "trial"), "12 of 30 trials done"}, {Done(0, 1, "trial"), "0 of 1 trial done"}, {Done(1, 0, "trial"), "1 trial done"},
-		{Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
+		{Share(0.43), "43 %"}, {Share(0.0126), "1.3 %"}, {Share(0.0001), "< 0.1 %"}, {Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
 		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
 		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},
 		{Left(900 * time.Millisecond), ""}, {Left(-time.Hour), ""}, {Left(time.Second), "about 1 s left"}, {Left(90 * time.Minute), "about 1 h 30 min left"},
@@ -22,7 +22,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// A wide character takes two columns of a terminal, a combining one none.
+// A wide character takes two columns of a terminal, and a combining one none.
 func TestClipCountsColumns(t *testing.T) {
 	for _, c := range []struct {
 		text string
@@ -49,7 +49,7 @@ func FuzzClip(f *testing.F) {
 	})
 }
 
-// A table that is too wide clips what may be clipped, and then drops columns.
+// A table that is too wide clips cells first, and then drops columns.
 func TestTableFits(t *testing.T) {
 	table := Table{
 		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Min: 6, Rank: 3}},
@@ -73,7 +73,7 @@ func TestTableFits(t *testing.T) {
 	}
 }
 
-// A stage is shown in the width of the terminal, which counts wide and combining characters as Width does.
+// The line of a stage fits the terminal, also with wide and combining characters.
 func TestAStageFits(t *testing.T) {
 	long := Stage{Head: "12 of 30 trials done", Share: 0.4, Until: time.Now().Add(time.Hour), Step: "模型-e\u0301 " + strings.Repeat("a long story ", 20)}
 	for width := 1; width < 200; width++ {
@@ -95,6 +95,17 @@ func TestAStageFits(t *testing.T) {
 	now.Until = time.Now().Add(300 * time.Millisecond)
 	if got := now.line(90); strings.Contains(got, "left") {
 		t.Errorf("with less than a second left it is %q", got)
+	}
+}
+
+// A long word is broken after a slash if there is one, and never within a character.
+func TestBreak(t *testing.T) {
+	for text, want := range map[string]string{
+		"a /sys/fs/cgroup/x b": "a /sys/fs/|cgroup/x b", "ab cdefghijklmno": "ab|cdefghijkl|mno", "模模模模模模 a": "模模模模模|模 a", "short text": "short text",
+	} {
+		if got := strings.Join(Break(text, 10), "|"); got != want {
+			t.Errorf("Break(%q) = %q, want %q", text, got, want)
+		}
 	}
 }
 

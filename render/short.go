@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ShortNames gives each flag its initials as a short name, so that points fit a line. A number tells flags with the same
-// initials apart.
+// ShortNames maps each flag to its initials, so that points fit a line. A number distinguishes flags with the same
+// initials.
 func ShortNames(names []string) map[string]string {
 	short, taken := map[string]string{}, map[string]int{}
 	for _, name := range slices.Sorted(slices.Values(names)) {
@@ -25,7 +25,7 @@ func ShortNames(names []string) map[string]string {
 	return short
 }
 
-// Legend says what short names stand for, a few in each line of at most width columns.
+// Legend explains short names, several to a line of at most width columns.
 func Legend(short map[string]string, width int) string {
 	var t Text
 	line := ""

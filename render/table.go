@@ -6,8 +6,8 @@ import "strings"
 type Column struct {
 	Head  string
 	Right bool // align the cells on the right
-	Min   int  // width to which it may be clipped; 0 means never
-	Rank  int  // a table that is too wide drops the column with the highest rank first; 0 means never
+	Min   int  // width to which cells may be clipped; 0 means that they are never clipped
+	Rank  int  // a table that is too wide drops columns by rank, the highest first; 0 means never
 }
 
 // A Table fits its cells into the width of a terminal.
@@ -18,7 +18,8 @@ type Table struct {
 
 const gap = 2 // between columns
 
-// Lines returns the line of the heads and a line for each row. A line is wider than width only if nothing more may be clipped.
+// Lines returns the line of heads and one line for each row. They are wider than width only if no more columns may be
+// clipped or dropped.
 func (t Table) Lines(width int) []string {
 	shown := make([]int, len(t.Columns)) // width of each column; 0 means dropped
 	for i, c := range t.Columns {
@@ -51,11 +52,11 @@ func (t Table) Lines(width int) []string {
 	return lines
 }
 
-// shrink clips the columns that may be clipped, the last one first.
+// shrink reduces the widths of columns that may be clipped, the last column first.
 func (t Table) shrink(shown []int, width int) {
 	for i := len(shown) - 1; i >= 0; i-- {
-		if least := t.Columns[i].Min; least > 0 {
-			shown[i] = max(min(shown[i], least), shown[i]-max(0, sum(shown)-width))
+		if floor := t.Columns[i].Min; floor > 0 {
+			shown[i] = max(min(shown[i], floor), shown[i]-max(0, sum(shown)-width))
 		}
 	}
 }
@@ -70,7 +71,7 @@ func (t Table) line(cells []string, shown []int) string {
 	return strings.TrimRight(strings.Join(all, strings.Repeat(" ", gap)), " ")
 }
 
-// sum is the width of a line with these columns.
+// sum returns the width of a line, given the widths of its columns.
 func sum(shown []int) int {
 	all := -gap
 	for _, n := range shown {

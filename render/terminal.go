@@ -11,18 +11,18 @@ import (
 	"golang.org/x/term"
 )
 
-// DefaultWidth is how many columns a terminal has that nobody has widened. Text in a pipe has as many.
+// DefaultWidth is the usual width of a terminal, and the width of text in a pipe.
 const DefaultWidth = 80
 
-// A Filter keeps the control characters of others from a terminal, as foreign.Writer does. This package writes its own
-// sequences to the writer behind it.
+// A Filter removes control characters that come from outside, as foreign.Writer does. This package writes its own
+// control sequences to the writer behind the filter.
 type Filter interface {
 	io.Writer
 	Unwrap() io.Writer
 	Clean(text string) string
 }
 
-// Columns returns how wide a text for w may be: as wide as its terminal, or else as COLUMNS says.
+// Columns returns how wide a text for w may be: the width of its terminal, else COLUMNS, else DefaultWidth.
 func Columns(w io.Writer) int {
 	if width, _, ok := terminalSize(w); ok {
 		return width
@@ -33,7 +33,7 @@ func Columns(w io.Writer) int {
 	return DefaultWidth
 }
 
-// LineColumns returns how wide a line of a log may be. In a pipe a line stays whole, because programs search logs for phrases.
+// LineColumns returns how wide a line of a log may be. In a pipe lines are never broken, because programs search them.
 func LineColumns(w io.Writer) int {
 	if width, _, ok := terminalSize(w); ok {
 		return width
@@ -41,7 +41,7 @@ func LineColumns(w io.Writer) int {
 	return math.MaxInt
 }
 
-// unfiltered returns the writer behind a Filter, which takes our own control sequences.
+// unfiltered returns the writer behind a Filter, which accepts our own control sequences.
 func unfiltered(w io.Writer) io.Writer {
 	if filter, ok := w.(Filter); ok {
 		return filter.Unwrap()
@@ -49,7 +49,7 @@ func unfiltered(w io.Writer) io.Writer {
 	return w
 }
 
-// clean removes the control characters of others from a text that goes around the Filter.
+// clean filters a text that is written around the Filter.
 func clean(w io.Writer, text string) string {
 	if filter, ok := w.(Filter); ok {
 		return filter.Clean(text)
@@ -57,7 +57,7 @@ func clean(w io.Writer, text string) string {
 	return text
 }
 
-// terminalSize returns the size of the terminal that w writes to; ok is false where it writes to none.
+// terminalSize returns the size of the terminal behind w; ok is false if there is none.
 func terminalSize(w io.Writer) (width, height int, ok bool) {
 	f, isFile := unfiltered(w).(*os.File)
 	if !isFile {
@@ -67,29 +67,29 @@ func terminalSize(w io.Writer) (width, height int, ok bool) {
 	return width, height, err == nil && width > 0
 }
 
-// canDraw reports whether w is a terminal on which a line can be written over.
+// canDraw reports whether w is a terminal that can overwrite a line.
 func canDraw(w io.Writer) bool {
 	f, ok := unfiltered(w).(*os.File)
 	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
 }
 
-// Control sequences of a terminal (ECMA-48). None of them is a colour, so NO_COLOR changes nothing.
+// Control sequences of a terminal (ECMA-48). None of them sets a colour, so NO_COLOR does not matter.
 const (
 	eraseLine = "\x1b[K" // from the cursor to the end of the line
 	eraseDown = "\x1b[J" // from the cursor to the end of the screen
 	goHome    = "\x1b[H"
-	otherPage = "\x1b[?1049h" // the terminal's second page
-	firstPage = "\x1b[?1049l" // back to the first page, which is as it was
+	otherPage = "\x1b[?1049h" // to the terminal's second page
+	firstPage = "\x1b[?1049l" // back to the first page, which is unchanged
 )
 
-// EraseLine removes what a live line left on the terminal behind w.
+// EraseLine erases the current line of the terminal behind w.
 func EraseLine(w io.Writer) {
 	if canDraw(w) {
 		fmt.Fprint(unfiltered(w), "\r"+eraseLine)
 	}
 }
 
-// Lines writes a text of lines. On a terminal it breaks long lines between words, but not indented ones, which quote a file.
+// Lines writes lines of text. On a terminal it breaks long lines between words, except indented lines, which quote a file.
 func Lines(w io.Writer, text string) {
 	width := LineColumns(w)
 	for line := range strings.SplitSeq(text, "\n") {

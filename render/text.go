@@ -1,14 +1,15 @@
-// Package render writes figures, texts and tables as people read them, within the width of their terminal. It never decides
-// what is said.
+// Package render writes figures, texts and tables for people, within the width of their terminal. It never decides what
+// they say.
 package render
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/rivo/uniseg"
 )
 
-// Width is the number of columns that a text takes on a terminal. A wide character takes two, a combining one none.
+// Width returns the number of columns that a text takes on a terminal. A wide character takes two, a combining one none.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
 // Clip shortens a text to its first line, of at most n columns.
@@ -28,7 +29,7 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// Pad fills a text up to n columns with spaces: before it if right is set, and else behind it.
+// Pad fills a text up to n columns with spaces: before the text if right is set, else behind it.
 func Pad(text string, n int, right bool) string {
 	fill := blank(max(0, n-Width(text)))
 	if right {
@@ -37,10 +38,10 @@ func Pad(text string, n int, right bool) string {
 	return text + fill
 }
 
-// Wrap breaks a text between words into lines of at most n columns. A word that is longer than that has a line of its own.
+// Wrap breaks a text between words into lines of at most n columns. A longer word gets a line of its own.
 func Wrap(text string, n int) []string { return wrap(text, n, n) }
 
-// wrap is Wrap with a first line of another width than the rest.
+// wrap is Wrap with a different width for the first line.
 func wrap(text string, first, rest int) []string {
 	var all []string
 	line, n := "", first
@@ -60,8 +61,8 @@ func wrap(text string, first, rest int) []string {
 	return all
 }
 
-// Hang writes a text behind a head, broken between words into lines of at most width columns. The lines after the first begin
-// with the margin.
+// Hang writes a text behind a head, broken between words into lines of at most width columns. Lines after the first
+// begin with the margin.
 func Hang(head, text, margin string, width int) string {
 	lines := wrap(text, width-Width(head), width-Width(margin))
 	if len(lines) == 0 {
@@ -70,30 +71,27 @@ func Hang(head, text, margin string, width int) string {
 	return head + strings.Join(lines, "\n"+margin) + "\n"
 }
 
-// Paragraph breaks a text between words into lines of at most width columns. The lines after the first begin with the margin;
-// the first keeps its own indent.
+// Paragraph breaks a text between words into lines of at most width columns. The first line keeps its indent, and the
+// others begin with the margin.
 func Paragraph(text, margin string, width int) string {
 	return Hang(text[:len(text)-len(strings.TrimLeft(text, " "))], text, margin, width)
 }
 
 func blank(n int) string { return strings.Repeat(" ", n) }
 
-// Break breaks a text into lines of at most n columns: between words, and within a word that is longer than a line.
+// Break is Wrap, but it also breaks words that are longer than a line: after a slash if there is one.
 func Break(text string, n int) []string {
-	lines := []string{""}
-	for word := range strings.FieldsSeq(text) {
-		for word != "" {
-			last := &lines[len(lines)-1]
-			switch room := n - len(*last) - 1; {
-			case *last == "":
-				cut := min(len(word), n)
-				*last, word = word[:cut], word[cut:]
-			case len(word) <= room:
-				*last, word = *last+" "+word, ""
-			default:
-				lines = append(lines, "")
+	words := strings.Fields(text)
+	for i := 0; i < len(words); i++ {
+		if word := words[i]; Width(word) > n {
+			head := strings.TrimSuffix(Clip(word, n+1), "…")
+			if slash := strings.LastIndexByte(head, '/') + 1; slash >= n/2 {
+				head = head[:slash]
+			}
+			if head != "" { // n may be too small for one character
+				words = slices.Replace(words, i, i+1, head, word[len(head):])
 			}
 		}
 	}
-	return lines
+	return Wrap(strings.Join(words, " "), n)
 }

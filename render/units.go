@@ -24,7 +24,7 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// Done writes how many of all things are done: "12 of 30 trials done". all is 0 where it is not known.
+// Done writes how many things are done: "12 of 30 trials done". all is 0 if it is not known.
 func Done(n, all int, thing string) string {
 	if all <= 0 {
 		return Count(n, thing) + " done"
@@ -35,6 +35,17 @@ func Done(n, all int, thing string) string {
 
 // Percent writes a relative difference with its sign, such as "+4 %" for 0.04.
 func Percent(f float64) string { return Signed(100*f) + " %" }
+
+// Share writes a share of a whole: "43 %", "1.3 %" or "< 0.1 %".
+func Share(f float64) string {
+	switch {
+	case f < 0.0005:
+		return "< 0.1 %"
+	case f < 0.0995:
+		return fmt.Sprintf("%.1f %%", 100*f)
+	}
+	return fmt.Sprintf("%.0f %%", 100*f)
+}
 
 // Signed writes a whole number with its sign. Zero has none.
 func Signed(f float64) string {
@@ -62,7 +73,7 @@ func Span(d time.Duration) string {
 	}
 }
 
-// Left writes the remaining time, such as "about 6 min left"; "" where it is below a second or not known.
+// Left writes the remaining time, such as "about 6 min left"; "" if it is below a second or not known.
 func Left(d time.Duration) string {
 	if d < time.Second {
 		return ""
@@ -76,10 +87,10 @@ func Bar(share float64, n int) string {
 	return strings.Repeat("█", full) + strings.Repeat("░", n-full)
 }
 
-// Number writes a figure with three digits and without an exponent.
+// Number writes a figure with three significant digits and without an exponent.
 func Number(f float64) string { return Digits(f, 3) }
 
-// Digits writes a figure with n digits and without an exponent. All digits before the point stay.
+// Digits writes a figure with n significant digits and without an exponent. It keeps all digits before the point.
 func Digits(f float64, n int) string {
 	if math.Abs(f) >= math.Pow10(n)-0.5 {
 		return fmt.Sprintf("%.0f", f)
@@ -87,7 +98,7 @@ func Digits(f float64, n int) string {
 	return fmt.Sprintf("%.*g", n, f)
 }
 
-// Milliseconds writes a latency in milliseconds with a digit behind the point if it is below 100.
+// Milliseconds writes a latency in milliseconds: with one decimal below 100, else with none.
 func Milliseconds(ms float64) string {
 	if ms < 100 {
 		return fmt.Sprintf("%.1f", ms)
@@ -109,5 +120,5 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%s %ciB", strings.TrimSuffix(text, ".0"), units[unit])
 }
 
-// InMilliseconds returns a span of time as a number of milliseconds.
+// InMilliseconds returns a duration as a number of milliseconds.
 func InMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -169,7 +169,7 @@ func exportOptuna(_ context.Context, path string, e exported) error {
 	if e.fileErr != nil {
 		return fmt.Errorf("the ranges of its flags are unknown, because another version of tuner wrote its study file: %w; export it with that version", e.fileErr)
 	}
-	return optuna.WriteEach(path, e.study, e.trials, e.parameters)
+	return optuna.Write(path, e.study, e.trials, e.parameters)
 }
 
 func exportCSV(w io.Writer, e exported) error {

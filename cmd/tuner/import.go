@@ -152,7 +152,7 @@ func notItself(dir string, paths []string) error {
 	}
 	for _, path := range paths {
 		if info, err := os.Stat(path); err == nil && os.SameFile(own, info) {
-			return usage("%s is the study itself; name another source", path)
+			return usage("%s is this study itself; give another source", path)
 		}
 	}
 	return nil
@@ -176,7 +176,7 @@ func storePriors(ctx context.Context, dir string, begun studies.New, takeover ti
 	var some []studies.Source
 	for _, s := range sources {
 		if len(s.Taken) > 0 {
-			some = append(some, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Trials()})
+			some = append(some, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Taken})
 		}
 	}
 	return store.AddPriors(some)

@@ -40,7 +40,7 @@ func TestAnImportStoresAllOrNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	of := func(path string, rate float64) prior.Source {
 		one := studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.AtLeast}}}
-		return prior.Source{Name: path, Path: path, Taken: []prior.Taken{{From: path, Trial: one}}}
+		return prior.Source{Name: path, Path: path, Taken: []studies.Trial{one}}
 	}
 	for _, c := range []struct {
 		rate float64

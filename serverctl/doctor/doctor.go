@@ -198,7 +198,7 @@ func checkGPU(g gpu.GPU) (all []host.Finding) {
 		find(host.Fact, "memory", "not reported: "+cmp.Or(g.Unsaid["memory.used"], "no figure"), "",
 			"the tuner cannot check that the memory of a stopped server is free again")
 	case InUse(g):
-		find(host.Warning, "memory", gibibytes(*g.UsedMiB)+" in use by other processes", "nearly all free: vLLM takes 90 % by default",
+		find(host.Warning, "memory", mebibytes(*g.UsedMiB)+" in use by other processes", "nearly all free: vLLM takes 90 % by default",
 			"end the processes that use it, or choose another GPU with CUDA_VISIBLE_DEVICES")
 	}
 	if slow := slices.DeleteFunc(slices.Clone(g.Throttle), harmless); len(slow) > 0 {

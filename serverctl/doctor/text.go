@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 )
 
-// Text is the report for a person, within 80 columns.
+// Text returns the report for a person, within 80 columns.
 func (r *Report) Text() string {
-	var t text
+	t := text{render.Text{NameWidth: 12}}
 	t.gpus(r.GPUs)
 	t.machine(r.Machine)
 	if s := r.Store; s != nil && s.Mount.Point != "" {
@@ -45,37 +44,15 @@ func (r *Report) Text() string {
 	return t.String()
 }
 
-// A text collects the lines of a report: a name in the first column, and its description in the second.
-type text struct{ strings.Builder }
+// A text is the text of a report.
+type text struct{ render.Text }
 
-const (
-	nameWidth = 12
-	bodyWidth = 80 - nameWidth
-)
-
-// item adds a name with its description, which is wrapped in its column.
+// item adds a name with its description. It also breaks long words, such as the path of a cgroup.
 func (t *text) item(name, format string, args ...any) {
-	fields := strings.Fields(fmt.Sprintf(format, args...))
-	for i, field := range fields {
-		fields[i] = split(field)
-	}
-	for _, line := range render.Wrap(strings.Join(fields, " "), bodyWidth) {
-		fmt.Fprintf(t, "%-*s%s\n", nameWidth, name, line)
+	for _, line := range render.Break(fmt.Sprintf(format, args...), t.Columns()-t.NameWidth) {
+		t.Item(name, "%s", line)
 		name = ""
 	}
-}
-
-// split puts spaces into a word that is wider than its column, such as the path of a cgroup: after a slash where there is one.
-func split(word string) string {
-	if len(word) <= bodyWidth {
-		return word
-	}
-	end := strings.LastIndexByte(word[:bodyWidth], '/') + 1
-	if end < bodyWidth/2 {
-		for end = bodyWidth; !utf8.RuneStart(word[end]); end-- { // never within a letter
-		}
-	}
-	return word[:end] + " " + split(word[end:])
 }
 
 func (t *text) gpus(g GPUs) {
@@ -107,7 +84,7 @@ func (t *text) gpu(g gpu.GPU, processes []gpu.Process) {
 		name += ", MIG " + g.MIG
 	}
 	t.item(fmt.Sprintf("  %d", g.Index), "%s, %s", name, g.UUID)
-	t.item("", "%s of %s free, %s %% busy, %s °C", optional(g.FreeMiB, gibibytes), optional(g.TotalMiB, gibibytes),
+	t.item("", "%s of %s free, %s %% busy, %s °C", optional(g.FreeMiB, mebibytes), optional(g.TotalMiB, mebibytes),
 		optional(g.Utilization, whole), optional(g.TemperatureC, whole))
 	clocks := ""
 	if len(g.Throttle) > 0 {
@@ -123,7 +100,7 @@ func (t *text) gpu(g gpu.GPU, processes []gpu.Process) {
 		if p.PID > 0 {
 			user = fmt.Sprintf("process %d", p.PID)
 		}
-		t.item("", "in use by %s: %s", user, optional(p.UsedMiB, gibibytes))
+		t.item("", "in use by %s: %s", user, optional(p.UsedMiB, mebibytes))
 	}
 }
 
@@ -148,7 +125,7 @@ func (t *text) machine(m host.Machine) {
 	t.limit("locked mem", m.Limits.LockedMemory, render.Bytes)
 }
 
-// limit adds a line, unless the limit is not known: a finding says so.
+// limit adds a line, unless the limit is not known, which is a finding.
 func (t *text) limit(name string, l *host.Limit, show func(int64) string) {
 	if l == nil {
 		return
@@ -171,4 +148,4 @@ func optional(v *float64, show func(float64) string) string {
 
 func whole(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
 
-func gibibytes(mib float64) string { return strconv.FormatFloat(mib/1024, 'f', 1, 64) + " GiB" }
+func mebibytes(mib float64) string { return render.Bytes(int64(mib * (1 << 20))) }

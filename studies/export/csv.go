@@ -18,20 +18,20 @@ import (
 	"vllmtuner/trial"
 )
 
-// A column is one of a table: its name, and what a trial, or a probe of it, has there; "" where it has nothing.
+// A column has a name and returns the cell of a trial or one of its probes; "" if there is no value.
 type column struct {
 	name  string
 	value func(studies.Trial, trial.Probe) string
 }
 
-// WriteTrials writes one row a trial. flags are those that have a column in any case; others that a trial sets have one too. Of the study's own
-// trials only the points are used.
+// WriteTrials writes one row for each trial. There is a column for each of flags, and for each other flag that a trial
+// of the study sets. study.Trials needs only the points.
 func WriteTrials(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], flags []string) error {
 	columns := slices.Concat(headOfTrial(), worldColumn(study), flagColumns(study, flags), capacityColumns())
 	return write(w, columns, trials, func(studies.Trial) []trial.Probe { return []trial.Probe{{}} })
 }
 
-// WriteProbes writes one row a probe, with the flags of its trial.
+// WriteProbes writes one row for each probe, with the flags of its trial.
 func WriteProbes(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], flags []string) error {
 	columns := slices.Concat([]column{{"trial", func(t studies.Trial, _ trial.Probe) string { return strconv.Itoa(t.Number) }}},
 		[]column{{"seq", func(_ studies.Trial, p trial.Probe) string { return strconv.Itoa(p.Seq) }}},
@@ -39,7 +39,7 @@ func WriteProbes(w io.Writer, study studies.Study, trials iter.Seq2[studies.Tria
 	return write(w, columns, trials, func(t studies.Trial) []trial.Probe { return t.Probes })
 }
 
-// write writes a row for each of what a trial has.
+// write writes the head, and for each trial the rows of the probes that rows returns.
 func write(w io.Writer, columns []column, trials iter.Seq2[studies.Trial, error], rows func(studies.Trial) []trial.Probe) error {
 	out := csv.NewWriter(w)
 	err := out.Write(names(columns))
@@ -50,7 +50,7 @@ func write(w io.Writer, columns []column, trials iter.Seq2[studies.Trial, error]
 		for _, p := range rows(t) {
 			err = errors.Join(err, out.Write(row(columns, t, p)))
 		}
-		if err != nil { // nobody reads on
+		if err != nil {
 			break
 		}
 	}
@@ -77,13 +77,13 @@ func row(columns []column, t studies.Trial, p trial.Probe) []string {
 	return all
 }
 
-// worldColumn says which trials were measured in one world and can be compared: see studies.Study.
+// worldColumn numbers the worlds. Only trials of one world can be compared; see studies.Study.
 func worldColumn(study studies.Study) []column {
 	worlds := study.WorldNumbers()
 	return []column{{"world", func(t studies.Trial, _ trial.Probe) string { return strconv.Itoa(worlds[t.Number]) }}}
 }
 
-// flagColumns are the searched flags, in the order that is given, and after them those that only trials name.
+// flagColumns returns a column for each of flags, in this order, and then for each other flag that a trial sets.
 func flagColumns(study studies.Study, flags []string) []column {
 	more := map[string]bool{}
 	for _, t := range study.Trials {
@@ -113,7 +113,7 @@ func headOfTrial() []column {
 	}
 }
 
-// capacityColumns are what a trial came to. A figure that there is not is empty, and never 0.
+// capacityColumns returns the columns with the result of a trial. A missing figure is empty, never 0.
 func capacityColumns() []column {
 	done := func(value func(studies.Trial) string) func(studies.Trial, trial.Probe) string {
 		return func(t studies.Trial, _ trial.Probe) string {
@@ -128,7 +128,7 @@ func capacityColumns() []column {
 	}
 	return []column{
 		{"capacity_rps", figure(func(t studies.Trial) float64 {
-			if !t.Met() { // the lowest rate that failed is no capacity
+			if !t.Met() { // Rate is then the lowest rate that failed
 				return 0
 			}
 			return t.Result.Capacity.Rate
@@ -152,7 +152,7 @@ func capacityColumns() []column {
 	}
 }
 
-// probeColumns are the figures of one probe. Latencies are of the completed requests, in milliseconds.
+// probeColumns returns the columns with the figures of a probe. Latencies are in milliseconds, of completed requests.
 func probeColumns() []column {
 	number := func(value func(trial.Probe) float64) func(studies.Trial, trial.Probe) string {
 		return func(_ studies.Trial, p trial.Probe) string { return plain(value(p)) }
@@ -200,7 +200,7 @@ func probeColumns() []column {
 		column{"note", text(func(p trial.Probe) string { return p.Note })})
 }
 
-// latencyColumns are empty where nothing was measured: 0 ms would be a good latency.
+// latencyColumns returns the columns of one metric. Without measurements they are empty: 0 ms would be a good latency.
 func latencyColumns(metric string, stats func(trial.Probe) bench.Stats) (columns []column) {
 	for _, figure := range []struct {
 		name  string
@@ -223,7 +223,7 @@ func latencyColumns(metric string, stats func(trial.Probe) bench.Stats) (columns
 
 func plain(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// positive is a figure of which 0 means that there is none.
+// positive writes a figure for which 0 means that there is none.
 func positive(v float64) string {
 	if v == 0 {
 		return ""

@@ -25,7 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden file; read the diff")
 
-// example has a trial that met the SLO, one that kept it at no rate, one that could not start, and one that runs.
+// example has four trials: one met the SLO, one failed at every rate, one could not start, and one is running.
 func example() studies.Study {
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	probe := trial.Probe{Rate: 2, HitRate: -1, GPUTime: 3 * time.Minute, Verdict: slo.Verdict{Pass: true, Headroom: 0.1, Binding: "p99 TPOT", Reason: "p99 TPOT 54 ms, of 60 ms"},
@@ -76,13 +76,13 @@ func TestTrialsAreRows(t *testing.T) {
 	}{
 		{"a capacity with its bracket", 0, map[string]string{"number": "0", "max-num-seqs": "", "capacity_rps": "2.25", "passed_rps": "2", "failed_rps": "2.5", "gpu_seconds": "60",
 			"lowest_rps": "", "ended": "2026-03-01T12:01:00Z", "probes": "1", "world": "1"}},
-		{"the lowest rate that failed is no capacity", 1, map[string]string{"capacity_rps": "", "failed_rps": "0.5", "bound": "at most", "block-size": "32", "args": "--max-num-seqs 16"}},
-		{"why a server could not live", 2, map[string]string{"outcome": "infeasible", "class": "oom-start", "evidence": `"CUDA, out of memory"`, "capacity_rps": "", "world": "2"}},
-		{"a trial that runs has no result", 3, map[string]string{"state": "running", "outcome": "", "simulated": "", "gpu_seconds": "", "probes": "1", "ended": ""}},
+		{"a trial that failed at every rate has no capacity", 1, map[string]string{"capacity_rps": "", "failed_rps": "0.5", "bound": "at most", "block-size": "32", "args": "--max-num-seqs 16"}},
+		{"why a server could not start", 2, map[string]string{"outcome": "infeasible", "class": "oom-start", "evidence": `"CUDA, out of memory"`, "capacity_rps": "", "world": "2"}},
+		{"a running trial has no result", 3, map[string]string{"state": "running", "outcome": "", "simulated": "", "gpu_seconds": "", "probes": "1", "ended": ""}},
 	} {
 		for name, want := range c.want {
 			if i := slices.Index(rows[0], name); i < 0 || rows[c.trial+1][i] != want {
-				t.Errorf("%s: %s of %q, want %q", c.what, name, rows[c.trial+1], want)
+				t.Errorf("%s: the row is %q, want %s %q", c.what, rows[c.trial+1], name, want)
 			}
 		}
 	}
@@ -98,12 +98,12 @@ func TestProbesAreRows(t *testing.T) {
 	for name, want := range map[string]string{"trial": "3", "seq": "0", "world": "2", "max-num-seqs": "64", "rate": "2", "pass": "true", "ttft_p99_ms": "700", "tpot_p99_ms": "",
 		"hit_rate": "", "gpu_seconds": "180", "reason": "p99 TPOT 54 ms, of 60 ms"} {
 		if i := slices.Index(rows[0], name); i < 0 || rows[2][i] != want {
-			t.Errorf("%s of %q, want %q", name, rows[2], want)
+			t.Errorf("the row is %q, want %s %q", rows[2], name, want)
 		}
 	}
 }
 
-// The names of the JSON document are for good.
+// The keys of the JSON document never change.
 func TestJSONIsStable(t *testing.T) {
 	var got bytes.Buffer
 	if err := WriteJSON(&got, example(), example().Each()); err != nil {
@@ -131,7 +131,7 @@ func TestJSONIsStable(t *testing.T) {
 	}
 }
 
-// What cannot be read, or not be written, is an error, and the trials after it are not asked for.
+// An export ends at the first trial that cannot be read or written.
 func TestAnExportEndsAtTheFirstError(t *testing.T) {
 	gone := errors.New("the disk is gone")
 	for name, write := range map[string]func(io.Writer, studies.Study, iter.Seq2[studies.Trial, error]) error{
@@ -154,10 +154,10 @@ func TestAnExportEndsAtTheFirstError(t *testing.T) {
 			}
 		}
 		if err := write(io.Discard, example(), trials(gone)); !errors.Is(err, gone) || asked != 0 {
-			t.Errorf("%s of trials that cannot be read: %v after %d, want %v after the first", name, err, asked, gone)
+			t.Errorf("%s with unreadable trials: %v after %d trials, want %v at the first", name, err, asked, gone)
 		}
 		if err := write(brokenPipe{}, example(), trials(nil)); !errors.Is(err, syscall.EPIPE) || asked == many {
-			t.Errorf("%s to nobody: %v after %d trials, want %v before the end", name, err, asked, syscall.EPIPE)
+			t.Errorf("%s into a broken pipe: %v after %d trials, want %v before the end", name, err, asked, syscall.EPIPE)
 		}
 	}
 }

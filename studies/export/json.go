@@ -16,15 +16,16 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Format is the version of the JSON document. A field may be added to it; one that goes, or that means something else, makes the next.
-const Format = 1
+// format is the version of the JSON document. It grows when a field is removed or changes its meaning, but not when one
+// is added.
+const format = 1
 
-// A head is a whole study but for its trials and priors, which follow it one by one. The names are for good: docs/export.md has them.
+// A head is a study without its trials and priors. The keys never change; docs/export.md lists them.
 type head struct {
 	Format  int               `json:"tuner_export"`
 	ID      string            `json:"id"`
 	Name    string            `json:"name"`
-	Seed    string            `json:"seed"` // decimal: an unsigned 64-bit number does not fit a number of JavaScript's
+	Seed    string            `json:"seed"` // decimal text: a JavaScript number cannot hold 64 bits
 	State   studies.State     `json:"state"`
 	Note    string            `json:"note"`
 	Created time.Time         `json:"created"`
@@ -65,7 +66,7 @@ type priorItem struct {
 	Probes []trial.Probe `json:"probes"`
 }
 
-// WriteJSON writes all that is known of the study as one JSON object. It holds one of the trials at a time.
+// WriteJSON writes the whole study as one JSON object. It holds only one trial in memory at a time.
 func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, error]) error {
 	d := newDocument(w)
 	d.head(headOf(s))
@@ -75,14 +76,14 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 		if err != nil {
 			return err
 		}
-		if d.item(trialItemOf(t, worlds[t.Number])); d.err != nil { // nobody reads on
+		if d.item(trialItemOf(t, worlds[t.Number])); d.err != nil {
 			break
 		}
 	}
 	d.end()
 	d.begin("priors")
 	for _, t := range s.Prior {
-		d.item(priorItem{Source: t.Source, Point: pointOf(t), Args: listed(t.Args), Result: t.Result, Probes: listed(t.Probes)})
+		d.item(priorItem{Source: t.Source, Point: mapped(t.Point), Args: listed(t.Args), Result: t.Result, Probes: listed(t.Probes)})
 	}
 	d.end()
 	d.write("\n}\n")
@@ -94,8 +95,8 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 
 func headOf(s studies.Study) head {
 	h := head{
-		Format: Format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Note,
-		Created: s.Created, Updated: s.Updated, Commits: s.Commits, World: s.World, Found: known(s.Found), Noted: known(s.Noted), Events: []eventItem{}, File: s.File,
+		Format: format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Note,
+		Created: s.Created, Updated: s.Updated, Commits: s.Commits, World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{}, File: s.File,
 	}
 	for _, e := range s.Events {
 		h.Events = append(h.Events, eventItem{e.Time, e.Kind, e.Text, e.Trial})
@@ -104,18 +105,18 @@ func headOf(s studies.Study) head {
 }
 
 func trialItemOf(t studies.Trial, world int) trialItem {
-	item := trialItem{Number: t.Number, Origin: t.Origin, Point: pointOf(t), Args: listed(t.Args), State: t.State, World: world, Began: t.Began, Probes: listed(t.Probes)}
+	item := trialItem{Number: t.Number, Origin: t.Origin, Point: mapped(t.Point), Args: listed(t.Args), State: t.State, World: world, Began: t.Began, Probes: listed(t.Probes)}
 	if t.State == studies.Done {
 		item.Ended, item.Result = &t.Ended, &t.Result
 	}
 	return item
 }
 
-// A document is an indented JSON object that is written piece by piece. Its first error stays.
+// A document writes an indented JSON object piece by piece. It keeps its first error and then writes nothing more.
 type document struct {
 	w     *bufio.Writer
-	piece bytes.Buffer // one is encoded at a time
-	some  bool         // the list that was begun has an item
+	piece bytes.Buffer // the piece that is being encoded
+	some  bool         // the open list has an item
 	err   error
 }
 
@@ -127,7 +128,7 @@ func (d *document) write(text string) {
 	}
 }
 
-// encode writes v, whose lines but for the first are indented so.
+// encode writes v, without the tail of its text. All lines but the first begin with indent.
 func (d *document) encode(v any, indent, tail string) {
 	if d.err != nil {
 		return
@@ -141,10 +142,10 @@ func (d *document) encode(v any, indent, tail string) {
 	}
 }
 
-// head writes the fields that are no lists of pieces, and leaves the object open.
+// head writes the fields of v as the first fields of the object, and leaves the object open.
 func (d *document) head(v any) { d.encode(v, "", "\n}\n") }
 
-// begin begins a list.
+// begin opens a list.
 func (d *document) begin(name string) {
 	d.write(",\n  \"" + name + "\": [")
 	d.some = false
@@ -159,7 +160,7 @@ func (d *document) item(v any) {
 	d.encode(v, "    ", "\n")
 }
 
-// end ends the list.
+// end closes the list.
 func (d *document) end() {
 	if d.some {
 		d.write("\n  ")
@@ -174,20 +175,13 @@ func (d *document) close() error {
 	return d.w.Flush()
 }
 
-func pointOf(t studies.Trial) space.Point {
-	if t.Point == nil {
-		return space.Point{}
+// mapped returns a map that is never null in JSON.
+func mapped[M ~map[string]string](m M) M {
+	if m == nil {
+		return M{}
 	}
-	return t.Point
+	return m
 }
 
-// known is never null.
-func known(facts map[string]string) map[string]string {
-	if facts == nil {
-		return map[string]string{}
-	}
-	return facts
-}
-
-// listed is never null.
+// listed returns a list that is never null in JSON.
 func listed[T any](all []T) []T { return append([]T{}, all...) }

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Optuna's distributions (optuna/distributions.py). Files of Optuna before 3.0 have others; all of them but the choices are numbers.
+// Names of Optuna's distributions (optuna/distributions.py). Optuna before 3.0 has other ones for numbers.
 const (
 	floatDistribution = "FloatDistribution"
 	intDistribution   = "IntDistribution"
@@ -26,9 +26,9 @@ type distribution struct {
 	Attributes any    `json:"attributes"`
 }
 
-// numbers are the attributes of a range. A step and a logarithmic scale exclude each other in Optuna; the step of whole numbers is then 1.
+// numbers are the attributes of a range of numbers. In Optuna a logarithmic range has no step, or the step 1 for integers.
 type numbers struct {
-	Step *float64 `json:"step"` // nil is any
+	Step *float64 `json:"step"` // nil means no step
 	Low  float64  `json:"low"`
 	High float64  `json:"high"`
 	Log  bool     `json:"log"`
@@ -38,10 +38,10 @@ type choices struct {
 	Choices []any `json:"choices"`
 }
 
-// encodeParam returns the value of a parameter as Optuna keeps it: a number, or the place of a choice; and its distribution. It reports
-// false where the value is no choice, which Optuna has no way to write.
+// encodeParam returns the value of a parameter as Optuna stores it, a number or the index of a choice, and its
+// distribution. It reports false if the value is not among the choices, because Optuna cannot store that.
 //
-// A number out of the range, or off its step, as the user's current args may have, has a wider range of its own.
+// A number outside its range, or off its step, gets a wider range. The user's current args may have such numbers.
 func encodeParam(p *space.Parameter, text string) (value float64, dist distribution, ok bool) {
 	switch p.Kind {
 	case space.Bool:
@@ -59,20 +59,20 @@ func encodeParam(p *space.Parameter, text string) (value float64, dist distribut
 	return float64(i), distribution{categorical, choices{all}}, i >= 0
 }
 
-// A parameter is a flag as the file has it.
+// A parameter is a flag, with the function that encodes its values.
 type parameter struct {
 	name   string
 	encode func(text string) (value float64, dist distribution, ok bool)
 }
 
-// parametersOf are the searched flags, and after them those that only the points of trials have: the study file had them once, and what it allowed
-// then is not known.
+// parametersOf returns the searched flags, and then the former ones, which only the points of trials have. An earlier
+// study file had those; the values that it allowed are not known.
 func parametersOf(searched []space.Parameter, trials []studies.Trial) (all []parameter) {
 	for i := range searched {
 		p := &searched[i]
 		all = append(all, parameter{p.Name, func(text string) (float64, distribution, bool) { return encodeParam(p, text) }})
 	}
-	former := map[string]map[string]bool{} // their values by name
+	former := map[string]map[string]bool{} // values of former flags, by name
 	for i := range trials {
 		for name, text := range trials[i].Point {
 			if slices.ContainsFunc(searched, func(p space.Parameter) bool { return p.Name == name }) {
@@ -85,24 +85,24 @@ func parametersOf(searched []space.Parameter, trials []studies.Trial) (all []par
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(former)) {
-		all = append(all, parameter{name, seen(slices.Sorted(maps.Keys(former[name])))})
+		all = append(all, parameter{name, formerEncoder(slices.Sorted(maps.Keys(former[name])))})
 	}
 	return all
 }
 
-// seen encodes a parameter of which nothing is known but the values that it had: a range from the least to the greatest, where all are numbers, and
-// else a choice among them.
-func seen(values []string) func(text string) (float64, distribution, bool) {
+// formerEncoder encodes a former flag, given all values that trials have. If all are numbers, it uses the range from the
+// lowest to the highest value; otherwise a choice among the values.
+func formerEncoder(values []string) func(text string) (float64, distribution, bool) {
 	name, within := intDistribution, numbers{Step: new(1.0), Low: math.Inf(1), High: math.Inf(-1)}
 	isNumber := true
 	for _, text := range values {
 		v, err := strconv.ParseFloat(text, 64)
-		if err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text { // it would come back as another text
+		if err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text { // it would be read back as a different text
 			isNumber = false
 			break
 		}
 		within.Low, within.High = min(within.Low, v), max(within.High, v)
-		if v != math.Trunc(v) || math.Abs(v) > mostInt {
+		if v != math.Trunc(v) || math.Abs(v) > maxInt {
 			name, within.Step = floatDistribution, nil
 		}
 	}
@@ -120,12 +120,12 @@ func seen(values []string) func(text string) (float64, distribution, bool) {
 	return func(text string) (float64, distribution, bool) { return encodeParam(p, text) }
 }
 
-// mostInt is the greatest whole number up to which each is a floating-point number, as which Optuna keeps them.
-const mostInt = 1 << 53
+// maxInt limits integers. Optuna stores them as floating-point numbers, which are exact up to here.
+const maxInt = 1 << 53
 
-// rangeOf is the distribution of a Float or an Int that has the value.
+// rangeOf returns the distribution of a Float or an Int. It includes the value.
 func rangeOf(p *space.Parameter, value float64) distribution {
-	levels := p.Levels(2) // the highest legal value, which Optuna wants to be on a step
+	levels := p.Levels(2) // Optuna wants the upper end to be on a step, as the highest level is
 	n := numbers{Low: p.Min, High: p.Max, Log: p.Log}
 	if high, err := p.Number(levels[len(levels)-1]); err == nil {
 		n.High = high
@@ -151,7 +151,7 @@ func rangeOf(p *space.Parameter, value float64) distribution {
 	return distribution{name, n}
 }
 
-// shortest has no exponent but where there would be many digits that say nothing.
+// shortest writes a number with the fewest digits. Very large and very small numbers have an exponent.
 func shortest(v float64) string {
 	if size := math.Abs(v); size >= 1e21 || size < 1e-9 && size > 0 {
 		return strconv.FormatFloat(v, 'g', -1, 64)
@@ -159,7 +159,7 @@ func shortest(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// decodeParam returns a value as text; ok is false for the choice None, which leaves the parameter out.
+// decodeParam returns a value as text; ok is false for the choice None, which means that the parameter is not set.
 func decodeParam(value float64, text []byte) (word string, ok bool, err error) {
 	var d struct {
 		Name       string `json:"name"`
@@ -180,7 +180,7 @@ func decodeParam(value float64, text []byte) (word string, ok bool, err error) {
 	return choiceText(d.Attributes.Choices[i])
 }
 
-// choiceText is a choice as a flag has it.
+// choiceText returns a choice as the text of a flag; ok is false for None.
 func choiceText(raw json.RawMessage) (string, bool, error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.UseNumber()

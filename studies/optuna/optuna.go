@@ -1,4 +1,4 @@
-// Package optuna writes a study as the SQLite file in which Optuna keeps its own, and reads such files. It never runs Optuna.
+// Package optuna writes a study as an SQLite file of Optuna's, and reads such files. It never runs Optuna.
 package optuna
 
 import (
@@ -11,18 +11,17 @@ import (
 	_ "github.com/mattn/go-sqlite3" // the driver called sqlite3
 )
 
-// The versions that a file says of itself. Optuna compares the revision, of Alembic, with its own, and reads the file when they are
-// equal; 12 is what it has never changed since it had Alembic (optuna/storages/_rdb/storage.py, 4.9.0 and 5.0.0).
+// Versions in the file. Optuna reads a file only if its Alembic revision is the one that Optuna expects. The schema
+// version has been 12 since Optuna began to use Alembic (optuna/storages/_rdb/storage.py, 4.9.0 and 5.0.0).
 const (
 	schemaVersion  = 12
 	revision       = "v3.2.0.a"
 	libraryVersion = "4.9.0"
 )
 
-// A state is one of Optuna's for a trial.
+// A state is Optuna's state of a trial.
 type state string
 
-// The states.
 const (
 	complete state = "COMPLETE"
 	pruned   state = "PRUNED"
@@ -30,10 +29,10 @@ const (
 	running  state = "RUNNING"
 )
 
-// finite is the type of a value that is a number.
+// finite is Optuna's type of a value that is a finite number.
 const finite = "FINITE"
 
-// schema makes the tables of schema 12.
+// schema creates the tables of schema version 12.
 const schema = `
 CREATE TABLE studies (study_id INTEGER NOT NULL, study_name VARCHAR(512) NOT NULL, PRIMARY KEY (study_id));
 CREATE UNIQUE INDEX ix_studies_study_name ON studies (study_name);

@@ -31,7 +31,7 @@ var parameters = []space.Parameter{
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
 
-// example has a trial of each kind.
+// example has a trial for each outcome.
 func example() studies.Study {
 	probe := func(seq int, rate, headroom float64) trial.Probe {
 		return trial.Probe{Seq: seq, Rate: rate, Verdict: slo.Verdict{Pass: headroom >= 0, Headroom: headroom, Binding: "p99 TPOT"}}
@@ -66,13 +66,13 @@ func example() studies.Study {
 func written(t *testing.T, study studies.Study) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "it's a study?.db")
-	if err := Write(path, study, parameters); err != nil {
+	if err := Write(path, study, study.Each(), parameters); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-// The tables are those that Optuna makes, word by word.
+// The tables are the same as those that Optuna creates.
 func TestSchemaIsOptunas(t *testing.T) {
 	text, err := os.ReadFile("testdata/schema-4.9.0.sql")
 	if err != nil {
@@ -88,13 +88,13 @@ func TestSchemaIsOptunas(t *testing.T) {
 	}
 }
 
-// plain drops the blanks that mean nothing.
+// plain removes optional blanks.
 func plain(sql string) string {
 	sql = regexp.MustCompile(`\s+`).ReplaceAllString(sql, " ")
 	return regexp.MustCompile(` ?([(),;]) ?`).ReplaceAllString(sql, "$1")
 }
 
-// query returns the rows of one column.
+// query returns the result of a query for one column.
 func query(t *testing.T, path, text string) (all []string) {
 	t.Helper()
 	db, err := open(path, "mode=ro")
@@ -117,8 +117,8 @@ func query(t *testing.T, path, text string) (all []string) {
 	return all
 }
 
-// What Optuna would read, of each kind of trial and parameter; the texts are those that Optuna itself writes.
-func TestRowsAreOptunas(t *testing.T) {
+// The rows of each kind of trial and parameter are the same as Optuna would write.
+func TestRowsAreLikeOptunas(t *testing.T) {
 	path := written(t, example())
 	for _, c := range []struct {
 		name, query string
@@ -127,9 +127,9 @@ func TestRowsAreOptunas(t *testing.T) {
 		{"states and times", `SELECT number || ' ' || state || ' ' || coalesce(strftime('%s', datetime_complete) - strftime('%s', datetime_start), '-') FROM trials ORDER BY trial_id`,
 			[]string{"0 COMPLETE 60", "1 COMPLETE 60", "2 COMPLETE 60", "3 PRUNED 60", "4 FAIL 60", "5 FAIL 60", "6 RUNNING -"}},
 		{"a time is UTC with microseconds", `SELECT datetime_start || '' FROM trials WHERE number=0`, []string{"2026-03-01 12:00:00.123456"}},
-		{"the capacity, and 0 where no rate kept the SLO", `SELECT trial_id || ' ' || value || ' ' || value_type FROM trial_values ORDER BY 1`,
+		{"the capacity, and 0 if no rate kept the SLO", `SELECT trial_id || ' ' || value || ' ' || value_type FROM trial_values ORDER BY 1`,
 			[]string{"1 2.1 FINITE", "2 3.0 FINITE", "3 0.0 FINITE"}},
-		{"the rates that were probed", `SELECT trial_id || ' ' || step || ' ' || intermediate_value FROM trial_intermediate_values ORDER BY 1`,
+		{"the rates of the probes", `SELECT trial_id || ' ' || step || ' ' || intermediate_value FROM trial_intermediate_values ORDER BY 1`,
 			[]string{"1 0 2.0", "1 1 2.4", "2 0 3.0"}},
 		{"each kind of parameter", `SELECT param_value || ' ' || distribution_json FROM trial_params WHERE trial_id=2 ORDER BY param_id`, []string{
 			`0.93 {"name":"FloatDistribution","attributes":{"step":0.01,"low":0.7,"high":0.97,"log":false}}`,
@@ -139,12 +139,12 @@ func TestRowsAreOptunas(t *testing.T) {
 			`1.0 {"name":"CategoricalDistribution","attributes":{"choices":["0","2","4"]}}`,
 			`1.0 {"name":"CategoricalDistribution","attributes":{"choices":["{\"mode\":0}","{\"mode\":3}"]}}`}},
 		{"the default has no parameters", `SELECT param_name FROM trial_params WHERE trial_id=1`, nil},
-		{"values out of the range or off the step have ranges of their own", `SELECT param_value || ' ' || distribution_json FROM trial_params WHERE trial_id=7 ORDER BY param_id`, []string{
+		{"values outside the range or off the step get wider ranges", `SELECT param_value || ' ' || distribution_json FROM trial_params WHERE trial_id=7 ORDER BY param_id`, []string{
 			`2048.0 {"name":"IntDistribution","attributes":{"step":1,"low":16,"high":2048,"log":true}}`,
 			`100.0 {"name":"IntDistribution","attributes":{"step":1,"low":0,"high":4096,"log":false}}`}},
-		{"what is no choice is said", `SELECT value_json FROM trial_user_attributes WHERE trial_id=7 AND "key"='not_among_choices'`, []string{`{"num-speculative-tokens":"8"}`}},
+		{"a value that is not among the choices is an attribute", `SELECT value_json FROM trial_user_attributes WHERE trial_id=7 AND "key"='not_among_choices'`, []string{`{"num-speculative-tokens":"8"}`}},
 		{"why a trial failed", `SELECT value_json FROM trial_user_attributes WHERE trial_id=5 AND "key" IN ('class', 'evidence') ORDER BY "key"`, []string{`"oom-start"`, `"CUDA out of memory"`}},
-		{"a seed is text, for it may not fit", `SELECT value_json FROM study_user_attributes WHERE "key"='seed'`, []string{`"18446744073709551615"`}},
+		{"a seed is text, because it may not fit a number", `SELECT value_json FROM study_user_attributes WHERE "key"='seed'`, []string{`"18446744073709551615"`}},
 		{"one objective", `SELECT direction || ' ' || objective FROM study_directions`, []string{"MAXIMIZE 0"}},
 	} {
 		if got := query(t, path, c.query); !slices.Equal(got, c.want) {
@@ -153,7 +153,7 @@ func TestRowsAreOptunas(t *testing.T) {
 	}
 }
 
-// drifted is a study whose user accepted a change of the world, and with it another study file, before trial 3: the last trials are of the new one.
+// drifted is a study whose user accepted a change of the world and a new study file before trial 3.
 func drifted() studies.Study {
 	met := func(rate float64) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}
@@ -174,7 +174,7 @@ func drifted() studies.Study {
 	return study
 }
 
-// Optuna's best trial is the tuner's, and what was measured in another world is not lost.
+// Optuna finds the same best trial as the tuner. Trials of other worlds are kept.
 func TestWorldsAreNotCompared(t *testing.T) {
 	study := drifted()
 	unmet := drifted() // no trial of the new world met the SLO
@@ -188,19 +188,19 @@ func TestWorldsAreNotCompared(t *testing.T) {
 		want  []string
 	}{
 		{"only the newest world is complete", study, `SELECT state FROM trials ORDER BY number`, []string{"PRUNED", "PRUNED", "PRUNED", "COMPLETE", "COMPLETE"}},
-		{"and has the best value", study, `SELECT trial_id || ' ' || value FROM trial_values ORDER BY value DESC`, []string{"5 3.0", "4 2.99"}},
-		{"what was asked for in each is told", study, `SELECT value_json FROM study_user_attributes WHERE "key"='worlds'`, []string{`[{"model":"m","model length":"2048"},{"model":"m","model length":"4096"}]`}},
-		{"each trial says its world", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='world' ORDER BY trial_id`, []string{"1", "1", "1", "2", "2"}},
-		{"and its capacity", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='capacity_rps' ORDER BY trial_id`, []string{"60", "70", "0", "2.99", "3"}},
-		{"and its probes", study, `SELECT intermediate_value || '' FROM trial_intermediate_values WHERE trial_id=1`, []string{"60.0"}},
-		{"a world in which none met the SLO does not decide", unmet, `SELECT state FROM trials ORDER BY number`, []string{"COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "PRUNED"}},
-		{"what the study file had once is a parameter still", study, `SELECT param_name || ' ' || param_value || ' ' || distribution_json FROM trial_params WHERE trial_id=2 ORDER BY param_id`, []string{
+		{"the newest world has the best value", study, `SELECT trial_id || ' ' || value FROM trial_values ORDER BY value DESC`, []string{"5 3.0", "4 2.99"}},
+		{"the study lists what was asked for in each world", study, `SELECT value_json FROM study_user_attributes WHERE "key"='worlds'`, []string{`[{"model":"m","model length":"2048"},{"model":"m","model length":"4096"}]`}},
+		{"each trial has its world", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='world' ORDER BY trial_id`, []string{"1", "1", "1", "2", "2"}},
+		{"each trial has its capacity", study, `SELECT value_json FROM trial_user_attributes WHERE "key"='capacity_rps' ORDER BY trial_id`, []string{"60", "70", "0", "2.99", "3"}},
+		{"a trial of an old world has its probes", study, `SELECT intermediate_value || '' FROM trial_intermediate_values WHERE trial_id=1`, []string{"60.0"}},
+		{"a world in which no trial met the SLO is not compared", unmet, `SELECT state FROM trials ORDER BY number`, []string{"COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "PRUNED"}},
+		{"a flag of an earlier study file is still a parameter", study, `SELECT param_name || ' ' || param_value || ' ' || distribution_json FROM trial_params WHERE trial_id=2 ORDER BY param_id`, []string{
 			`max-num-seqs 64.0 {"name":"IntDistribution","attributes":{"step":1,"low":16,"high":1024,"log":true}}`,
 			`block-size 16.0 {"name":"IntDistribution","attributes":{"step":1,"low":16,"high":128,"log":false}}`,
 			`enforce-eager 1.0 {"name":"CategoricalDistribution","attributes":{"choices":[false,true]}}`,
 			`scheduler-delay-factor 0.5 {"name":"FloatDistribution","attributes":{"step":null,"low":0.5,"high":1,"log":false}}`,
 			`swap 1.0 {"name":"CategoricalDistribution","attributes":{"choices":["4","none"]}}`}},
-		{"with one distribution in all trials", study, `SELECT count(DISTINCT distribution_json) || '' FROM trial_params GROUP BY param_name`, []string{"1", "1", "1", "1", "1"}},
+		{"a parameter has one distribution in all trials", study, `SELECT count(DISTINCT distribution_json) || '' FROM trial_params GROUP BY param_name`, []string{"1", "1", "1", "1", "1"}},
 	} {
 		if got := query(t, written(t, c.study), c.query); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -216,12 +216,12 @@ func TestReadReadsWhatWasWritten(t *testing.T) {
 	}
 	states := []string{"COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "FAIL", "FAIL", "RUNNING"}
 	if got := string(all[0].User["tuner_study_id"]) + string(all[0].User["world"]); got != `"abc"{"model":"m"}` {
-		t.Errorf("the study says of itself %s", got)
+		t.Errorf("the attributes of the study are %s", got)
 	}
 	for i, got := range all[0].Trials {
 		want := study.Trials[i]
 		point := want.Point
-		if i == 6 { // a value that is no choice
+		if i == 6 { // one of its values is not among the choices
 			point = space.Point{"max-num-seqs": "2048", "long-prefill-token-threshold": "100"}
 		}
 		if space.Point(got.Params).String() != point.String() || got.Number != want.Number || got.State != states[i] {
@@ -241,7 +241,7 @@ func TestReadRefuses(t *testing.T) {
 	dir := t.TempDir()
 	other := func(name string, change string) string {
 		path := filepath.Join(dir, name)
-		if err := Write(path, example(), parameters); err != nil {
+		if err := Write(path, example(), example().Each(), parameters); err != nil {
 			t.Fatal(err)
 		}
 		db, err := open(path, "mode=rw")
@@ -259,17 +259,17 @@ func TestReadRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ name, path, want string }{
-		{"another database", other("other.db", `DROP TABLE alembic_version`), "none of Optuna's"},
-		{"an older one", other("old.db", `UPDATE alembic_version SET version_num='v2.6.0.a'`), "optuna storage upgrade --storage sqlite:///old.db"},
-		{"a choice that is not there", other("choice.db", `UPDATE trial_params SET param_value=7 WHERE param_name='enable-chunked-prefill'`), "trial 1: parameter enable-chunked-prefill: choice 7 of 2"},
-		{"a value that is none", other("null.db", `UPDATE trial_values SET value=NULL WHERE trial_id=2`), "trial 1: its value is NULL where a finite number should be: correct it in trial_values"},
+		{"another database", other("other.db", `DROP TABLE alembic_version`), "not one of Optuna's"},
+		{"an older schema", other("old.db", `UPDATE alembic_version SET version_num='v2.6.0.a'`), "optuna storage upgrade --storage sqlite:///old.db"},
+		{"an index beyond the choices", other("choice.db", `UPDATE trial_params SET param_value=7 WHERE param_name='enable-chunked-prefill'`), "trial 1: parameter enable-chunked-prefill: choice 7 of 2"},
+		{"a value that is NULL", other("null.db", `UPDATE trial_values SET value=NULL WHERE trial_id=2`), "trial 1: its value is NULL where a finite number should be: correct it in trial_values"},
 		{"a value that is text", other("word.db", `UPDATE trial_values SET value='much' WHERE trial_id=2`), `trial 1: its value is "much" where a finite number should be`},
 		{"a value that is infinite", other("inf.db", `UPDATE trial_values SET value=9e999 WHERE trial_id=2`), "trial 1: its value is +Inf where a finite number should be"},
-		{"a parameter that is none", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL where"},
-		{"a distribution that is not there", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is no JSON"},
+		{"a parameter that is NULL", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL where"},
+		{"a distribution that is NULL", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is no JSON"},
 		{"a trial without a number", other("number.db", `UPDATE trials SET number=NULL WHERE trial_id=2`), "trial_id 2: the trial has no number"},
-		{"an id that is none", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna does not write"},
-		{"a distribution that is none", other("json.db", `UPDATE trial_params SET distribution_json='x' WHERE trial_id=2`), "its distribution is no JSON"},
+		{"an id that is text", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna does not write"},
+		{"a distribution that is not JSON", other("json.db", `UPDATE trial_params SET distribution_json='x' WHERE trial_id=2`), "its distribution is no JSON"},
 		{"no file", filepath.Join(dir, "none.db"), "unable to open"},
 		{"text", text, "not a database"},
 	} {

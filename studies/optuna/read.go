@@ -13,7 +13,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// A Study is one of a file.
+// A Study is an Optuna study in a file.
 type Study struct {
 	Name       string
 	Directions []string                   // MINIMIZE or MAXIMIZE, one for each objective
@@ -21,19 +21,19 @@ type Study struct {
 	Trials     []Trial                    // by number
 }
 
-// A Trial is one of a Study.
+// A Trial is a trial of a Study.
 type Trial struct {
 	Number int
 	State  string                     // COMPLETE, PRUNED, FAIL, RUNNING or WAITING
-	Value  *float64                   // of the first objective; nil where there is none, or none that is a number
-	Params map[string]string          // as text; a choice that is None is left out
+	Value  *float64                   // value of the first objective; nil if there is no finite value
+	Params map[string]string          // values as text, without those that are None
 	User   map[string]json.RawMessage // user attributes
 }
 
-// magic is what a SQLite file begins with.
+// magic is the beginning of every SQLite file.
 const magic = "SQLite format 3\x00"
 
-// IsSQLite reports whether the file is one of SQLite's.
+// IsSQLite reports whether the file at path is an SQLite file.
 func IsSQLite(path string) (bool, error) {
 	f, err := foreign.Open(path)
 	if err != nil {
@@ -48,7 +48,7 @@ func IsSQLite(path string) (bool, error) {
 	return string(head) == magic, err
 }
 
-// Read reads all studies of a file. It writes nothing, and Optuna may go on writing the file.
+// Read reads all studies of a file. It writes nothing, and Optuna may be writing the file meanwhile.
 func Read(path string) (all []Study, err error) {
 	db, err := open(path, "mode=ro&_query_only=1&_busy_timeout=5000")
 	if err != nil {
@@ -56,7 +56,7 @@ func Read(path string) (all []Study, err error) {
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = inTransaction(db, func(tx *sql.Tx) error {
-		r := &reader{tx: tx, trials: map[int64]place{}}
+		r := &reader{tx: tx, trials: map[int64]position{}}
 		if err := r.checkVersion(filepath.Base(path)); err != nil {
 			return err
 		}
@@ -73,29 +73,29 @@ func Read(path string) (all []Study, err error) {
 type reader struct {
 	tx     *sql.Tx
 	all    []Study
-	trials map[int64]place // by Optuna's id
+	trials map[int64]position // by Optuna's trial_id
 }
 
-// A place is that of a trial among all studies.
-type place struct{ study, trial int }
+// A position holds the indexes of a trial: of its study, and of the trial in the study.
+type position struct{ study, trial int }
 
-// checkVersion refuses a file with other tables.
+// checkVersion refuses a file with another schema.
 func (r *reader) checkVersion(name string) error {
 	var found string
 	err := r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
 	switch {
 	case err != nil && strings.Contains(err.Error(), "no such table"):
-		return errors.New("it is a SQLite file, and none of Optuna's; give one that Optuna's RDBStorage wrote, or tuner export --format sqlite")
+		return errors.New("it is an SQLite file, but not one of Optuna's; give a file that Optuna's RDBStorage or `tuner export --format sqlite` wrote")
 	case err != nil:
 		return err
 	case found != revision:
-		return fmt.Errorf("its schema is %s, and %s can be read; bring a copy to it: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
+		return fmt.Errorf("its schema is %s, and only %s can be read; upgrade a copy: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
 	}
 	return nil
 }
 
 func (r *reader) read() ([]Study, error) {
-	indexes := map[int64]int{} // of the studies by Optuna's id
+	indexes := map[int64]int{} // indexes in r.all by Optuna's study_id
 	err := r.each(`SELECT study_id, study_name FROM studies ORDER BY study_id`, func(scan func(...any) error) error {
 		var id int64
 		s := Study{User: map[string]json.RawMessage{}}
@@ -138,9 +138,9 @@ func (r *reader) read() ([]Study, error) {
 		err := scan(&id, &study, &number, &t.State)
 		if i, ok := indexes[study.Int64]; ok && err == nil {
 			if t.Number = int(number.Int64); !number.Valid {
-				return fmt.Errorf("trial_id %d: the trial has no number: correct it in trials, or take the row out", id)
+				return fmt.Errorf("trial_id %d: the trial has no number: correct it in trials, or delete the row", id)
 			}
-			r.trials[id] = place{i, len(r.all[i].Trials)}
+			r.trials[id] = position{i, len(r.all[i].Trials)}
 			r.all[i].Trials = append(r.all[i].Trials, t)
 		}
 		return err
@@ -161,14 +161,14 @@ func (r *reader) values() error {
 		}
 		v, ok := numberOf(value)
 		if !ok {
-			return fmt.Errorf("trial %d: its value is %s where a finite number should be: correct it in trial_values, or take the row out", t.Number, textOf(value))
+			return fmt.Errorf("trial %d: its value is %s where a finite number should be: correct it in trial_values, or delete the row", t.Number, textOf(value))
 		}
 		t.Value = &v
 		return nil
 	})
 }
 
-// numberOf is a number of SQLite's, which keeps whatever it is given in a column for numbers.
+// numberOf returns a value of SQLite as a finite number, if it is one. SQLite stores values of any type in any column.
 func numberOf(value any) (v float64, ok bool) {
 	switch v := value.(type) {
 	case float64:
@@ -179,14 +179,12 @@ func numberOf(value any) (v float64, ok bool) {
 	return 0, false
 }
 
-// textOf is a value of SQLite's in an error.
+// textOf writes a value of SQLite for an error message.
 func textOf(value any) string {
 	switch v := value.(type) {
 	case nil:
 		return "NULL"
-	case []byte:
-		return fmt.Sprintf("%.40q", v)
-	case string:
+	case []byte, string:
 		return fmt.Sprintf("%.40q", v)
 	}
 	return fmt.Sprint(value)
@@ -206,7 +204,7 @@ func (r *reader) params() error {
 		}
 		v, ok := numberOf(value)
 		if !ok {
-			return fmt.Errorf("trial %d: parameter %s: it is %s where a finite number should be: correct it in trial_params, or take the row out", t.Number, name.String, textOf(value))
+			return fmt.Errorf("trial %d: parameter %s: it is %s where a finite number should be: correct it in trial_params, or delete the row", t.Number, name.String, textOf(value))
 		}
 		text, ok, err := decodeParam(v, []byte(dist.String))
 		if err != nil {
@@ -231,7 +229,7 @@ func (r *reader) attributes() error {
 	})
 }
 
-// trial is the one with Optuna's id; nil for one of no study.
+// trial returns the trial with Optuna's trial_id; nil if it belongs to no study.
 func (r *reader) trial(id int64) *Trial {
 	at, ok := r.trials[id]
 	if !ok {
@@ -240,7 +238,7 @@ func (r *reader) trial(id int64) *Trial {
 	return &r.all[at.study].Trials[at.trial]
 }
 
-// each has do scan every row.
+// each calls do for every row of a query.
 func (r *reader) each(query string, do func(scan func(...any) error) error) (err error) {
 	rows, err := r.tx.Query(query)
 	if err != nil {

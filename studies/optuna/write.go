@@ -13,20 +13,19 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Write writes the study into the SQLite file at path, which is empty or does not exist. parameters are the searched flags; those that only trials
-// before a change of the study file have are written too.
+// Write writes the study into the SQLite file at path, which must be empty or not exist. The trials need not be in
+// memory: study.Trials needs only points and results. parameters are the searched flags. Flags of an earlier study file,
+// which only older trials have, are written too.
 //
-// The objective is the capacity in requests per second, to be maximised; a trial in which no rate kept the SLO has 0. A trial is
-// COMPLETE when it was measured; PRUNED when it was dropped, or was measured in another world than the best one, so that Optuna does not compare
-// the two; FAIL when it was infeasible or failed by nobody's fault, and RUNNING. Its intermediate values are the rates that were probed, in
-// their order: they end about the capacity. Times are UTC.
-func Write(path string, study studies.Study, parameters []space.Parameter) error {
-	return WriteEach(path, study, study.Each(), parameters)
-}
-
-// WriteEach is Write of trials that are not in memory: of those of the study only their points and what they came to are used.
-func WriteEach(path string, study studies.Study, trials iter.Seq2[studies.Trial, error], parameters []space.Parameter) (err error) {
-	// Nobody reads the file before it is whole, so that a journal would protect nothing.
+// The objective is the capacity in requests per second, to be maximised; it is 0 if no rate kept the SLO. A trial is:
+//   - COMPLETE if it was measured in the world of the best trial,
+//   - PRUNED if it was dropped, or measured in another world, so that Optuna does not compare the two,
+//   - FAIL if it was infeasible or of unknown outcome,
+//   - RUNNING if it is not finished.
+//
+// The intermediate values of a trial are the rates of its probes, in order. Times are UTC.
+func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, error], parameters []space.Parameter) (err error) {
+	// Nobody reads the file before it is complete, so a journal on disk would protect nothing.
 	db, err := open(path, "mode=rwc&_journal_mode=MEMORY&_synchronous=FULL")
 	if err != nil {
 		return err
@@ -51,12 +50,12 @@ func WriteEach(path string, study studies.Study, trials iter.Seq2[studies.Trial,
 	return nil
 }
 
-// A writer fills the tables. Its first error stays, and nothing is done after it.
+// A writer fills the tables. It keeps its first error and then writes nothing more.
 type writer struct {
 	tx         *sql.Tx
 	parameters []parameter
-	worlds     map[int]int // of the trials by their numbers
-	deciding   int         // the one that the best trial is of
+	worlds     map[int]int // world by trial number
+	deciding   int         // world of the best trial
 	err        error
 }
 
@@ -66,10 +65,9 @@ func (w *writer) run(query string, args ...any) {
 	}
 }
 
-// studyID is the only study's.
-const studyID = 1
+const studyID = 1 // the file has one study
 
-// study makes the tables and writes all but the trials.
+// study creates the tables and writes everything but the trials.
 func (w *writer) study(s studies.Study) {
 	w.run(schema)
 	w.run(`INSERT INTO alembic_version VALUES (?)`, revision)
@@ -115,7 +113,7 @@ func (w *writer) json(v any) string {
 	return string(text)
 }
 
-// timeText is how SQLAlchemy writes a time; nil for none.
+// timeText writes a time as SQLAlchemy does; nil for the zero time.
 func timeText(t time.Time) any {
 	if t.IsZero() {
 		return nil
@@ -123,7 +121,8 @@ func timeText(t time.Time) any {
 	return t.UTC().Format("2006-01-02 15:04:05.000000")
 }
 
-// stateOf is what Optuna calls what became of a trial. Its best value is that of a COMPLETE one, whatever world that was measured in.
+// stateOf returns Optuna's state for a trial. Optuna takes its best value from all COMPLETE trials, so only trials of one
+// world may have this state.
 func (w *writer) stateOf(t studies.Trial) state {
 	if t.State != studies.Done {
 		return running
@@ -140,7 +139,7 @@ func (w *writer) stateOf(t studies.Trial) state {
 	return fail
 }
 
-// objective is the capacity; 0 where no rate kept the SLO, for the lowest rate that failed is no capacity.
+// objective returns the capacity, or 0 if no rate kept the SLO. Capacity.Rate is then the lowest rate that failed.
 func objective(t studies.Trial) float64 {
 	if !t.Met() {
 		return 0
@@ -148,7 +147,7 @@ func objective(t studies.Trial) float64 {
 	return t.Result.Capacity.Rate
 }
 
-// An attribute is what Optuna keeps of a study or a trial beside its own.
+// An attribute is a user attribute of a study or a trial in Optuna.
 type attribute struct {
 	key   string
 	value any
@@ -161,7 +160,7 @@ func studyAttributes(s studies.Study) []attribute {
 	}
 }
 
-// A probeAttribute is one probe in a few words.
+// A probeAttribute sums up one probe.
 type probeAttribute struct {
 	Rate     float64 `json:"rate"`
 	Pass     bool    `json:"pass"`
@@ -169,7 +168,8 @@ type probeAttribute struct {
 	Binding  string  `json:"binding"`
 }
 
-// trialAttributes are the figures of a trial that Optuna has no place for. illegal are values of the point that are no choices.
+// trialAttributes returns the facts on a trial for which Optuna has no column. illegal holds the values of the point that
+// are not among the choices.
 func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
 	probes := make([]probeAttribute, len(t.Probes))
 	for i, p := range t.Probes {

@@ -15,23 +15,23 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A row is one combination of auto_tune.sh.
+// A row is a combination of flags that auto_tune.sh measured.
 type row struct {
 	line         int
 	seqs, tokens string
 	met          bool
-	rate         float64 // requests per second at which its limit was kept; infinite where all were sent at once
-	throughput   float64 // requests per second; 0 where it could not be read
+	rate         float64 // requests per second that kept the limit; infinite if all were sent at once
+	throughput   float64 // requests per second; 0 if the file does not have it
 }
 
-// The lines of result.txt (vLLM, benchmarks/auto_tune/auto_tune.sh).
+// Lines of result.txt (vLLM, benchmarks/auto_tune/auto_tune.sh).
 var (
 	metLine  = regexp.MustCompile(`^max_num_seqs: *(\d+), *max_num_batched_tokens: *(\d+), *request_rate: *(inf|[0-9.]+), *e2el: *([^,]*), *throughput: *([^,]*), *goodput: *(.*)$`)
 	missLine = regexp.MustCompile(`^max_num_seqs: *(\d+), *max_num_batched_tokens: *(\d+),? does not meet latency requirement\b`)
 	restLine = regexp.MustCompile(`^(hash:|best_max_num_seqs:)`)
 )
 
-// parseAutoTune reads the text of a result.txt. The error names the line, from 1.
+// parseAutoTune reads the text of a result.txt. An error begins with the line number, counted from 1.
 func parseAutoTune(text []byte) (rows []row, err error) {
 	known := false
 	line := 0
@@ -41,7 +41,7 @@ func parseAutoTune(text []byte) (rows []row, err error) {
 		if m := metLine.FindStringSubmatch(words); m != nil {
 			r := row{line: line, seqs: m[1], tokens: m[2], met: true}
 			if r.rate, err = strconv.ParseFloat(m[3], 64); err != nil {
-				return nil, fmt.Errorf("%d: request_rate %.20s is no number of requests per second; correct the line, or take it out", line, m[3])
+				return nil, fmt.Errorf("%d: request_rate %.20s is not a number of requests per second; correct the line, or delete it", line, m[3])
 			}
 			if v, err := strconv.ParseFloat(strings.TrimSpace(m[5]), 64); err == nil && v > 0 && !math.IsInf(v, 0) {
 				r.throughput = v
@@ -52,17 +52,17 @@ func parseAutoTune(text []byte) (rows []row, err error) {
 		} else if restLine.MatchString(words) {
 			known = true
 		} else if words != "" {
-			return nil, fmt.Errorf("%d: %.60q is no line that auto_tune.sh writes to its result.txt; name that file, or one .json file of vllm bench serve", line, words)
+			return nil, fmt.Errorf("%d: %.60q is not a line of auto_tune.sh's result.txt; give that file, or a .json file of vllm bench serve", line, words)
 		}
 	}
 	if len(rows) == 0 && !known {
-		return nil, fmt.Errorf("%d: it is empty; auto_tune.sh writes a line for each combination when it was measured", max(line, 1))
+		return nil, fmt.Errorf("%d: the file is empty; auto_tune.sh writes a line after each combination that it measured", max(line, 1))
 	}
 	return rows, nil
 }
 
-// carried is the highest rate that a row says was carried within its limit: the one that was offered, or, where all requests came at
-// once, what the server then did.
+// carried returns the highest rate that kept the limit: the offered rate, or the throughput if all requests were sent at
+// once.
 func (r row) carried() float64 {
 	if math.IsInf(r.rate, 1) {
 		return r.throughput
@@ -90,21 +90,21 @@ func (r *Reader) readAutoTune(s *Source, path string) error {
 		case err != nil:
 			s.leave(from, "%v", err)
 		case !row.met:
-			s.leave(from, "%s: no rate kept its limit, or the server did not start: the file cannot tell; see vllm_log_%s_%s.txt beside it", point, row.seqs, row.tokens)
+			s.leave(from, "%s: no rate kept its limit, or the server did not start; vllm_log_%s_%s.txt beside the file shows which", point, row.seqs, row.tokens)
 		case !(row.carried() > 0):
-			s.leave(from, "%s: the file has no throughput; its benchmark did not end", point)
+			s.leave(from, "%s: the file has no throughput, because the benchmark did not end", point)
 		default:
 			s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: row.capacity()}, nil)
 		}
 	}
-	s.note("its limit is on p99 E2E alone, with dummy weights and 100 to 1,000 requests: its figures may be far from this study's")
+	s.note("auto_tune.sh limits only p99 E2E, and uses dummy weights and 100 to 1,000 requests: its figures may be far from this study's")
 	return nil
 }
 
-// capacity of a row. That the next higher rate failed is not in the file.
+// capacity returns the capacity of a row. It is a lower bound, because the file does not say which rate failed.
 func (r row) capacity() capacity.Capacity {
 	c := capacity.Capacity{Rate: r.carried(), Low: r.carried(), Bound: capacity.AtLeast, Binding: "p99 E2E", Probes: 1}
-	c.Why = fmt.Sprintf("auto_tune.sh: kept at %g req/s, a whole number", r.rate)
+	c.Why = fmt.Sprintf("auto_tune.sh: kept at %g req/s, in steps of 1", r.rate)
 	if math.IsInf(r.rate, 1) {
 		c.Why = "auto_tune.sh: kept with all requests at once"
 	}
@@ -113,8 +113,9 @@ func (r row) capacity() capacity.Capacity {
 
 var utilizationLog = regexp.MustCompile(`^vllm_log_gpu_memory_utilization_([0-9.]+)\.log$`)
 
-// autoTuneFlags are the searched flags that auto_tune.sh gives every server and does not write down: prefix caching, and the highest
-// utilization with which a server started, which is the last that it tried, on its way down from 0.98.
+// autoTuneFlags returns the searched flags that auto_tune.sh sets for all servers but does not put into result.txt. They
+// are prefix caching and the memory utilization. auto_tune.sh lowers the latter from 0.98 until a server starts, so the
+// lowest value that has a log is the one that it used.
 func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	flags := map[string]string{}
 	if r.Space.Parameter("enable-prefix-caching") != nil {
@@ -128,41 +129,30 @@ func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	if err != nil {
 		return flags
 	}
-	least := ""
+	lowest := 0.0
 	for _, log := range logs {
 		m := utilizationLog.FindStringSubmatch(filepath.Base(log))
 		if m == nil {
 			continue
 		}
-		if v, err := strconv.ParseFloat(m[1], 64); err == nil && (least == "" || v < number(least)) {
-			least = m[1]
+		if v, err := strconv.ParseFloat(m[1], 64); err == nil && (lowest == 0 || v < lowest) {
+			lowest = v
 		}
 	}
-	if least == "" {
-		s.note("which gpu-memory-utilization it found is not in the file, and is left to the server's default: say it with --set gpu-memory-utilization=0.95")
+	if lowest == 0 {
+		s.note("the file does not have the gpu-memory-utilization, so the server's default is assumed: set it with --set gpu-memory-utilization=0.95")
 		return flags
 	}
-	flags[utilization] = shortest(number(least))
+	flags[utilization] = strconv.FormatFloat(lowest, 'f', -1, 64)
 	return flags
 }
 
-// globbed protects a folder's name from being read as a pattern.
+// globbed quotes the name of a folder for use in a pattern.
 func globbed(dir string) string {
 	return regexp.MustCompile(`[*?\[\\]`).ReplaceAllString(dir, `\$0`)
 }
 
-// number reads what is known to be one.
-func number(text string) float64 {
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return math.NaN()
-	}
-	return v
-}
-
-func shortest(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
-
-// note adds what holds for all that was taken, once.
+// note adds a note on all trials of the source, unless it has it already.
 func (s *Source) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if slices.Contains(s.Notes, text) {

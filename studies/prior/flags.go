@@ -13,13 +13,13 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// flagName writes a name as vLLM's flags are written in a study: vLLM takes underscores too.
+// flagName writes the name of a flag as a study does. vLLM also accepts underscores.
 func flagName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimLeft(name, "-")), "_", "-")
 }
 
-// point makes a point of flags, given by name. A flag that the study does not search must be one that all its servers have with that
-// value; and the point must be one that the study may measure.
+// point makes a point of flags, given by name. A flag that the study does not search must have the value that the study
+// sets for all servers. The study must allow the point.
 func (r *Reader) point(flags map[string]string) (space.Point, error) {
 	p := space.Point{}
 	var errs []error
@@ -33,7 +33,7 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 			errs = append(errs, err)
 			p[name] = value
 		case isFixed && !same(fixed, text):
-			errs = append(errs, fmt.Errorf("%s is %s there, and %s in the server.args of this study", name, text, fixed))
+			errs = append(errs, fmt.Errorf("%s is %s in the source, but %s in the server.args of this study", name, text, fixed))
 		case !isFixed:
 			errs = append(errs, fmt.Errorf("%s=%s is not searched in this study; search it, or set it in server.args", name, text))
 		}
@@ -47,7 +47,7 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 	return r.legal(p), nil
 }
 
-// legal writes the values of a point as the study's sampler does: Optuna's 0.8799999999999999 is 0.88.
+// legal rounds the values of a point as the study's sampler does: Optuna's 0.8799999999999999 becomes 0.88.
 func (r *Reader) legal(p space.Point) space.Point {
 	u, active := r.Space.Unit(p)
 	nearest := r.Space.Sample(u)
@@ -74,7 +74,7 @@ func same(a, b string) bool {
 	return a == b || strings.EqualFold(a, b) || errX == nil && errY == nil && x == y
 }
 
-// withSet adds what the user says of the servers' flags to what a source says itself.
+// withSet adds the flags that the user set to the flags of a source, which win.
 func (r *Reader) withSet(flags map[string]string) map[string]string {
 	all := maps.Clone(r.Set)
 	if all == nil {
@@ -84,7 +84,7 @@ func (r *Reader) withSet(flags map[string]string) map[string]string {
 	return all
 }
 
-// known are the searched and the fixed flags among some words that may also be other ones.
+// known returns the words that are searched or fixed flags of the study.
 func (r *Reader) known(words map[string]string) map[string]string {
 	flags := map[string]string{}
 	for word, value := range words {
@@ -97,23 +97,24 @@ func (r *Reader) known(words map[string]string) map[string]string {
 	return flags
 }
 
-// inPath are the searched flags that the names of a file and its folders say, as in max_num_seqs=128,gpu-memory-utilization=0.9/2qps.json.
+// inPath returns the searched flags in the names of a file and its folders, as in
+// max_num_seqs=128,gpu-memory-utilization=0.9/2qps.json.
 func (r *Reader) inPath(path string) map[string]string {
 	flags := map[string]string{}
 	parameters := r.Space.Parameters()
 	path = filepath.ToSlash(path)
 	for i := range parameters {
 		p := &parameters[i]
-		name := strings.ReplaceAll(regexp.QuoteMeta(p.Name), "-", "[-_]") // QuoteMeta leaves a dash as it is
+		name := strings.ReplaceAll(regexp.QuoteMeta(p.Name), "-", "[-_]") // QuoteMeta does not change dashes
 		at := regexp.MustCompile(`(?:^|[^a-zA-Z0-9])(?i:` + name + `)=(` + values(p) + `)(?:$|[^a-zA-Z0-9]|\.[^0-9])`)
 		if all := at.FindAllStringSubmatch(path, -1); len(all) > 0 {
-			flags[p.Name] = all[len(all)-1][1] // the nearest to the file
+			flags[p.Name] = all[len(all)-1][1] // the innermost name wins
 		}
 	}
 	return flags
 }
 
-// values is a pattern of what a parameter's value may look like.
+// values returns a pattern for the values of a parameter.
 func values(p *space.Parameter) string {
 	switch p.Kind {
 	case space.Bool:
@@ -125,6 +126,6 @@ func values(p *space.Parameter) string {
 	for i, c := range p.Choices {
 		words[i] = regexp.QuoteMeta(c)
 	}
-	slices.SortFunc(words, func(a, b string) int { return len(b) - len(a) }) // the longest that fits
+	slices.SortFunc(words, func(a, b string) int { return len(b) - len(a) }) // prefer the longest match
 	return strings.Join(words, "|")
 }

@@ -15,30 +15,30 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// The requests per second that are taken for those of a server: none answers a million, and at one in 11 days nobody has waited for the second.
+// Plausible requests per second. The minimum is one request in 11 days.
 const (
-	leastRate = 1e-6
-	mostRate  = 1e6
+	minRate = 1e-6
+	maxRate = 1e6
 )
 
-// The milliseconds that are taken for a server's latency: a nanosecond, and 11 days, which nobody has waited.
+// Plausible latencies in milliseconds: from a nanosecond to 11 days.
 const (
-	leastMS = 1e-6
-	mostMS  = 1e9
+	minMS = 1e-6
+	maxMS = 1e9
 )
 
-// mostInFlight is more requests than any workload has at once.
-const mostInFlight = 1e7
+// maxInFlight is more requests than any workload has at once.
+const maxInFlight = 1e7
 
-// mostLog is the most that the logarithm of a ratio of two rates, or of two latencies, can be: e^40 are seven years in nanoseconds.
-const mostLog = 40
+// maxLog limits the logarithm of the ratio of two rates or latencies: e^40 nanoseconds are seven years.
+const maxLog = 40
 
-// implausible says why what was read cannot have been measured, or cannot be stored; "" where it can.
+// implausible says why a result cannot have been measured, or cannot be stored; "" if it can.
 func implausible(result trial.Result, probes []trial.Probe) string {
 	return cmp.Or(implausibleResult(result), implausibleProbes(probes), unstorable(studies.Trial{Result: result, Probes: probes}))
 }
 
-// implausibleRun is implausible of a probe that has no result yet.
+// implausibleRun is implausible for a probe without a result.
 func implausibleRun(p trial.Probe) string {
 	probes := []trial.Probe{p}
 	return cmp.Or(implausibleProbes(probes), unstorable(studies.Trial{Probes: probes}))
@@ -56,7 +56,7 @@ var (
 	bounds   = []capacity.Bound{capacity.Exact, capacity.AtLeast, capacity.AtMost}
 )
 
-// implausibleResult is implausible of what a trial came to. A trial that was not measured may have no capacity at all.
+// implausibleResult is implausible for the result of a trial. A trial that was not measured needs no capacity.
 func implausibleResult(result trial.Result) string {
 	c := result.Capacity
 	isMeasured := result.Outcome == trial.Measured
@@ -65,38 +65,38 @@ func implausibleResult(result trial.Result) string {
 		return notAWord("outcome", result.Outcome, outcomes)
 	case !slices.Contains(bounds, c.Bound) && (isMeasured || c.Bound != ""):
 		return notAWord("bound", c.Bound, bounds)
-	case isMeasured && !(c.Rate >= leastRate && c.Rate <= mostRate):
+	case isMeasured && !(c.Rate >= minRate && c.Rate <= maxRate):
 		return notARate("capacity", c.Rate)
 	}
-	for _, bound := range []float64{c.Rate, c.Low, c.High, c.Lowest, c.Highest} { // 0 where there is none
-		if !within(bound, 0, mostRate) {
+	for _, bound := range []float64{c.Rate, c.Low, c.High, c.Lowest, c.Highest} { // 0 stands for none
+		if !within(bound, 0, maxRate) {
 			return notARate("capacity, or a bound of it,", bound)
 		}
 	}
-	return cmp.Or(notWithin("requests in flight", c.InFlight, 0, mostInFlight), notWithin("standard error of ln capacity", c.StdErr, 0, mostLog),
+	return cmp.Or(notWithin("number of requests in flight", c.InFlight, 0, maxInFlight), notWithin("standard error of ln capacity", c.StdErr, 0, maxLog),
 		notWithin("number of probes", float64(c.Probes), 0, math.MaxInt32), implausibleParts(c))
 }
 
-// implausibleParts is implausible of what a capacity rests on.
+// implausibleParts is implausible for the pieces and steps of a capacity.
 func implausibleParts(c capacity.Capacity) (why string) {
 	for _, p := range c.Pieces {
-		why = cmp.Or(why, notWithin("part of the standard error", p.Moved, -mostLog, mostLog))
+		why = cmp.Or(why, notWithin("part of the standard error", p.Moved, -maxLog, maxLog))
 	}
 	for i, s := range c.Steps {
-		if !within(s.Rate, 0, mostRate) {
+		if !within(s.Rate, 0, maxRate) {
 			why = cmp.Or(why, notARate(fmt.Sprintf("step %d", i), s.Rate))
 		}
-		why = cmp.Or(why, notWithin(fmt.Sprintf("step %d: requests in flight", i), s.InFlight, 0, mostInFlight),
-			notWithin(fmt.Sprintf("step %d: headroom", i), s.Headroom, -mostLog, mostLog))
+		why = cmp.Or(why, notWithin(fmt.Sprintf("step %d: number of requests in flight", i), s.InFlight, 0, maxInFlight),
+			notWithin(fmt.Sprintf("step %d: headroom", i), s.Headroom, -maxLog, maxLog))
 	}
 	return why
 }
 
-// implausibleProbes is implausible of the rates and latencies of probes.
+// implausibleProbes is implausible for the rates and latencies of probes.
 func implausibleProbes(probes []trial.Probe) string {
 	for _, p := range probes {
 		name := fmt.Sprintf("probe %d", p.Seq)
-		if !within(p.Rate, 0, mostRate) {
+		if !within(p.Rate, 0, maxRate) {
 			return notARate(name, p.Rate)
 		}
 		m := p.Measurement
@@ -117,31 +117,31 @@ func implausibleProbes(probes []trial.Probe) string {
 	return ""
 }
 
-// latency finds the figure that no server has; ok is true where there is none.
+// latency returns the first implausible figure; ok is true if all are plausible.
 func latency(s bench.Stats) (value float64, ok bool) {
 	for _, value := range []float64{s.Mean, s.P50, s.P90, s.P95, s.P99, s.P999, s.Max} {
 		if !isLatency(value) {
 			return value, false
 		}
 	}
-	return s.Std, within(s.Std, 0, mostMS) // of equal latencies it is the error of its own sum
+	return s.Std, within(s.Std, 0, maxMS) // equal latencies have a tiny Std, from rounding
 }
 
-// isLatency reports whether a figure is one of a server, or 0, which is no figure.
-func isLatency(ms float64) bool { return ms == 0 || within(ms, leastMS, mostMS) }
+// isLatency reports whether a latency is plausible. It may be 0, which stands for none.
+func isLatency(ms float64) bool { return ms == 0 || within(ms, minMS, maxMS) }
 
-// within is false of what is no number.
-func within(v, least, most float64) bool { return v >= least && v <= most }
+// within reports whether v is in a range. NaN is in none.
+func within(v, low, high float64) bool { return v >= low && v <= high }
 
-func notWithin(what string, v, least, most float64) string {
-	if within(v, least, most) {
+func notWithin(what string, v, low, high float64) string {
+	if within(v, low, high) {
 		return ""
 	}
-	return fmt.Sprintf("its %s: %.4g, and it can be from %g to %g; correct it where it was written", what, v, least, most)
+	return fmt.Sprintf("its %s is %.4g, but must be from %g to %g; correct it where it was written", what, v, low, high)
 }
 
 func notALatency(what string, ms float64) string {
-	return fmt.Sprintf("%s is %.4g ms, and a server's is from %g to %g; correct it where it was written", what, ms, leastMS, mostMS)
+	return fmt.Sprintf("%s is %.4g ms, but must be from %g to %g; correct it where it was written", what, ms, minMS, maxMS)
 }
 
 func notAWord[T ~string](what string, is T, known []T) string {
@@ -149,18 +149,18 @@ func notAWord[T ~string](what string, is T, known []T) string {
 	for i, word := range known {
 		all[i] = string(word)
 	}
-	return fmt.Sprintf("its %s is %.40q, and it can be %s; correct it where it was written", what, string(is), strings.Join(all, ", "))
+	return fmt.Sprintf("its %s is %.40q, but must be one of %s; correct it where it was written", what, string(is), strings.Join(all, ", "))
 }
 
 func notARate(what string, rate float64) string {
-	return fmt.Sprintf("its %s is at %.4g requests per second, and a server's is from %g to %.0f; correct it where it was written", what, rate, leastRate, mostRate)
+	return fmt.Sprintf("its %s is %.4g requests per second, but must be from %g to %.0f; correct it where it was written", what, rate, minRate, maxRate)
 }
 
-// brief writes a number of very many digits, which may be anything in a file, as one that can be printed.
+// brief shortens a number with very many digits, so that it can be printed. Files may contain anything.
 func brief(text string) string {
-	const most = 24 // more than any number needs
+	const maxDigits = 24 // more than any number needs
 	v, err := strconv.ParseFloat(text, 64)
-	if len(text) <= most || err != nil && !math.IsInf(v, 0) {
+	if len(text) <= maxDigits || err != nil && !math.IsInf(v, 0) {
 		return text
 	}
 	return strconv.FormatFloat(v, 'g', -1, 64)

@@ -58,11 +58,11 @@ func put(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// taken are the trials as "capacity bound point", and what was left out as "file: why".
+// taken lists the taken trials as "capacity bound point", and what was left out as "file: why".
 func taken(dir string, s Source) (got, left []string) {
 	for _, t := range s.Taken {
-		c := t.Trial.Result.Capacity
-		got = append(got, fmt.Sprintf("%g %s %s", c.Rate, c.Bound, t.Trial.Point))
+		c := t.Result.Capacity
+		got = append(got, fmt.Sprintf("%g %s %s", c.Rate, c.Bound, t.Point))
 	}
 	for _, l := range s.Left {
 		left = append(left, strings.TrimPrefix(l.From, dir+"/")+": "+l.Why)
@@ -90,7 +90,7 @@ max_num_seqs: 64, max_num_batched_tokens: 2048, request_rate: inf, e2el: , throu
 best_max_num_seqs: 128, best_num_batched_tokens: 2048, best_throughput: 9.81, profile saved in: /x/profile
 `
 
-// auto_tune.sh goes down from 0.98, so that the last log is that of the value it took.
+// auto_tune.sh lowers the utilization from 0.98, so the lowest value with a log is the one that it used.
 func TestAutoTune(t *testing.T) {
 	dir := put(t, map[string]string{
 		"2026_03_01_10_30/result.txt":                                     autoTuneResult,
@@ -104,12 +104,12 @@ func TestAutoTune(t *testing.T) {
 	if want := []string{
 		"9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=128",
 		"8 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=256",
-	}; s.Name != dir || s.Kind != AutoTune || !slices.Equal(got, want) {
+	}; s.Name != dir || s.Kind != autoTune || !slices.Equal(got, want) {
 		t.Errorf("%s of %s gives %q, want %q", s.Name, s.Kind, got, want)
 	}
 	for i, want := range []string{
 		"result.txt:5: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=512: no rate kept its limit, or the server did not start",
-		"result.txt:6: max-num-batched-tokens is 4096 there, and 2048 in the server.args of this study",
+		"result.txt:6: max-num-batched-tokens is 4096 in the source, but 2048 in the server.args of this study",
 		"result.txt:7: max-num-seqs=8 is below the range [16, 1024]",
 		"result.txt:8: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=64: the file has no throughput",
 	} {
@@ -117,13 +117,13 @@ func TestAutoTune(t *testing.T) {
 			t.Errorf("left out %q, want %q", left, want)
 		}
 	}
-	for _, one := range s.Trials() {
+	for _, one := range s.Taken {
 		if one.Number != -1 || one.Origin != studies.Prior || one.State != studies.Done || !one.Met() || one.Source != dir || len(one.Args) == 0 {
 			t.Errorf("a prior is %+v", one)
 		}
 	}
 
-	// The file alone does not say the utilization.
+	// result.txt does not have the utilization.
 	alone := put(t, map[string]string{"result.txt": autoTuneResult})
 	s = readOne(t, reader(t), filepath.Join(alone, "result.txt"))
 	if got, _ := taken(alone, s); got[0] != "9.81 at least enable-prefix-caching=true max-num-seqs=128" || !strings.Contains(strings.Join(s.Notes, " "), "--set gpu-memory-utilization=0.95") {
@@ -136,14 +136,14 @@ func TestAutoTune(t *testing.T) {
 	}
 }
 
-func TestPointsAreWrittenAsTheSamplerDoes(t *testing.T) {
+func TestPointsAreWrittenAsTheSamplerWritesThem(t *testing.T) {
 	point, err := reader(t).point(map[string]string{"gpu-memory-utilization": "0.8799999999999999", "max-num-seqs": "128.0", "enable-prefix-caching": "True", "max-num-batched-tokens": "2048.0"})
 	if want := "enable-prefix-caching=true gpu-memory-utilization=0.88 max-num-seqs=128"; err != nil || point.String() != want {
 		t.Errorf("point %s, %v; want %s", point, err, want)
 	}
 }
 
-// result is a result of vllm bench serve without lists, of 300 requests.
+// result makes a result of vllm bench serve for 300 requests, without lists of them.
 func result(rate any, ttft, tpot float64, more map[string]any) string {
 	fields := map[string]any{
 		"model_id": "my/model", "backend": "openai", "num_prompts": 300, "request_rate": rate, "burstiness": 1.0, "max_concurrency": nil,
@@ -162,7 +162,7 @@ func result(rate any, ttft, tpot float64, more map[string]any) string {
 	return string(text)
 }
 
-// Runs of one config at several rates are one capacity, whatever files they are in.
+// Runs of one point at several rates make one trial, whichever files they are in.
 func TestBenchRunsAreJoined(t *testing.T) {
 	dir := put(t, map[string]string{
 		"a/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}),
@@ -182,41 +182,41 @@ func TestBenchRunsAreJoined(t *testing.T) {
 	}; !slices.Equal(got, want) {
 		t.Errorf("taken %q, want %q", got, want)
 	}
-	if len(left) != 1 || !strings.Contains(left[0], "no rate kept the SLO (p99 TPOT 90 of 60 ms); measure lower ones") {
+	if len(left) != 1 || !strings.Contains(left[0], "no rate kept the SLO (p99 TPOT 90 of 60 ms); measure lower rates") {
 		t.Errorf("left out %q", left)
 	}
-	if len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "the runs of max-num-seqs=128 differ in gpu, which this study does not know") {
+	if len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "the runs of max-num-seqs=128 differ in gpu, which is no flag of this study") {
 		t.Errorf("notes %q", s.Notes)
 	}
-	for _, one := range s.Trials() {
+	for _, one := range s.Taken {
 		if one.Point["max-num-seqs"] == "128" && (len(one.Probes) != 3 || one.Probes[2].Rate != 4 || one.Probes[2].Verdict.Pass || one.Result.Capacity.High != 4) {
 			t.Errorf("joined %+v", one)
 		}
 	}
 }
 
-func TestBenchRunsThatAreOfNoUse(t *testing.T) {
+func TestUnusableBenchRuns(t *testing.T) {
 	for _, c := range []struct {
 		name, text, want string
 		change           func(*Reader)
 	}{
-		{"the flags are not known", result(1, 200, 40, nil), "neither the file nor its name says the server's flags", nil},
-		{"the model is another", result(1, 200, 40, map[string]any{"model_id": "other/model"}), "its model is other/model, and this study's my/model", nil},
-		{"a closed loop", result("inf", 200, 40, map[string]any{"max_concurrency": 64}), "--max-concurrency 64 held requests back", nil},
-		{"a latency that is not there", strings.ReplaceAll(result(1, 200, 40, nil), "p99_tpot_ms", "p98_tpot_ms"), "missing p99_tpot_ms", nil},
-		{"too few requests", result(1, 200, 40, map[string]any{"num_prompts": 50, "completed": 50}), "50 requests are too few for p99 TTFT, it takes 100; run it with --num-prompts 100", func(r *Reader) { r.Defaults = true }},
+		{"the flags are not known", result(1, 200, 40, nil), "neither the file nor its name has the server's flags", nil},
+		{"the model is another", result(1, 200, 40, map[string]any{"model_id": "other/model"}), "its model is other/model, but this study's is my/model", nil},
+		{"a closed loop", result("inf", 200, 40, map[string]any{"max_concurrency": 64}), "--max-concurrency 64 delayed requests", nil},
+		{"a missing latency", strings.ReplaceAll(result(1, 200, 40, nil), "p99_tpot_ms", "p98_tpot_ms"), "missing p99_tpot_ms", nil},
+		{"too few requests", result(1, 200, 40, map[string]any{"num_prompts": 50, "completed": 50}), "50 requests are too few for p99 TTFT, which needs 100; measure with --num-prompts 100", func(r *Reader) { r.Defaults = true }},
 		{"no request completed", result(1, 0, 0, map[string]any{"completed": 0, "failed": 300}), "no request was completed", nil},
-		{"a limit on E2E, which is not there", result(1, 200, 40, nil), "p99 E2E is not in the file; run it with --percentile-metrics", func(r *Reader) {
+		{"a limit on E2E, which the file does not have", result(1, 200, 40, nil), "p99 E2E is not in the file; measure with --percentile-metrics", func(r *Reader) {
 			r.Defaults = true
 			r.SLO.Limits = append(r.SLO.Limits, slo.Limit{Metric: slo.E2E, Percentile: 99, Max: time.Minute})
 		}},
 		{"requests failed", result(1, 200, 40, map[string]any{"completed": 290, "failed": 10}), "no rate kept the SLO (10 of 300 requests failed)", func(r *Reader) { r.Defaults = true }},
 		{"out of the range", result(1, 200, 40, map[string]any{"max_num_seqs": "4"}), "max-num-seqs=4 is below the range", nil},
-		{"other fixed args", result(1, 200, 40, map[string]any{"max_num_seqs": "32", "max_num_batched_tokens": "512"}), "max-num-batched-tokens is 512 there, and 2048", nil},
-		{"a latency that none has", result(1, 1e-308, 40, nil), "p99 TTFT is 1e-308 ms, in which no server answers; measure it again", func(r *Reader) { r.Defaults = true }},
-		{"a rate that none has", result(1e300, 200, 40, nil), "its probe 0 is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000", func(r *Reader) { r.Defaults = true }},
-		{"a rate at which nobody asks", result(1e-300, 200, 40, nil), "num_prompts / request_rate", func(r *Reader) { r.Defaults = true }},
-		{"a throughput that none has", result("inf", 200, 40, map[string]any{"duration": 1e-6}), "its probe 0 is at 3e+08 requests per second", func(r *Reader) { r.Defaults = true }},
+		{"other fixed args", result(1, 200, 40, map[string]any{"max_num_seqs": "32", "max_num_batched_tokens": "512"}), "max-num-batched-tokens is 512 in the source, but 2048", nil},
+		{"an impossible latency", result(1, 1e-308, 40, nil), "p99 TTFT is 1e-308 ms, which is too short for any server; measure again", func(r *Reader) { r.Defaults = true }},
+		{"an impossible rate", result(1e300, 200, 40, nil), "its probe 0 is 1e+300 requests per second, but must be from 1e-06 to 1000000", func(r *Reader) { r.Defaults = true }},
+		{"a rate near zero", result(1e-300, 200, 40, nil), "num_prompts / request_rate", func(r *Reader) { r.Defaults = true }},
+		{"an impossible throughput", result("inf", 200, 40, map[string]any{"duration": 1e-6}), "its probe 0 is 3e+08 requests per second", func(r *Reader) { r.Defaults = true }},
 		{"a value of very many digits", result(1, 200, 40, map[string]any{"max_num_seqs": strings.Repeat("9", 300)}), "--max-num-seqs 1e+300 is not a number; write one, such as 16", nil},
 		{"another file", `{"a": 1}`, "missing num_prompts", nil},
 		{"a list", `[{"a": 1}]`, "no JSON object", nil},
@@ -234,7 +234,7 @@ func TestBenchRunsThatAreOfNoUse(t *testing.T) {
 	}
 }
 
-// With the lists of --save-detailed requests are judged one by one, as a sweep's are.
+// With the lists of --save-detailed, requests are judged one by one, as in a sweep.
 func TestRealBenchRun(t *testing.T) {
 	r := reader(t)
 	r.Defaults, r.AnyModel = true, true
@@ -242,10 +242,10 @@ func TestRealBenchRun(t *testing.T) {
 	path := "../../bench/testdata/vllm-0.32-openai.json"
 	s := readOne(t, r, path)
 	got, _ := taken("", s)
-	if !slices.Equal(got, []string{"4 at least "}) || s.Taken[0].Trial.Probes[0].Verdict.Checks[0].Each == "" {
+	if !slices.Equal(got, []string{"4 at least "}) || s.Taken[0].Probes[0].Verdict.Checks[0].Each == "" {
 		t.Errorf("%q of %+v", got, s)
 	}
-	// An error of more than one request in a hundred breaks the SLO.
+	// More than one failed request in a hundred breaks the SLO.
 	path = "../../bench/testdata/vllm-0.14.1.json"
 	if _, left := taken("", readOne(t, r, path)); len(left) != 1 {
 		t.Errorf("of 12 requests, 2 of them failed: %q", left)
@@ -262,8 +262,8 @@ func TestSeveralPathsAreOneSource(t *testing.T) {
 	}
 }
 
-// What is imported replaces what has its name: other files must never have it, and the same files always.
-func TestASetOfFilesHasANameOfItsOwn(t *testing.T) {
+// An import replaces the priors of the same name. So the same files always have the same name, and other files never do.
+func TestEachSetOfFilesHasItsOwnName(t *testing.T) {
 	files := map[string]string{}
 	for _, name := range []string{"a/1.json", "a/2.json", "a/4.json", "b/1.json", "b/2.json", "x/a/1.json", "x/a/2.json"} {
 		files[name] = result(1, 200, 40, map[string]any{"max_num_seqs": "128"})
@@ -285,13 +285,13 @@ func TestASetOfFilesHasANameOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeRead(t *testing.T) {
+func TestMalformedFiles(t *testing.T) {
 	dir := put(t, map[string]string{
 		"result.txt": "hash:1\nmax_num_seqs: 128\n", "empty.txt": "", "broken.json": "{\n\"a\": 1,\n\"b\": }\n", "short.json": "{\n\"a\": 1,\n", "nothing/x.txt": "",
 	})
 	for _, c := range []struct{ path, want string }{
-		{"result.txt", `result.txt:2: "max_num_seqs: 128" is no line that auto_tune.sh writes`},
-		{"empty.txt", "empty.txt:1: it is empty"},
+		{"result.txt", `result.txt:2: "max_num_seqs: 128" is not a line of auto_tune.sh's result.txt`},
+		{"empty.txt", "empty.txt:1: the file is empty"},
 		{"broken.json", "broken.json:3: invalid character '}'"},
 		{"short.json", "short.json:3: unexpected EOF"},
 		{"nothing", "holds neither a result.txt of auto_tune.sh, nor a .json file of vllm bench serve --save-result, nor a study"},
@@ -303,8 +303,8 @@ func TestWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What cannot have been measured is left out where it is read, with its place and in few digits.
-func TestWhatIsNotPlausible(t *testing.T) {
+// An implausible result is left out when it is read. The reason says where it was, and shortens long numbers.
+func TestImplausibleResults(t *testing.T) {
 	many := strings.Repeat("9", 300)
 	dir := put(t, map[string]string{
 		"auto/result.txt": "max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: " + many + ", e2el: 450.5, throughput: 9.81, goodput: 9.7\n" +
@@ -317,21 +317,21 @@ func TestWhatIsNotPlausible(t *testing.T) {
 	study.Trials[0].Result.Capacity.Rate = 1e300
 	study.Trials[1].Result.Capacity.Rate = 1e-300
 	study.Trials[2].Result.Capacity.High = -1
-	if err := optuna.Write(filepath.Join(dir, "old.db"), study, oldParameters); err != nil {
+	if err := optuna.Write(filepath.Join(dir, "old.db"), study, study.Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	r := reader(t)
 	for path, want := range map[string][]string{
 		"auto": {
-			"auto/result.txt:1: its capacity is at 1e+300 requests per second, and a server's is from 1e-06 to 1000000; correct it where it was written",
-			"auto/result.txt:2: its capacity is at 1e+300 requests per second",
+			"auto/result.txt:1: its capacity is 1e+300 requests per second, but must be from 1e-06 to 1000000; correct it where it was written",
+			"auto/result.txt:2: its capacity is 1e+300 requests per second",
 			"auto/result.txt:3: --max-num-seqs 1e+300 is not a number; write one, such as 16",
 		},
-		"old.db": {"old.db, trial 0: its capacity is at 1e+300 requests", "old.db, trial 1: its capacity is at 1e-300 requests", "old.db, trial 2: its value 0 is no rate"},
+		"old.db": {"old.db, trial 0: its capacity is 1e+300 requests", "old.db, trial 1: its capacity is 1e-300 requests", "old.db, trial 2: its value 0 is not a rate"},
 	} {
 		got, left := taken(dir, readOne(t, r, filepath.Join(dir, path)))
 		if path == "auto" && len(got) != 1 {
-			t.Errorf("%s: taken %q, want the one that is plausible", path, got)
+			t.Errorf("%s: taken %q, want only the plausible result", path, got)
 		}
 		for i, want := range want {
 			if i >= len(left) || !strings.HasPrefix(left[i], want) {
@@ -339,14 +339,14 @@ func TestWhatIsNotPlausible(t *testing.T) {
 			}
 		}
 	}
-	const want = "long.txt:1: request_rate 99999999999999999999 is no number of requests per second; correct the line, or take it out"
+	const want = "long.txt:1: request_rate 99999999999999999999 is not a number of requests per second; correct the line, or delete it"
 	if _, err := r.Read([]string{filepath.Join(dir, "long.txt")}); err == nil || !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("more digits than a number has: %v, want %q", err, want)
+		t.Errorf("with too many digits: %v, want %q", err, want)
 	}
 }
 
-// Every figure of a capacity, and every latency of a probe, is looked at before it is stored.
-func TestEveryFigureIsPlausible(t *testing.T) {
+// Every figure of a capacity and every latency of a probe is checked before it is stored.
+func TestImplausibleFigures(t *testing.T) {
 	one := func() (trial.Result, trial.Probe) {
 		c := capacity.Capacity{Rate: 2, Low: 2, High: 3, Bound: capacity.Exact, InFlight: 40, Lowest: 1.8, Highest: 2.2, StdErr: 0.05, Probes: 2,
 			Pieces: []capacity.Piece{{Moved: -0.01}}, Steps: []capacity.Step{{Rate: 2, Outcome: capacity.Outcome{Headroom: 0.1, InFlight: 40}}}}
@@ -356,11 +356,11 @@ func TestEveryFigureIsPlausible(t *testing.T) {
 		return trial.Result{Outcome: trial.Measured, Capacity: c}, p
 	}
 	if result, p := one(); implausible(result, []trial.Probe{p}) != "" {
-		t.Fatalf("what was measured is implausible: %s", implausible(result, []trial.Probe{p}))
+		t.Fatalf("the result is implausible without a change: %s", implausible(result, []trial.Probe{p}))
 	}
 	for _, outcome := range []trial.Outcome{trial.Infeasible, trial.Dropped, trial.Unknown} {
 		if why := implausible(trial.Result{Outcome: outcome}, nil); why != "" {
-			t.Errorf("a trial that was %s is implausible: %s", outcome, why)
+			t.Errorf("the outcome %s is implausible: %s", outcome, why)
 		}
 	}
 	for _, c := range []struct {
@@ -368,30 +368,30 @@ func TestEveryFigureIsPlausible(t *testing.T) {
 		change func(*trial.Result, *trial.Probe)
 		want   string
 	}{
-		{"an outcome that none has", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "zzz" }, `its outcome is "zzz", and it can be measured, infeasible, dropped, unknown; correct it`},
-		{"no outcome", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "" }, `its outcome is "", and it can be`},
-		{"a bound that none has", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "zzz" }, `its bound is "zzz", and it can be exact, at least, at most; correct it`},
-		{"no bound", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "" }, `its bound is "", and it can be`},
-		{"a bound of what was not measured", func(r *trial.Result, _ *trial.Probe) { r.Outcome, r.Capacity.Bound = trial.Dropped, "zzz" }, `its bound is "zzz"`},
-		{"an interval below nothing", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Lowest = -5 }, "its capacity, or a bound of it, is at -5 requests per second"},
-		{"an interval without end", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Highest = 1e308 }, "its capacity, or a bound of it, is at 1e+308 requests per second"},
-		{"an absurd error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = 1e308 }, "its standard error of ln capacity: 1e+308, and it can be from 0 to 40"},
-		{"an error that is no number", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = math.NaN() }, "its standard error of ln capacity: NaN"},
-		{"a negative error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = -1 }, "its standard error of ln capacity: -1"},
-		{"fewer requests than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.InFlight = -1e308 }, "its requests in flight: -1e+308, and it can be from 0 to 1e+07"},
-		{"fewer probes than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Probes = -1 }, "its number of probes: -1"},
-		{"an absurd part of the error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Pieces[0].Moved = 1e9 }, "its part of the standard error: 1e+09"},
-		{"a step at no rate", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Rate = -1 }, "its step 0 is at -1 requests per second"},
-		{"a step with an absurd headroom", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Headroom = -1e9 }, "its step 0: headroom: -1e+09"},
-		{"a step with fewer requests than none", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].InFlight = -1 }, "its step 0: requests in flight: -1"},
-		{"a probe at no rate", func(_ *trial.Result, p *trial.Probe) { p.Rate = -1 }, "its probe 3 is at -1 requests per second"},
-		{"a negative latency", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TTFT.P50 = -3 }, "its probe 3: a figure of TTFT is -3 ms, and a server's is from 1e-06 to 1e+09"},
-		{"a latency of no time", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TPOT.P99 = 1e-308 }, "its probe 3: a figure of TPOT is 1e-308 ms"},
-		{"a latency of ages", func(_ *trial.Result, p *trial.Probe) { p.Measurement.E2E.Max = 1e300 }, "its probe 3: a figure of E2E is 1e+300 ms"},
-		{"a latency that is no number", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Mean = math.NaN() }, "its probe 3: a figure of ITL is NaN ms"},
-		{"a latency that varies too much", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Std = -1 }, "its probe 3: a figure of ITL is -1 ms"},
+		{"an unknown outcome", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "zzz" }, `its outcome is "zzz", but must be one of measured, infeasible, dropped, unknown; correct it`},
+		{"no outcome", func(r *trial.Result, _ *trial.Probe) { r.Outcome = "" }, `its outcome is "", but must be one of`},
+		{"an unknown bound", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "zzz" }, `its bound is "zzz", but must be one of exact, at least, at most; correct it`},
+		{"no bound", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Bound = "" }, `its bound is "", but must be one of`},
+		{"an unknown bound of a dropped trial", func(r *trial.Result, _ *trial.Probe) { r.Outcome, r.Capacity.Bound = trial.Dropped, "zzz" }, `its bound is "zzz"`},
+		{"a negative end of the interval", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Lowest = -5 }, "its capacity, or a bound of it, is -5 requests per second"},
+		{"an absurd end of the interval", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Highest = 1e308 }, "its capacity, or a bound of it, is 1e+308 requests per second"},
+		{"an absurd error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = 1e308 }, "its standard error of ln capacity is 1e+308, but must be from 0 to 40"},
+		{"an error that is not a number", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = math.NaN() }, "its standard error of ln capacity is NaN"},
+		{"a negative error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.StdErr = -1 }, "its standard error of ln capacity is -1"},
+		{"a negative number of requests", func(r *trial.Result, _ *trial.Probe) { r.Capacity.InFlight = -1e308 }, "its number of requests in flight is -1e+308, but must be from 0 to 1e+07"},
+		{"a negative number of probes", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Probes = -1 }, "its number of probes is -1"},
+		{"an absurd part of the error", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Pieces[0].Moved = 1e9 }, "its part of the standard error is 1e+09"},
+		{"a step with a negative rate", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Rate = -1 }, "its step 0 is -1 requests per second"},
+		{"a step with an absurd headroom", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].Headroom = -1e9 }, "its step 0: headroom is -1e+09"},
+		{"a step with a negative number of requests", func(r *trial.Result, _ *trial.Probe) { r.Capacity.Steps[0].InFlight = -1 }, "its step 0: number of requests in flight is -1"},
+		{"a probe with a negative rate", func(_ *trial.Result, p *trial.Probe) { p.Rate = -1 }, "its probe 3 is -1 requests per second"},
+		{"a negative latency", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TTFT.P50 = -3 }, "its probe 3: a figure of TTFT is -3 ms, but must be from 1e-06 to 1e+09"},
+		{"a latency near zero", func(_ *trial.Result, p *trial.Probe) { p.Measurement.TPOT.P99 = 1e-308 }, "its probe 3: a figure of TPOT is 1e-308 ms"},
+		{"an absurd latency", func(_ *trial.Result, p *trial.Probe) { p.Measurement.E2E.Max = 1e300 }, "its probe 3: a figure of E2E is 1e+300 ms"},
+		{"a latency that is not a number", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Mean = math.NaN() }, "its probe 3: a figure of ITL is NaN ms"},
+		{"a negative standard deviation", func(_ *trial.Result, p *trial.Probe) { p.Measurement.ITL.Std = -1 }, "its probe 3: a figure of ITL is -1 ms"},
 		{"a latency that was judged", func(_ *trial.Result, p *trial.Probe) { p.Verdict.Checks[0].ValueMS = -1 }, "its probe 3: p99 TTFT is -1 ms"},
-		{"another figure that is no number", func(_ *trial.Result, p *trial.Probe) { p.HitRate = math.Inf(1) }, "HitRate is +Inf, which cannot be stored; correct it"},
+		{"another figure that is not a number", func(_ *trial.Result, p *trial.Probe) { p.HitRate = math.Inf(1) }, "HitRate is +Inf, which cannot be stored; correct it"},
 	} {
 		result, p := one()
 		c.change(&result, &p)
@@ -401,19 +401,19 @@ func TestEveryFigureIsPlausible(t *testing.T) {
 	}
 }
 
-// A trial of an Optuna file is left out for each figure and word in it that the tuner does not write.
+// A trial of an Optuna file is left out if an attribute has a value that the tuner does not write.
 func TestOptunaFiguresArePlausible(t *testing.T) {
 	for _, c := range []struct{ name, add, want string }{
-		{"a bound that none has", `bound='"zzz"'`, `old.db, trial 0: its bound is "zzz"`},
-		{"an outcome that none has", `outcome='"zzz"'`, `old.db, trial 0: its outcome is "zzz", and that of a trial with a value is measured`},
+		{"an unknown bound", `bound='"zzz"'`, `old.db, trial 0: its bound is "zzz"`},
+		{"an unknown outcome", `outcome='"zzz"'`, `old.db, trial 0: its outcome is "zzz", but a trial with a value must have measured`},
 		{"an outcome without a value", `outcome='"infeasible"'`, `old.db, trial 0: its outcome is "infeasible"`},
-		{"an absurd error", `std_err='1e308'`, "old.db, trial 0: its standard error of ln capacity: 1e+308"},
-		{"an error that is no number", `std_err='NaN'`, "old.db, trial 0: its std_err is NaN, which is no number"},
-		{"fewer requests than none", `in_flight='-1e308'`, "old.db, trial 0: its requests in flight: -1e+308"},
-		{"an interval below nothing", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is at -5 requests"},
+		{"an absurd error", `std_err='1e308'`, "old.db, trial 0: its standard error of ln capacity is 1e+308"},
+		{"an error that is not a number", `std_err='NaN'`, "old.db, trial 0: its std_err is NaN, which is not a number"},
+		{"a negative number of requests", `in_flight='-1e308'`, "old.db, trial 0: its number of requests in flight is -1e+308"},
+		{"a negative end of the interval", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is -5 requests"},
 	} {
 		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, old(), oldParameters); err != nil {
+		if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 			t.Fatal(err)
 		}
 		key, value, _ := strings.Cut(c.add, "=")
@@ -423,9 +423,9 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 			t.Errorf("%s: taken %q, left %q; want %q", c.name, got, left, c.want)
 		}
 	}
-	// What Optuna itself keeps under such a name is no figure of ours.
+	// The user's own attributes may have the same names, and do not matter.
 	path := filepath.Join(t.TempDir(), "own.db")
-	if err := optuna.Write(path, old(), oldParameters); err != nil {
+	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
@@ -435,7 +435,7 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 	}
 }
 
-// old is another study of ours.
+// old is another study of the tuner.
 func old() studies.Study {
 	trials := []studies.Trial{
 		{Origin: studies.Default, Point: space.Point{}, Args: []string{"--max-num-seqs", "99"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{
@@ -461,10 +461,10 @@ func old() studies.Study {
 
 var oldParameters = []space.Parameter{{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.98, Step: 0.01}, {Name: "block-size", Kind: space.Categorical, Choices: []string{"16", "32"}}}
 
-// What is exported to Optuna comes back as it was.
+// An export to Optuna can be read back unchanged.
 func TestOptunaRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "old.db")
-	if err := optuna.Write(path, old(), oldParameters); err != nil {
+	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
 		t.Fatal(err)
 	}
 	s := readOne(t, reader(t), path)
@@ -477,20 +477,20 @@ func TestOptunaRoundTrip(t *testing.T) {
 			t.Errorf("left out %q, want %q", left, want)
 		}
 	}
-	for i, one := range s.Trials() {
+	for i, one := range s.Taken {
 		was := old().Trials[i].Result
 		if one.Result.Outcome != was.Outcome || one.Result.Class != was.Class || one.Result.Capacity.High != was.Capacity.High || one.Met() != old().Trials[i].Met() {
 			t.Errorf("trial %d came back as %+v, was %+v", i, one.Result, was)
 		}
 	}
 	if len(s.Notes) > 0 {
-		t.Errorf("notes of our own export: %q", s.Notes)
+		t.Errorf("the tuner's export has the notes %q", s.Notes)
 	}
 
 	r := reader(t)
 	r.OptunaStudy = "olds"
 	if _, err := r.Read([]string{path}); err == nil || !strings.Contains(err.Error(), `it holds no study "olds"; did you mean "old"?`) {
-		t.Errorf("another name: %v", err)
+		t.Errorf("with another name: %v", err)
 	}
 }
 
@@ -518,20 +518,20 @@ func TestAnotherStudy(t *testing.T) {
 	got, left := taken(dir, s)
 	// A flag that the old study fixed and this one searches is part of the point.
 	if want := []string{"2.1 exact max-num-seqs=99", "3 at least enable-prefix-caching=false gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91",
-		"0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; s.Kind != Study || !slices.Equal(got, want) || len(left) != 3 {
+		"0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; s.Kind != tunerStudy || !slices.Equal(got, want) || len(left) != 3 {
 		t.Errorf("%s: taken %q, want %q; left %q", s.Kind, got, want, left)
 	}
-	if !slices.Contains(s.Notes, `its slo is "p99 TTFT <= 500 ms", and this study's ""`) {
+	if !slices.Contains(s.Notes, `its slo is "p99 TTFT <= 500 ms", but this study's is ""`) {
 		t.Errorf("notes %q", s.Notes)
 	}
 	r := reader(t)
 	r.World["model"] = "other"
-	if got, left := taken(dir, readOne(t, r, dir)); len(got) > 0 || !strings.Contains(left[0], "its model is my/model, and this study's other") {
-		t.Errorf("of another model %q, left %q", got, left)
+	if got, left := taken(dir, readOne(t, r, dir)); len(got) > 0 || !strings.Contains(left[0], "its model is my/model, but this study's is other") {
+		t.Errorf("with another model: taken %q, left %q", got, left)
 	}
 }
 
-// drifted is a study that was begun with one model length, and went on with another: its third trial is of that.
+// drifted is a study with two trials in its first world, one in the second, and none in the third.
 func drifted(t *testing.T) (dir string, study studies.Study) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "old")
@@ -560,7 +560,7 @@ func drifted(t *testing.T) (dir string, study studies.Study) {
 	}
 	begin("--max-model-len 2048", met(0, "", 60), met(1, "64", 70))
 	begin("--max-model-len 4096", met(2, "", 2.99))
-	begin("--max-model-len 8192") // in which nothing was measured yet
+	begin("--max-model-len 8192") // a world without trials
 	study, err := studies.ReadSnapshot(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -568,11 +568,12 @@ func drifted(t *testing.T) (dir string, study studies.Study) {
 	return dir, study
 }
 
-// What a study measured in two worlds is of two sources, for the search compares what is of one; a study that came by way of Optuna as well.
+// Each world of a study is a source, because the search compares all trials of a source. The same holds for a study in an
+// Optuna file.
 func TestEachWorldIsASource(t *testing.T) {
 	dir, study := drifted(t)
 	file := filepath.Join(t.TempDir(), "old.db")
-	if err := optuna.Write(file, study, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
+	if err := optuna.Write(file, study, study.Each(), []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
 		t.Fatal(err)
 	}
 	r := reader(t)
@@ -583,9 +584,9 @@ func TestEachWorldIsASource(t *testing.T) {
 	}{
 		{dir, []string{
 			"its world changed later, before trial 3: server args: --max-model-len 4096 → --max-model-len 8192",
-			`its server args is "--max-model-len 4096", and this study's "--max-model-len 2048"`,
+			`its server args is "--max-model-len 4096", but this study's is "--max-model-len 2048"`,
 		}, []string{"its world changed later, before trial 2: server args: --max-model-len 2048 → --max-model-len 4096"}},
-		{file, []string{`its server args is "--max-model-len 4096", and this study's "--max-model-len 2048"`}, []string{"it was measured in another world than the best of that study"}},
+		{file, []string{`its server args is "--max-model-len 4096", but this study's is "--max-model-len 2048"`}, []string{"its trials were measured in another world than the best trial of that study"}},
 	} {
 		all, err := r.Read([]string{c.path})
 		if err != nil || len(all) != 2 {
@@ -596,8 +597,8 @@ func TestEachWorldIsASource(t *testing.T) {
 		if !slices.Equal(newer, []string{"2.99 at least "}) || !slices.Equal(older, []string{"60 at least ", "70 at least max-num-seqs=64"}) {
 			t.Errorf("%s: the newer world has %q, the older %q", c.path, newer, older)
 		}
-		if all[0].Name != c.path+", world 2" || all[1].Name != c.path+", world 1" || all[1].Path != c.path || all[1].Trials()[0].Source != all[1].Name {
-			t.Errorf("they are called %q and %q", all[0].Name, all[1].Name)
+		if all[0].Name != c.path+", world 2" || all[1].Name != c.path+", world 1" || all[1].Path != c.path || all[1].Taken[0].Source != all[1].Name {
+			t.Errorf("%s: the sources are called %q and %q", c.path, all[0].Name, all[1].Name)
 		}
 		if !slices.Equal(all[0].Notes, c.newer) || !slices.Equal(all[1].Notes, c.older) {
 			t.Errorf("%s: the notes are %q and %q", c.path, all[0].Notes, all[1].Notes)
@@ -605,8 +606,9 @@ func TestEachWorldIsASource(t *testing.T) {
 	}
 }
 
-// An Optuna file that we wrote is held against the study as the study itself is; one of Optuna's own, which may use the same words, is not.
-func TestAnOptunaFileOfOurs(t *testing.T) {
+// An Optuna file that the tuner exported is compared with this study, as another study is. A file that Optuna made is
+// not, even if it has attributes of the same names.
+func TestAnExportedOptunaFile(t *testing.T) {
 	ours := old()
 	ours.ID, ours.World = "a1", map[string]string{"model": "my/model", "slo": "p99 TTFT <= 500 ms", "server args": "--max-model-len 2048"}
 	others := old()
@@ -614,24 +616,24 @@ func TestAnOptunaFileOfOurs(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		study studies.Study
-		add   string // what is done to the file
+		add   string // SQL that changes the file
 		r     Reader
 		taken int
 		note  string
-		want  string // of what was left out, or the error
+		want  string // the reason to leave it out, or the error
 	}{
-		{"of another study it is taken", ours, "", Reader{ID: "b2"}, 5, `its slo is "p99 TTFT <= 500 ms", and this study's ""`, ""},
-		{"and into one that has not begun", ours, "", Reader{}, 5, `its server args is "--max-model-len 2048", and this study's ""`, ""},
-		{"of the study itself it is not", ours, "", Reader{ID: "a1"}, 0, "", "old.db is the study itself, or a copy of it"},
-		{"but what Optuna has added to it is", ours, addedTrial, Reader{ID: "a1"}, 1, "it is this study's own export: only what Optuna has added is read of it", ""},
-		{"of another model it is left out", ours, "", Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b; if they are the same, give --any-model"},
-		{"and what Optuna has added too", ours, addedTrial, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b"},
-		{"unless any model is taken", ours, "", Reader{World: map[string]string{"model": "b"}, AnyModel: true}, 5, `its slo is "p99 TTFT <= 500 ms", and this study's ""`, ""},
-		{"the present world is enough", ours, `DELETE FROM study_user_attributes WHERE "key"='worlds'`, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, and this study's b"},
-		{"Optuna's own says nothing of a model", others, `DELETE FROM study_user_attributes WHERE "key"='tuner_study_id'`, Reader{}, 5, "", ""},
+		{"another study is taken", ours, "", Reader{ID: "b2"}, 5, `its slo is "p99 TTFT <= 500 ms", but this study's is ""`, ""},
+		{"a study that has not begun takes it", ours, "", Reader{}, 5, `its server args is "--max-model-len 2048", but this study's is ""`, ""},
+		{"this study itself is refused", ours, "", Reader{ID: "a1"}, 0, "", "old.db is this study itself, or a copy of it"},
+		{"trials that Optuna has added to this study are taken", ours, addedTrial, Reader{ID: "a1"}, 1, "this study exported it: only the trials that Optuna has added are read", ""},
+		{"a study of another model is left out", ours, "", Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, but this study's is b; if they are the same, give --any-model"},
+		{"trials that Optuna has added to a study of another model are left out", ours, addedTrial, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, but this study's is b"},
+		{"--any-model takes another model", ours, "", Reader{World: map[string]string{"model": "b"}, AnyModel: true}, 5, `its slo is "p99 TTFT <= 500 ms", but this study's is ""`, ""},
+		{"the model is known without a list of worlds", ours, `DELETE FROM study_user_attributes WHERE "key"='worlds'`, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, but this study's is b"},
+		{"the model is not known for a study that Optuna made", others, `DELETE FROM study_user_attributes WHERE "key"='tuner_study_id'`, Reader{}, 5, "", ""},
 	} {
 		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, c.study, oldParameters); err != nil {
+		if err := optuna.Write(path, c.study, c.study.Each(), oldParameters); err != nil {
 			t.Fatal(err)
 		}
 		change(t, path, c.add)
@@ -655,13 +657,13 @@ func TestAnOptunaFileOfOurs(t *testing.T) {
 	}
 }
 
-// addedTrial is what Optuna writes of a trial that it asks for and is told of.
+// addedTrial is the SQL by which Optuna adds a finished trial.
 const addedTrial = `INSERT INTO trials (trial_id, number, study_id, state) VALUES (99, 98, 1, 'COMPLETE');
 	INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (99, 0, 3.5, 'FINITE');
 	INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (99, 'gpu-memory-utilization', 0.95,
 		'{"name":"FloatDistribution","attributes":{"step":0.01,"low":0.7,"high":0.98,"log":false}}')`
 
-// change does something to an SQLite file.
+// change runs SQL on an SQLite file.
 func change(t *testing.T, path, query string) {
 	t.Helper()
 	db, err := sql.Open("sqlite3", path)
@@ -683,13 +685,13 @@ func FuzzAutoTune(f *testing.F) {
 		}
 		for _, row := range rows {
 			if c := row.capacity(); row.met && (math.IsInf(c.Rate, 0) || math.IsNaN(c.Rate) || c.Rate < 0) {
-				t.Errorf("%+v carried %g", row, c.Rate)
+				t.Errorf("%+v has the capacity %g", row, c.Rate)
 			}
 		}
 	})
 }
 
-// FuzzBench reads any text as a result, and any name as one that may say flags.
+// FuzzBench reads any text as a result, and looks for flags in any file name.
 func FuzzBench(f *testing.F) {
 	f.Add([]byte(result(2, 200, 40, map[string]any{"max_num_seqs": "128"})), "a/max-num-seqs=64/x.json")
 	f.Add([]byte(result(2, 1e-308, 40, map[string]any{"max_num_seqs": "128"})), "")
@@ -719,7 +721,7 @@ func finite(p trial.Probe) bool {
 	return err == nil && p.Rate >= 0
 }
 
-// A device has no end, and a pipe without a writer is never opened: both are refused before they are read, named or found in a folder.
+// A device has no end, and opening a pipe without a writer takes forever. Both are refused, also if a folder has them.
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "bench", "pipe.json")
@@ -729,7 +731,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	for _, path := range []string{"/dev/zero", filepath.Join(dir, "zero"), pipe, filepath.Dir(pipe)} {
 		all, err := reader(t).Read([]string{path})
 		if err == nil || !strings.Contains(err.Error(), "is no regular file but a ") {
-			t.Errorf("Read(%s) = %v, %v; want that it is no regular file", path, all, err)
+			t.Errorf("Read(%s) = %v, %v; want an error that it is no regular file", path, all, err)
 		}
 	}
 }
@@ -742,6 +744,6 @@ func TestAPathInTwoSpellingsIsReadOnce(t *testing.T) {
 	}
 	s := readOne(t, reader(t), filepath.Join(dir, "a")+"/", filepath.Join(dir, "a"), dir+"/./a", link)
 	if s.Name != filepath.Join(dir, "a") {
-		t.Errorf("it is called %s, want its first name", s.Name)
+		t.Errorf("the source is called %s, want its first spelling", s.Name)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// readStudy reads another study of ours, by its directory as it was published, or by the file that it was exported to. Each of its worlds is a
-// source of its own, the newest first: what was measured in two of them is not to be compared.
+// readStudy reads another study of the tuner, from its directory or from a copy of its database. Each world of the study
+// is a source of its own, the newest first, because trials of two worlds cannot be compared.
 func (r *Reader) readStudy(path string) ([]Source, error) {
 	read := studies.ReadSnapshot
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
@@ -33,7 +33,7 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 	worlds := worldsOf(study)
 	var all []Source
 	for _, w := range slices.Backward(worlds) {
-		s := Source{Name: path, Path: path, Kind: Study}
+		s := Source{Name: path, Path: path, Kind: tunerStudy}
 		if len(worlds) > 1 {
 			s.Name = studies.WorldSource(path, w.number)
 		}
@@ -44,21 +44,21 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 }
 
 func itself(path string) error {
-	return fmt.Errorf("%s is the study itself, or a copy of it, which knows its own trials; name another", path)
+	return fmt.Errorf("%s is this study itself, or a copy of it; give another study", path)
 }
 
-// A world is what was measured of a study in one of its worlds.
+// A world is one of the worlds of a study, with its trials.
 type world struct {
-	number int               // from 1
-	asked  map[string]string // as studies.Study.World was then
-	ended  string            // when it changed, and how; "" of the one that the study is in
+	number int               // counted from 1
+	asked  map[string]string // value of studies.Study.World at that time
+	ended  string            // how and before which trial it changed; "" for the present world
 	trials []studies.Trial
 }
 
-// worldsOf are the worlds of a study that have trials; where none has, the one that it is in.
+// worldsOf returns the worlds of a study that have trials. If the study has only one world, it returns that.
 func worldsOf(study studies.Study) (all []world) {
 	worlds, asked := study.Worlds(), study.Asked()
-	next := 0 // the first trial of the world after this
+	next := 0 // number of the first trial of the next world
 	for i, trials := range worlds {
 		next += len(trials)
 		w := world{number: i + 1, asked: asked[i], trials: trials}
@@ -72,7 +72,7 @@ func worldsOf(study studies.Study) (all []world) {
 	return all
 }
 
-// readWorld reads what was measured in one world of a study.
+// readWorld reads the trials of one world.
 func (r *Reader) readWorld(s *Source, w world) {
 	if !r.sameModel(s, w.asked) {
 		return
@@ -98,31 +98,37 @@ func (r *Reader) readWorld(s *Source, w world) {
 	}
 }
 
-// sameModel reports whether a world of another study is of this study's model, as far as that matters; if not, it leaves all of it out.
+// sameModel reports whether a world of another study has this study's model; AnyModel allows every model. If it has not,
+// sameModel leaves out the whole source.
 func (r *Reader) sameModel(s *Source, asked map[string]string) bool {
 	is, want := asked["model"], r.World["model"]
 	if is == want || r.AnyModel {
 		return true
 	}
-	s.leave(s.Name, "its model is %s, and this study's %s; if they are the same, give --any-model", is, want)
+	s.leave(s.Name, "%s", otherModel(is, want))
 	return false
 }
 
-// compare notes in what a world of another study is not this study's.
+func otherModel(is, want string) string {
+	return fmt.Sprintf("its model is %s, but this study's is %s; if they are the same, give --any-model", is, want)
+}
+
+// compare adds a note for each fact that differs between a world of another study and this study.
 func (r *Reader) compare(s *Source, asked map[string]string) {
 	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
 		if is, want := asked[key], r.World[key]; is != want {
-			s.note("its %s is %q, and this study's %q", key, is, want)
+			s.note("its %s is %q, but this study's is %q", key, is, want)
 		}
 	}
 }
 
-// flagsOf are the flags of a trial of another study: those that it searched, and of its fixed ones those that this study searches.
+// flagsOf returns the flags of a trial of another study: those that the other study searched, and those of its fixed flags
+// that this study searches.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
 	words, err := space.Flags(t.Args)
 	if err != nil {
-		words = nil // its point says the rest
+		words = nil // the point is still known
 	}
 	for _, f := range words {
 		name, negated := strings.CutPrefix(f.Name, "no-")
@@ -139,7 +145,8 @@ func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	return flags
 }
 
-// readOptuna reads a study of an Optuna file. One that we wrote may have several worlds, which are sources of their own as those of readStudy.
+// readOptuna reads a study of an Optuna file. If the tuner exported it, it may have several worlds; each is a source of
+// its own, as in readStudy.
 func (r *Reader) readOptuna(path string) ([]Source, error) {
 	all, err := optuna.Read(path)
 	if err != nil {
@@ -150,7 +157,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 		return nil, err
 	}
 	if !slices.Equal(study.Directions, []string{"MAXIMIZE"}) {
-		return nil, fmt.Errorf("%s: study %s has the directions %s; it takes one objective, the requests per second within the SLO, to be maximised", path, study.Name, strings.Join(study.Directions, ", "))
+		return nil, fmt.Errorf("%s: study %s has the directions %s; only a study that maximises one objective, the requests per second within the SLO, can be imported", path, study.Name, strings.Join(study.Directions, ", "))
 	}
 	origin := originOf(study)
 	trials := study.Trials
@@ -162,24 +169,24 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	best := newestWorld(study.Trials)
 	worlds := map[int][]optuna.Trial{}
 	for _, t := range trials {
-		number := best // what Optuna went on with is of the world whose trials it compares
+		number := best // trials that Optuna has added belong to the world that it compares
 		attribute(t.User, "world", &number)
 		worlds[number] = append(worlds[number], t)
 	}
 	if len(worlds) == 0 {
-		return []Source{{Name: path, Path: path, Kind: Optuna}}, nil
+		return []Source{{Name: path, Path: path, Kind: optunaFile}}, nil
 	}
 	var sources []Source
 	for _, number := range slices.Backward(slices.Sorted(maps.Keys(worlds))) {
-		s := Source{Name: path, Path: path, Kind: Optuna}
+		s := Source{Name: path, Path: path, Kind: optunaFile}
 		if len(worlds) > 1 {
 			s.Name = studies.WorldSource(path, number)
 		}
 		if number != best {
-			s.note("it was measured in another world than the best of that study")
+			s.note("its trials were measured in another world than the best trial of that study")
 		}
 		if len(trials) < len(study.Trials) {
-			s.note("it is this study's own export: only what Optuna has added is read of it")
+			s.note("this study exported it: only the trials that Optuna has added are read")
 		}
 		r.readOptunaWorld(&s, origin.asked(number), worlds[number])
 		sources = append(sources, s)
@@ -187,14 +194,14 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	return sources, nil
 }
 
-// An origin is the study of ours that an Optuna file was exported from; of a study of Optuna's own it is zero.
+// An origin describes the tuner's study that an Optuna file was exported from. It is zero for a study that Optuna made.
 type origin struct {
 	id      string
-	present map[string]string   // as studies.Study.World
-	worlds  []map[string]string // as studies.Study.Asked
+	present map[string]string   // value of studies.Study.World
+	worlds  []map[string]string // value of studies.Study.Asked
 }
 
-// originOf reads the attributes that the export gives a study. Without an id they are of another's making.
+// originOf reads the attributes that the export gives a study. Without tuner_study_id another program wrote them.
 func originOf(study optuna.Study) (o origin) {
 	attribute(study.User, "tuner_study_id", &o.id)
 	if o.id == "" {
@@ -205,8 +212,8 @@ func originOf(study optuna.Study) (o origin) {
 	return o
 }
 
-// asked is what was asked for in one of the worlds, from 1; nil where that is not known. A file that does not tell the worlds apart is taken for one
-// of the present world alone.
+// asked returns what was asked for in a world, counted from 1; nil if that is not known. A file without a list of worlds
+// has only the present one.
 func (o origin) asked(number int) map[string]string {
 	if number >= 1 && number <= len(o.worlds) {
 		return o.worlds[number-1]
@@ -214,10 +221,10 @@ func (o origin) asked(number int) map[string]string {
 	return o.present
 }
 
-// byUs reports whether the export wrote a trial, and not Optuna after it.
+// byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.
 func byUs(t optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
 
-// readOptunaWorld takes the trials of one world, of a study of ours if they are of its model.
+// readOptunaWorld takes the trials of one world. If the tuner exported them, they must have this study's model.
 func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []optuna.Trial) {
 	if asked != nil {
 		if !r.sameModel(s, asked) {
@@ -228,7 +235,7 @@ func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []op
 	r.takeOptuna(s, trials)
 }
 
-// newestWorld is the newest world with a trial that Optuna compares with others.
+// newestWorld returns the newest world with a COMPLETE trial.
 func newestWorld(trials []optuna.Trial) (newest int) {
 	for _, t := range trials {
 		if number := 0; t.State == "COMPLETE" {
@@ -239,7 +246,7 @@ func newestWorld(trials []optuna.Trial) (newest int) {
 	return newest
 }
 
-// takeOptuna takes the trials of an Optuna study that are of one world.
+// takeOptuna takes the trials of one world of an Optuna study.
 func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
 	ours := false
 	for _, t := range trials {
@@ -258,18 +265,18 @@ func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
 		case err != nil:
 			s.leave(from, "%v", err)
 		case t.User["not_among_choices"] != nil:
-			s.leave(from, "some of its values are no choices of its study")
+			s.leave(from, "some of its values are not among the choices of its study")
 		default:
 			s.take(r, from, point, result, nil)
 			ours = ours || t.User["outcome"] != nil
 		}
 	}
 	if !ours && len(s.Taken) > 0 {
-		s.note("its values are taken for requests per second within the SLO: what they are is not in the file")
+		s.note("the file does not say what its values are; they are taken as requests per second within the SLO")
 	}
 }
 
-// chosen is the study that is to be read.
+// chosen returns the study to read.
 func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 	var names []string
 	for _, study := range all {
@@ -287,9 +294,9 @@ func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 	return optuna.Study{}, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
 }
 
-// resultOf is what an Optuna trial found; or why it says nothing. Of a study that was exported by us more is known.
+// resultOf returns the result of an Optuna trial, or why it has none. A trial that the tuner exported has more attributes.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	if !byUs(t) { // its user's own attributes may have any name
+	if !byUs(t) { // the user's own attributes may have the same names
 		t.User = nil
 	}
 	attribute(t.User, "outcome", &result.Outcome)
@@ -299,16 +306,16 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 	switch {
 	case t.State == "PRUNED" && result.Outcome == trial.Dropped, t.State == "FAIL" && result.Outcome == trial.Infeasible:
 		return result, ""
-	case t.State == "PRUNED" && result.Outcome == trial.Measured: // by us, in a world that is not that of the study's best
+	case t.State == "PRUNED" && result.Outcome == trial.Measured: // the export prunes trials of other worlds
 		value := 0.0
 		attribute(t.User, "capacity_rps", &value)
 		t.Value = &value
 	case t.State != "COMPLETE":
-		return result, "its state is " + t.State + ", which says nothing of a capacity"
+		return result, "its state is " + t.State + ", so it has no capacity"
 	case t.Value == nil:
 		return result, "it has no value"
 	case result.Outcome != "" && result.Outcome != trial.Measured:
-		return result, fmt.Sprintf("its outcome is %.40q, and that of a trial with a value is %s", string(result.Outcome), trial.Measured)
+		return result, fmt.Sprintf("its outcome is %.40q, but a trial with a value must have %s", string(result.Outcome), trial.Measured)
 	}
 	result.Outcome, result.Class, result.Evidence = trial.Measured, serverctl.Class(""), ""
 	c := &result.Capacity
@@ -322,12 +329,13 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 		c.Rate = c.High
 	}
 	if !(c.Rate > 0) {
-		return result, fmt.Sprintf("its value %g is no rate", *t.Value)
+		return result, fmt.Sprintf("its value %g is not a rate", *t.Value)
 	}
 	return result, ""
 }
 
-// figures reads those of a capacity. One that the export wrote and that is no number now, such as Python's NaN, is the reason to leave the trial out.
+// figures reads the figures of a capacity. If one of them is not a number, such as Python's NaN, it returns that as the
+// reason to leave out the trial.
 func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 	for _, f := range []struct {
 		key string
@@ -342,13 +350,13 @@ func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 		case err == nil:
 			*f.to = number
 		default:
-			return fmt.Sprintf("its %s is %.40s, which is no number; correct it where it was written", f.key, raw)
+			return fmt.Sprintf("its %s is %.40s, which is not a number; correct it where it was written", f.key, raw)
 		}
 	}
 	return ""
 }
 
-// attribute reads a user attribute, which may be missing or of another's making: then it stays what it is.
+// attribute reads a user attribute. If it is missing or has another type, *to stays as it is.
 func attribute[T any](of map[string]json.RawMessage, key string, to *T) {
 	var value T
 	if raw, ok := of[key]; ok && json.Unmarshal(raw, &value) == nil {

@@ -9,40 +9,29 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-const maxRows = 10 // trials, and reasons to leave some out, that Text shows
+const maxRows = 10 // number of trials, and of reasons to leave some out, that Text shows
 
-// Text says what was taken from the source, the best first, and what was left out and why.
+// Text lists the trials that were taken from the source, the best first, and says why others were left out.
 func (s *Source) Text() string {
-	var t strings.Builder
-	t.WriteString(render.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ", render.DefaultWidth))
-	for line := range strings.Lines(report.PriorTable(s.Trials(), maxRows)) {
-		t.WriteString(wrapLastCell(line))
-	}
+	var t render.Text
+	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
+	t.WriteString(report.PriorTable(s.Taken, maxRows))
 	for _, r := range reasons(s.Left) {
-		t.WriteString(render.Paragraph(fmt.Sprintf("  left out: %s: %s", r.from, r.why), "    ", render.DefaultWidth))
+		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.from, r.why), "    ")
 	}
 	for _, note := range s.Notes {
-		t.WriteString(render.Paragraph("  note: "+note, "    ", render.DefaultWidth))
+		t.Paragraph("  note: "+note, "    ")
 	}
 	return t.String()
 }
 
-// wrapLastCell wraps the last cell of a table's line that is too long, below itself.
-func wrapLastCell(line string) string {
-	start := strings.LastIndex(line, "  ") + len("  ")
-	if len(line) <= render.DefaultWidth+len("\n") || strings.TrimSpace(line[:start]) == "" {
-		return line
-	}
-	return render.Hang(line[:start], line[start:], strings.Repeat(" ", start), render.DefaultWidth)
-}
-
-// A reason is why some of a source was left out.
+// A reason says why n things of a source were left out.
 type reason struct {
 	from, why string
 	n         int
 }
 
-// reasons groups what was left out by why.
+// reasons groups by reason what was left out.
 func reasons(left []Left) (all []reason) {
 	index := map[string]int{}
 	for _, l := range left {
@@ -64,12 +53,12 @@ func reasons(left []Left) (all []reason) {
 	return all
 }
 
-// ParseSet reads FLAG=VALUE pairs, the searched flags that the user sets for all files.
+// ParseSet parses the FLAG=VALUE pairs of --set, which must name searched flags.
 func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
 	flags := map[string]string{}
 	for _, pair := range pairs {
 		name, value, ok := strings.Cut(pair, "=")
-		name = strings.ReplaceAll(strings.TrimLeft(name, "-"), "_", "-")
+		name = flagName(name)
 		switch {
 		case !ok || name == "" || value == "":
 			return nil, fmt.Errorf("%s: write it as --set max-num-seqs=128", pair)

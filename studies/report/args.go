@@ -13,21 +13,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// BestArgs writes nothing but the winning args, one flag a line with its value, quoted for a POSIX shell where needed.
-func BestArgs(w io.Writer, study studies.Study) error {
-	best, ok := Best(study)
-	if !ok {
-		return ErrNothingMet
-	}
-	var l lines
-	for _, line := range flagLines(best.Trial.Args) {
-		l.Line("%s", line)
-	}
-	return l.Flush(w)
-}
-
-// BestShell writes the winning args in one line, quoted for a POSIX shell. A shell reads no quotes in the output of a
-// command, so that JSON values need eval: eval "vllm serve MODEL $(tuner best --shell STUDY)".
+// BestShell writes the winning args in one line, quoted for a POSIX shell. A shell does not interpret quotes in the
+// output of a command, so JSON values need eval: eval "vllm serve MODEL $(tuner best --shell STUDY)".
 func BestShell(w io.Writer, study studies.Study) error {
 	best, ok := Best(study)
 	if !ok {
@@ -42,8 +29,8 @@ func BestShell(w io.Writer, study studies.Study) error {
 	return l.Flush(w)
 }
 
-// BestYAML writes the winning args as the args of a container in a Deployment, after those that name the model, with the
-// evidence in comments.
+// BestYAML writes the winning args as YAML, to append to the args of a container in a Deployment. Comments hold the
+// evidence.
 func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	best, ok := Best(study)
 	if !ok {
@@ -55,9 +42,12 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	}
 	c := best.Trial.Result.Capacity
 	var l lines
-	l.Line("# %s", Headline(best, study.State))
+	l.Line("# %s", headline(best, study.State))
 	l.Line("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
 	l.Line("# capacity %s", capacityText(c, best.Trial.Result.Facts.Simulated))
+	if c.Doubt != "" {
+		l.Line("# note: %s", c.Doubt)
+	}
 	l.Line("# in flight at capacity: %s requests; %s breaks first", render.Number(c.InFlight), c.Binding)
 	if advice, ok := o.advice(best.Trial); ok {
 		l.Line("# advice: %s", advice)
@@ -65,9 +55,6 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	l.Line("# gain %s", gainText(best))
 	if trust := trustText(best); trust != "" {
 		l.Line("# %s", trust)
-	}
-	if c.Doubt != "" {
-		l.Line("# note: %s", c.Doubt)
 	}
 	for _, note := range Outdated(study, best) {
 		l.Line("# note: %s", note)
@@ -89,7 +76,7 @@ func flagLines(args []string) []string {
 	return all
 }
 
-var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // and not -1
+var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // -1 is a value, not a flag
 
 func isFlag(arg string) bool { return flagRule.MatchString(arg) }
 

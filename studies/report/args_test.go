@@ -14,7 +14,7 @@ import (
 	"vllmtuner/studies"
 )
 
-// awkward are words that a shell or YAML reads otherwise when they are not quoted.
+// awkward are args that a shell or YAML would misread without quotes.
 var awkward = []string{
 	"0.95", "128", "true", "no", "null", "~", "1e3", "0x1f", "0o7", "2026-03-01", ".inf", "", " ", " lead", "trail ", "-1", "-", "--", "---",
 	"...", "it's", `"`, `\`, `\n`, "$HOME", "$(id)", "`id`", "a b", "*", "?", "[a]", "{a,b}", `{"method": "ngram", "n": [1, 2]}`, "#c", "a #c",
@@ -28,7 +28,6 @@ func TestShellReadsBackWhatWasWritten(t *testing.T) {
 	if err := BestShell(&line, study); err != nil {
 		t.Fatal(err)
 	}
-	// A trailing mark keeps the shell's own trimming out of it.
 	out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf '%s\\0' "+line.String()).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -66,10 +65,10 @@ func checkYAML(t *testing.T, word string) {
 		if !strings.ContainsFunc(word, unprintable) {
 			t.Errorf("%q: %v", word, err)
 		}
-		return // refused, which is better than harmed
+		return // refusing the arg is safe
 	}
 	var got struct{ Args []string }
-	if err := yamlutil.Unmarshal(text.Bytes(), &got); err != nil { // the reader of Kubernetes
+	if err := yamlutil.Unmarshal(text.Bytes(), &got); err != nil {
 		t.Errorf("%q: %v in\n%s", word, err, &text)
 	} else if !slices.Equal(got.Args, want) {
 		t.Errorf("%q was read as %q from\n%s", word, got.Args, &text)

@@ -20,10 +20,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// ErrNothingMet is returned where args were asked for and no trial has met the SLO.
+// ErrNothingMet is returned by BestShell and BestYAML when no trial has met the SLO.
 var ErrNothingMet = errors.New("no trial has met the SLO")
 
-// Unmet says why a study has no winner: one of which no trial has an outcome has broken no limit yet.
+// Unmet says why a study has no winner. Before the first trial is finished, no limit has been broken.
 func Unmet(study studies.Study) string {
 	if slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done }) {
 		return ErrNothingMet.Error()
@@ -31,8 +31,8 @@ func Unmet(study studies.Study) string {
 	return "no trial is finished yet"
 }
 
-// BestText writes one sentence on what to do, the winning args, one flag a line, and below them the evidence. When nothing met the SLO it says why and
-// what can be done, which is no error.
+// BestText writes one sentence on what to do, the winning args with one flag a line, and the evidence. When nothing met
+// the SLO, it says why and what can be done, and returns no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
 	l := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
@@ -55,9 +55,7 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 // best adds the winner with its evidence.
 func (l *lines) best(b Winner, state studies.State, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
-	for _, line := range render.Wrap(Headline(b, state), l.Columns()) {
-		l.Line("%s", line)
-	}
+	l.Paragraph(headline(b, state), "")
 	l.Line("")
 	for _, line := range flagLines(t.Args) {
 		l.Line("%s", line)
@@ -70,13 +68,16 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
+	if c.Doubt != "" {
+		l.Item("note", "%s", c.Doubt)
+	}
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
-	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // the advice says it
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // else the advice shows the same readings
 		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
 	}
 	if advised {
@@ -89,19 +90,16 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if trust := trustText(b); trust != "" {
 		l.Item("", "%s", trust)
 	}
-	if c.Doubt != "" {
-		l.Item("note", "%s", c.Doubt)
-	}
 	if t.Result.Facts.Simulated {
 		l.Item("note", "simulated: no GPU is behind these figures")
 	}
 	for _, note := range notes(t) {
 		l.Item("note", "%s", note)
 	}
-	l.Item("trial", "%d, from %s", t.Number, t.Origin)
+	l.Item("trial", "%d (%s)", t.Number, t.Origin)
 }
 
-// restored says that the study goes on from a snapshot, and how much was lost with what came later.
+// restored adds a note for each time the study was restored from a snapshot, with how much was lost.
 func (l *lines) restored(study studies.Study) {
 	for _, e := range study.Events {
 		if e.Kind == studies.Restored {
@@ -110,10 +108,11 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated says that the best trial was measured in another world than the study has now, or with which trials it is not compared as they were.
+// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured, and
+// one if older trials are not compared with it.
 func Outdated(study studies.Study, best Winner) (lines []string) {
-	for _, change := range ChangedSince(study, best) {
-		lines = append(lines, fmt.Sprintf("trial %d was measured before a change that was accepted, and not anew: %s", best.Trial.Number, change))
+	for _, change := range changedSince(study, best) {
+		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
 	}
 	before := 0
 	for _, e := range study.Changes() {
@@ -122,13 +121,13 @@ func Outdated(study studies.Study, best Winner) (lines []string) {
 		}
 	}
 	if before > 0 {
-		lines = append(lines, fmt.Sprintf("the trials before %d are not compared with it, for they were measured in another world (`--accept-drift`)", before))
+		lines = append(lines, fmt.Sprintf("the trials before trial %d are not compared with it: they were measured before a change that `--accept-drift` accepted", before))
 	}
 	return lines
 }
 
-// ChangedSince says what was accepted to have changed since the best trial was measured, each change on one line.
-func ChangedSince(study studies.Study, best Winner) (changes []string) {
+// changedSince returns the changes that were accepted since the best trial was measured, each as one line.
+func changedSince(study studies.Study, best Winner) (changes []string) {
 	for _, e := range study.Changes() {
 		if best.Trial.Number < e.Trial {
 			changes = append(changes, strings.ReplaceAll(e.Text, "\n", "; "))
@@ -143,7 +142,7 @@ func (l *lines) outdated(study studies.Study, best Winner) {
 	}
 }
 
-// notes are what a reader must know before believing a trial, each once.
+// notes returns what a reader must know before believing a trial, each note once.
 func notes(t studies.Trial) []string {
 	all := slices.Clone(t.Result.Notes)
 	for _, p := range t.Probes {
@@ -154,36 +153,37 @@ func notes(t studies.Trial) []string {
 	return lo.Uniq(all)
 }
 
-// nothingMet says why there is no winner: what came nearest, and what the servers that failed said.
+// nothingMet says why there is no winner: which trial came nearest, and why servers failed.
 func (l *lines) nothingMet(study studies.Study) {
 	l.Line("%s", Unmet(study))
 	l.Line("")
 	if t, p, ok := nearest(study); ok {
 		l.Item("nearest", "trial %d at %s req/s: %s", t.Number, render.Number(p.Rate), p.Verdict.Reason)
-		if p.Measurement.Failed == 0 { // else the server answers with errors, which no limit mends
+		if p.Measurement.Failed == 0 { // other limits do not help a server that answers with errors
 			l.Item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
 		}
 	}
 	classes := Summarize(study, Options{}).Classes
 	for _, class := range classNames(classes) {
 		i := slices.IndexFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done && t.Result.Class == class })
-		if study.Trials[i].Result.Outcome == trial.Dropped { // did not fail, and is said by itself
+		t := study.Trials[i]
+		if t.Result.Outcome == trial.Dropped { // a dropped trial has not failed, and has an item of its own
 			continue
 		}
-		evidence := message(study.Trials[i].Result.Evidence)
-		if evidence == "" {
-			evidence = "no line of the log shows why"
-		}
-		t := study.Trials[i]
-		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence)
+		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence(t))
 		if remedy := serverctl.Remedy(class, t.Result.Cause); remedy != "" {
 			l.Item("try", "%s", remedy)
 		}
 	}
 }
 
-// nearest returns the failed probe with the most headroom, the one that nearly kept the SLO; of equals that at the lowest rate. What a
-// late load generator failed is no fail.
+// evidence is the line of the log that shows why a server failed.
+func evidence(t studies.Trial) string {
+	return cmp.Or(message(t.Result.Evidence), "no line of the log shows why")
+}
+
+// nearest returns the failed probe with the most headroom; of equal probes, the one at the lowest rate. A fail counts
+// only if the load generator was in time.
 func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bool) {
 	for _, t := range study.Trials {
 		if !measured(t) {
@@ -208,17 +208,17 @@ type bestDocument struct {
 	Met      bool          `json:"met"` // whether any trial met the SLO; if not, best, gain and trust are absent
 	Best     *bestTrial    `json:"best,omitempty"`
 	Headline string        `json:"headline,omitempty"` // what to do, in one sentence
-	Gain     *Gain         `json:"gain,omitempty"`
-	Trust    string        `json:"trust,omitempty"` // what the gain is worth, in words
+	Gain     *gain         `json:"gain,omitempty"`
+	Trust    string        `json:"trust,omitempty"` // how sure the gain is, in words
 	Summary  Summary       `json:"trials"`
-	Priors   []PriorSource `json:"priors,omitempty"` // what was measured elsewhere
-	Drifts   []driftItem   `json:"drifts,omitempty"` // changes of the world that were accepted, the oldest first
+	Priors   []priorSource `json:"priors,omitempty"` // what was measured elsewhere
+	Drifts   []driftItem   `json:"drifts,omitempty"` // accepted changes of the world, the oldest first
 }
 
-// A driftItem parts the trials that began before it from those that were measured in the world as it is since.
+// A driftItem is an accepted change of the world. Trials before it are not compared with trials after it.
 type driftItem struct {
 	Time time.Time `json:"time"`
-	Text string    `json:"text"` // a line for each thing
+	Text string    `json:"text"` // one line for each fact that changed
 }
 
 func driftItems(study studies.Study) (items []driftItem) {
@@ -233,14 +233,14 @@ type bestTrial struct {
 	Origin    studies.Origin    `json:"origin"`
 	Point     space.Point       `json:"point"`
 	Args      []string          `json:"args"`
-	Capacity  capacity.Capacity `json:"capacity"` // without its steps: see Probes
+	Capacity  capacity.Capacity `json:"capacity"` // without Steps; Probes has more
 	Advice    *trial.Advice     `json:"advice,omitempty"`
 	Simulated bool              `json:"simulated"`
 	Notes     []string          `json:"notes,omitempty"`
-	Probes    []probeItem       `json:"probes"` // what the capacity follows from, in their order
+	Probes    []probeItem       `json:"probes"` // in the order in which they were run
 }
 
-// advice is the rate to give a server of the trial.
+// advice returns the rate to send to a server with the trial's flags.
 func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
 	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), t.Probes)
 }
@@ -260,7 +260,7 @@ func bestOf(study studies.Study, o Options) bestDocument {
 		return d
 	}
 	t := best.Trial
-	d.Met, d.Headline, d.Gain, d.Trust = true, Headline(best, study.State), best.Gain, trustText(best)
+	d.Met, d.Headline, d.Gain, d.Trust = true, headline(best, study.State), best.Gain, trustText(best)
 	d.Best = &bestTrial{
 		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Capacity: t.Result.Capacity,
 		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),

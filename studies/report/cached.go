@@ -9,8 +9,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// cached says in which state the prefix cache was when the trial was measured, and what of the prompts was found in it at the highest
-// rate that passed. A study that does not say how it treats the cache has no such line.
+// cached says whether the prefix cache was emptied before each probe, and the hit rate at the highest rate that passed.
+// It adds nothing when the study does not say how it treats the cache.
 func (l *lines) cached(study studies.Study, t studies.Trial) {
 	protocol, ok := strings.CutPrefix(study.World["cache"], "protocol ")
 	if !ok {
@@ -27,13 +27,13 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 		}
 	}
 	switch {
-	case at.Rate == 0: // none passed
+	case at.Rate == 0: // no probe passed
 	case at.HitRate < 0:
-		text += "; the server does not say what it found there"
+		text += "; the server does not report its hit rate"
 	case at.HitRate < 0.005:
-		text += fmt.Sprintf("; at %s req/s none of the prompt tokens were found there", render.Number(at.Rate))
+		text += fmt.Sprintf("; at %s req/s it held none of the prompt tokens", render.Number(at.Rate))
 	default:
-		text += fmt.Sprintf("; at %s req/s %.0f %% of the prompt tokens were found there", render.Number(at.Rate), 100*at.HitRate)
+		text += fmt.Sprintf("; at %s req/s it held %s of the prompt tokens", render.Number(at.Rate), render.Share(at.HitRate))
 	}
 	l.Item("cache", "%s", text)
 }

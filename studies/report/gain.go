@@ -11,33 +11,34 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A Gain compares the best trial with what the user has without the tuner.
-type Gain struct {
-	Trial  int            `json:"over_trial"`  // number of the reference
-	Origin studies.Origin `json:"over_origin"` // whose point that is
-	Why    string         `json:"why,omitempty"`
-	Ratio  float64        `json:"ratio"` // best / reference - 1, as measured or a lower bound; 0 when nothing can be said of it
-	Bound  capacity.Bound `json:"bound"` // of the ratio: exact is as measured; "" when nothing can be said of it
+// A gain compares the best trial with the reference: what the user has without the tuner.
+type gain struct {
+	Trial  int            `json:"over_trial"`    // number of the reference
+	Origin studies.Origin `json:"over_origin"`   // of the reference
+	Why    string         `json:"why,omitempty"` // why the reference is not the default
+	Ratio  float64        `json:"ratio"`         // best / reference - 1, as measured or a lower bound; 0 when it is not known
+	Bound  capacity.Bound `json:"bound"`         // of the ratio; exact means as measured, "" means not known
 
-	// Comparison says how sure the gain is; nil where that cannot be told. Its ratio is best / reference. It allows for the choice of the
-	// best among Among trials: the luckiest of so many equals looks as good in 1 - p_better of all studies.
+	// Comparison says how sure the gain is; nil when that is not known. Its ratio is best / reference. It is corrected for
+	// choosing the best of Among trials: the luckiest of so many equal trials looks as good in 1 - p_better of all studies.
 	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
-	Among           int                  `json:"among,omitempty"` // trials that were measured, without the reference
-	Distinguishable bool                 `json:"distinguishable"` // the best is the better one by it
+	Among           int                  `json:"among,omitempty"` // measured trials, without the reference
+	Distinguishable bool                 `json:"distinguishable"` // the comparison finds the best trial better
 
 	reference capacity.Capacity
 }
 
-// gainOf compares the best of so many measured trials with the reference. All were measured in one world, whose first trials these need
-// not be: that a server is another is known only when it runs. It is nil while the default is still to be measured.
-func gainOf(best studies.Trial, trials []studies.Trial, among int) *Gain {
+// gainOf compares the best of among measured trials with the reference: the default, else the current args, else the
+// first measured trial. It returns nil while the default is still to be measured. All trials are of one world. The
+// default need not be the first of them, because a change of the server is noticed only when a later trial runs.
+func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
 	i := cmp.Or(1+lastMeasured(trials, studies.Default), 1+lastMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
 	if first < 0 && trials[i].Origin == studies.Sampled || first >= 0 && trials[first].State != studies.Done {
 		return nil
 	}
 	reference := trials[i]
-	g := &Gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
+	g := &gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
 	if first >= 0 && reference.Origin != studies.Default {
 		g.Why = "the default could not be measured: " + string(trials[first].Result.Class)
 	}
@@ -54,8 +55,8 @@ func gainOf(best studies.Trial, trials []studies.Trial, among int) *Gain {
 	return g
 }
 
-// lastMeasured is the index of the newest measured trial of an origin whose capacity is not the load generator's, or else of any
-// measured one, or -1.
+// lastMeasured returns the index of the newest measured trial of an origin, or -1. It prefers trials in which the load
+// generator was in time.
 func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 	of := -1
 	for i, t := range trials {
@@ -67,9 +68,9 @@ func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 	return of
 }
 
-// ratio returns best/reference - 1 and what kind of number that is, given the kinds of the two. Nothing is said over a reference that
-// kept the SLO nowhere, for how little it carries is not known, nor over a lower bound. A lower bound is held against the upper end of
-// the reference's interval: a single verdict may be luck.
+// ratio returns best/reference - 1, and whether it is as measured or a lower bound; 0 and "" when it is not known. It is
+// not known if the reference is itself a bound. A best that is a lower bound is compared with the upper end of the
+// reference's interval, because a single verdict may be chance.
 func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
 	if reference.Bound != capacity.Exact {
 		return 0, ""
@@ -83,13 +84,13 @@ func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
 	return 0, ""
 }
 
-// upper is the most that a bracketed capacity may be, and lower the least, as far as the load generator was in time.
+// upper and lower are the ends of a capacity's interval or bracket, whichever is wider.
 func upper(c capacity.Capacity) float64 { return max(c.Highest, c.High) }
 
 func lower(c capacity.Capacity) float64 { return min(c.Low, cmp.Or(c.Lowest, c.Low)) }
 
-// Headline says in one sentence what the user is to do.
-func Headline(b Winner, state studies.State) string {
+// headline says in one sentence what the user should do.
+func headline(b Winner, state studies.State) string {
 	use := "Use these flags"
 	if state == studies.Running {
 		use = "The best flags so far"
@@ -115,14 +116,14 @@ func Headline(b Winner, state studies.State) string {
 	case g.Bound == capacity.AtLeast:
 		return fmt.Sprintf("%s: at least %s over %s.", use, render.Percent(g.Ratio), over)
 	case g.Comparison != nil:
-		return fmt.Sprintf("No flags are known to beat %s; these measured higher, but within chance.", over)
+		return fmt.Sprintf("No flags are known to beat %s; these measured higher, but that may be chance.", over)
 	case r.Bound == capacity.AtMost:
 		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, render.Number(c.Low), over)
 	}
 	return fmt.Sprintf("These are the best flags known; it is not known whether they beat %s.", over)
 }
 
-// whose names the point of an origin.
+// whose names the flags of an origin.
 func whose(o studies.Origin) string {
 	switch o {
 	case studies.Default:
@@ -133,7 +134,7 @@ func whose(o studies.Origin) string {
 	return "the first flags that could be measured"
 }
 
-// gainText says what the best trial brings.
+// gainText says how much more the best trial carries than the reference.
 func gainText(b Winner) string {
 	g := b.Gain
 	if g == nil {
@@ -145,16 +146,16 @@ func gainText(b Winner) string {
 	}
 	switch {
 	case g.Trial == b.Trial.Number:
-		return fmt.Sprintf("none: it is %s itself", reference)
+		return fmt.Sprintf("none: the best is %s", reference)
 	case g.Bound == "":
-		return fmt.Sprintf("not known over %s: %s", reference, unsureText(b))
+		return fmt.Sprintf("over %s: not known; %s", reference, unsureText(b))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s over %s, which carries %s at most", render.Percent(g.Ratio), reference, render.Number(upper(g.reference)))
+		return fmt.Sprintf("at least %s over %s, which carries at most %s", render.Percent(g.Ratio), reference, render.Number(upper(g.reference)))
 	}
 	return fmt.Sprintf("%s as measured, over %s", render.Percent(g.Ratio), reference)
 }
 
-// trustText says how sure the gain is; "" when there is none that could be.
+// trustText says how sure the gain is; "" when there is no exact gain over another trial.
 func trustText(b Winner) string {
 	g := b.Gain
 	if g == nil || g.Bound != capacity.Exact || g.Trial == b.Trial.Number {
@@ -162,48 +163,48 @@ func trustText(b Winner) string {
 	}
 	c := g.Comparison
 	if c == nil {
-		return "how sure the gain is cannot be told: " + unsureText(b)
+		return "the certainty of this gain is not known: " + unsureText(b)
 	}
 	text := fmt.Sprintf("95 %%: %s to %s; ", render.Percent(c.Lowest-1), render.Percent(c.Highest-1))
-	luckiest := ""
+	equal := "equally good flags"
 	if g.Among > 1 {
-		luckiest = fmt.Sprintf("the luckiest of %d ", g.Among)
+		equal = fmt.Sprintf("the best of %d equally good trials", g.Among)
 	}
 	switch {
-	case !g.Distinguishable: // less than even odds after a choice do not say that it is likely worse
-		return text + fmt.Sprintf("not distinguishable from %s: %sequals would look so good in %.0f of 100 studies", whose(g.Origin), luckiest, 100*(1-c.Better))
+	case !g.Distinguishable: // a probability below 50 %, corrected for the choice, does not mean that the best is likely worse
+		return text + fmt.Sprintf("not distinguishable from %s: in %.0f of 100 studies %s would measure as high", whose(g.Origin), 100*(1-c.Better), equal)
 	case g.Among > 1:
-		return text + fmt.Sprintf("%s likely better; both allow for the choice among %d", probability(c.Better), g.Among)
+		return text + fmt.Sprintf("%s likely better; both corrected for choosing the best of %d", probability(c.Better), g.Among)
 	}
 	return text + probability(c.Better) + " likely better"
 }
 
-// unsureText says what of the two capacities does not support a gain.
+// unsureText says why the two capacities do not give a gain, or not one with an interval.
 func unsureText(b Winner) string {
 	best, reference := b.Trial.Result.Capacity, b.Gain.reference
 	whose := fmt.Sprintf("trial %d", b.Gain.Trial)
 	switch {
 	case reference.Limited != "":
-		return "the load generator was late for " + whose + ", which carries at least about " + render.Number(reference.Rate) + " req/s"
+		return "the load generator was late in " + whose + ", which carries at least about " + render.Number(reference.Rate) + " req/s"
 	case best.Limited != "" && best.Low < best.Rate:
-		return "the load generator was late for the best"
+		return "the load generator was late in the best trial"
 	case reference.Bound == capacity.AtMost:
-		return fmt.Sprintf("%s failed at %s req/s, and is not known to keep the SLO at any rate", whose, render.Number(reference.High))
+		return fmt.Sprintf("%s failed at %s req/s and is not known to keep the SLO at any rate", whose, render.Number(reference.High))
 	case reference.Bound == capacity.AtLeast && best.Bound == capacity.AtLeast:
 		return "both capacities are lower bounds"
 	case reference.Bound == capacity.AtLeast:
-		return fmt.Sprintf("%s carries at least %s req/s, and how much more is not known", whose, render.Number(reference.Rate))
+		return fmt.Sprintf("%s carries at least %s req/s and may carry more", whose, render.Number(reference.Rate))
 	case best.Bound == capacity.AtLeast && !(reference.StdErr > 0):
 		return fmt.Sprintf("the best passed %s req/s, and the capacity of %s has no interval", render.Number(best.Low), whose)
 	case best.Bound == capacity.AtLeast:
-		return fmt.Sprintf("the best passed %s req/s at most, and %s may carry %s", render.Number(best.Low), whose, render.Number(upper(reference)))
+		return fmt.Sprintf("the best passed up to %s req/s, and %s may carry up to %s", render.Number(best.Low), whose, render.Number(upper(reference)))
 	case !(best.StdErr > 0):
 		return "the capacity of the best has no interval"
 	}
 	return "the capacity of " + whose + " has no interval"
 }
 
-// probability writes one in per cent, and never as certain.
+// probability writes a probability in per cent, and never as certain.
 func probability(p float64) string {
 	switch {
 	case p > 0.999:

@@ -30,14 +30,14 @@ type Entry struct {
 	Met       bool           `json:"met"`
 	Capacity  float64        `json:"capacity_rps,omitempty"` // see Bound
 	Bound     capacity.Bound `json:"bound,omitempty"`
-	Changed   []string       `json:"changed_since,omitempty"` // changes that were accepted after the capacity was measured
+	Changed   []string       `json:"changed_since,omitempty"` // changes accepted after the capacity was measured
 	Simulated bool           `json:"simulated"`
 	GPU       float64        `json:"gpu_seconds"`
 	Updated   time.Time      `json:"updated,omitzero"`
-	Behind    string         `json:"behind,omitempty"` // why this is older than the newest snapshot
-	Error     string         `json:"error,omitempty"`  // why the study cannot be read; all but Name and Link is then unknown
+	Behind    string         `json:"behind,omitempty"` // why the newest snapshot is not shown
+	Error     string         `json:"error,omitempty"`  // why the study cannot be read; then only Name and Link are known
 
-	state string // a word for a doubtful State
+	state string // replaces a State that is in doubt
 }
 
 // NewEntry summarizes a study.
@@ -52,17 +52,17 @@ func NewEntry(name string, study studies.Study, o Options) Entry {
 	}
 	if best, met := Best(study); met {
 		c := best.Trial.Result.Capacity
-		e.Met, e.Capacity, e.Bound, e.Changed = true, c.Rate, c.Bound, ChangedSince(study, best)
+		e.Met, e.Capacity, e.Bound, e.Changed = true, c.Rate, c.Bound, changedSince(study, best)
 	}
 	return e
 }
 
-// Sort puts the study that was stored last first.
+// Sort orders the studies by when they were stored, the newest first.
 func (l *List) Sort() {
 	slices.SortStableFunc(l.Studies, func(a, b Entry) int { return b.Updated.Compare(a.Updated) })
 }
 
-// Text is a table with remarks below a study's row. It never clips a name, because people type names again.
+// Text returns a table, with remarks below the row of each study. It never clips a name, because users type names.
 func (l *List) Text(width int) string {
 	if len(l.Studies) == 0 {
 		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
@@ -91,7 +91,7 @@ func (l *List) Text(width int) string {
 	return t.String()
 }
 
-// cells are the row of a study.
+// cells returns the row of a study.
 func (e *Entry) cells() []string {
 	if e.Error != "" {
 		return []string{e.Name, "unreadable", "-", "-", "-", "-"}
@@ -101,25 +101,22 @@ func (e *Entry) cells() []string {
 		done += fmt.Sprintf(" of %d", e.Planned)
 	}
 	if e.Met {
-		best = fmt.Sprintf("%.3g", e.Capacity)
-		if e.Bound == capacity.AtLeast {
-			best = ">=" + best
-		}
+		best = rateText(e.Capacity, e.Bound)
 	}
 	if e.Simulated {
 		best += " sim."
 	}
 	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
-	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(time.Duration(e.GPU * float64(time.Second))), render.Span(age) + " ago"}
+	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(seconds(e.GPU)), render.Span(age) + " ago"}
 }
 
-// remarks are what the row has no column for.
+// remarks returns the lines below the row of a study.
 func (e *Entry) remarks() (all []string) {
 	if e.Error != "" {
 		return []string{"cannot be read: " + e.Error}
 	}
 	if e.Link != "" {
-		all = append(all, "a link, another name of the study in "+e.Link)
+		all = append(all, "a link to the study in "+e.Link)
 	}
 	if e.Doubt != "" {
 		all = append(all, e.Doubt)
@@ -131,7 +128,7 @@ func (e *Entry) remarks() (all []string) {
 		all = append(all, "its best was measured before an accepted change: "+strings.Join(e.Changed, "; "))
 	}
 	if e.Behind != "" {
-		all = append(all, "shown from an older snapshot; "+e.Behind)
+		all = append(all, "shown from an older snapshot: "+e.Behind)
 	}
 	return all
 }

@@ -21,15 +21,15 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A world is a simulated study with what its servers truly carry.
+// A world is a simulated study and the true capacities of its servers.
 type world struct {
 	kind    string
 	study   studies.Study
-	carries []float64 // requests per second in the long run, by the number of the trial
+	carries []float64 // true capacity in requests per second, by trial number
 }
 
-// truths are what the servers of a study carry: all the same; some the same as the default and the others worse; spread about it; or all the
-// same but for a poor default.
+// truths draws the true capacities of n servers. They are all equal; or equal to the default or worse; or spread around
+// the default; or all equal with a worse default.
 func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	kind := rng.IntN(4)
 	for i := range n {
@@ -48,7 +48,7 @@ func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	return []string{"identical", "twins and losers", "spread", "poor default"}[kind], carries
 }
 
-// byEstimate is a study whose capacities have intervals, some of them on shared requests.
+// byEstimate makes a study whose capacities have intervals. Their errors may be correlated, as with shared requests.
 func byEstimate(rng *rand.Rand) world {
 	n := []int{1, 2, 3, 8, 30}[rng.IntN(5)]
 	name, carries := truths(rng, n)
@@ -59,15 +59,15 @@ func byEstimate(rng *rand.Rand) world {
 	for i := range common {
 		common[i] = rng.NormFloat64()
 	}
-	usual := 0.02 + 0.1*rng.Float64()
-	most := math.Inf(1)
+	medianErr := 0.02 + 0.1*rng.Float64()
+	maxRate := math.Inf(1)
 	if rng.IntN(3) == 0 {
-		most = 7 + 3*rng.Float64()
+		maxRate = 7 + 3*rng.Float64()
 		w.kind += ", rates too low"
 	}
 	var trials []studies.Trial
 	for i, c := range carries {
-		se := usual * math.Exp(0.3*rng.NormFloat64())
+		se := medianErr * math.Exp(0.3*rng.NormFloat64())
 		if rng.IntN(10) == 0 {
 			se *= 3
 		}
@@ -82,8 +82,8 @@ func byEstimate(rng *rand.Rand) world {
 		found.Low, found.High = found.Rate*0.97, found.Rate*1.04
 		found.Lowest, found.Highest = found.Rate*math.Exp(-1.96*se), found.Rate*math.Exp(1.96*se)
 		found.Steps = []capacity.Step{{Rate: found.Low, Outcome: capacity.Outcome{Pass: true}}, {Rate: found.High}}
-		if found.Rate > most { // the highest rate passes
-			found = capacity.Capacity{Rate: most, Low: most, Bound: capacity.AtLeast, Binding: found.Binding, Steps: []capacity.Step{{Rate: most, Outcome: capacity.Outcome{Pass: true}}}}
+		if found.Rate > maxRate { // the highest rate passes
+			found = capacity.Capacity{Rate: maxRate, Low: maxRate, Bound: capacity.AtLeast, Binding: found.Binding, Steps: []capacity.Step{{Rate: maxRate, Outcome: capacity.Outcome{Pass: true}}}}
 		}
 		trials = append(trials, numbered(i, studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: found}}))
 	}
@@ -99,18 +99,18 @@ func numbered(i int, t studies.Trial) studies.Trial {
 	return with(t, studies.Sampled, "--max-num-seqs", fmt.Sprint(i))
 }
 
-// bySearch is a study of searches for verdicts alone, between rates that may be too low or too high, with a load generator that is late in
-// some probes, and servers that may not start.
+// bySearch makes a study whose capacities are found by search and have no intervals. The range of rates may be too low or
+// too high, the load generator may be late, and servers may not start.
 func bySearch(rng *rand.Rand) world {
 	n := []int{1, 2, 3, 8, 20}[rng.IntN(5)]
 	name, carries := truths(rng, n)
-	least, most := 0.05, 200.0
+	minRate, maxRate := 0.05, 200.0
 	switch rng.IntN(4) {
 	case 0:
-		most = 9 * math.Exp(0.3*rng.NormFloat64())
+		maxRate = 9 * math.Exp(0.3*rng.NormFloat64())
 		name += ", rates too low"
 	case 1:
-		least = 9 * math.Exp(0.3*rng.NormFloat64())
+		minRate = 9 * math.Exp(0.3*rng.NormFloat64())
 		name += ", rates too high"
 	}
 	busy := 0.0
@@ -131,17 +131,17 @@ func bySearch(rng *rand.Rand) world {
 			trials = append(trials, numbered(i, failed(outcome, serverctl.OOMStart, "CUDA out of memory")))
 			continue
 		}
-		const noise = 0.04 // of ln rate: what one window's bursts move
-		search := capacity.Search{Hint: math.Exp(2 * rng.NormFloat64()), Min: least, Max: max(least, most), Factor: 1.35, Tolerance: 0.08, MaxProbes: 2 + rng.IntN(12)}
+		const noise = 0.04 // standard deviation of ln capacity between windows
+		search := capacity.Search{Hint: math.Exp(2 * rng.NormFloat64()), Min: minRate, Max: max(minRate, maxRate), Factor: 1.35, Tolerance: 0.08, MaxProbes: 2 + rng.IntN(12)}
 		found, err := search.Find(context.Background(), func(_ context.Context, rate float64) (capacity.Outcome, error) {
 			h := math.Log(c/rate) + noise*rng.NormFloat64()
 			o := capacity.Outcome{Pass: h >= 0, Headroom: h, Binding: "p99 TPOT", InFlight: 20 * rate}
 			if rng.Float64() < busy {
 				late := rng.Float64() < 0.7
 				switch {
-				case o.Pass && late: // its own waits may fail what would pass
+				case o.Pass && late: // the client's own waits may turn a pass into a fail
 					o.Limited, o.Pass = "the load generator was 18 ms late at p99", rng.IntN(2) == 0
-				case late && h > -0.1: // thinned bursts may pass what would fail
+				case late && h > -0.1: // late requests thin out bursts, which may turn a fail into a pass
 					o.Limited, o.Pass = "the load generator was 18 ms late at p99", true
 				}
 			}
@@ -153,7 +153,7 @@ func bySearch(rng *rand.Rand) world {
 	return w
 }
 
-// resultOf is a trial's result as package trial makes it of a search.
+// resultOf makes the result of a trial as package trial does.
 func resultOf(found capacity.Capacity, err error) trial.Result {
 	switch {
 	case errors.Is(err, capacity.ErrLimited):
@@ -164,7 +164,7 @@ func resultOf(found capacity.Capacity, err error) trial.Result {
 	return trial.Result{Outcome: trial.Measured, Capacity: found}
 }
 
-// A judge counts what reports claim, and which of it is false. It knows the truth and the verdicts, and nothing of how the reports are made.
+// A judge counts the claims of reports, and the false ones. It knows the truth and the verdicts, not how reports are made.
 type judge struct {
 	claims, false map[string]int
 	examples      map[string]string
@@ -186,15 +186,15 @@ var (
 	overRule     = regexp.MustCompile(`gain (at least |at most )?` + percentWord + `[^;]* over trial (\d+)`)
 	intervalRule = regexp.MustCompile(`95 %: ` + percentWord + ` to ` + percentWord)
 	betterRule   = regexp.MustCompile(`(over |under )?(\d[0-9.]*) % likely better`)
-	luckRule     = regexp.MustCompile(`would look so good in (\d+) of 100 studies`)
+	luckRule     = regexp.MustCompile(`in (\d+) of 100 studies`)
 	capacityRule = regexp.MustCompile(`capacity (at least about |at least )?([0-9.]+) req/s`)
 	carriesRule  = regexp.MustCompile(`capacity [0-9.]+ req/s, 95 %: ([0-9.]+) to ([0-9.]+)`)
 	useRule      = regexp.MustCompile(`^Use these flags: (at least )?` + percentWord + ` over`)
-	unmetRule    = regexp.MustCompile(`(\d+) failed at every rate`)
+	unmetRule    = regexp.MustCompile(`(\d+) not known to meet`)
 	noneRule     = regexp.MustCompile(`no other(?:s| flags) are known to carry more|nothing else`)
 )
 
-func number100(t *testing.T, word string) float64 {
+func parseNumber(t *testing.T, word string) float64 {
 	t.Helper()
 	f, err := strconv.ParseFloat(word, 64)
 	if err != nil {
@@ -203,7 +203,7 @@ func number100(t *testing.T, word string) float64 {
 	return f
 }
 
-// report takes the claims of all that is printed of a study.
+// report judges all reports on a study.
 func (j *judge) report(t *testing.T, w world) {
 	t.Helper()
 	var best, status, shell, document bytes.Buffer
@@ -227,7 +227,7 @@ func (j *judge) report(t *testing.T, w world) {
 			Capacity capacity.Capacity
 			Advice   *trial.Advice
 		}
-		Gain *Gain
+		Gain *gain
 	}
 	if err := json.Unmarshal(document.Bytes(), &d); err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func (j *judge) report(t *testing.T, w world) {
 	j.table(t, w, status.String(), chosen)
 }
 
-// itemsOf are the named lines of a report, unwrapped.
+// itemsOf returns the items of a report by name, unwrapped.
 func itemsOf(text string) map[string]string {
 	items, name := map[string]string{}, ""
 	for line := range strings.Lines(text) {
@@ -293,21 +293,21 @@ func itemsOf(text string) map[string]string {
 	return items
 }
 
-// exactly reports whether a trial has a pass and a fail in time on both sides.
+// exactly reports whether the capacity of a trial lies between a pass and a fail.
 func exactly(t studies.Trial) bool { return t.Result.Capacity.Bound == capacity.Exact }
 
-// bounded reports whether the verdicts of two trials bear out that one carries at least so much more than the other.
-func bounded(is, than studies.Trial, gain float64) bool {
-	passed, failed := 0.0, than.Result.Capacity.Highest
-	for _, s := range is.Result.Capacity.Steps {
+// bounded reports whether the verdicts support a lower bound of the gain of best over reference.
+func bounded(best, reference studies.Trial, gain float64) bool {
+	passed, failed := 0.0, reference.Result.Capacity.Highest
+	for _, s := range best.Result.Capacity.Steps {
 		if s.Pass && s.Limited == "" {
 			passed = max(passed, s.Rate)
 		}
 	}
-	if !exactly(than) || failed == 0 { // a bracket alone is two verdicts
+	if !exactly(reference) || failed == 0 { // a bracket without an interval is only two verdicts
 		return false
 	}
-	for _, s := range than.Result.Capacity.Steps {
+	for _, s := range reference.Result.Capacity.Steps {
 		if !s.Pass && s.Limited == "" {
 			failed = max(failed, s.Rate)
 		}
@@ -315,23 +315,23 @@ func bounded(is, than studies.Trial, gain float64) bool {
 	return passed/failed-1 >= gain-0.005
 }
 
-// counts judges what became of the trials.
+// counts judges the line that counts the trials.
 func (j *judge) counts(t *testing.T, w world, text string) {
 	if m := unmetRule.FindStringSubmatch(text); m != nil {
 		n := 0
 		for _, one := range w.study.Trials {
-			passed := slices.ContainsFunc(one.Result.Capacity.Steps, func(s capacity.Step) bool { return s.Pass })
+			passed := slices.ContainsFunc(one.Result.Capacity.Steps, func(s capacity.Step) bool { return s.Pass && s.Limited == "" })
 			if one.Result.Outcome == trial.Measured && !one.Met() && !passed {
 				n++
 			}
 		}
-		j.claim("no rate passed in so many trials", number100(t, m[1]) <= float64(n), w, text)
+		j.claim("no rate passed in time in the trials counted as unmet", parseNumber(t, m[1]) <= float64(n), w, text)
 	}
 }
 
 func (j *judge) capacity(t *testing.T, w world, text string, chosen studies.Trial, carries float64) {
 	if m := carriesRule.FindStringSubmatch(text); m != nil {
-		low, high := number100(t, m[1]), number100(t, m[2])
+		low, high := parseNumber(t, m[1]), parseNumber(t, m[2])
 		j.claim("the winner's interval holds its capacity", low <= carries*1.005 && carries <= high*1.005, w, text)
 		return
 	}
@@ -341,30 +341,30 @@ func (j *judge) capacity(t *testing.T, w world, text string, chosen studies.Tria
 		t.Fatalf("%s: no capacity in %q", w.kind, text)
 	case m[1] == "at least ":
 		late := slices.ContainsFunc(chosen.Result.Capacity.Steps, func(s capacity.Step) bool {
-			return s.Pass && s.Limited == "" && math.Abs(s.Rate/number100(t, m[2])-1) < 0.006
+			return s.Pass && s.Limited == "" && math.Abs(s.Rate/parseNumber(t, m[2])-1) < 0.006
 		})
-		j.claim("at least what passed in time", late, w, text)
+		j.claim("a lower bound is a rate that passed in time", late, w, text)
 	}
 }
 
-// gain judges the number of a gain.
+// gain judges the figure of a gain.
 func (j *judge) gain(t *testing.T, w world, text string, chosen studies.Trial, carries float64) {
 	m := overRule.FindStringSubmatch(text)
 	if m == nil {
 		return
 	}
-	reference := w.study.Trials[int(number100(t, m[3]))]
-	claimed := number100(t, m[2]) / 100
+	reference := w.study.Trials[int(parseNumber(t, m[3]))]
+	claimed := parseNumber(t, m[2]) / 100
 	truth := carries/w.carries[reference.Number] - 1
 	switch m[1] {
 	case "at least ":
-		j.claim("at least a gain that verdicts bear out", bounded(chosen, reference, claimed), w, text)
-		j.claim("at least a gain that is true", truth >= claimed-0.005, w, text)
+		j.claim("a lower bound of a gain has the verdicts' support", bounded(chosen, reference, claimed), w, text)
+		j.claim("a lower bound of a gain is true", truth >= claimed-0.005, w, text)
 	case "at most ":
-		j.claim("at most a gain that is true", truth <= claimed+0.005, w, text)
+		j.claim("an upper bound of a gain is true", truth <= claimed+0.005, w, text)
 	default:
 		j.claim("a gain between capacities that are known", exactly(chosen) && exactly(reference), w, text)
-		if !strings.Contains(text, "95 %:") && !strings.Contains(text, "cannot be told") {
+		if !strings.Contains(text, "95 %:") && !strings.Contains(text, "is not known") {
 			j.claim("a gain that says how sure it is", false, w, text)
 		}
 	}
@@ -377,17 +377,17 @@ func (j *judge) trust(t *testing.T, w world, text string, is, than studies.Trial
 	if m == nil {
 		t.Fatalf("%s: no interval in %q", w.kind, text)
 	}
-	j.claim("an interval of a gain holds the truth", number100(t, m[1])/100 <= truth+0.005 && truth-0.005 <= number100(t, m[2])/100, w, text)
+	j.claim("an interval of a gain holds the truth", parseNumber(t, m[1])/100 <= truth+0.005 && truth-0.005 <= parseNumber(t, m[2])/100, w, text)
 	j.claim("an interval between capacities that have one", is.Result.Capacity.StdErr > 0 && than.Result.Capacity.StdErr > 0, w, text)
 	sure := 0.0
 	if p := betterRule.FindStringSubmatch(text); p != nil {
-		sure = number100(t, p[2])
+		sure = parseNumber(t, p[2])
 	} else if p := luckRule.FindStringSubmatch(text); p != nil {
-		sure = 100 - number100(t, p[1])
+		sure = 100 - parseNumber(t, p[1])
 	} else {
 		t.Fatalf("%s: no probability in %q", w.kind, text)
 	}
-	if truth <= 0 { // how often what is no better is told as better
+	if truth <= 0 { // the best is no better: how often does the report say that it is?
 		j.claim("no better, and under 90 % likely so", sure < 90, w, text)
 		j.claim("no better, and not distinguishable", strings.Contains(text, "not distinguishable"), w, text)
 	}
@@ -398,7 +398,7 @@ var rowRule = regexp.MustCompile(`(?m)^ *(\d+) +\S+ +(\S+) +(>=|<=)?([+-]?\d+) ?
 // table judges the column that compares each trial with the best.
 func (j *judge) table(t *testing.T, w world, text string, best studies.Trial) {
 	for _, m := range rowRule.FindAllStringSubmatch(text, -1) {
-		one := w.study.Trials[int(number100(t, m[1]))]
+		one := w.study.Trials[int(parseNumber(t, m[1]))]
 		ok := exactly(one) && exactly(best)
 		if m[3] == ">=" {
 			ok = exactly(best) && one.Result.Capacity.Low > 0
@@ -406,12 +406,12 @@ func (j *judge) table(t *testing.T, w world, text string, best studies.Trial) {
 		if m[3] == "<=" {
 			ok = exactly(one) && best.Result.Capacity.Low > 0
 		}
-		j.claim("a row's part of the best, by capacities that are known", ok, w, m[0])
+		j.claim("a row compares capacities that are known", ok, w, m[0])
 	}
 }
 
-// Whatever prints a gain, an interval, a probability or an advised rate is held against the truth over 1,000 simulated studies. What
-// follows from verdicts is never false; what has a nominal error is wrong as often at most.
+// Every printed gain, interval, probability and advised rate is compared with the truth in 1,000 simulated studies. A
+// claim that follows from verdicts is never false. A claim with a nominal error is false at most that often.
 func TestNoSentenceIsFalse(t *testing.T) {
 	j := &judge{map[string]int{}, map[string]int{}, map[string]string{}}
 	for seed := range uint64(1000) {
@@ -422,7 +422,7 @@ func TestNoSentenceIsFalse(t *testing.T) {
 		}
 		j.report(t, w)
 	}
-	nominal := map[string]float64{ // share that may be false; of all others none
+	nominal := map[string]float64{ // share of claims that may be false; no other claim may be
 		"an interval of a gain holds the truth":        0.05,
 		"JSON: an interval holds the truth":            0.05,
 		"no better, and not distinguishable":           0.025,
@@ -431,14 +431,14 @@ func TestNoSentenceIsFalse(t *testing.T) {
 		"no better, and under 90 % likely so":          0.1,
 		"the winner's interval holds its capacity":     0.05,
 		"an advised rate is carried":                   0.025,
-		"at least a gain that is true":                 0.025,
+		"a lower bound of a gain is true":              0.025,
 	}
 	for _, kind := range slices.Sorted(maps.Keys(j.claims)) {
 		n, wrong := j.claims[kind], j.false[kind]
 		t.Logf("%-55s %5d claims, %4d false", kind, n, wrong)
 		p := nominal[kind]
-		if most := p*float64(n) + 2.5*math.Sqrt(p*(1-p)*float64(n)); float64(wrong) > most {
-			t.Errorf("%s: %d of %d are false, at most %.0f may be; such as %s", kind, wrong, n, most, j.examples[kind])
+		if allowed := p*float64(n) + 2.5*math.Sqrt(p*(1-p)*float64(n)); float64(wrong) > allowed {
+			t.Errorf("%s: %d of %d claims are false, and at most %.0f may be; the first: %s", kind, wrong, n, allowed, j.examples[kind])
 		}
 	}
 }

@@ -10,25 +10,25 @@ import (
 	"vllmtuner/studies"
 )
 
-// A PriorSource sums up what was measured elsewhere and read from one place.
-type PriorSource struct {
+// A priorSource sums up the priors of one source.
+type priorSource struct {
 	Source string  `json:"source"`
 	Trials int     `json:"trials"`
-	Best   float64 `json:"best_rps,omitempty"` // as measured there; absent where nothing met the SLO
-	Here   float64 `json:"here_rps,omitempty"` // the same point as measured here; absent where it was not, or met no SLO
-	Trial  *int    `json:"trial,omitempty"`    // in which it was
+	Best   float64 `json:"best_rps,omitempty"` // as measured there; absent when nothing met the SLO
+	Here   float64 `json:"here_rps,omitempty"` // the same point measured here; absent when it was not, or did not meet the SLO
+	Trial  *int    `json:"trial,omitempty"`    // the trial that measured it here
 }
 
-// priorSources are the sources in the order in which they were added.
-func priorSources(study studies.Study) (all []PriorSource) {
-	points := map[string]string{} // the best one's by source
+// priorSources returns the sources in the order in which they were added.
+func priorSources(study studies.Study) (all []priorSource) {
+	points := map[string]string{} // the point of each source's best prior
 	index := map[string]int{}
 	for _, t := range study.Prior {
 		i, known := index[t.Source]
 		if !known {
 			i = len(all)
 			index[t.Source] = i
-			all = append(all, PriorSource{Source: t.Source})
+			all = append(all, priorSource{Source: t.Source})
 		}
 		all[i].Trials++
 		if rate := t.Result.Capacity.Rate; t.Met() && rate > all[i].Best {
@@ -39,7 +39,7 @@ func priorSources(study studies.Study) (all []PriorSource) {
 		for _, t := range study.Trials {
 			if all[i].Best > 0 && measured(t) && t.Point.String() == points[all[i].Source] {
 				all[i].Trial = new(t.Number)
-				if t.Met() { // what failed everywhere has no capacity
+				if t.Met() { // else it has no capacity
 					all[i].Here = t.Result.Capacity.Rate
 				}
 			}
@@ -57,8 +57,8 @@ func (l *lines) priors(study studies.Study) {
 	}
 }
 
-// String is a source in words, such as "12 from result.txt; best 2.4 req/s there, 2.1 here (trial 2)".
-func (s PriorSource) String() string {
+// String describes a source, such as "12 from result.txt; best 2.4 req/s there, 2.1 here (trial 2)".
+func (s priorSource) String() string {
 	text := fmt.Sprintf("%d from %s", s.Trials, s.Source)
 	switch {
 	case s.Best == 0:
@@ -66,31 +66,28 @@ func (s PriorSource) String() string {
 	case s.Trial == nil:
 		return text + fmt.Sprintf("; best %s req/s there, not measured here yet", render.Number(s.Best))
 	case s.Here == 0:
-		return text + fmt.Sprintf("; best %s req/s there, fails at every rate here (trial %d)", render.Number(s.Best), *s.Trial)
+		return text + fmt.Sprintf("; best %s req/s there, failed at every rate here (trial %d)", render.Number(s.Best), *s.Trial)
 	}
 	return text + fmt.Sprintf("; best %s req/s there, %s here (trial %d)", render.Number(s.Best), render.Number(s.Here), *s.Trial)
 }
 
-// PriorTable writes the trials that were measured elsewhere, the best first, at most so many.
-func PriorTable(trials []studies.Trial, most int) string {
+// PriorTable lists at most limit priors, the best first.
+func PriorTable(trials []studies.Trial, limit int) string {
 	sorted := slices.SortedStableFunc(slices.Values(trials), func(a, b studies.Trial) int {
 		return cmp.Or(compareMet(a, b), cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate))
 	})
 	var l lines
-	for _, t := range sorted[:min(most, len(sorted))] {
-		point := t.Point.String()
-		if point == "" {
-			point = "(nothing set)"
-		}
-		l.Line("  %7s req/s  %-14s  %s", shortCapacity(t), render.Clip(resultText(t), 14), point)
+	for _, t := range sorted[:min(limit, len(sorted))] {
+		head := fmt.Sprintf("  %7s req/s  %-14s  ", shortCapacity(t), render.Clip(resultText(t), 14))
+		l.WriteString(render.Hang(head, cmp.Or(t.Point.String(), nothingSet), strings.Repeat(" ", render.Width(head)), l.Columns()))
 	}
-	if more := len(sorted) - most; more > 0 {
+	if more := len(sorted) - limit; more > 0 {
 		l.Line("  and %d more", more)
 	}
-	return strings.TrimRight(l.String(), " ")
+	return l.String()
 }
 
-// compareMet puts those that met the SLO first.
+// compareMet orders trials that met the SLO first.
 func compareMet(a, b studies.Trial) int {
 	switch {
 	case a.Met() && !b.Met():

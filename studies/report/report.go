@@ -1,5 +1,5 @@
 // Package report turns a study into text: the best trial with its evidence, and how far the study is, for people, shells,
-// Kubernetes and programs. It is pure: it reads no file and no clock, and never judges what was measured anew.
+// Kubernetes and programs. It reads no file, and never judges a measurement again.
 package report
 
 import (
@@ -15,41 +15,41 @@ import (
 
 // Options are what a report needs to know beside the study.
 type Options struct {
-	Planned int       // trials the study may run; 0 means unknown
-	Now     time.Time // for ages and the time that is left; zero leaves them out
-	Rows    int       // trials in the status table; 0 means 10, and the best one is always among them
-	Sort    Order     // of the status table; "" means Newest
-	Width   int       // columns there are; 0 means 80
-	Margin  float64   // of the advised rate; 0 means the usual one
+	Planned int       // number of trials that the study may run; 0 means unknown
+	Now     time.Time // gives ages and the remaining time; the zero time leaves them out
+	Rows    int       // number of trials in the status table; 0 means 10. The best trial is always shown
+	Sort    Order     // order of the status table; "" means Newest
+	Width   int       // columns of the terminal; 0 means 80
+	Margin  float64   // margin of the advised rate; 0 means trial.DefaultMargin
 }
 
-// An Order is one of the status table's rows.
+// An Order is an order of the rows of the status table.
 type Order string
 
-// The orders.
+// The orders of the status table.
 const (
 	Newest  Order = "newest"
-	Oldest  Order = "oldest"
-	Fastest Order = "best" // the highest capacity first, what has none last
+	oldest  Order = "oldest"
+	fastest Order = "best" // the highest capacity first, trials without one last
 )
 
-// Orders are all of them.
-var Orders = []Order{Newest, Oldest, Fastest}
+// Orders lists the orders of the status table.
+var Orders = []Order{Newest, oldest, fastest}
 
 // A Winner is the best trial so far.
 type Winner struct {
 	Trial studies.Trial
-	Gain  *Gain // over the reference; nil when no reference has been measured
-	Among int   // it is the best of so many that were measured
+	Gain  *gain // over the reference; nil when no reference has been measured
+	Among int   // number of measured trials, of which it is the best
 
-	same []studies.Trial // that were measured in the same world
+	same []studies.Trial // all trials that were measured in the same world
 }
 
-// Whole names the trials of a study that a report of so many rows says more of than what they came to: those that run, the newest, and the
-// best with its reference, or where none met the SLO the one that came nearest.
+// Whole returns which trials a report with so many rows needs in full. They are the running and the newest trials, the
+// best one and its reference. If none met the SLO, they include the trial that came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {
-		rows = manyRows
+		rows = defaultRows
 	}
 	return func(study studies.Study) (numbers []int) {
 		best, met := Best(study)
@@ -67,19 +67,20 @@ func Whole(rows int) func(studies.Study) []int {
 	}
 }
 
-// Best returns the finished trial with the highest capacity among those that met the SLO: of what passed under a late load generator
-// only where nothing else did. The lower end of its interval allows for the choice. Equal ones are decided by the highest rate that
-// passed, then by fewer args, which is nearer to the default, then by age. It reports false when none met it.
-// Trials that were measured before the world changed count only where none has met it since.
+// Best returns the finished trial with the highest capacity. It reports false when no trial has met the SLO. A capacity
+// that was found with a late load generator counts only if there is no other. Of equal capacities the one with the
+// higher rate that passed wins, then the one with fewer args, which is nearer to the default, then the older one. The
+// interval of the winner is corrected for choosing the best. Trials from before a change of the world count only if no
+// trial has met the SLO since.
 func Best(study studies.Study) (Winner, bool) {
 	return bestIn(study.Worlds()[study.Deciding()-1])
 }
 
-// bestIn is Best of trials of one world.
+// bestIn is Best for the trials of one world.
 func bestIn(trials []studies.Trial) (Winner, bool) {
 	var best *studies.Trial
 	among := 0
-	for i := range trials { // there may be many, and one is a kilobyte
+	for i := range trials { // by index: there may be many trials, of a kilobyte each
 		t := &trials[i]
 		if measured(*t) {
 			among++
@@ -97,7 +98,7 @@ func bestIn(trials []studies.Trial) (Winner, bool) {
 	return b, true
 }
 
-// compare is positive where a is the better one.
+// compare is positive if a is better than b.
 func compare(a, b *studies.Trial) int {
 	x, y := &a.Result.Capacity, &b.Result.Capacity
 	return cmp.Or(cmp.Compare(x.Carried(), y.Carried()), cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
@@ -107,22 +108,22 @@ func measured(t studies.Trial) bool {
 	return t.State == studies.Done && t.Result.Outcome == trial.Measured
 }
 
-// A Summary counts a study's trials by what became of them.
+// A Summary counts a study's trials by how they ended.
 type Summary struct {
 	Planned    int                     `json:"planned,omitempty"` // 0 means unknown
 	Finished   int                     `json:"finished"`
-	Met        int                     `json:"met"`                      // have a rate that keeps the SLO
-	Limited    int                     `json:"client_limited,omitempty"` // of Met: the load generator was late, and they may carry more
-	Unmet      int                     `json:"unmet"`                    // are not known to keep it at any rate
-	Dropped    int                     `json:"dropped"`                  // ended early, because they could not be the best
-	Infeasible int                     `json:"infeasible"`               // the server cannot live with these flags
-	Unknown    int                     `json:"unknown"`                  // nobody's fault
+	Met        int                     `json:"met"`                      // trials that keep the SLO at some rate
+	Limited    int                     `json:"client_limited,omitempty"` // trials in Met that may carry more, because the load generator was late
+	Unmet      int                     `json:"unmet"`                    // trials not known to keep the SLO at any rate
+	Dropped    int                     `json:"dropped"`                  // trials ended early, because they could not be the best
+	Infeasible int                     `json:"infeasible"`               // trials whose flags the server cannot run with
+	Unknown    int                     `json:"unknown"`                  // trials that failed for reasons other than their flags
 	Classes    map[serverctl.Class]int `json:"classes,omitempty"`
-	GPUSeconds float64                 `json:"gpu_seconds"` // the running trial's probes included
-	Simulated  bool                    `json:"simulated"`   // no GPU behind at least one of them
+	GPUSeconds float64                 `json:"gpu_seconds"` // includes the probes of the running trial
+	Simulated  bool                    `json:"simulated"`   // at least one trial ran without a GPU
 }
 
-// Summarize counts.
+// Summarize counts the trials of a study.
 func Summarize(study studies.Study, o Options) Summary {
 	s := Summary{Planned: o.Planned, Classes: map[serverctl.Class]int{}}
 	for _, t := range study.Trials {
@@ -160,8 +161,8 @@ func Summarize(study studies.Study, o Options) Summary {
 	return s
 }
 
-// left estimates the time until the last planned trial has ended from the median trial so far, which a night between an
-// interruption and its resumption does not move. It reports false when there is nothing to go by.
+// left estimates the time until the last planned trial has ended. It reports false when no estimate is possible. It goes
+// by the median trial, so a trial that was interrupted overnight does not distort it.
 func left(study studies.Study, o Options) (time.Duration, bool) {
 	if study.State != studies.Running || study.Unseen != "" || study.Life.Doubtful() || o.Planned == 0 || o.Now.IsZero() {
 		return 0, false
@@ -182,7 +183,7 @@ func left(study studies.Study, o Options) (time.Duration, bool) {
 	slices.Sort(lasted)
 	median := lasted[len(lasted)/2]
 	rest := median*time.Duration(todo) - min(running, median)
-	return rest, rest >= time.Second // the last trial may take longer than the others
+	return rest, rest >= time.Second // no time is left if the last trial takes longer than the median
 }
 
 // classNames returns the classes, the most frequent first.

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the golden files; read the diff
 
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// of makes a study of trials, which get their numbers and times.
+// of makes a study of trials. It sets their numbers and times.
 func of(state studies.State, note string, trials ...studies.Trial) studies.Study {
 	for i := range trials {
 		trials[i].Number = i
@@ -45,7 +45,7 @@ func of(state studies.State, note string, trials ...studies.Trial) studies.Study
 	}
 }
 
-// probe makes a probe whose TPOT is so far from its limit of 60 ms.
+// probe makes a probe with a p99 TPOT in ms. The limit is 60 ms.
 func probe(seq int, rate, tpot float64) trial.Probe {
 	v := slo.Verdict{
 		Pass: tpot <= 60, Binding: "p99 TPOT", Headroom: math.Log(60 / tpot), Reason: fmt.Sprintf("p99 TPOT %.1f of 60 ms", tpot),
@@ -54,6 +54,7 @@ func probe(seq int, rate, tpot float64) trial.Probe {
 	return trial.Probe{Seq: seq, Rate: rate, Verdict: v, GPUTime: 3 * time.Minute}
 }
 
+// exact makes a trial whose capacity has a bracket and no interval.
 func exact(rate float64) studies.Trial {
 	low, high := 0.97*rate, 1.05*rate
 	return studies.Trial{
@@ -64,7 +65,7 @@ func exact(rate float64) studies.Trial {
 	}
 }
 
-// sure is a capacity with its interval.
+// sure makes a trial whose capacity has an interval.
 func sure(rate, stdErr float64) studies.Trial {
 	t := exact(rate)
 	c := &t.Result.Capacity
@@ -73,9 +74,9 @@ func sure(rate, stdErr float64) studies.Trial {
 	return t
 }
 
-// doubted is a capacity that a probe speaks against.
+// doubted adds a probe that contradicts the capacity.
 func doubted(t studies.Trial) studies.Trial {
-	t.Result.Capacity.Doubt = "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"
+	t.Result.Capacity.Doubt = "one probe, at 3.1 req/s, contradicts this; it may be chance"
 	return t
 }
 
@@ -95,7 +96,7 @@ func atMost(rate, tpot float64) studies.Trial {
 	return t
 }
 
-// late is what a late load generator passed, and no other.
+// late makes a trial that passed only while the load generator was late.
 func late(rate float64) studies.Trial {
 	t := atLeast(rate)
 	t.Result.Class = serverctl.ClientLimited
@@ -111,7 +112,7 @@ func failed(outcome trial.Outcome, class serverctl.Class, evidence string) studi
 	}}
 }
 
-// with gives a trial its point, flag and value in turn.
+// with sets the origin and args of a trial, and a point of the args, which are flags and values in turn.
 func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial {
 	t.Origin, t.Args, t.Point = origin, args, space.Point{}
 	for i := 0; i+1 < len(args); i += 2 {
@@ -120,7 +121,7 @@ func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial 
 	return t
 }
 
-// withPriors adds priors, each source before its trials.
+// withPriors adds priors: the name of each source, followed by its trials.
 func withPriors(study studies.Study, words ...any) studies.Study {
 	source := ""
 	for _, word := range words {
@@ -167,7 +168,7 @@ var cases = []struct {
 			with128(sure(2.5, 0.04))),
 		Options{Planned: 5, Now: start.Add(2 * time.Hour)},
 	}, {
-		"running", "half-way: a trial runs, the gain may be chance, and a probe speaks against the best capacity",
+		"running", "half-way: a trial runs, the gain may be chance, and a probe contradicts the best capacity",
 		of(studies.Running, "", with(sure(2.6, 0.07), studies.Default), with128(doubted(sure(2.7, 0.07))),
 			with512(failed(trial.Unknown, serverctl.Infrastructure, "the disk is gone")),
 			with512(running(probe(0, 2.7, 49), probe(1, 4.05, 77)))),
@@ -176,7 +177,7 @@ var cases = []struct {
 		"begun", "nothing is finished yet, and nobody said how many trials there will be",
 		of(studies.Running, "", with(running(), studies.Default)), Options{},
 	}, {
-		"nothing-met", "every trial failed at every rate: the reader must learn what came nearest",
+		"nothing-met", "every trial failed at every rate: the report must say which came nearest",
 		of(studies.Done, "all 3 trials are done", with(atMost(0.5, 90), studies.Default), with128(atMost(0.5, 66)),
 			with512(failed(trial.Infeasible, serverctl.KVTooSmall, "ValueError: the KV cache is too small"))),
 		Options{Planned: 3},
@@ -189,7 +190,7 @@ var cases = []struct {
 			with(exact(2), studies.Current, "--max-model-len", "16384"), with128(exact(2.7))),
 		Options{Planned: 30},
 	}, {
-		"all-infeasible", "no server ever started: the evidence of each class is what helps",
+		"all-infeasible", "no server ever started: the report must show the evidence of each class",
 		of(studies.Failed, "the server fails whatever the flags are",
 			with(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory"), studies.Default),
 			with128(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory, again")),
@@ -202,30 +203,30 @@ var cases = []struct {
 			"--no-enable-prefix-caching")),
 		Options{},
 	}, {
-		"dropped", "of one trial's drafts nothing was accepted: a loser with its diagnosis, and no failure",
+		"dropped", "one trial had its drafts refused: it is listed as dropped with a diagnosis, not as failed",
 		of(studies.Done, "all 3 trials are done", with(exact(2.28), studies.Default), with128(exact(2.71)),
 			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, GPUTime: 3 * time.Minute,
 				Evidence: "2 of 25,182 drafted tokens were accepted (0.0079 %, less than 2 %): the drafter belongs to another model, " +
 					"tokenizer or chat template, or the answers cannot be predicted. Each step of an answer drafts and verifies 3.0 tokens to gain 0.00024."}})),
 		Options{Planned: 3},
 	}, {
-		"only-dropped", "nothing met the SLO, and one trial was dropped: it is not among those that failed",
+		"only-dropped", "nothing met the SLO, and one trial was dropped: it does not count as failed",
 		of(studies.Done, "all 2 trials are done", with(atMost(0.5, 90), studies.Default),
 			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, Evidence: "0 of 1,000 drafted tokens were accepted"}})),
 		Options{Planned: 2},
 	}, {
-		"priors", "what was measured elsewhere is named with its best, there and here, and wins nothing",
+		"priors", "priors are listed by source with their best rate, there and here, and never win",
 		withPriors(of(studies.Running, "", with(exact(2.28), studies.Default), with128(exact(2.71)), with512(atMost(0.5, 90))),
 			"auto/2026_03_01/result.txt", with128(exact(9)), with512(exact(8)), "runs/*.json", with512(exact(3)), "old.db", with(exact(4), studies.Prior, "--max-num-seqs", "64"),
 			"failed.db", with(atMost(4, 90), studies.Prior, "--max-num-seqs", "64")),
 		Options{Planned: 30},
 	}, {
-		"client-limited", "the load generator was late for the default: what passed is a lower bound, and no gain is stated over it",
+		"client-limited", "the load generator was late for the default: its capacity is a lower bound, so no gain over it is stated",
 		of(studies.Done, "", with(late(33), studies.Default), with128(sure(24, 0.04)), with512(late(40)),
 			with512(failed(trial.Unknown, serverctl.ClientLimited, "the load generator is the limit, not the server, already at 20 req/s: the load generator was 60 ms late at p99"))),
 		Options{Planned: 4},
 	}, {
-		"simulated", "no GPU is behind a figure: each one says so; the default wins",
+		"simulated", "the servers were simulated: every figure says so; the default wins",
 		of(studies.Done, "", simulated(with(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
 	},
 }
@@ -244,7 +245,6 @@ func TestReports(t *testing.T) {
 				}
 			}
 			section("best", func(w io.Writer) error { return BestText(w, c.study, c.options) })
-			section("best --args-only", func(w io.Writer) error { return BestArgs(w, c.study) })
 			section("best --shell", func(w io.Writer) error { return BestShell(w, c.study) })
 			section("best -o yaml", func(w io.Writer) error { return BestYAML(w, c.study, c.options) })
 			section("best -o json", func(w io.Writer) error { return BestJSON(w, c.study, c.options) })
@@ -265,7 +265,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// No limit and no rate mends a server that answers with errors.
+// Other limits or rates do not help a server that answers with errors.
 func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 	for failed, want := range map[int]bool{0: true, 3: false} {
 		unmet := atMost(0.5, 90)
@@ -277,12 +277,12 @@ func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := strings.Contains(text.String(), "limits that this GPU can keep"); got != want {
-			t.Errorf("%d requests failed: %v, want %v in\n%s", failed, got, want, text.String())
+			t.Errorf("with %d failed requests, other limits are advised: %v, want %v in\n%s", failed, got, want, text.String())
 		}
 	}
 }
 
-// Every cause is told with its own remedy, or none.
+// The remedy belongs to the cause of the failure. A cause without a remedy gets none.
 func TestEachFailureHasItsRemedy(t *testing.T) {
 	for cause, want := range map[serverctl.Cause]string{
 		serverctl.HostOOM: "try       " + serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM), serverctl.Segfault: "",
@@ -350,12 +350,12 @@ func TestStatusFitsATerminal(t *testing.T) {
 			rows++
 		}
 	}
-	if rows != manyRows {
-		t.Errorf("%d rows, want %d:\n%s", rows, manyRows, &got)
+	if rows != defaultRows {
+		t.Errorf("%d rows, want %d:\n%s", rows, defaultRows, &got)
 	}
 }
 
-// Flags and the words of a server may be longer; all that is ours fits a terminal.
+// Only flags and the lines of a server's log may be wider than a terminal.
 func TestBestFitsATerminal(t *testing.T) {
 	oom := with512(failed(trial.Infeasible, serverctl.OOMStart, strings.Repeat("CUDA out of memory, and more words of it. ", 5)))
 	far := atMost(0.5, 90)
@@ -387,7 +387,7 @@ func TestBestFitsATerminal(t *testing.T) {
 	}
 }
 
-// Programs are told of a change of the world that was accepted, as people are.
+// JSON and YAML contain the accepted changes of the world.
 func TestDocumentsHaveDrifts(t *testing.T) {
 	study := of(studies.Done, "", with(exact(2), studies.Default))
 	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift,
@@ -409,8 +409,8 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 	}
 }
 
-// A change that was taken back before the next trial parts no trials, and nobody is told of one.
-func TestWhatWasTakenBackIsNotSaid(t *testing.T) {
+// A change that was undone before the next trial is not reported, and does not keep trials from being compared.
+func TestAnUndoneChangeIsNotReported(t *testing.T) {
 	study := of(studies.Done, "", with(exact(2), studies.Default), exact(3))
 	gpu := func(was, is string) studies.Changes { return studies.Changes{{Fact: "gpu", Was: &was, Is: &is}} }
 	for i, changes := range []studies.Changes{gpu("H200", "L4"), gpu("L4", "H200")} {
@@ -421,18 +421,18 @@ func TestWhatWasTakenBackIsNotSaid(t *testing.T) {
 		t.Fatalf("the best is trial %d, %t; want trial 1", best.Trial.Number, ok)
 	}
 	if lines, items := Outdated(study, best), bestOf(study, Options{}).Drifts; len(lines)+len(items) > 0 {
-		t.Errorf("it is said that %q, and programs are told of %v; want nothing", lines, items)
+		t.Errorf("Outdated = %q, and the drifts are %v; want nothing", lines, items)
 	}
 	study.Events = append(study.Events, studies.Event{Time: start.Add(2 * time.Hour), Kind: studies.Drift, Trial: 2, Changes: gpu("H200", "L4")},
 		studies.Event{Time: start.Add(3 * time.Hour), Kind: studies.Drift, Trial: 2, Changes: gpu("L4", "L40")})
 	want := []driftItem{{start.Add(3 * time.Hour), "gpu: H200 → L40"}}
 	if items := bestOf(study, Options{}).Drifts; !slices.Equal(items, want) {
-		t.Errorf("programs are told of %v, want what two changes came to: %v", items, want)
+		t.Errorf("the drifts are %v, want the sum of both changes: %v", items, want)
 	}
 }
 
-// A long study's probes take seconds to read, so that few trials are asked for.
-func TestWholeAsksForFewTrials(t *testing.T) {
+// The probes of a long study take seconds to read, so Whole returns few trials.
+func TestWholeReturnsFewTrials(t *testing.T) {
 	many := func(make func(i int) studies.Trial) (trials []studies.Trial) {
 		for i := range 100 {
 			trials = append(trials, make(i))
@@ -456,10 +456,10 @@ func TestWholeAsksForFewTrials(t *testing.T) {
 		rows   int
 		want   []int
 	}{
-		{"the reference, the best, what runs and the newest", many(met), 3, []int{0, 20, 40, 97, 98, 99}},
-		{"where none met the SLO the nearest and the newest", many(unmet), 3, []int{studies.Nearest, 97, 98, 99}},
-		{"ten rows unless told", many(unmet), 0, []int{studies.Nearest, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99}},
-		{"of none none", nil, 3, []int{studies.Nearest}},
+		{"the reference, the best, the running and the newest trials", many(met), 3, []int{0, 20, 40, 97, 98, 99}},
+		{"if none met the SLO, the nearest and the newest trials", many(unmet), 3, []int{studies.Nearest, 97, 98, 99}},
+		{"ten rows by default", many(unmet), 0, []int{studies.Nearest, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99}},
+		{"no trials", nil, 3, []int{studies.Nearest}},
 	} {
 		if got := Whole(c.rows)(of(studies.Running, "", c.trials...)); !slices.Equal(got, c.want) {
 			t.Errorf("%s: Whole(%d) = %v, want %v", c.name, c.rows, got, c.want)
@@ -481,8 +481,8 @@ func TestBestDecidesTies(t *testing.T) {
 		{"then the higher rate that passed", []studies.Trial{exact(2.7), better}, 1},
 		{"then fewer args", []studies.Trial{more, fewer}, 1},
 		{"then the older one", []studies.Trial{exact(2.7), exact(2.7)}, 0},
-		{"what a late client passed only where nothing else did", []studies.Trial{exact(2), late(3)}, 0},
-		{"and then the highest", []studies.Trial{late(2), late(3)}, 1},
+		{"a pass with a late client loses to a pass in time", []studies.Trial{exact(2), late(3)}, 0},
+		{"of passes with a late client, the highest", []studies.Trial{late(2), late(3)}, 1},
 		{"a rate that failed is no capacity", []studies.Trial{exact(2), atMost(5, 90)}, 0},
 		{"a running trial has no capacity yet", []studies.Trial{exact(2), {State: studies.Running, Result: exact(3).Result}}, 0},
 	} {
@@ -506,24 +506,24 @@ func TestGain(t *testing.T) {
 	}{
 		{"both are known well", sure(2, 0.03), sure(3, 0.03), 0.5, capacity.Exact, true, "95 %: +38 % to +63 %; over 99.9 % likely better"},
 		{"the errors are larger than the gain", sure(2, 0.07), sure(2.1, 0.07), 0.05, capacity.Exact, false,
-			"95 %: -14 % to +27 %; not distinguishable from the default: equals would look so good in 31 of 100 studies"},
-		{"the best has no interval", sure(2, 0.03), exact(3), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of the best has no interval"},
-		{"the reference has none", exact(2), sure(3, 0.03), 0.5, capacity.Exact, false, "how sure the gain is cannot be told: the capacity of trial 0 has no interval"},
+			"95 %: -14 % to +27 %; not distinguishable from the default: in 31 of 100 studies equally good flags would measure as high"},
+		{"the best has no interval", sure(2, 0.03), exact(3), 0.5, capacity.Exact, false, "the certainty of this gain is not known: the capacity of the best has no interval"},
+		{"the reference has no interval", exact(2), sure(3, 0.03), 0.5, capacity.Exact, false, "the certainty of this gain is not known: the capacity of trial 0 has no interval"},
 		{"the best passed everywhere", sure(2, 0.03), atLeast(3), 3/(2*math.Exp(1.96*0.03)) - 1, capacity.AtLeast, false, ""},
-		{"the best passed everywhere, over a bracket alone", exact(2), atLeast(3), 0, "", false, ""},
-		{"the best passed what the reference may carry", sure(2, 0.03), atLeast(2.05), 0, "", false, ""},
+		{"the best passed everywhere, and the reference has only a bracket", exact(2), atLeast(3), 0, "", false, ""},
+		{"the best passed no more than the reference may carry", sure(2, 0.03), atLeast(2.05), 0, "", false, ""},
 		{"the reference passed everywhere", atLeast(2), sure(3, 0.03), 0, "", false, ""},
 		{"both passed everywhere", atLeast(2), atLeast(3), 0, "", false, ""},
 		{"the reference failed everywhere", atMost(2, 70), sure(3, 0.03), 0, "", false, ""},
-		{"a late client passed the reference", late(2), sure(3, 0.03), 0, "", false, ""},
-		{"a late client passed the best", sure(2, 0.03), late(3), 0, "", false, ""},
+		{"the client was late in the reference", late(2), sure(3, 0.03), 0, "", false, ""},
+		{"the client was late in the best", sure(2, 0.03), late(3), 0, "", false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := of(studies.Done, "", with(c.reference, studies.Default), c.best)
 			best := Winner{Trial: study.Trials[1], Gain: gainOf(study.Trials[1], study.Trials, 2)}
-			g, ok := best.Gain, true
-			if !ok || g == nil {
-				t.Fatalf("Best = %+v, %t", best, ok)
+			g := best.Gain
+			if g == nil {
+				t.Fatal("gainOf = nil")
 			}
 			if math.Abs(g.Ratio-c.ratio) > 1e-9 || g.Bound != c.bound || g.Distinguishable != c.distinguished {
 				t.Errorf("gain %+v; want %g, %q, distinguishable %t", g, c.ratio, c.bound, c.distinguished)
@@ -535,26 +535,26 @@ func TestGain(t *testing.T) {
 	}
 }
 
-// What was measured before a change of the world that was accepted is neither the best nor the reference of what was measured since. Where nothing
-// was, the best from before is said to be of another world.
+// Trials from before an accepted change of the world are neither best nor reference for trials after it. If no trial
+// was measured since, the report says that the best one is from before.
 func TestWorldsAreNotCompared(t *testing.T) {
 	of := func(number int, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Result: trial.Result{Outcome: trial.Measured,
 			Capacity: capacity.Capacity{Rate: rate, Low: 0.95 * rate, High: 1.05 * rate, Bound: capacity.Exact}}}
 	}
-	const before = "was measured before a change that was accepted, and not anew: gpu: H200 → L4; seed: 1 → 2"
+	const before = "was measured before an accepted change, and has not been measured again: gpu: H200 → L4; seed: 1 → 2"
 	for _, c := range []struct {
 		name   string
 		trials []studies.Trial
-		drift  int // the first trial after it
+		drift  int // number of the first trial after the change
 		best   string
 		gain   string
-		said   bool
+		said   bool // the report says that the best is from before
 	}{
-		{"nothing since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % as measured, over trial 0", true},
-		{"the default anew", []studies.Trial{of(0, 20), of(1, 30), of(2, 2)}, 2, "trial 2: 2 req/s", "none: it is trial 2", false},
-		{"a better one since", []studies.Trial{of(0, 20), of(1, 30), of(2, 2), of(3, 2.5)}, 2, "trial 3: 2.5 req/s", "+25 % as measured, over trial 2", false},
-		{"all since", []studies.Trial{of(0, 2), of(1, 3)}, 0, "trial 1: 3 req/s", "+50 % as measured, over trial 0", false},
+		{"nothing measured since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % as measured, over trial 0", true},
+		{"the default measured again", []studies.Trial{of(0, 20), of(1, 30), of(2, 2)}, 2, "trial 2: 2 req/s", "none: the best is trial 2", false},
+		{"a better trial since", []studies.Trial{of(0, 20), of(1, 30), of(2, 2), of(3, 2.5)}, 2, "trial 3: 2.5 req/s", "+25 % as measured, over trial 2", false},
+		{"all trials since", []studies.Trial{of(0, 2), of(1, 3)}, 0, "trial 1: 3 req/s", "+50 % as measured, over trial 0", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := studies.Study{Name: "s", State: studies.Done, Trials: c.trials, Events: []studies.Event{
@@ -567,15 +567,15 @@ func TestWorldsAreNotCompared(t *testing.T) {
 				}
 				text := strings.Join(strings.Fields(b.String()), " ")
 				if !strings.Contains(text, "gain "+c.gain) || name == "status" && !strings.Contains(text, c.best) || strings.Contains(text, before) != c.said ||
-					strings.Contains(text, "the trials before 2 are not compared with it") != (c.drift == 2 && !c.said) {
-					t.Errorf("%s: want %q, %q and that it is of another world: %t; got\n%s", name, c.best, c.gain, c.said, b.String())
+					strings.Contains(text, "the trials before trial 2 are not compared with it") != (c.drift == 2 && !c.said) {
+					t.Errorf("%s: want %q, %q and a note that the best is from before: %t; got\n%s", name, c.best, c.gain, c.said, b.String())
 				}
 			}
 		})
 	}
 }
 
-// In a changed world the default need not come first: the trial in which the change was noticed had been chosen before.
+// After a change of the world, the default need not be the first trial: the sampler had chosen the trial that noticed it.
 func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	sampled, reference, best := exact(2), exact(3), exact(4)
 	reference.Origin = studies.Default
@@ -589,11 +589,11 @@ func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	}
 	study.Trials = study.Trials[:2]
 	if got, _ := Best(study); got.Gain != nil {
-		t.Errorf("before the default is measured anew trial %d is compared with %+v", got.Trial.Number, got.Gain)
+		t.Errorf("before the default is measured again, trial %d is compared with %+v", got.Trial.Number, got.Gain)
 	}
 }
 
-// Evidence is what a line of the log says, and not who wrote it when.
+// Evidence is shown without the prefix of the log line.
 func TestEvidenceIsTheMessage(t *testing.T) {
 	for line, want := range map[string]string{
 		"(EngineCore_DP0 pid=123) ERROR 11-23 12:00:00 [core.py:708] torch.OutOfMemoryError: CUDA out of memory.": "torch.OutOfMemoryError: CUDA out of memory.",
@@ -618,7 +618,7 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 	}
 	oom.Result.Tail = []string{"loading", oom.Result.Evidence, "exit"}
 	if got := LastWords(oom, 70); !slices.Equal(got, []string{"oom-start: CUDA out of memory.", "| loading", "| exit"}) {
-		t.Errorf("the last words are %q", got) // the evidence once
+		t.Errorf("the last words are %q, want the evidence once", got)
 	}
 	var best strings.Builder
 	if err := BestText(&best, of(studies.Done, "", oom), Options{}); err != nil || strings.Contains(best.String(), "pid=") {
@@ -626,17 +626,17 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 	}
 }
 
-// The state of a study is never running where its owner shows no sign of life, and neither is that of its half-done trial.
-func TestAStudyWithoutALivingOwnerIsNotSaidToRun(t *testing.T) {
+// If its owner shows no sign of life, neither a study nor its half-done trial is called running.
+func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  func(*studies.Study)
 		want string
 	}{
-		{"its lock is free", func(s *studies.Study) { s.State, s.Life.Gone = studies.Stopped, true }, "stopped: 0 of 3 trials done, its owner is gone; `tuner run` goes on"},
-		{"its slots are old", func(s *studies.Study) { s.Life.Silent = 130 * time.Second }, "silent for 2 min 10 s; its owner may be gone: 0 of 3 trials done"},
-		{"nobody can tell", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was published, and"},
-		{"it was refused", func(s *studies.Study) { s.State, s.Note = studies.NotBegun, "no weights" }, "not begun: 0 of 3 trials done, no weights"},
+		{"its lock is free", func(s *studies.Study) { s.State, s.Life.Gone = studies.Stopped, true }, "stopped: 0 of 3 trials done, its owner is gone; `tuner run` continues it"},
+		{"its heartbeats are old", func(s *studies.Study) { s.Life.Silent = 130 * time.Second }, "silent for 2 min 10 s; its owner may be gone: 0 of 3 trials done"},
+		{"its lock cannot be read", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was last published; whether"},
+		{"its start was refused", func(s *studies.Study) { s.State, s.Note = studies.NotBegun, "no weights" }, "not begun: 0 of 3 trials done, no weights"},
 	} {
 		study := of(studies.Running, "", with(running(probe(0, 2, 50)), studies.Default))
 		c.set(&study)
@@ -645,7 +645,7 @@ func TestAStudyWithoutALivingOwnerIsNotSaidToRun(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(text.String(), c.want) || strings.Contains(strings.ReplaceAll(text.String(), "it was running when", ""), "running") || !strings.Contains(text.String(), "half done") {
-			t.Errorf("%s: want %q, and no trial that runs:\n%s", c.name, c.want, &text)
+			t.Errorf("%s: want %q, and no running trial:\n%s", c.name, c.want, &text)
 		}
 	}
 }

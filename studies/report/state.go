@@ -16,7 +16,7 @@ import (
 // lines are the lines of a report about a study.
 type lines struct{ render.Text }
 
-// simulatedMark follows every figure of a simulated server.
+// simulatedMark returns the mark that follows every figure of a simulated server.
 func simulatedMark(simulated bool) string {
 	if simulated {
 		return " simulated"
@@ -24,13 +24,13 @@ func simulatedMark(simulated bool) string {
 	return ""
 }
 
-// capacityText writes a capacity with its interval, such as "2.71 req/s, 95 %: 2.52 to 2.91", or else with its bracket, such as
-// "2.71 req/s (passed 2.62, failed 2.85)".
+// capacityText writes a capacity with its interval, such as "2.71 req/s, 95 %: 2.52 to 2.91". Without an interval it
+// writes the bracket, as in "2.71 req/s (passed 2.62, failed 2.85)".
 func capacityText(c capacity.Capacity, simulated bool) string {
 	unit := " req/s" + simulatedMark(simulated)
 	switch {
 	case c.Limited != "" && c.Low < c.Rate:
-		return fmt.Sprintf("at least about %s%s, passed while the load generator was late (%s)", render.Number(c.Rate), unit, c.Why)
+		return fmt.Sprintf("at least about %s%s: it passed while the load generator was late (%s)", render.Number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtLeast:
 		return fmt.Sprintf("at least %s%s (%s)", render.Number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtMost:
@@ -51,14 +51,18 @@ func shortCapacity(t studies.Trial) string {
 	if !t.Met() {
 		return "-"
 	}
-	if t.Result.Capacity.Bound == capacity.AtLeast {
-		return ">=" + render.Number(t.Result.Capacity.Rate)
-	}
-	return render.Number(t.Result.Capacity.Rate)
+	return rateText(t.Result.Capacity.Rate, t.Result.Capacity.Bound)
 }
 
-// resultText says in a few words how a trial ended: the limit that breaks first, the limit that broke at the lowest rate, or how
-// the server failed.
+func rateText(rate float64, bound capacity.Bound) string {
+	if bound == capacity.AtLeast {
+		return ">=" + render.Number(rate)
+	}
+	return render.Number(rate)
+}
+
+// resultText says in a few words how a trial ended: which limit breaks first, which limit broke at the lowest rate, or
+// how the server failed.
 func resultText(t studies.Trial) string {
 	switch {
 	case t.State != studies.Done:
@@ -70,13 +74,13 @@ func resultText(t studies.Trial) string {
 	case measured(t):
 		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, render.Number(t.Result.Capacity.High))
 	}
-	if t.Result.Class == serverctl.AcceptanceNearZero { // its name is too wide for the column
+	if t.Result.Class == serverctl.AcceptanceNearZero { // the class's own name is too wide for the column
 		return "drafts refused"
 	}
 	return string(t.Result.Class)
 }
 
-// dropped says which trials ended early, and why. It shows the newest one of each class.
+// dropped says which trials were dropped, and why. It shows the newest trial of each class.
 func (l *lines) dropped(study studies.Study) {
 	newest := map[serverctl.Class]studies.Trial{}
 	for _, t := range study.Trials {
@@ -93,16 +97,16 @@ func (l *lines) dropped(study studies.Study) {
 // silent is the state of a study on a shared disk whose owner may be dead.
 const silent = "silent"
 
-// StateOf returns the state of a study in a word, and the reason if there is one. A study whose owner shows no sign of life is
-// not called running.
+// StateOf returns the state of a study as one word, and the reason if there is one. It does not call a study running if
+// its owner shows no sign of life.
 func StateOf(study studies.Study) (word, why string) {
 	switch {
 	case study.State == studies.Running && study.Unseen != "":
-		return "unknown", "it was running when it was published, and whether its owner lives cannot be seen: " + study.Unseen
+		return "unknown", "it was running when it was last published; whether it still runs cannot be seen: " + study.Unseen
 	case study.State == studies.Running && study.Life.Doubtful():
 		return silent, fmt.Sprintf("silent for %s; its owner may be gone", render.Span(study.Life.Silent))
 	case study.State == studies.Stopped && study.Life.Gone && study.Note == "":
-		return string(study.State), "its owner is gone; `tuner run` goes on"
+		return string(study.State), "its owner is gone; `tuner run` continues it"
 	}
 	return string(study.State), study.Note
 }
@@ -135,7 +139,7 @@ func countsText(s Summary) string {
 	}
 	say(s.Met, "%d met the SLO")
 	say(s.Limited, "%d of them with a late load generator")
-	say(s.Unmet, "%d not known to meet it at any rate")
+	say(s.Unmet, "%d not known to meet the SLO at any rate")
 	say(s.Dropped, "%d dropped")
 	say(s.Infeasible, "%d infeasible")
 	say(s.Unknown, "%d unknown")

@@ -19,10 +19,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// manyRows is how many trials the status table shows unless told: what fits a small terminal.
-const manyRows = 10
+// defaultRows is the default number of trials in the status table: it fits a small terminal.
+const defaultRows = 10
 
-// StatusText writes how far a study is, what is best so far, and some of the trials, within the columns there are.
+// StatusText writes how far a study is, the best trial so far, and a table of trials, within o.Width columns.
 func StatusText(w io.Writer, study studies.Study, o Options) error {
 	text := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
@@ -73,7 +73,7 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	return out.Flush(w)
 }
 
-// unfinishedText is a word for a trial that is not finished: it runs only while the study does.
+// unfinishedText names an unfinished trial: running only while its study runs, and otherwise half done.
 func unfinishedText(study studies.Study, running string) string {
 	if word, _ := StateOf(study); word != string(studies.Running) {
 		return "half done"
@@ -81,21 +81,21 @@ func unfinishedText(study studies.Study, running string) string {
 	return running
 }
 
-// startsText says what the starts cost and what the most of it went into; "" where no server told.
+// startsText says how long a start takes, and its longest part; "" when no server reported its parts.
 func startsText(trials []studies.Trial) string {
-	const enough = 1000 // newest ones, for medians
-	starts := studies.StartsOf(trials[max(0, len(trials)-enough):])
+	const newest = 1000 // this many trials are enough for medians
+	starts := studies.StartsOf(trials[max(0, len(trials)-newest):])
 	parts := starts.Parts()
-	const worthAWord = 5 * time.Second
-	if starts.Cold() < worthAWord || len(parts) == 0 { // a start in virtual time has no parts
+	const minShown = 5 * time.Second
+	if starts.Cold() < minShown || len(parts) == 0 { // a start in virtual time has no parts
 		return ""
 	}
 	text := render.Span(starts.Cold())
 	if warm := starts.Warm(); warm > 0 {
-		text += fmt.Sprintf(", %s where graphs were compiled before", render.Span(warm))
+		text += fmt.Sprintf(", or %s with graphs from the compile cache", render.Span(warm))
 	}
 	longest := slices.MaxFunc(parts, func(a, b serverctl.Part) int { return cmp.Compare(a.Took, b.Took) })
-	return fmt.Sprintf("%s; the most for %s: %s", text, longest.Name, render.Span(longest.Took))
+	return fmt.Sprintf("%s; longest part: %s, %s", text, longest.Name, render.Span(longest.Took))
 }
 
 // probesText says how far the running trial is.
@@ -106,14 +106,14 @@ func probesText(probes []trial.Probe) string {
 	last, verdict := probes[len(probes)-1], "passed"
 	switch {
 	case last.Verdict.ClientLimited != "":
-		verdict = "client-limited at"
+		verdict = "was client-limited"
 	case !last.Verdict.Pass:
 		verdict = "failed"
 	}
-	return fmt.Sprintf("%s, %s %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
+	return fmt.Sprintf("%s; the last %s at %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
 }
 
-// table adds some trials, and the best one always.
+// table adds a table of trials. The best trial is always in it.
 func (l *lines) table(study studies.Study, best Winner, o Options) {
 	shown := rowsOf(study.Trials, best, o)
 	short := render.ShortNames(searched(shown))
@@ -136,7 +136,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 	if left := len(study.Trials) - len(shown); left > 0 {
 		l.Line("(%s more: --all)", render.Count(left, "trial"))
 	}
-	if len(short) > 0 && strings.Contains(lines[0], "point") { // else nothing needs it
+	if len(short) > 0 && strings.Contains(lines[0], "point") { // a narrow table drops the points
 		l.Line("")
 		l.WriteString(render.Legend(short, l.Columns()))
 	}
@@ -146,13 +146,13 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
 	all := slices.Clone(trials)
 	switch o.Sort {
-	case Oldest:
-	case Fastest:
+	case oldest:
+	case fastest:
 		slices.SortStableFunc(all, func(a, b studies.Trial) int { return cmp.Compare(rateOf(b), rateOf(a)) })
 	default:
 		slices.Reverse(all)
 	}
-	rows := cmp.Or(o.Rows, manyRows)
+	rows := cmp.Or(o.Rows, defaultRows)
 	if len(all) <= rows {
 		return all
 	}
@@ -163,7 +163,7 @@ func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
 	return all[:rows]
 }
 
-// rateOf is the capacity of a trial; less than any where it has none.
+// rateOf returns the capacity by which trials are sorted; -1 for a trial without one.
 func rateOf(t studies.Trial) float64 {
 	if !t.Met() {
 		return -1
@@ -174,7 +174,7 @@ func rateOf(t studies.Trial) float64 {
 // against compares a trial with the best one, such as "-12 %".
 func against(t studies.Trial, best Winner) string {
 	switch {
-	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // which would be measured otherwise now
+	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // trials of other worlds do not compare
 		return "-"
 	case t.Number == best.Trial.Number:
 		return "best"
@@ -192,10 +192,13 @@ func against(t studies.Trial, best Winner) string {
 	return text
 }
 
+// nothingSet stands for a point without flags.
+const nothingSet = "(nothing set)"
+
 // pointText writes a point with short names, such as "gmu=0.95 mns=128".
 func pointText(p space.Point, short map[string]string) string {
 	if len(p) == 0 {
-		return "(nothing set)"
+		return nothingSet
 	}
 	set := make([]string, 0, len(p))
 	for _, name := range slices.Sorted(maps.Keys(p)) {
@@ -215,40 +218,26 @@ func searched(trials []studies.Trial) []string {
 	return slices.Collect(maps.Keys(names))
 }
 
-// TrialLines sums a finished trial up for a log, in one line where that fits. short names its flags; mark follows them.
-func TrialLines(t studies.Trial, short map[string]string, mark string, width int) []string {
+// TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of its flags; mark
+// follows them.
+func TrialLines(t studies.Trial, short map[string]string, mark string, width int) (all []string) {
 	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), render.Clip(resultText(t), 14))
-	margin := render.Width(head)
-	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // then the margin would take all the room
-		head, margin = strings.Join(strings.Fields(head), " "), 2
+	rest, margin := pointText(t.Point, short)+" "+mark, render.Width(head)
+	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // too little room for a typical point behind the head
+		rest, head, margin = head+rest, "", 2
 	}
-	rest := strings.Join(strings.Fields(pointText(t.Point, short)+" "+mark), " ")
-	if margin > 2 {
-		return hung(head, render.Wrap(rest, width-margin), width)
-	}
-	parts := render.Wrap(head+" "+rest, width-margin)
-	return hung("", parts, width)
-}
-
-// hung puts lines behind a head, or two columns in behind the first of them, and clips what no line can hold.
-func hung(head string, parts []string, width int) (all []string) {
-	margin := cmp.Or(render.Width(head), 2)
-	for i, part := range parts {
-		if i == 0 {
-			part = head + part
-		} else {
-			part = strings.Repeat(" ", margin) + part
-		}
-		all = append(all, render.Clip(part, width))
+	text := strings.TrimSuffix(render.Hang(head, rest, strings.Repeat(" ", margin), width), "\n")
+	for line := range strings.SplitSeq(text, "\n") {
+		all = append(all, render.Clip(line, width))
 	}
 	return all
 }
 
-// mostWords is how many of a dead server's last lines are shown; its whole log is a file.
-const mostWords = 5
+// maxLastLines is how many of a dead server's last lines are shown. `tuner logs` shows the whole log.
+const maxLastLines = 5
 
-// LastWords says why a trial's server failed: the line that gave its class, and the last lines of its log; and why a trial was
-// dropped. A trial that was measured has none.
+// LastWords says why a trial failed or was dropped. For a failed server it shows the line that gave the class, and the
+// last lines of the log. It returns nil for a trial that was measured.
 func LastWords(t studies.Trial, width int) []string {
 	if t.State != studies.Done || measured(t) {
 		return nil
@@ -257,10 +246,9 @@ func LastWords(t studies.Trial, width int) []string {
 		return render.Wrap(fmt.Sprintf("%s: %s", t.Result.Class, t.Result.Evidence), width)
 	}
 	tail := t.Result.Tail
-	evidence := message(t.Result.Evidence)
-	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), evidence)}
-	for _, line := range tail[max(0, len(tail)-mostWords):] {
-		if text := message(line); text != evidence { // which is said
+	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), evidence(t))}
+	for _, line := range tail[max(0, len(tail)-maxLastLines):] {
+		if text := message(line); text != message(t.Result.Evidence) { // the first line shows the evidence
 			last = append(last, "| "+text)
 		}
 	}
@@ -270,10 +258,10 @@ func LastWords(t studies.Trial, width int) []string {
 	return last
 }
 
-// logPrefix begins a line of vLLM's log: which process wrote it, how grave it is, when, and where in the code.
+// logPrefix matches the beginning of a line of vLLM's log: process, level, time, and place in the code.
 var logPrefix = regexp.MustCompile(`^(?:\([A-Za-z0-9_]+ pid=\d+\) *)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) +\d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] ?)?)?`)
 
-// message is what a line of a server's log says, without its prefix. A line that is nothing else stays.
+// message returns a line of a server's log without its prefix. A line that is only a prefix stays as it is.
 func message(line string) string {
 	if text := strings.TrimSpace(logPrefix.ReplaceAllString(line, "")); text != "" {
 		return text
@@ -299,10 +287,10 @@ type trialItem struct {
 	Cause    serverctl.Cause `json:"cause,omitempty"`
 	Evidence string          `json:"evidence,omitempty"`
 	Capacity float64         `json:"capacity_rps,omitempty"` // see bound
-	Lowest   float64         `json:"lowest_rps,omitempty"`   // 95 % interval of the capacity; absent where none is known
-	Highest  float64         `json:"highest_rps,omitempty"`  // likewise
+	Lowest   float64         `json:"lowest_rps,omitempty"`   // lower end of the 95 % interval of the capacity, if it has one
+	Highest  float64         `json:"highest_rps,omitempty"`  // upper end of that interval
 	StdErr   float64         `json:"std_err,omitempty"`      // of ln capacity
-	Doubt    string          `json:"doubt,omitempty"`        // what speaks against the capacity
+	Doubt    string          `json:"doubt,omitempty"`        // what contradicts the capacity
 	Bound    capacity.Bound  `json:"bound,omitempty"`
 	Binding  string          `json:"binding,omitempty"`
 	Probes   []probeItem     `json:"probes"`
@@ -323,7 +311,7 @@ func probeItems(probes []trial.Probe) []probeItem {
 	return items
 }
 
-// StatusJSON writes what StatusText says, with all trials, as one JSON object.
+// StatusJSON writes the content of StatusText, with all trials, as one JSON object.
 func StatusJSON(w io.Writer, study studies.Study, o Options) error {
 	return writeJSON(w, statusOf(study, o))
 }

@@ -16,7 +16,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 	floor := &AnswerRun{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
 	for _, a := range []Answer{
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
-			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "a verdict at 3.1 req/s says otherwise, by luck if the other probes are right"}},
+			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "one probe, at 3.1 req/s, contradicts this; it may be chance"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
 			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -214,7 +215,7 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 		switch {
 		case f.reading.known[k]:
 			change.Standing = Known
-			text := fmt.Sprintf("%s of study %s%s; standard error %s", source, c.Study.Name, c.madeUp(), percent(change.Error))
+			text := fmt.Sprintf("%s of study %s%s; standard error %s", source, c.Study.Name, c.madeUp(), render.Share(change.Error))
 			for _, other := range stands[k] {
 				change.With = append(change.With, f.list[other].path)
 			}

@@ -10,17 +10,6 @@ import (
 	"vllmtuner/render"
 )
 
-// percent writes a share in per cent, with a decimal below 10 %.
-func percent(part float64) string {
-	if part < 0.0005 {
-		return "< 0.1 %"
-	}
-	if part < 0.0995 {
-		return fmt.Sprintf("%.1f %%", 100*part)
-	}
-	return fmt.Sprintf("%.0f %%", 100*part)
-}
-
 func joined(names []string) string { return strings.Join(names, ", ") }
 
 // WriteText writes the result as text.
@@ -124,7 +113,7 @@ func (r *Result) writeConstants(b *render.Text) {
 			case c.Standing == Together:
 				text = "see below"
 			case c.Error > 0:
-				text = strings.Replace("± "+percent(c.Error), "± <", "<", 1)
+				text = strings.Replace("± "+render.Share(c.Error), "± <", "<", 1)
 			}
 			name := fmt.Sprintf("%-34s", c.Path)
 			if len(c.Path) > 33 {
@@ -144,7 +133,7 @@ func (r *Result) writeConstants(b *render.Text) {
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, percent(c.Error))
+			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, render.Share(c.Error))
 		}
 	}
 	if len(unseen) > 0 {
