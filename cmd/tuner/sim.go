@@ -45,19 +45,19 @@ Example:
 			},
 			simCalibrateCommand(finish),
 			{
-				Name:            "engine", // serve starts it, as vLLM starts its engine's process
+				Name:            "engine", // `sim serve` starts it, as vLLM starts its engine's process
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return simEngine(c, finish) },
 			},
 			{
-				Name:            "child", // serve starts it for a fault
+				Name:            "child", // `sim serve` starts it for some faults
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
 			},
 			{
-				Name:            "nvidia-smi", // for a script named nvidia-smi
+				Name:            "nvidia-smi", // a script named nvidia-smi calls it
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return simNvidiaSMI(c, finish) },
@@ -66,7 +66,7 @@ Example:
 	}
 }
 
-// simServer returns the server of a command line, and the args that are vLLM's.
+// simServer returns the server that a command line describes, and the vLLM args of that line.
 func simServer(c *cli.Context) (server *vllm.Server, args []string, err error) {
 	server, args, err = vllm.FromArgs(c.Args().Slice(), os.Getenv)
 	if err != nil {
@@ -101,7 +101,7 @@ func simEngine(c *cli.Context, finish <-chan struct{}) error {
 	return simEnd(ctx, server.RunEngine(ctx, args))
 }
 
-// simEnd turns an error of the server into the command's. The server has already printed what vLLM would print.
+// simEnd turns an error of the server into the command's error. The server has already printed vLLM's message.
 func simEnd(ctx context.Context, err error) error {
 	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
 		return usageError{err}
