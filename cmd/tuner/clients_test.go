@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// clientPython returns the Python that serverctl/vllmlab/clients.sh installs, or skips the test.
+// clientPython returns the directory and the Python that serverctl/vllmlab/clients.sh installs. It skips the test if they are
+// missing.
 func clientPython(t *testing.T) (dir, python string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -42,7 +43,7 @@ func runClient(t *testing.T, name string, args ...string) {
 	}
 }
 
-// Clients from other projects work against the simulated server, whichever version it imitates.
+// The openai client and GuideLLM work with the simulated server, whichever vLLM version it imitates.
 func TestOutsideClients(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/openai_client.py")
@@ -67,7 +68,7 @@ func TestOutsideClients(t *testing.T) {
 	}
 }
 
-// checkGuideLLM checks GuideLLM's report: all requests succeeded, and the time per token is that of the simulated server.
+// checkGuideLLM checks GuideLLM's report: all requests succeeded, and the time per token matches the simulated server.
 func checkGuideLLM(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -93,6 +94,6 @@ func checkGuideLLM(t *testing.T, file string) {
 	if m.Totals.Errored > 0 || m.Totals.Successful < 36 || m.Output.Successful.Median != 32 {
 		t.Errorf("%+v requests with %g tokens in the median, want 40 with 32", m.Totals, m.Output.Successful.Median)
 	}
-	const want = 5.6 // ms a token with four streams of the profile small-fast
+	const want = 5.6 // ms for each token, with four requests in flight on the profile small-fast
 	checkNear(t, "median ITL (ms)", m.ITL.Successful.Median, want, 0.15*want)
 }
