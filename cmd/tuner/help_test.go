@@ -23,7 +23,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 			}
 		}
 		for _, c := range commands {
-			if c.SkipFlagParsing { // its help is vLLM's, or written by hand
+			if c.SkipFlagParsing { // the help is vLLM's
 				continue
 			}
 			check(append(args[:len(args):len(args)], c.Name), c.Subcommands)
@@ -42,6 +42,6 @@ func TestLongLinesOfFlagsKeepTheirColumn(t *testing.T) {
                                "studies") [$TUNER_ROOT]
 `
 	if !strings.Contains(text.String(), want) {
-		t.Errorf("the help of best has not%sbut is\n%s", want, &text)
+		t.Errorf("the help of best lacks%sand is\n%s", want, &text)
 	}
 }

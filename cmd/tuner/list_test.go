@@ -29,6 +29,6 @@ func TestListCountsTheGPUTimeOfARunningTrial(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(list.Studies) != 1 || list.Studies[0].GPU != 19 {
-		t.Errorf("the list is %+v, want one study with 19 s", list.Studies)
+		t.Errorf("the list is %+v, want one study with 19 s of GPU time", list.Studies)
 	}
 }

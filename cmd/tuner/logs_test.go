@@ -21,17 +21,17 @@ import (
 // A followed is a running `tuner logs -f`.
 type followed struct {
 	cmd  *exec.Cmd
-	out  chan string     // pieces of its stdout and stderr; closed at its end
-	seen strings.Builder // what came through out so far
+	out  chan string     // pieces of the command's stdout and stderr; closed when the command ends
+	seen strings.Builder // the pieces received from out
 }
 
-// follow starts the command.
+// follow starts `tuner logs -f` with args.
 func follow(t *testing.T, args ...string) *followed {
 	t.Helper()
 	return followBy(t, tunerPath(t), append([]string{"logs", "-f"}, args...)...)
 }
 
-// followBy starts a program that becomes the command.
+// followBy starts a program and collects its output.
 func followBy(t *testing.T, program string, args ...string) *followed {
 	t.Helper()
 	f := &followed{out: make(chan string)}
@@ -44,7 +44,7 @@ func followBy(t *testing.T, program string, args ...string) *followed {
 	if err := f.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { // ends with the command
+	go func() { // ends when the command ends
 		defer close(f.out)
 		buffer := make([]byte, 4<<10)
 		for {
@@ -58,10 +58,10 @@ func followBy(t *testing.T, program string, args ...string) *followed {
 		}
 	}()
 	t.Cleanup(func() {
-		_ = f.cmd.Process.Kill() // it has usually ended
+		_ = f.cmd.Process.Kill() // usually fails, because the command has ended
 		for range f.out {
 		}
-		_ = f.cmd.Wait() // a test has usually done so
+		_ = f.cmd.Wait() // usually fails, because end has waited
 	})
 	return f
 }
@@ -91,7 +91,7 @@ func (f *followed) end(t *testing.T) int {
 		select {
 		case piece, ok := <-f.out:
 			if !ok {
-				_ = f.cmd.Wait() // the exit code tells
+				_ = f.cmd.Wait() // an error is in the exit code
 				return f.cmd.ProcessState.ExitCode()
 			}
 			f.seen.WriteString(piece)
@@ -101,7 +101,7 @@ func (f *followed) end(t *testing.T) int {
 	}
 }
 
-// aLiveStudy begins a study over HTTP whose trial 0 runs.
+// aLiveStudy begins a study of a server over HTTP, and its trial 0, which stays unfinished.
 func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
@@ -121,13 +121,13 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	return root, store
 }
 
-// logs -f waits for the log, follows it as it grows, and reads to its end when the trial is done.
+// logs -f waits for the log, prints it as it grows, and ends at the log's end when the trial is done.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	t.Parallel()
 	root, store := aLiveStudy(t)
 	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
 	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
-		t.Errorf("before there is a log the command ends with %v and says %q", err, out)
+		t.Errorf("without a log, tuner logs ends with %v and says %q; want exit code 1 and the reason", err, out)
 	}
 	f := follow(t, "small", "0", "--root", root)
 	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
@@ -156,8 +156,8 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 func TestFollowingALogIsInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ name, log, sign string }{
-		{"while it is printed", "a line\n", "a line\n"},
-		{"while it is waited for", "", "waiting for the log of trial 0"},
+		{"the log is being printed", "a line\n", "a line\n"},
+		{"the log does not exist yet", "", "waiting for the log of trial 0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
