@@ -90,9 +90,7 @@ const defaultLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 func TestFindCapacityReachesThePrecision(t *testing.T) {
 	t.Parallel()
 	stdout, stderr, err := benchOn(t, "--slo", defaultLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a, runs := answerOf(t, stdout)
 	c := a.Capacity
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
@@ -116,9 +114,7 @@ func TestFindCapacityReachesThePrecision(t *testing.T) {
 func TestFindCapacityAsText(t *testing.T) {
 	t.Parallel()
 	stdout, _, err := benchOn(t, "--slo", defaultLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stdout = strings.ReplaceAll(stdout, "\n          ", " ") // join continued lines
 	for _, want := range []string{"\ncapacity  ", " req/s, 95 %: ", " requests in flight\n", "\nproof     passed ", " breaks first\n", "\nsearch    ", " = 0.5 × ", ", the lower end; there p99 "} {
 		if !strings.Contains(stdout, want) {

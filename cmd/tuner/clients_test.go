@@ -18,9 +18,7 @@ import (
 func clientPython(t *testing.T) (dir, python string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir = filepath.Join(cache, "tuner-clients")
 	if stamps, _ := filepath.Glob(filepath.Join(dir, "ok-*")); len(stamps) == 0 {
 		t.Skipf("no clients are installed in %s; serverctl/vllmlab/clients.sh installs them", dir)
@@ -47,9 +45,7 @@ func runClient(t *testing.T, name string, args ...string) {
 func TestOutsideClients(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/openai_client.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, version := range []string{"0.14.1", "0.33.0"} {
 		t.Run("openai "+version, func(t *testing.T) {
 			url := startSim(t, "--sim-version", version, "--api-key", "right")
@@ -72,9 +68,7 @@ func TestOutsideClients(t *testing.T) {
 func checkGuideLLM(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var report struct {
 		Benchmarks []struct {
 			Metrics struct {
@@ -84,9 +78,7 @@ func checkGuideLLM(t *testing.T, file string) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &report); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &report))
 	if len(report.Benchmarks) != 1 {
 		t.Fatalf("%d benchmarks in the report: %s", len(report.Benchmarks), strings.TrimSpace(string(text[:min(len(text), 300)])))
 	}

@@ -26,9 +26,7 @@ type held struct{ goroutines, files, children int }
 func holding(t *testing.T) held {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return held{runtime.NumGoroutine(), len(files), len(children(t))}
 }
 
@@ -36,9 +34,7 @@ func holding(t *testing.T) held {
 func children(t *testing.T) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	for _, name := range stats {
 		text, err := os.ReadFile(name)
@@ -98,9 +94,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	config := r.simulated(t)
 	cycle := func() {
 		s, err := serverctl.Start(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := s.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -130,9 +124,7 @@ func TestWatchingIsCheap(t *testing.T) {
 	const stretch = 30 * time.Second
 	r := newFaulty(t, fault{name: "nothing is wrong"})
 	s, err := serverctl.Start(t.Context(), r.simulated(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Stop(t.Context())
 	end := s.Observe(time.Now())
 	before := ownTime(t)
@@ -161,18 +153,14 @@ func gpuRows(s *serverctl.Series) int {
 func ownTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func residentSet(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
 			return fmt.Sprintf("resident %s", strings.TrimSpace(value))

@@ -55,14 +55,10 @@ func TestDamage(t *testing.T) {
 	t.Logf("seed %d\n%s", rig.seed, text.String())
 	if path := os.Getenv("DAMAGE_FILE"); path != "" {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		fmt.Fprintf(f, "\n%s, seed %d, %s:\n\n| overwritten | cases | no command notices | a reader uses an older snapshot | a reader refuses | run continues from a snapshot | run says what to do | wrong answers | raw errors, or no remedy |\n|---|---|---|---|---|---|---|---|---|\n%s",
 			os.Getenv("DAMAGE_COMMIT"), rig.seed, time.Now().Format(time.DateOnly), text.String())
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Close())
 	}
 }
 
@@ -160,15 +156,11 @@ func (r *damageRig) kill(t *testing.T, file, root string) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := bufio.NewScanner(said)
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "trial  3") {
 	}
-	if err := errors.Join(lines.Err(), cmd.Process.Kill()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(lines.Err(), cmd.Process.Kill()))
 	_ = cmd.Wait() // the error says that the process was killed
 }
 
@@ -186,9 +178,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var snaps []string
 	for name := range v.files {
 		if strings.HasPrefix(name, "snap/0") {
@@ -225,9 +215,7 @@ func (v *damageVictim) lay(t *testing.T, files map[string][]byte) (root string) 
 			err = os.WriteFile(path, content, 0o644)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return root
 }
 

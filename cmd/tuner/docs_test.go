@@ -28,16 +28,12 @@ type block struct {
 func docBlocks(t *testing.T) []block {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repo, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fence := regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)^ *```")
 	var all []block
 	for _, file := range append(files, filepath.Join(repo, "README.md")) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range fence.FindAllStringSubmatch(string(text), -1) {
 			text := strings.ReplaceAll("\n"+m[3], "\n"+m[1], "\n")[1:] // removes the indentation of a list item
 			all = append(all, block{file, m[2], text})
@@ -146,9 +142,7 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "the scripts run these commands under the race detector, on smaller studies")
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))))
 	path, root, out := tunerPath(t), filepath.Join(t.TempDir(), "studies"), t.TempDir()
 	ran := 0
 	for _, b := range docBlocks(t) {

@@ -33,9 +33,7 @@ func TestAStudyDropsTrialsWhoseDraftsAreRefused(t *testing.T) {
 	plainTuner(t, "package tuner runs simulated studies with the race detector")
 	root := t.TempDir()
 	path := filepath.Join(root, "study.yaml")
-	if err := os.WriteFile(path, []byte(draftsStudy), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(draftsStudy), 0o644))
 	command(t, "run", path, "--root", root)
 	dropped := 0
 	for _, tr := range snapshot(t, filepath.Join(root, "drafts")).Trials {
@@ -64,9 +62,7 @@ func TestAStudyDropsTrialsWhoseDraftsAreRefused(t *testing.T) {
 	}
 
 	all := strings.NewReplacer("name: drafts", "name: all", "speculation: {min_acceptance: 2%}\n", "", "trials: 5", "trials: 3").Replace(draftsStudy)
-	if err := os.WriteFile(path, []byte(all), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(all), 0o644))
 	command(t, "run", path, "--root", root)
 	for _, tr := range snapshot(t, filepath.Join(root, "all")).Trials {
 		if tr.Result.Outcome != trial.Measured {

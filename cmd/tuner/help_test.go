@@ -34,9 +34,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 
 func TestLongLinesOfFlagsKeepTheirColumn(t *testing.T) {
 	var text strings.Builder
-	if err := app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}))
 	const want = `
    --root directory            directory that holds the studies (default:
                                "studies") [$TUNER_ROOT]

@@ -90,12 +90,8 @@ func TestFilesAndNamesCannotControlTheTerminal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), attackName)
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 		return path
 	}
 	quoted := strings.NewReplacer("\x1b", `\x1b`, "\a", `\a`, "\x7f", `\x7f`, "\r", `\r`, "\u0085", `\x85`, "\u009b", `\x9b`, "\ufeff", `\ufeff`, "\xff", "").Replace(attack)
@@ -151,9 +147,7 @@ func TestOnlyMainUsesTheStandardStreams(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, stream := range []string{"os.Stdout", "os.Stderr", "println(", "fmt.Print(", "fmt.Printf(", "fmt.Println(", "log.Print"} {
 			if strings.Contains(strings.ReplaceAll(string(text), "fmt.Fprint", ""), stream) {
 				t.Errorf("%s has %s: print through the writers of cli.App, which remove control sequences", file, stream)

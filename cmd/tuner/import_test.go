@@ -20,9 +20,7 @@ func TestAnImportCanBeInterrupted(t *testing.T) {
 	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
 	result := filepath.Join(t.TempDir(), "result.txt")
 	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
-	if err := os.WriteFile(result, []byte(row), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(result, []byte(row), 0o644))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := app(io.Discard, io.Discard, nil).RunContext(ctx, flagsFirst([]string{"tuner", "import", path, result, "--root", root}))

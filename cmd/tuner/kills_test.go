@@ -37,9 +37,7 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	t.Helper()
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, trials, 60.0), "seed: 3", fmt.Sprintf("seed: %d", random.IntN(1e6)), 1)
 	v := &victim{file: filepath.Join(t.TempDir(), "study.yaml"), root: t.TempDir(), random: random}
-	if err := os.WriteFile(v.file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(v.file, []byte(text), 0o644))
 	root := t.TempDir()
 	began := time.Now()
 	v.answer = answer(command(t, "run", v.file, "--root", root))
@@ -56,9 +54,7 @@ func (v *victim) run(t *testing.T) (killed bool) {
 	cmd.Env = append(os.Environ(), everyStep+"=1")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	delay := time.Duration(v.random.Int64N(int64(v.took * 4 / 10)))
 	time.AfterFunc(delay, func() { _ = cmd.Process.Kill() }) // the process may have ended
 	err := cmd.Wait()
@@ -154,9 +150,7 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 	if _, err := os.Stat(dir); err != nil {
 		return nil // the kill came before the tuner made the directory
 	}
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(copied, os.DirFS(dir)))
 	store, _, err := studies.Open(context.Background(), copied, studies.New{Name: "small"}, studies.Options{AcceptDrift: true})
 	if err != nil {
 		t.Fatalf("after the kill the study cannot be opened: %v", err)
@@ -165,12 +159,8 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 	if err == nil {
 		err = store.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(copied); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.RemoveAll(copied))
 	return study.Trials
 }
 

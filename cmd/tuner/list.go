@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -31,10 +30,8 @@ Examples:
 			if c.Args().Len() > 0 {
 				return usage("list takes no argument; name the directory with --root")
 			}
-			if root := c.String("root"); c.IsSet("root") { // the default root may be missing: the first run makes it
-				if _, err := os.Stat(cmp.Or(root, ".")); err != nil {
-					return usage("--root (or TUNER_ROOT) %w; check the path, and that its disk is mounted", err)
-				}
+			if _, err := os.Stat(c.String("root")); err != nil && c.IsSet("root") { // the first run makes the default root
+				return usage("--root (or TUNER_ROOT) %w; check the path, and that its disk is mounted", err)
 			}
 			list, err := listStudies(c.Context, c.String("root"))
 			if err != nil {

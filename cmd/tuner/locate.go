@@ -18,13 +18,13 @@ import (
 
 const studyArgument = "the study's name, its study file, or its directory"
 
-// readStudy returns the published snapshot of the study that the command's argument names.
-func readStudy(c *cli.Context) (studies.Study, error) {
+// readStudy reads the study that the command's argument names, and warns if its snapshot is old.
+func readStudy(c *cli.Context, read func(dir string) (studies.Study, error)) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
 		return studies.Study{}, err
 	}
-	study, err := studies.ReadLive(c.Context, dir, studies.ReadSnapshot)
+	study, err := studies.ReadLive(c.Context, dir, read)
 	warnBehind(c.App.ErrWriter, study)
 	return study, err
 }
@@ -40,14 +40,8 @@ func warnBehind(w io.Writer, study studies.Study) {
 // readSummary reads a study for a report. It reads probes only of the trials that whole returns, and without their long
 // lists.
 func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
-	dir, err := studyDir(c)
-	if err != nil {
-		return studies.Study{}, err
-	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without GC a long study is read in two thirds of the time
-	study, err := studies.ReadLive(c.Context, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
-	warnBehind(c.App.ErrWriter, study)
-	return study, err
+	return readStudy(c, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
 }
 
 // studyDir returns the directory of the study that the command's argument names.

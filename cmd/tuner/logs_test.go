@@ -37,13 +37,9 @@ func followBy(t *testing.T, program string, args ...string) *followed {
 	f := &followed{out: make(chan string)}
 	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
 	out, err := f.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.cmd.Stderr = f.cmd.Stdout
-	if err := f.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.cmd.Start())
 	go func() { // ends when the command ends
 		defer close(f.out)
 		buffer := make([]byte, 4<<10)
@@ -107,17 +103,13 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	root = t.TempDir()
 	file := fmt.Sprintf(smallStudy, overHTTP, 6, 2.0)
 	store, _, err := studies.Open(t.Context(), filepath.Join(root, "small"), studies.New{Name: "small", Seed: 3, File: file}, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(store.Begin(studies.Trial{Number: 0, Origin: studies.Default}), store.SetState(studies.Running, "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(store.Begin(studies.Trial{Number: 0, Origin: studies.Default}), store.SetState(studies.Running, "")))
 	return root, store
 }
 
@@ -133,9 +125,7 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
 	f.waitFor(t, waiting)
 	log, err := logs.Create(store.Dir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range 2 {
 		if _, err := fmt.Fprintf(log, "line %d\n", i); err != nil {
 			t.Fatal(err)
@@ -145,9 +135,7 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	if _, err := io.WriteString(log, "\x1b[31mthe end\x1b[0m\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(log.Close(), store.Finish(0, trial.Result{Outcome: trial.Infeasible, Class: "start-crash"})); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(log.Close(), store.Finish(0, trial.Result{Outcome: trial.Infeasible, Class: "start-crash"})))
 	if code := f.end(t); code != 0 || f.seen.String() != waiting+"line 0\nline 1\nthe end\n" {
 		t.Errorf("it ends with %d and printed %q", code, &f.seen)
 	}
@@ -165,15 +153,11 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 			if row.log != "" {
 				folder := filepath.Join(store.Dir(), "logs")
 				err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "trial-0000.log"), []byte(row.log), 0o644))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
 			f := follow(t, "small", "0", "--root", root)
 			f.waitFor(t, row.sign)
-			if err := f.cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.cmd.Process.Signal(syscall.SIGINT))
 			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: stopped following the log of trial 0") {
 				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
 			}

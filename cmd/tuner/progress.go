@@ -132,9 +132,3 @@ func (p *progress) left() time.Duration {
 	each := p.ended.Sub(p.began) / time.Duration(p.measured)
 	return each*time.Duration(todo) - min(each, time.Since(p.ended))
 }
-
-// done removes the last line.
-func (p *progress) done() error {
-	p.shown.End()
-	return nil
-}

@@ -269,7 +269,7 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
 	if o.socket == nil {
-		return progress.watch, progress.done
+		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
 	best := incumbent{}
 	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.replacedBy)
@@ -279,7 +279,7 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 		progress.watch(e)
 		server.Watch(e)
 	}
-	return watch, func() error { return errors.Join(progress.done(), server.Stop()) }
+	return watch, func() error { progress.shown.End(); return server.Stop() }
 }
 
 // conclude stores the end of the study and prints its answer. If no trial met the SLO, it returns an error.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -72,7 +71,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if c.Duration("time-limit") <= 0 {
 		return usage("--time-limit %s: give a time above 0, such as 10m", c.Duration("time-limit"))
 	}
-	study, err := readStudy(c)
+	study, err := readStudy(c, studies.ReadSnapshot)
 	if err != nil {
 		return err
 	}
@@ -80,10 +79,11 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	progress := newReplayProgress(c.App.ErrWriter)
-	in.Limit, in.Progress = c.Duration("time-limit"), progress.tell
+	shown := render.NewProgress(c.App.ErrWriter).Quietly()
+	in.Limit, in.Progress = c.Duration("time-limit"), replayProgress(shown)
 	result, err := calibrate.Fit(ctx, in)
-	if err := errors.Join(err, progress.done()); err != nil {
+	shown.End()
+	if err != nil {
 		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
 			return usageError{err}
 		}
@@ -159,24 +159,11 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
 }
 
-// A replayProgress shows the progress of a calibration: in the last line of a terminal, or as lines in a log.
-type replayProgress struct {
-	shown *render.Progress
-	began time.Time
-}
-
-func newReplayProgress(w io.Writer) *replayProgress {
-	return &replayProgress{shown: render.NewProgress(w).Quietly(), began: time.Now()}
-}
-
-// tell shows that done replays are finished. limit is the maximum number of replays.
-func (p *replayProgress) tell(done, limit int) {
-	left := time.Since(p.began) / time.Duration(done) * time.Duration(limit-done)
-	p.shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
-}
-
-// done removes the last line.
-func (p *replayProgress) done() error {
-	p.shown.End()
-	return nil
+// replayProgress returns a function that shows how many replays are done. limit is the maximum number of replays.
+func replayProgress(shown *render.Progress) func(done, limit int) {
+	began := time.Now()
+	return func(done, limit int) {
+		left := time.Since(began) / time.Duration(done) * time.Duration(limit-done)
+		shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
+	}
 }
