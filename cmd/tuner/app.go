@@ -52,7 +52,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 			c.OnUsageError = wrongFlag
 			for _, flag := range c.Flags {
 				if flag, ok := flag.(*cli.BoolFlag); ok {
-					flag.DisableDefaultText = true // the default is always false
+					flag.DisableDefaultText = true // every default is false, so the help need not say it
 				}
 			}
 		}
@@ -60,7 +60,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 	return all
 }
 
-// wrongFlag turns the library's error about a flag into plain words.
+// wrongFlag turns the library's error about a flag into a message that says what to do.
 func wrongFlag(c *cli.Context, err error, _ bool) error {
 	text := err.Error()
 	flags, command := c.App.Flags, c.App.Name
@@ -141,7 +141,7 @@ func noCommand(of, word string, list []*cli.Command) error {
 	return usage("%s has no command %q; %s", of, word, space.DidYouMean(word, names))
 }
 
-// rootFlag names the directory of the studies.
+// rootFlag returns the flag that names the directory of the studies.
 func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
 
 // rootFlagOf is rootFlag with another default. The help shows text for the default, unless text is empty.
@@ -155,7 +155,7 @@ func rootFlagOf(value, text string) cli.Flag {
 		}}
 }
 
-// formatFlag chooses the output format.
+// formatFlag returns the flag that chooses the output format.
 func formatFlag() cli.Flag {
 	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
 }
@@ -195,10 +195,10 @@ func writeDocument(w io.Writer, format string, value any, text string) error {
 	return err
 }
 
-// oneArg returns the only argument of a command. what describes that argument in the error.
-func oneArg(c *cli.Context, what string) (string, error) {
+// oneArg returns the only argument of a command. The error for another number of arguments has the description.
+func oneArg(c *cli.Context, description string) (string, error) {
 	if c.Args().Len() != 1 {
-		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, what, c.Command.Name)
+		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, description, c.Command.Name)
 	}
 	return c.Args().First(), nil
 }
@@ -250,7 +250,7 @@ func flagsFirst(args []string) []string {
 	return slices.Concat(args[:depth], flags, []string{"--"}, rest)
 }
 
-// takesValue reports whether the word after a flag is the flag's value.
+// takesValue reports whether word is a flag whose value is the next word.
 func takesValue(c *cli.Command, word string) bool {
 	name := strings.TrimLeft(word, "-")
 	for _, f := range c.Flags {

@@ -20,8 +20,8 @@ import (
 	"vllmtuner/trial/simload"
 )
 
-// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time. It checks that the notes and the answer fit 80
-// columns.
+// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time. It checks that the notes and the
+// answer fit 80 columns.
 func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
@@ -156,7 +156,8 @@ func TestFindCapacityWithoutACapacity(t *testing.T) {
 	}
 }
 
-// A search sends the workload once before its first run. Without that, only the first run would find an empty prefix cache.
+// A search sends the workload once before its first run. Without that, only the first run would find an empty prefix
+// cache.
 func TestFindCapacityFillsTheCache(t *testing.T) {
 	t.Parallel()
 	first := func(flags ...string) (value float64) {

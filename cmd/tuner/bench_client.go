@@ -79,7 +79,7 @@ func benchURL(text string) (*url.URL, error) {
 	return base, nil
 }
 
-// redacted hides everything before the last @, which may be a password, in a text that is not a URL.
+// redacted removes everything before the last @ from text, which is not a valid URL but may contain a password.
 func redacted(text string) string {
 	if at := strings.LastIndexByte(text, '@'); at > 0 { // a password may contain an @
 		return "…" + text[at:]

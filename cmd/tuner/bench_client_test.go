@@ -132,7 +132,8 @@ type buffering struct{ http.ResponseWriter }
 
 func (buffering) Flush() {}
 
-// Answers that are not streamed would keep any limit on TPOT. Runs with such answers are void, in a sweep and in a search.
+// Answers that are not streamed would keep any limit on TPOT. Runs with such answers are void, in a sweep and in a
+// search.
 func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
 	defer server.Close()
@@ -150,7 +151,8 @@ func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	}
 }
 
-// A search tells a server that hangs from one that breaks a limit, although it ends failing runs early. It reports the hang.
+// A search tells a server that hangs from one that breaks a limit, although it ends failing runs early. It reports the
+// hang.
 func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {

@@ -39,8 +39,8 @@ func waitReady(ts *testscript.TestScript, negated bool, args []string) {
 	ts.Fatalf("nothing answers at %s within 30 s", args[0])
 }
 
-// serveFile is the script command serve NAME FILE: it starts a server that answers every request with FILE until the script
-// ends, and sets the environment variable NAME to its URL.
+// serveFile is the script command serve NAME FILE: it starts a server that answers every request with FILE until the
+// script ends, and sets the environment variable NAME to its URL.
 func serveFile(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 2 {
 		ts.Fatalf("usage: serve NAME FILE")

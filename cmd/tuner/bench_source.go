@@ -45,7 +45,7 @@ func benchSource(c *cli.Context) (workload.Source, error) {
 	return source, nil
 }
 
-// benchTracePath returns the file with the times of requests: that of --trace, or that of --path without --trace.
+// benchTracePath returns the file with the times of requests, which is --trace, or --path if --trace is not set.
 func benchTracePath(c *cli.Context) string {
 	if path := c.String("trace"); path != "" {
 		return path

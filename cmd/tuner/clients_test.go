@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// clientPython returns the directory and the Python that serverctl/vllmlab/clients.sh installs. It skips the test if they are
-// missing.
+// clientPython returns the directory and the Python that serverctl/vllmlab/clients.sh installs. It skips the test if
+// they are missing.
 func clientPython(t *testing.T) (dir, python string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()

@@ -50,7 +50,8 @@ func children(t *testing.T) []string {
 	return all
 }
 
-// beyond reports whether h has more of any resource than before. Fewer resources are possible: a connection may have ended.
+// beyond reports whether h has more of any resource than before. Fewer resources are possible: a connection may have
+// ended.
 func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
@@ -58,8 +59,8 @@ func (h held) beyond(before held) bool {
 // ownProcess is an environment variable. It is set in a process that runs only one test.
 const ownProcess = "TUNER_TEST_ALONE"
 
-// inOwnProcess reports whether this test runs alone in its process. If not, inOwnProcess runs the test in a new process, whose
-// resources all belong to the test.
+// inOwnProcess reports whether this test runs alone in its process. If not, inOwnProcess runs the test in a new
+// process, whose resources all belong to the test.
 func inOwnProcess(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownProcess) != "" {

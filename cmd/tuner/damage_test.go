@@ -23,9 +23,9 @@ import (
 	"vllmtuner/studies/report"
 )
 
-// TestDamage overwrites random bytes in the files of studies, and then runs each command. No command may change its answer
-// silently, or print an error of SQLite or Go. tuner run must continue the study, or say how to continue it. `make soak-damage`
-// runs this test, also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
+// TestDamage overwrites random bytes in the files of studies, and then runs each command. No command may change its
+// answer silently, or print an error of SQLite or Go. tuner run must continue the study, or say how to continue it.
+// `make soak-damage` runs this test, also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
@@ -267,8 +267,9 @@ func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...str
 // rawWords matches error messages of SQLite, of Go, and of Go's packages.
 var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
-// run tries cases times to damage n bytes of a file that which accepts. It returns how often each result was found.
-func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int) map[string]int {
+// run tries cases times to damage n bytes of a file for which accepts is true. It returns how often each result was
+// found.
+func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cases int) map[string]int {
 	t.Helper()
 	var mu sync.Mutex
 	total := map[string]int{}
@@ -277,7 +278,7 @@ func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int)
 	for range 2 {
 		work.Go(func() {
 			for i := range next {
-				found := r.one(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, which)
+				found := r.one(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, accepts)
 				mu.Lock()
 				for what := range found {
 					total[what]++
@@ -295,12 +296,12 @@ func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int)
 }
 
 // one damages n bytes of one file, and classifies the answers of the commands.
-func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, which func(string) bool) (found map[string]bool) {
+func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, accepts func(name string) bool) (found map[string]bool) {
 	found = map[string]bool{}
 	var names []string
 	size := 0
 	for name, content := range v.files {
-		if which(name) && len(content) > 0 {
+		if accepts(name) && len(content) > 0 {
 			names = append(names, name)
 			size += len(content)
 		}

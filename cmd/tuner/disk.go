@@ -48,7 +48,7 @@ func onDisk(action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		paths := []string{".", c.String("root")}
 		for _, path := range append(c.Args().Slice(), c.String("output")) {
-			if !strings.ContainsRune(path, filepath.Separator) { // perhaps a study's name; if not, this extra path does no harm
+			if !strings.ContainsRune(path, filepath.Separator) { // path may be a study's name; if it is not, watching one more path does no harm
 				path = filepath.Join(c.String("root"), path)
 			}
 			paths = append(paths, path)

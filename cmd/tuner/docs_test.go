@@ -98,7 +98,7 @@ func TestLinksOfTheDocuments(t *testing.T) {
 			}
 			named := m[2] == ""
 			for _, h := range heading.FindAllStringSubmatch(string(body), -1) {
-				anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") // GitHub's rule for anchors
+				anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") // GitHub makes anchors in this way
 				named = named || "#"+anchor == m[2]
 			}
 			if !named {

@@ -10,8 +10,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// draftsStudy searches the number of speculative tokens on the simulated H200. Its EAGLE-3 drafter gets no token accepted, as
-// on the real H200.
+// draftsStudy searches the number of speculative tokens on the simulated H200. Its EAGLE-3 drafter gets no token
+// accepted, as on the real H200.
 const draftsStudy = `version: 1
 name: drafts
 model: nvidia/Llama-3.3-70B-Instruct-FP8
@@ -26,8 +26,8 @@ sampler: {name: grid}
 budget: {trials: 5}
 `
 
-// Two trials draft tokens that the model never accepts. These trials end in the warm-up with a diagnosis; the others are
-// measured. A study without min_acceptance measures all trials.
+// Two trials draft tokens that the model never accepts. These trials end in the warm-up with a diagnosis; the others
+// are measured. A study without min_acceptance measures all trials.
 func TestAStudyDropsTrialsWhoseDraftsAreRefused(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "package tuner runs simulated studies with the race detector")

@@ -58,7 +58,7 @@ type exportFormat struct {
 	series bool // whether the format includes the measurements of each second of a probe
 	text   func(io.Writer, exported) error
 	file   func(ctx context.Context, path string, e exported) error
-	copied func(ctx context.Context, dir, path string) (studies.Study, error) // reads dir, the study's directory, itself
+	copied func(ctx context.Context, dir, path string) (studies.Study, error) // dir is the study's directory
 }
 
 // exported is the data that a format may write.
@@ -66,7 +66,7 @@ type exported struct {
 	study      studies.Study                   // with summaries of its trials
 	trials     iter.Seq2[studies.Trial, error] // complete, read one at a time
 	parameters []space.Parameter               // the searched flags, from the stored study file
-	fileErr    error                           // why parameters is empty, such as a study file of another version
+	fileErr    error                           // the reason if parameters is empty
 	probes     bool
 }
 
@@ -129,7 +129,7 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 			return f.write(c, e)
 		})
 	}
-	var unread error // set when the study, not the new file, is the problem
+	var unread error // an error of the study, not of the new file
 	err = writeNew(c.String("output"), c.Bool("force"), func(temp string) error {
 		if study, err = f.copied(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
 			unread = err

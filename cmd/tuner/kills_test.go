@@ -19,7 +19,8 @@ import (
 	"vllmtuner/studies"
 )
 
-// everyStep is an environment variable. With it the command prints every step to standard error, not only one in ten seconds.
+// everyStep is an environment variable. With it the command prints every step to standard error, not only one in ten
+// seconds.
 const everyStep = "TUNER_TEST_EVERY_STEP"
 
 // A victim is a simulated study whose tuner is killed again and again.
@@ -46,8 +47,8 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	return v
 }
 
-// run starts the tuner, kills it after a random delay, and compares the store with the output. It reports whether the tuner was
-// killed; otherwise the tuner had ended before.
+// run starts the tuner, kills it after a random delay, and compares the store with the output. It reports whether the
+// tuner was killed; otherwise the tuner had ended before.
 func (v *victim) run(t *testing.T) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", v.file, "--root", v.root)
@@ -70,8 +71,8 @@ func (v *victim) run(t *testing.T) (killed bool) {
 	return err != nil
 }
 
-// answer removes from a run's output the study's directory, the GPU time, and the time after the search. The load after the
-// search is not stored, and after a kill it runs on a newly started server, so these times differ.
+// answer removes from a run's output the study's directory, the GPU time, and the time after the search. The load after
+// the search is not stored, and after a kill it runs on a newly started server, so these times differ.
 func answer(printed string) string {
 	printed, _, _ = strings.Cut(printed, "\nThe study is in")
 	return afterSearch.ReplaceAllString(printed, "")
@@ -84,8 +85,8 @@ var (
 	trialLine = regexp.MustCompile(`^trial +(\d+)  `)
 )
 
-// check compares the store with its earlier contents and with the output of the run. The store must have all probes of both, and
-// at most one more probe.
+// check compares the store with its earlier contents and with the output of the run. The store must have all probes of
+// both, and at most one more probe.
 func (v *victim) check(t *testing.T, said string, finished bool) {
 	t.Helper()
 	want := map[int][]string{}
@@ -143,7 +144,8 @@ func verdict(rate float64, pass bool) string {
 	return fmt.Sprintf("%.3g req/s %s", rate, word)
 }
 
-// stored returns the trials that the next owner will find. It opens a copy of the study, so that the study does not change.
+// stored returns the trials that the next owner will find. It opens a copy of the study, so that the study does not
+// change.
 func (v *victim) stored(t *testing.T) []studies.Trial {
 	t.Helper()
 	dir, copied := filepath.Join(v.root, "small"), filepath.Join(v.root, "copy")
@@ -164,8 +166,8 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 	return study.Trials
 }
 
-// A tuner that is killed repeatedly, at random moments, loses no probe that it printed, and finds the same answer. TUNER_KILLS is
-// the number of kills; TUNER_KILL_SEED seeds their moments.
+// A tuner that is killed repeatedly, at random moments, loses no probe that it printed, and finds the same answer.
+// TUNER_KILLS is the number of kills; TUNER_KILL_SEED seeds their moments.
 func TestKills(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()

@@ -58,7 +58,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 		} else {
 			entry = report.NewEntry(name, study, reportOptions(study))
 		}
-		entry.Link, _ = os.Readlink(dir) // fails for a study that is no link, and leaves an empty text
+		entry.Link, _ = os.Readlink(dir) // a study that is no link leaves the text empty
 		list.Studies = append(list.Studies, entry)
 	}
 	list.Sort()

@@ -39,9 +39,9 @@ func warnBehind(w io.Writer, study studies.Study) {
 
 // readSummary reads a study for a report. It reads probes only of the trials that whole returns, and without their long
 // lists.
-func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without GC a long study is read in two thirds of the time
-	return readStudy(c, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
+func readSummary(c *cli.Context, withProbes func(studies.Study) []int) (studies.Study, error) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without garbage collection, reading a long study takes two thirds of the time
+	return readStudy(c, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
 }
 
 // studyDir returns the directory of the study that the command's argument names.

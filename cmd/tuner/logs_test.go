@@ -57,7 +57,7 @@ func followBy(t *testing.T, program string, args ...string) *followed {
 		_ = f.cmd.Process.Kill() // usually fails, because the command has ended
 		for range f.out {
 		}
-		_ = f.cmd.Wait() // usually fails, because end has waited
+		_ = f.cmd.Wait() // usually fails, because followed.end has waited
 	})
 	return f
 }

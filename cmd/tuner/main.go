@@ -79,9 +79,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. exec resets
-// the flag, so child programs can dump core; a core size limit would be inherited. run does not hide a simulated
-// server: it has no secrets, and its parent must read its open files to find its port.
+// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. Unlike a core
+// size limit, it does not affect child programs: exec resets the flag. run does not call it for a simulated server,
+// which has no secrets: the server's parent must read its open files to find its port.
 func hideMemory() {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it cannot fail for the calling process
 }

@@ -22,7 +22,7 @@ type progress struct {
 	finished int               // finished trials, those of earlier processes included
 	best     incumbent
 	began    time.Time
-	ended    time.Time // end of the last trial, or began
+	ended    time.Time // end of the last trial of this process; began if there is none
 	measured int       // trials finished by this process
 }
 

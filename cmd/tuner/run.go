@@ -84,10 +84,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return err
 	}
 	if o.listen != "" {
-		if o.socket, err = metrics.Listen(o.listen); err != nil { // fail before this run owns the study
+		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used fails before this run owns the study
 			return usage("--listen %w", err)
 		}
-		defer o.socket.Close() // for errors before the metrics server starts, which closes the socket itself
+		defer o.socket.Close() // needed only if the run fails before the metrics server, which closes the socket, starts
 	}
 	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -108,7 +108,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
 	defer func() {
-		closeErr := store.Close() // may set store.Err, so it comes first
+		closeErr := store.Close() // Close may set store.Err, so it runs before the next line
 		err = errors.Join(store.Err(), err, closeErr)
 		stopWatching()
 	}()

@@ -45,7 +45,7 @@ Example:
 			},
 			simCalibrateCommand(finish),
 			{
-				Name:            "engine", // `sim serve` starts it, as vLLM starts its engine's process
+				Name:            "engine", // `sim serve` starts this command, as vLLM starts its engine's process
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action: simAction(finish, func(ctx context.Context, _ *cli.Context, server *vllm.Server, args []string) error {
@@ -53,13 +53,13 @@ Example:
 				}),
 			},
 			{
-				Name:            "child", // `sim serve` starts it for some faults
+				Name:            "child", // `sim serve` starts this command for some faults
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
 			},
 			{
-				Name:            "nvidia-smi", // a script named nvidia-smi calls it
+				Name:            "nvidia-smi", // a script named nvidia-smi calls this command
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action: simAction(finish, func(ctx context.Context, c *cli.Context, server *vllm.Server, args []string) error {

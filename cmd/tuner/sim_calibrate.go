@@ -114,7 +114,7 @@ func asPath(path string) string {
 	return "./" + path
 }
 
-// checkOutput refuses a file that cannot be written. The calibration, which is long, comes after this check.
+// checkOutput refuses a file that cannot be written. It runs before the calibration, which takes minutes.
 func checkOutput(path string, force bool) error {
 	switch {
 	case path == "":

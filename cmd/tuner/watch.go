@@ -22,7 +22,7 @@ var viewing atomic.Bool
 const watchInterval = 2 * time.Second
 
 // watchStudy shows a study until it ends or the user ends the command. On a terminal each status replaces the one
-// before it. Elsewhere the status is written again when something has changed.
+// before it. Elsewhere, such as in a file, a status is written whenever the study has changed.
 func watchStudy(c *cli.Context, read func() (studies.Study, error), options func(studies.Study) report.Options) error {
 	viewing.Store(true)
 	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)

@@ -14,7 +14,7 @@ import (
 )
 
 // recordVariable is an environment variable: the directory in which each command of the scripts stores its output.
-const recordVariable = "TUNER_TEST_EAR"
+const recordVariable = "TUNER_TEST_RECORD"
 
 // recordedMain runs main. If recordVariable is set, it also stores the output.
 func recordedMain() {
