@@ -25,7 +25,7 @@ func main() {
 }
 
 // run runs the command and handles its signals. The first signal asks the subcommand to finish its current step, such
-// as a probe. The second one stops it at once.
+// as a probe. The second signal stops the subcommand at once.
 func run() int {
 	notes := foreign.NewWriter(os.Stderr)
 	if len(os.Args) < 2 || os.Args[1] != "sim" {
@@ -69,8 +69,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. nohup makes the process
-// ignore SIGHUP, which signal.Notify would undo.
+// endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process ignores
+// SIGHUP; signal.Notify would undo this, so endSignals then leaves SIGHUP out.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -39,8 +39,7 @@ func nameTaken(path string) error {
 	return usage("-o %s: it exists; choose another name, or replace it with --force", path)
 }
 
-// writeNew writes the file of -o completely or not at all: write fills an empty temporary file, which then gets the
-// name path.
+// writeNew writes the file of -o completely or not at all. write fills an empty temporary file, which is then renamed to path.
 func writeNew(path string, force bool, write func(temp string) error) error {
 	err := foreign.Create(path, rights.File(filepath.Dir(path)), force, write)
 	if errors.Is(err, fs.ErrExist) {

@@ -188,7 +188,7 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 // check refuses a workload that is too short, or too long for a config, before GPU time is spent.
 func (r *sweepRun) check() error {
 	if err := workload.Enough(r.Source, r.sweep.Plan.Requests); err != nil {
-		return usageError{fmt.Errorf("%s: workload: %w", r.File.Path, err)}
+		return usage("%s: workload: %w", r.File.Path, err)
 	}
 	for _, c := range r.sweep.Configs {
 		if c.MaxModelLen > 0 && r.Source.Longest() > c.MaxModelLen {

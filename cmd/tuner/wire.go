@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"vllmtuner/bench"
@@ -35,7 +34,7 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 		server, load, err := rig.Start(ctx, launch)
 		if _, tooLong := errors.AsType[*bench.PreflightError](err); tooLong {
-			err = usageError{fmt.Errorf("%s: workload: %w", p.File.Path, err)}
+			err = usage("%s: workload: %w", p.File.Path, err)
 		}
 		return server, load, err
 	}, nil
