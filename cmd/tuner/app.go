@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -17,8 +16,8 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// app is the whole command. finish is closed when the user asks for an orderly end. All output goes through a foreign.Writer,
-// because it contains names, messages and logs from outside.
+// app returns the tuner command with its subcommands. finish is closed when the user asks for an orderly end. All
+// output goes through a foreign.Writer, because it contains names, messages and logs from outside.
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
@@ -53,7 +52,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 			c.OnUsageError = wrongFlag
 			for _, flag := range c.Flags {
 				if flag, ok := flag.(*cli.BoolFlag); ok {
-					flag.DisableDefaultText = true // it is always false
+					flag.DisableDefaultText = true // every default is false, so the help need not say it
 				}
 			}
 		}
@@ -61,7 +60,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 	return all
 }
 
-// wrongFlag turns the library's error about a flag into plain words.
+// wrongFlag turns the library's error about a flag into a message that says what to do.
 func wrongFlag(c *cli.Context, err error, _ bool) error {
 	text := err.Error()
 	flags, command := c.App.Flags, c.App.Name
@@ -98,9 +97,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// expectedBy says which values a flag takes.
+// expectedBy says which values a flag takes. why is the library's explanation.
 func expectedBy(flags []cli.Flag, name, why string) string {
-	outOfRange := strings.Contains(why, "out of range")
 	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 	if i < 0 {
 		return why
@@ -113,8 +111,11 @@ func expectedBy(flags []cli.Flag, name, why string) string {
 	case *cli.Float64Flag:
 		return "write a number, such as 2.5"
 	case *cli.IntFlag, *cli.Uint64Flag:
-		if outOfRange {
-			return "the number is too large"
+		if strings.Contains(why, "out of range") {
+			return "the number is too large; write a smaller whole number"
+		}
+		if _, unsigned := flags[i].(*cli.Uint64Flag); unsigned {
+			return "write a whole number of 0 or more"
 		}
 		return "write a whole number"
 	}
@@ -129,7 +130,7 @@ func unknownCommand(c *cli.Context) error {
 	return noCommand("tuner", c.Args().First(), c.App.Commands)
 }
 
-// noCommand suggests the command nearest to a word, or all of them.
+// noCommand returns an error that suggests the command most like a word, or lists all commands.
 func noCommand(of, word string, list []*cli.Command) error {
 	var names []string
 	for _, known := range list {
@@ -140,26 +141,26 @@ func noCommand(of, word string, list []*cli.Command) error {
 	return usage("%s has no command %q; %s", of, word, space.DidYouMean(word, names))
 }
 
-// rootFlag names the directory of the studies.
+// rootFlag returns the flag that names the directory of the studies.
 func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
 
-// rootFlagOf is rootFlag with another default, and a text to show for it in the help.
+// rootFlagOf is rootFlag with another default. The help shows text for the default, unless text is empty.
 func rootFlagOf(value, text string) cli.Flag {
 	return &cli.StringFlag{Name: "root", Value: value, DefaultText: text, EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
 		Action: func(_ *cli.Context, root string) error {
-			if root == "" { // it would mean the working directory
+			if root == "" { // an empty root would mean the working directory
 				return usage("--root (TUNER_ROOT) is empty: name a directory, such as . for this one")
 			}
 			return nil
 		}}
 }
 
-// formatFlag chooses the output format.
+// formatFlag returns the flag that chooses the output format.
 func formatFlag() cli.Flag {
 	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
 }
 
-// formatOf reads formatFlag.
+// formatOf returns the value of formatFlag, and makes the output ready for that format.
 func formatOf(c *cli.Context) (string, error) {
 	f := c.String("output")
 	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
@@ -169,14 +170,14 @@ func formatOf(c *cli.Context) (string, error) {
 	return f, nil
 }
 
-// printDocuments makes JSON escape the characters that the terminal's writer would drop. foreign.YAML does so itself.
+// printDocuments makes JSON output escape the characters that foreign.Writer drops. foreign.YAML escapes them itself.
 func printDocuments(c *cli.Context, format string) {
 	if format == "json" {
 		c.App.Writer = foreign.NewJSON(c.App.Writer)
 	}
 }
 
-// writeDocument writes a value as JSON or YAML, or its text.
+// writeDocument writes value as JSON or YAML, or writes text for the format text.
 func writeDocument(w io.Writer, format string, value any, text string) error {
 	switch format {
 	case "json":
@@ -194,16 +195,17 @@ func writeDocument(w io.Writer, format string, value any, text string) error {
 	return err
 }
 
-// oneArg returns the only argument of a command.
-func oneArg(c *cli.Context, what string) (string, error) {
+// oneArg returns the only argument of a command. The error for another number of arguments has the description.
+func oneArg(c *cli.Context, description string) (string, error) {
 	if c.Args().Len() != 1 {
-		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, what, c.Command.Name)
+		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, description, c.Command.Name)
 	}
 	return c.Args().First(), nil
 }
 
-// flagsFirst moves the flags of a subcommand before its arguments. The library reads no flags after the first argument, but
-// everybody writes `tuner run study.yaml --root /studies`. Subcommands that take vLLM's flags parse them themselves.
+// flagsFirst moves the flags of a subcommand before its arguments. The library reads no flags after the first argument,
+// but everybody writes `tuner run study.yaml --root /studies`. Subcommands with SkipFlagParsing take vLLM's flags and
+// stay as they are.
 func flagsFirst(args []string) []string {
 	if len(args) < 2 {
 		return args
@@ -248,7 +250,7 @@ func flagsFirst(args []string) []string {
 	return slices.Concat(args[:depth], flags, []string{"--"}, rest)
 }
 
-// takesValue reports whether the next word belongs to a flag.
+// takesValue reports whether word is a flag whose value is the next word.
 func takesValue(c *cli.Command, word string) bool {
 	name := strings.TrimLeft(word, "-")
 	for _, f := range c.Flags {
@@ -259,7 +261,7 @@ func takesValue(c *cli.Command, word string) bool {
 	return false
 }
 
-// orderly returns a context that also ends when the user asks for an end. It is for commands with no step to finish.
+// orderly returns a context that also ends when finish is closed. Commands that have no step to finish use it.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	select {
@@ -279,15 +281,5 @@ func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, cont
 	return ctx, func() {
 		cancel()
 		<-done
-	}
-}
-
-// sleep reports whether d has passed before the context ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }

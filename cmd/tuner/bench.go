@@ -32,7 +32,7 @@ func benchCommand(finish <-chan struct{}) *cli.Command {
 	}
 }
 
-// benchServerFlags say how to reach the server. benchHelp explains each flag.
+// benchServerFlags returns the flags that say how to reach the server. benchHelp explains the flags of all groups.
 func benchServerFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "url"},
@@ -48,7 +48,7 @@ func benchServerFlags() []cli.Flag {
 	}
 }
 
-// benchWorkloadFlags say which requests are sent.
+// benchWorkloadFlags returns the flags that say which requests are sent.
 func benchWorkloadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "workload", Value: "random"},
@@ -70,7 +70,7 @@ func benchWorkloadFlags() []cli.Flag {
 	}
 }
 
-// benchLoadFlags say when requests are sent, and for how long.
+// benchLoadFlags returns the flags that say when requests are sent, and for how long.
 func benchLoadFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "rate"},
@@ -94,7 +94,7 @@ func benchLoadFlags() []cli.Flag {
 	}
 }
 
-// benchReportFlags say how the answers are judged and reported.
+// benchReportFlags returns the flags that say how the answers are judged and reported.
 func benchReportFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "slo"},
@@ -116,7 +116,7 @@ func benchReportFlags() []cli.Flag {
 	}
 }
 
-// benchAction reads the flags, checks the server, makes the runs, and reports each.
+// benchAction reads the flags, checks the server, makes the runs, and reports each run.
 func benchAction(ctx context.Context, c *cli.Context) error {
 	if c.Args().Present() {
 		return usage("bench takes flags only, not %q; see `tuner bench --help`", c.Args().First())
@@ -147,7 +147,7 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	return benchError(b.Sweep(ctx, report))
 }
 
-// benchError gives an error the exit code of a wrong command line if that is its cause.
+// benchError gives a loadtest.InputError the exit code of a wrong command line.
 func benchError(err error) error {
 	if _, ok := errors.AsType[loadtest.InputError](err); ok {
 		return usageError{err}
@@ -155,7 +155,7 @@ func benchError(err error) error {
 	return err
 }
 
-// preflightError adds the flags that help. A wrong flag is an error of usage.
+// preflightError adds to an error the flags that cure it. An error caused by a wrong flag becomes a usageError.
 func preflightError(err error, model string) error {
 	found, ok := errors.AsType[*bench.PreflightError](err)
 	if !ok {
@@ -170,7 +170,7 @@ func preflightError(err error, model string) error {
 		return fmt.Errorf("%w; or use --api-key-file", err)
 	case bench.Unreachable:
 		if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-			return fmt.Errorf("%w (--ca-file, --insecure)", err)
+			return fmt.Errorf("%w; with bench, --ca-file names the authority, and --insecure skips the check", err)
 		}
 	}
 	return err

@@ -16,7 +16,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// newBench reads the flags.
+// newBench returns the load test that the flags describe.
 func newBench(c *cli.Context) (*loadtest.Bench, error) {
 	b := &loadtest.Bench{Notes: c.App.ErrWriter, ResetCache: c.Bool("reset-cache")}
 	var err error
@@ -48,7 +48,7 @@ func newBench(c *cli.Context) (*loadtest.Bench, error) {
 	return b, sayRepeats(b)
 }
 
-// checkBenchFlags refuses flags that would have no effect here.
+// checkBenchFlags refuses flags that have no effect with the other flags, and values out of range.
 func checkBenchFlags(c *cli.Context) error {
 	ramp := c.IsSet("ramp-up")
 	for _, row := range []struct {
@@ -56,7 +56,7 @@ func checkBenchFlags(c *cli.Context) error {
 		says  string
 	}{
 		{c.Int("max-concurrency") < 0, "--max-concurrency: must not be negative"},
-		{c.IsSet("max-concurrency") && c.IsSet("concurrency"), "--max-concurrency is for a rate; --concurrency has its own"},
+		{c.IsSet("max-concurrency") && c.IsSet("concurrency"), "--max-concurrency is for --rate; with --concurrency, leave it out"},
 		{c.IsSet("max-concurrency") && c.Bool("find-capacity"), "--find-capacity needs open loop: requests that wait in the client would hide the queue; leave out --max-concurrency"},
 		{!ramp && (c.IsSet("ramp-from") || c.IsSet("ramp-to")), "--ramp-from and --ramp-to need --ramp-up linear or exponential"},
 		{c.IsSet("think-time") && !c.Bool("live"), "--think-time is for --live"},
@@ -80,7 +80,7 @@ func checkBenchFlags(c *cli.Context) error {
 	return nil
 }
 
-// planRuns reads which runs the flags ask for.
+// planRuns sets the runs that the flags ask for.
 func planRuns(c *cli.Context, b *loadtest.Bench) error {
 	rates, err := parseRates(c.StringSlice("rate"))
 	if err != nil {
@@ -109,7 +109,7 @@ func planRuns(c *cli.Context, b *loadtest.Bench) error {
 	case len(given) > 1:
 		return usage("%s: take one of them; for a rate with at most N in flight write --max-concurrency N", strings.Join(given, " and "))
 	case len(rates)+len(streams) > maxRuns:
-		return usage("%d runs are more than %d", len(rates)+len(streams), maxRuns)
+		return usage("the flags ask for %d runs, and at most %d are allowed; leave some loads out", len(rates)+len(streams), maxRuns)
 	case c.IsSet("ramp-up"):
 		return planRamp(c, b)
 	case replay:
@@ -145,12 +145,12 @@ func planRamp(c *cli.Context, b *loadtest.Bench) error {
 	return nil
 }
 
-// sayRepeats says where requests are sent again, which turns misses of the prefix cache into hits. It refuses repeats that
-// --repeat forbids.
+// sayRepeats notes when requests are sent more than once, because they may then hit the prefix cache. It refuses
+// repeats that --repeat forbids, and notes bad rows that were left out.
 func sayRepeats(b *loadtest.Bench) error {
 	source := b.Load.Source
 	if n, first := workload.Skipped(source); n > 0 {
-		fmt.Fprintf(b.Notes, "%d bad rows are left out, the first: %v\n", n, first)
+		fmt.Fprintf(b.Notes, "%d bad rows are left out; the first one: %v\n", n, first)
 	}
 	for _, r := range b.Runs {
 		if err := workload.Enough(source, r.Requests()); err != nil {
@@ -163,9 +163,9 @@ func sayRepeats(b *loadtest.Bench) error {
 	}
 	switch again := source != nil && source.Len() > 0 && !b.ResetCache; {
 	case again && b.Search != nil && b.Search.Prime:
-		fmt.Fprintf(b.Notes, "every run asks the same %d requests of %s, which are sent once before: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+		fmt.Fprintf(b.Notes, "every run sends the same %d requests of %s, and a first pass sends them before the search: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
 	case again && (len(b.Runs) > 1 || b.Search != nil):
-		fmt.Fprintf(b.Notes, "every run asks the same %d requests of %s: the later ones may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+		fmt.Fprintf(b.Notes, "every run sends the same %d requests of %s: later runs may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
 	}
 	return nil
 }
@@ -184,16 +184,16 @@ func checkRequests(b *loadtest.Bench) error {
 	return nil
 }
 
-// checkOpenFiles refuses runs in a closed loop that need more open files than the limit allows. In an open loop it warns, if
-// the requests of one second need more.
+// checkOpenFiles refuses closed-loop runs that need more open files than the limit allows. It warns about open-loop
+// runs if the requests of one second need more.
 func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 	need := host.Need{Certain: true}
 	for _, r := range b.Runs {
 		streams, exact := r.Streams()
 		if !exact {
 			need.Certain = false
-			if most := b.Client.MaxInFlight; most > 0 {
-				streams = min(streams, most)
+			if limit := b.Client.MaxInFlight; limit > 0 {
+				streams = min(streams, limit)
 			}
 		}
 		need.Streams = max(need.Streams, streams)
@@ -208,7 +208,7 @@ func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 	return nil
 }
 
-// newBenchReport reads the flags of the report.
+// newBenchReport returns the report that the flags describe.
 func newBenchReport(c *cli.Context, b *loadtest.Bench) (*loadtest.Report, error) {
 	format := c.String("output")
 	if !slices.Contains(loadtest.Formats, format) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// When a server refuses or fails requests, tuner bench repeats the server's message and does not guess at a remedy.
+// When a server refuses or fails requests, tuner bench prints the server's message and guesses no remedy.
 func TestAServerThatAnswersWithErrorsGetsNoGuess(t *testing.T) {
 	for _, status := range []int{400, 413, 429, 500, 503} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -20,11 +20,11 @@ func TestAServerThatAnswersWithErrorsGetsNoGuess(t *testing.T) {
 		}))
 		_, stderr, code := inProcess(t, "bench", "--url", server.URL, "--rate", "5", "--requests", "1", "--input-tokens", "4", "--output-tokens", "2")
 		if code != exitFailed || !strings.Contains(stderr, "the words of the server") {
-			t.Errorf("%d: exit code %d\n%s", status, code, stderr)
+			t.Errorf("status %d: exit code %d, want %d and the server's message\n%s", status, code, exitFailed, stderr)
 		}
 		for _, guess := range []string{"--natural", "limits", "lower"} {
 			if strings.Contains(stderr, guess) {
-				t.Errorf("%d: the remedy is guessed: %s", status, stderr)
+				t.Errorf("status %d: the message guesses the remedy %q: %s", status, guess, stderr)
 			}
 		}
 		server.Close()

@@ -20,7 +20,8 @@ import (
 	"vllmtuner/trial/simload"
 )
 
-// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time.
+// benchOn runs tuner bench --find-capacity on the simulated H200 in virtual time. It checks that the notes and the
+// answer fit 80 columns.
 func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	profile, loadErr := sim.LoadProfile("h200-llama70b-fp8")
@@ -52,7 +53,7 @@ func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
 	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
 	err = app.Run(append(args, flags...))
-	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // the note before it is that of any bench
+	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // the note about repeats, which ends here, is not wrapped
 	if !slices.Contains(flags, "json") {
 		ours += out.String()
 	}
@@ -69,7 +70,7 @@ func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 	t.Helper()
 	for d := json.NewDecoder(strings.NewReader(stdout)); ; runs++ {
 		var object struct {
-			Date string `json:"date"` // of a run
+			Date string `json:"date"` // only runs have a date
 			loadtest.Answer
 		}
 		if err := d.Decode(&object); err != nil {
@@ -84,41 +85,37 @@ func answerOf(t *testing.T, stdout string) (answer loadtest.Answer, runs int) {
 	}
 }
 
-const usualLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
+const defaultLimits = "p99 ttft <= 1000ms, p99 tpot <= 60ms"
 
-func TestFindCapacityIsAsSureAsWasAsked(t *testing.T) {
+func TestFindCapacityReachesThePrecision(t *testing.T) {
 	t.Parallel()
-	stdout, stderr, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stdout, stderr, err := benchOn(t, "--slo", defaultLimits, "--rate", "2", "--precision", "8%", "--budget", "20h", "-o", "json")
+	must(t, err)
 	a, runs := answerOf(t, stdout)
 	c := a.Capacity
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	// The search ends within the time that it announced. If that was too short for the precision, it says so.
+	// The search ends within the time that it announced. If this time was too short for the precision, the answer says so.
 	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
-		t.Errorf("known to ±%.1f %%, %q; want ±8 %%, or nearly in the time that was planned", 100*half, c.Why)
+		t.Errorf("the capacity is known to ±%.1f %%, %q; want ±8 %%, or at most ±11 %% after the planned time", 100*half, c.Why)
 	}
 	if !strings.Contains(stderr, "±8 % takes about ") || !strings.Contains(stderr, "\ncapacity  ") {
-		t.Errorf("standard error says %q, want what the precision takes, and the answer", stderr)
+		t.Errorf("standard error says %q, want the time that the precision takes, and the answer", stderr)
 	}
 	if len(a.Runs) != runs || runs < c.Probes || runs > c.Probes+1 {
-		t.Errorf("%d runs are listed of %d, %d of the search", len(a.Runs), runs, c.Probes)
+		t.Errorf("the answer lists %d runs; %d were printed, %d of them by the search", len(a.Runs), runs, c.Probes)
 	}
 	if a.Advice == nil || !a.Advice.Near() || math.Abs(a.Advice.Rate/(0.9*c.Lowest)-1) > 0.01 || len(a.Advice.Measured) != 2 {
 		t.Errorf("the advice is %+v, want a measured rate at 0.9 of %g", a.Advice, c.Lowest)
 	}
 }
 
-func TestFindCapacityInWords(t *testing.T) {
+func TestFindCapacityAsText(t *testing.T) {
 	t.Parallel()
-	stdout, _, err := benchOn(t, "--slo", usualLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout = strings.ReplaceAll(stdout, "\n          ", " ") // lines that go on
+	stdout, _, err := benchOn(t, "--slo", defaultLimits, "--rate", "2", "--margin", "0.5", "--budget", "20h")
+	must(t, err)
+	stdout = strings.ReplaceAll(stdout, "\n          ", " ") // join continued lines
 	for _, want := range []string{"\ncapacity  ", " req/s, 95 %: ", " requests in flight\n", "\nproof     passed ", " breaks first\n", "\nsearch    ", " = 0.5 × ", ", the lower end; there p99 "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in the answer:\n%s", want, stdout)
@@ -126,8 +123,8 @@ func TestFindCapacityInWords(t *testing.T) {
 	}
 }
 
-// A search without an answer says so within its budget, and what it measured.
-func TestFindCapacityOfWhatHasNone(t *testing.T) {
+// A search that finds no capacity ends within its budget. The answer says why, and what was measured.
+func TestFindCapacityWithoutACapacity(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name  string
@@ -135,11 +132,11 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 		met   bool
 		want  []string
 	}{
-		{"a limit that a request alone breaks", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
+		{"a single request breaks the limit", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
 			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
-		{"the same, and no time to go lower", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
+		{"a single request breaks the limit, and the budget is too short for lower rates", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
 			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15m0s, is spent"}},
-		{"limits that everything keeps", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
+		{"every rate keeps the limits", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
 			[]string{"capacity  at least 2.5 req/s", "passed at the highest rate, 2.5 req/s", "advice    2.25 req/s = 0.9 × 2.5, the highest rate that passed; "}},
 	} {
 		began := time.Now()
@@ -159,11 +156,12 @@ func TestFindCapacityOfWhatHasNone(t *testing.T) {
 	}
 }
 
-// A search sends the workload once before its first run, which would otherwise find the cache colder than the later runs do.
+// A search sends the workload once before its first run. Without that, only the first run would find an empty prefix
+// cache.
 func TestFindCapacityFillsTheCache(t *testing.T) {
 	t.Parallel()
 	first := func(flags ...string) (value float64) {
-		stdout, _, err := benchOn(t, append(flags, "--slo", usualLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
+		stdout, _, err := benchOn(t, append(flags, "--slo", defaultLimits, "--rate", "1.3", "--max-rate", "1.3", "-o", "json")...)
 		if err != nil && !errors.Is(err, loadtest.ErrNoRunKept) {
 			t.Fatal(err)
 		}
@@ -171,6 +169,6 @@ func TestFindCapacityFillsTheCache(t *testing.T) {
 		return a.Runs[0].Measured[1].ValueMS
 	}
 	if cold, primed := first("--no-prime"), first(); primed > 0.9*cold {
-		t.Errorf("p99 TPOT of the first run is %.1f ms after the cache was filled, and %.1f ms without, want less by a tenth", primed, cold)
+		t.Errorf("p99 TPOT of the first run is %.1f ms with a filled cache and %.1f ms with an empty one, want a tenth less", primed, cold)
 	}
 }

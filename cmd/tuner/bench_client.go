@@ -18,7 +18,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// benchClient reads the flags that say how the server is reached. Notes go to stderr.
+// benchClient returns the client that the flags describe. It writes notes to stderr.
 func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
 	base, err := benchURL(c.String("url"))
 	if err != nil {
@@ -79,16 +79,16 @@ func benchURL(text string) (*url.URL, error) {
 	return base, nil
 }
 
-// redacted hides a possible password in a text that is not a URL.
+// redacted removes everything before the last @ from text, which is not a valid URL but may contain a password.
 func redacted(text string) string {
-	if at := strings.LastIndexByte(text, '@'); at > 0 { // the last one: a password may contain an @
+	if at := strings.LastIndexByte(text, '@'); at > 0 { // a password may contain an @
 		return "…" + text[at:]
 	}
 	return text
 }
 
-// benchKey reads the API key from the file, or else from the environment. It is never a flag, because all users of a machine
-// can read those.
+// benchKey reads the API key from the file, or from the environment if file is empty. No flag takes the key itself,
+// because all users of a machine can read the flags of a process.
 func benchKey(file string) (bench.Secret, error) {
 	const variable = "OPENAI_API_KEY"
 	if file == "" {
@@ -100,7 +100,7 @@ func benchKey(file string) (bench.Secret, error) {
 	}
 	key := strings.TrimSpace(string(text))
 	if key == "" || strings.ContainsAny(key, "\r\n") {
-		return "", usage("--api-key-file %s: must hold the key, in one line and nothing else", file)
+		return "", usage("--api-key-file %s: must hold only the key, on one line", file)
 	}
 	return bench.Secret(key), nil
 }
@@ -122,7 +122,7 @@ func benchHeader(lines []string) (http.Header, error) {
 	return header, nil
 }
 
-// benchTLS reads how to check the server's certificate; nil means as the system does.
+// benchTLS returns how to check the server's certificate. A nil config means the system's certificate authorities.
 func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	file, insecure := c.String("ca-file"), c.Bool("insecure")
 	switch {
@@ -131,7 +131,7 @@ func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	case base.Scheme != "https":
 		return nil, usage("--ca-file and --insecure are for https; --url is %s", base)
 	case file == "":
-		return &tls.Config{InsecureSkipVerify: true}, nil // the user has asked for it
+		return &tls.Config{InsecureSkipVerify: true}, nil // --insecure asks for this
 	case insecure:
 		return nil, usage("--insecure checks no certificate, so --ca-file has no effect; leave one of them out")
 	}
@@ -146,7 +146,7 @@ func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	return &tls.Config{RootCAs: pool}, nil
 }
 
-// benchProxy reads the URL of an HTTP proxy; nil means none.
+// benchProxy parses the URL of an HTTP proxy. It returns nil if text is empty.
 func benchProxy(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, nil
@@ -158,11 +158,12 @@ func benchProxy(text string) (*url.URL, error) {
 	return proxy, nil
 }
 
-// noteProxy says that a proxy of the environment is not used, if there is one for this URL. Its latencies would be measured too.
+// noteProxy says that the environment's proxy for this URL, if there is one, is not used: its latency would be measured
+// too.
 func noteProxy(base *url.URL, stderr io.Writer) {
 	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: base})
 	if err != nil || proxy == nil {
 		return
 	}
-	fmt.Fprintf(stderr, "the environment's proxy %s is not used; --proxy would use it, and measure it too\n", proxy.Redacted())
+	fmt.Fprintf(stderr, "the environment's proxy %s is not used; with --proxy it is used, and its latency is measured too\n", proxy.Redacted())
 }

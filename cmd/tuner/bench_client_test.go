@@ -59,9 +59,7 @@ func TestBenchReachesAGuardedServer(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	authority := file("ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
@@ -70,15 +68,15 @@ func TestBenchReachesAGuardedServer(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		args   []string
-		key    string // in the environment
+		key    string // value of OPENAI_API_KEY
 		code   int
 		stderr string
 	}{
-		{"key of a file, authority of a file", []string{"--api-key-file", right, "--ca-file", authority, "--header", "X-Team: a, b"}, "", 0, ""},
-		{"key of the environment, no authority", []string{"--insecure", "--header", "x-team:a, b"}, "sk-right", 0, ""},
-		{"an unknown authority", []string{"--header", "X-Team: a, b"}, "sk-right", 1, "(--ca-file, --insecure)"},
-		{"no key", []string{"--insecure", "--header", "X-Team: a, b"}, "", 1, "tuner sent no API key: set OPENAI_API_KEY; or use --api-key-file"},
-		{"another key", []string{"--insecure", "--header", "X-Team: a, b", "--api-key-file", wrong}, "sk-right", 1, "check the API key"},
+		{"the key and the authority are in files", []string{"--api-key-file", right, "--ca-file", authority, "--header", "X-Team: a, b"}, "", 0, ""},
+		{"the key is in the environment, and the certificate is not checked", []string{"--insecure", "--header", "x-team:a, b"}, "sk-right", 0, ""},
+		{"the certificate's authority is unknown", []string{"--header", "X-Team: a, b"}, "sk-right", 1, "--ca-file names the authority"},
+		{"no key is sent", []string{"--insecure", "--header", "X-Team: a, b"}, "", 1, "tuner sent no API key: set OPENAI_API_KEY; or use --api-key-file"},
+		{"the server refuses the key", []string{"--insecure", "--header", "X-Team: a, b", "--api-key-file", wrong}, "sk-right", 1, "check the API key"},
 	} {
 		t.Setenv("OPENAI_API_KEY", row.key)
 		args := append([]string{"bench", "--url", server.URL, "--rate", "200", "--requests", "5", "--lead-in", "0s", "--input-tokens", "8", "--output-tokens", "3", "-o", "json"}, row.args...)
@@ -94,15 +92,13 @@ func TestBenchReachesAGuardedServer(t *testing.T) {
 
 func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 	n := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
-			if n++; n > 1 { // the first one is the preflight's
+			if n++; n > 1 { // the first request is the preflight's
 				http.Error(w, `{"error":{"message":"worn out"}}`, http.StatusServiceUnavailable)
 				return
 			}
 		}
-		r.Header.Set("Authorization", "Bearer sk-right")
-		r.Header.Set("X-Team", "a, b")
 		guarded(w, r)
 	}))
 	defer server.Close()
@@ -122,7 +118,7 @@ func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 	}
 }
 
-// opened is the handler of a guarded server without its guards.
+// opened adds the key and the header that guarded requires to each request.
 func opened(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("Authorization", "Bearer sk-right")
@@ -131,12 +127,13 @@ func opened(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// A buffering writer holds an answer back until it is complete, as a buffering proxy does.
+// A buffering writer sends an answer only when it is complete, as a buffering proxy does.
 type buffering struct{ http.ResponseWriter }
 
 func (buffering) Flush() {}
 
-// Answers that are not streamed would keep any limit on TPOT, so their runs are void, both in a sweep and in a search.
+// Answers that are not streamed would keep any limit on TPOT. Runs with such answers are void, in a sweep and in a
+// search.
 func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
 	defer server.Close()
@@ -149,17 +146,18 @@ func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 		stdout, stderr, code := inProcess(t, append([]string{"bench", "--url", server.URL, "--input-tokens", "8", "--output-tokens", "9"}, args...)...)
 		if code != exitFailed || !strings.Contains(stderr, "is void: the answers are not streamed") || !strings.Contains(strings.ToLower(stdout), "void") ||
 			strings.Contains(stdout, "passed") {
-			t.Errorf("%v: code %d, want %d and that the runs are void:\n%s%s", args, code, exitFailed, stdout, stderr)
+			t.Errorf("%v: code %d, want %d and void runs:\n%s%s", args, code, exitFailed, stdout, stderr)
 		}
 	}
 }
 
-// A server that hangs has broken no limit. A search finds that out and stops, although it ends failing runs early.
+// A search tells a server that hangs from one that breaks a limit, although it ends failing runs early. It reports the
+// hang.
 func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && asked.Add(1) > 1 { // the first one is the preflight's
-			_, _ = io.Copy(io.Discard, r.Body) // or nobody sees that the client has gone
+		if r.Method == http.MethodPost && asked.Add(1) > 1 { // the first request is the preflight's
+			_, _ = io.Copy(io.Discard, r.Body) // net/http notices a closed connection only after the body is read
 			<-r.Context().Done()
 			return
 		}
@@ -169,6 +167,6 @@ func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	stdout, stderr, code := inProcess(t, "bench", "--url", server.URL, "--find-capacity", "--rate", "100", "--requests", "100", "--seconds", "2", "--lead-in", "0s",
 		"--no-prime", "--slo", "p99 ttft <= 300ms", "--input-tokens", "8", "--output-tokens", "3", "--idle-timeout", "1s")
 	if code != exitFailed || !strings.Contains(stderr, "100 req/s: no request was completed, and then the server failed one request alone") {
-		t.Errorf("code %d, want %d and that the server hangs:\n%s%s", code, exitFailed, stdout, stderr)
+		t.Errorf("code %d, want %d and a message that the server hangs:\n%s%s", code, exitFailed, stdout, stderr)
 	}
 }

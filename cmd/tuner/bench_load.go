@@ -11,7 +11,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// maxTokens is a length that no server accepts.
+// maxTokens limits the lengths of prompts and answers. No server accepts a request of this length.
 const maxTokens = 10_000_000
 
 // The kinds of --arrivals.
@@ -22,7 +22,7 @@ const (
 	replayed = "replay"
 )
 
-// newBenchLoad opens the workload and reads when its requests are sent.
+// newBenchLoad opens the workload and reads the flags that say when its requests are sent.
 func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 	l := loadtest.Load{
 		Live: c.Bool("live"), Seed: c.Uint64("seed"), LeadIn: c.Duration("lead-in"), Requests: c.Int("requests"),
@@ -35,7 +35,7 @@ func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 	case l.Requests > loadtest.MaxRequests:
 		return l, usage("--requests %d: at most %d", l.Requests, loadtest.MaxRequests)
 	case !(seconds >= 0 && seconds < year):
-		return l, usage("--seconds %g: must not be negative, nor a year and more", seconds)
+		return l, usage("--seconds %g: must be 0 or more, and less than a year", seconds)
 	case l.LeadIn < 0:
 		return l, usage("--lead-in %s: must not be negative", l.LeadIn)
 	case c.Int("input-tokens") > maxTokens || c.Int("output-tokens") > maxTokens:
@@ -53,13 +53,13 @@ func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 	return l, err
 }
 
-// benchArrivals reads how the gaps between arrivals are distributed.
+// benchArrivals returns the distribution of the gaps between arrivals.
 func benchArrivals(c *cli.Context) (workload.Arrivals, error) {
 	var a workload.Arrivals
 	kind := c.String("arrivals")
 	kinds := []string{poisson, constant, traced, replayed}
 	if c.IsSet("burstiness") && kind != poisson {
-		return a, usage("--burstiness is of the gamma arrivals that generalise poisson; leave it out, or --arrivals %s", kind)
+		return a, usage("--burstiness works with --arrivals poisson only; leave out --burstiness or --arrivals %s", kind)
 	}
 	switch kind {
 	case poisson:

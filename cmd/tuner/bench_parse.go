@@ -16,13 +16,13 @@ import (
 
 // Limits of the flags of tuner bench.
 const (
-	maxRate        = 100_000 // requests per second: no server carries more, and a typo would exhaust this machine
-	minRate        = 0.001   // one request in a quarter of an hour: at lower rates no run ends
+	maxRate        = 100_000 // requests per second; no server carries more, and a higher rate by mistake would exhaust this machine
+	minRate        = 0.001   // requests per second; one request in 17 minutes. At a lower rate no run ends
 	maxConcurrency = 100_000
 	maxRuns        = 1000
 )
 
-// parseRates reads requests per second: numbers, and ranges from:to:step.
+// parseRates reads rates in requests per second. A word is a number or a range from:to:step.
 func parseRates(words []string) ([]float64, error) {
 	var rates []float64
 	for _, word := range words {
@@ -58,13 +58,13 @@ func parseRates(words []string) ([]float64, error) {
 // round keeps nine digits, so that 0.1 + 0.2 is 0.3.
 func round(v float64) float64 {
 	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 9, 64), 64)
-	if err != nil { // cannot be: the text was just made
+	if err != nil { // impossible: FormatFloat made the text
 		return v
 	}
 	return r
 }
 
-// parseConcurrencies reads numbers of streams.
+// parseConcurrencies reads the numbers of requests that are kept in flight.
 func parseConcurrencies(words []string) ([]int, error) {
 	var all []int
 	for _, word := range words {
@@ -82,10 +82,10 @@ var (
 	limitKey    = regexp.MustCompile(`^([a-z0-9]+)_p([0-9]{1,3}(?:\.[0-9]{1,6})?) *(?:<=|<|=|:) *(.+)$`)
 )
 
-const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; and error_rate=1% for what may fail`
+const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; error_rate=1% lets 1 % of the requests fail`
 
-// parseSLO reads limits as people write them ("p99 ttft <= 1000ms") and as a study file has them (ttft_p99: 1000ms). Without
-// limits it returns nil.
+// parseSLO reads limits in two forms: "p99 ttft <= 1000ms", and the form of a study file, "ttft_p99: 1000ms". It
+// returns nil if there are no words.
 func parseSLO(words []string) (*slo.SLO, error) {
 	var s slo.SLO
 	for _, word := range words {
@@ -123,7 +123,7 @@ func parseErrorRate(s *slo.SLO, word, share string) error {
 	return nil
 }
 
-// parseShare reads 5% or 0.05.
+// parseShare reads a share of 1, such as 5% or 0.05.
 func parseShare(text string) (float64, error) {
 	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
@@ -133,7 +133,7 @@ func parseShare(text string) (float64, error) {
 	return v, err
 }
 
-// parseLimit reads one limit. It requires the unit, because 1000 might mean seconds.
+// parseLimit reads one limit. It requires a unit, because 1000 could mean seconds or milliseconds.
 func parseLimit(word string) (slo.Limit, error) {
 	var percentile, metric, max string
 	if parts := limitPhrase.FindStringSubmatch(word); parts != nil {

@@ -40,7 +40,7 @@ func TestParseRates(t *testing.T) {
 	}
 }
 
-// says reports whether an error contains a text; without a text the error must be nil.
+// says reports whether err is a usage error that contains text. For an empty text it reports whether err is nil.
 func says(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""
@@ -100,8 +100,8 @@ func TestParseGoodput(t *testing.T) {
 	}
 }
 
-// The help is written by hand. It names each flag and no other, within 80 columns.
-func TestBenchHelpIsWhole(t *testing.T) {
+// The hand-written help names exactly the flags of tuner bench, within 80 columns.
+func TestBenchHelpNamesAllFlags(t *testing.T) {
 	known := map[string]bool{"help": true}
 	for _, f := range benchCommand(nil).Flags {
 		for _, name := range f.Names() {
@@ -122,7 +122,7 @@ func TestBenchHelpIsWhole(t *testing.T) {
 			t.Errorf("a line of the help has %d columns: %s", n, line)
 		}
 		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "   --"), " "); ok && strings.HasPrefix(line, "   --") && !known[name] {
-			t.Errorf("the help explains --%s, which there is not", name)
+			t.Errorf("the help explains --%s, but there is no such flag", name)
 		}
 	}
 }
@@ -131,6 +131,6 @@ func TestHeadersAreNotShown(t *testing.T) {
 	app := &cli.App{Commands: []*cli.Command{benchCommand(nil)}, Writer: new(strings.Builder), ExitErrHandler: func(*cli.Context, error) {}}
 	err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--header", "X-Key sk-secret"})
 	if err == nil || strings.Contains(err.Error(), "sk-secret") || !strings.Contains(err.Error(), "'Name: value'") {
-		t.Errorf("a header that is none: %v", err)
+		t.Errorf("a malformed header gives %v, want an error that does not show the header", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// freePort NAME puts a free port into an environment variable, for a server that the script starts.
+// freePort is the script command freeport NAME: it sets the environment variable NAME to a free port.
 func freePort(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: freeport NAME")
@@ -23,7 +23,7 @@ func freePort(ts *testscript.TestScript, negated bool, args []string) {
 	ts.Setenv(args[0], port)
 }
 
-// waitReady URL waits until a server answers there.
+// waitReady is the script command waitready URL: it waits until a server answers at URL.
 func waitReady(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: waitready URL")
@@ -39,7 +39,8 @@ func waitReady(ts *testscript.TestScript, negated bool, args []string) {
 	ts.Fatalf("nothing answers at %s within 30 s", args[0])
 }
 
-// serve NAME FILE answers every request with the file until the script ends, and puts the URL into an environment variable.
+// serveFile is the script command serve NAME FILE: it starts a server that answers every request with FILE until the
+// script ends, and sets the environment variable NAME to its URL.
 func serveFile(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 2 {
 		ts.Fatalf("usage: serve NAME FILE")

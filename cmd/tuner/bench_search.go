@@ -14,18 +14,19 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// capacityFlags have a meaning with --find-capacity alone.
+// capacityFlags are the flags that need --find-capacity.
 var capacityFlags = []string{"tolerance", "precision", "budget", "max-rate", "margin", "no-prime"}
 
-// defaultBudget is how long a search may take by default. A run of 300 requests takes hours at one request a minute, and a
-// mistyped limit would lead there.
+// defaultBudget limits the time of a search. Without it, a mistyped latency limit would lead the search to rates of one
+// request a minute, at which a run of 300 requests takes hours.
 const defaultBudget = 2 * time.Hour
 
-// defaultWindow is how long the runs of a search last at least if neither --seconds nor --requests is given. 300 requests
-// take 15 s at 20 req/s. No queue has time to grow in 15 s: on simulated engines the capacity then came out 22 % too high.
+// defaultWindow is the minimum length of a search's runs if neither --seconds nor --requests is given. At 20 req/s, 300
+// requests take only 15 s. No queue has time to grow in 15 s: on simulated engines the measured capacity was then 22 %
+// too high.
 const defaultWindow = 2 * time.Minute
 
-// planSearch reads the flags of --find-capacity.
+// planSearch sets the search that --find-capacity and its flags ask for.
 func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	precision, err := parsePrecision(c.String("precision"))
 	tolerance, highest, margin, budget := c.Float64("tolerance"), c.Float64("max-rate"), c.Float64("margin"), c.Duration("budget")
@@ -33,9 +34,9 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	case b.SLO == nil:
 		return usage("--find-capacity needs the limits to keep: --slo 'p99 ttft <= 1000ms'")
 	case c.IsSet("concurrency") || c.IsSet("ramp-up") || c.String("arrivals") == replayed:
-		return usage("--find-capacity looks for a rate; leave out --concurrency, --ramp-up and --arrivals replay")
+		return usage("--find-capacity searches a rate; leave out --concurrency, --ramp-up and --arrivals replay")
 	case len(rates) > 1:
-		return usage("--find-capacity needs one --rate at most, where to begin")
+		return usage("--find-capacity takes at most one --rate, the rate to begin at")
 	case !(tolerance > 0 && tolerance <= 10):
 		return usage("--tolerance %g: must be above 0 and at most 10", tolerance)
 	case err != nil:
@@ -43,7 +44,7 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	case budget <= 0:
 		return usage("--budget %s: must be above 0; write a time such as 30m", budget)
 	case !(margin > 0 && margin <= 1):
-		return usage("--margin %g: must be above 0 and at most 1: the advised rate as a part of the capacity's lower end", margin)
+		return usage("--margin %g: must be above 0 and at most 1; the advised rate is this part of the capacity's lower end", margin)
 	case !(highest >= minRate && highest <= maxRate):
 		return usage("--max-rate %g: must be at least %g and at most %d", highest, minRate, maxRate)
 	case c.Bool("no-prime") && b.ResetCache:
@@ -59,14 +60,14 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		b.Load.Window = defaultWindow
 	}
 	if !c.IsSet("lead-in") && !b.Load.Rescale {
-		protocol := trial.Carried // whatever its server caches
+		protocol := trial.Carried // the server's prefix cache stays as it is
 		if c.Bool("reset-cache") {
 			protocol = trial.Reset
 		}
 		b.Load.LeadIn = trial.DefaultLeadIn(*b.SLO, b.Load.Source, protocol)
 	}
-	// A server that fails at a hundredth of the first rate needs another first rate, not more probes. A search for a precision
-	// ends by its budget.
+	// A server that fails at a hundredth of the first rate needs another first rate, not more probes. With --precision the
+	// budget ends the search, so maxProbes is out of its reach.
 	maxProbes, fraction := 12, 100.0
 	if precision > 0 {
 		maxProbes = 200
@@ -79,7 +80,7 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, needed, n, needed)
 	}
 	first := b.Load.Open(hint, 0)
-	b.Runs = []loadtest.Run{first} // whose requests are checked before the first run
+	b.Runs = []loadtest.Run{first} // the checks before the first run read its number of requests
 	if takes := b.Load.Planned(hint); takes > budget {
 		remedy := "fewer --requests"
 		if b.Load.MinRequests() <= needed {
@@ -91,7 +92,8 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	return nil
 }
 
-// parsePrecision reads half the width of an interval as a part of the rate, such as 5% or 0.05; "" is 0.
+// parsePrecision reads half the width of the capacity's interval, relative to the capacity, such as 5% or 0.05. It
+// returns 0 for an empty text.
 func parsePrecision(text string) (float64, error) {
 	if text == "" {
 		return 0, nil

@@ -9,7 +9,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// benchSpec reads the flags of the workload.
+// benchSpec returns the workload that the flags describe.
 func benchSpec(c *cli.Context) workload.Spec {
 	spec := workload.Spec{
 		Kind: c.String("workload"), Path: c.String("path"), Endpoint: c.String("endpoint"), Layout: c.String("layout"),
@@ -29,6 +29,9 @@ func benchSource(c *cli.Context) (workload.Source, error) {
 	if kind := c.String("workload"); !slices.Contains(workload.Kinds, kind) {
 		return nil, usage("--workload %s: there is no such kind; %s", kind, space.DidYouMean(kind, workload.Kinds))
 	}
+	if kind := c.String("workload"); slices.Contains(workload.Settings["path"], kind) && c.String("path") == "" {
+		return nil, usage("--workload %s reads a file; name it with --path FILE", kind)
+	}
 	open := workload.Open
 	if c.Bool("live") {
 		open = func(spec workload.Spec, seed uint64) (workload.Source, error) {
@@ -42,7 +45,7 @@ func benchSource(c *cli.Context) (workload.Source, error) {
 	return source, nil
 }
 
-// benchTracePath is the file whose times are used: --trace, or else the file of the workload.
+// benchTracePath returns the file with the times of requests, which is --trace, or --path if --trace is not set.
 func benchTracePath(c *cli.Context) string {
 	if path := c.String("trace"); path != "" {
 		return path
@@ -50,11 +53,11 @@ func benchTracePath(c *cli.Context) string {
 	return c.String("path")
 }
 
-// benchTrace opens the recorded traffic whose times are used.
+// benchTrace opens the recorded traffic from which the times of requests come.
 func benchTrace(c *cli.Context) (*workload.Trace, error) {
 	path := benchTracePath(c)
 	if path == "" {
-		return nil, usage("--arrivals %s needs a file with times: --trace FILE, or --workload trace or capture with --path", c.String("arrivals"))
+		return nil, usage("--arrivals %s needs a file with times; write --trace FILE, or --workload trace (or capture) with --path FILE", c.String("arrivals"))
 	}
 	spec := workload.Spec{Kind: "trace", Path: path, Layout: c.String("layout"), SkipBadRows: c.Bool("skip-bad-rows")}
 	if path == c.String("path") {

@@ -44,7 +44,7 @@ Examples:
 			if !met {
 				return unmetError(report.Unmet(study))
 			}
-			if c.Bool("shell") { // the other formats include these notes
+			if c.Bool("shell") { // the other formats print these notes themselves
 				for _, note := range report.Outdated(study, best) {
 					fmt.Fprintf(c.App.ErrWriter, "note: %s\n", note)
 				}

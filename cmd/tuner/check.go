@@ -47,7 +47,7 @@ Example: tuner check study.yaml`,
 	}
 }
 
-// check prints one line for each thing that is in order, and returns the first error.
+// check prints one line for each check that succeeds, and returns the first error.
 func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, askServer bool) error {
 	say := func(name, format string, args ...any) {
 		mark := "ok"
@@ -93,7 +93,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	return nil
 }
 
-// cacheText says how much of its prompts a probe will find in the server's prefix cache.
+// cacheText describes the cache protocol, and how much of its prompts a probe will find in the server's prefix cache.
 func cacheText(p *plan.Plan) string {
 	protocol := p.Protocol()
 	state := "carried from probe to probe"
@@ -107,7 +107,7 @@ func cacheText(p *plan.Plan) string {
 	return fmt.Sprintf("%s: the prefix cache is %s; a window finds %s of its prompt tokens there", protocol, state, found)
 }
 
-// diskText describes the disk of a study.
+// diskText describes a study's disk: type, commit time and owners.
 func diskText(d studies.Disk) string {
 	return fmt.Sprintf("%s, %s to the disk; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
 }

@@ -13,13 +13,12 @@ import (
 	"time"
 )
 
-// clientPython returns the Python that serverctl/vllmlab/clients.sh installs, or skips the test.
+// clientPython returns the directory and the Python that serverctl/vllmlab/clients.sh installs. It skips the test if
+// they are missing.
 func clientPython(t *testing.T) (dir, python string) {
 	t.Helper()
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir = filepath.Join(cache, "tuner-clients")
 	if stamps, _ := filepath.Glob(filepath.Join(dir, "ok-*")); len(stamps) == 0 {
 		t.Skipf("no clients are installed in %s; serverctl/vllmlab/clients.sh installs them", dir)
@@ -42,13 +41,11 @@ func runClient(t *testing.T, name string, args ...string) {
 	}
 }
 
-// Clients from other projects work against the simulated server, whichever version it imitates.
+// The openai client and GuideLLM work with the simulated server, whichever vLLM version it imitates.
 func TestOutsideClients(t *testing.T) {
 	dir, python := clientPython(t)
 	script, err := filepath.Abs("../../serverctl/vllmlab/openai_client.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, version := range []string{"0.14.1", "0.33.0"} {
 		t.Run("openai "+version, func(t *testing.T) {
 			url := startSim(t, "--sim-version", version, "--api-key", "right")
@@ -67,13 +64,11 @@ func TestOutsideClients(t *testing.T) {
 	}
 }
 
-// checkGuideLLM checks GuideLLM's report: all requests succeeded, and the time per token is that of the simulated server.
+// checkGuideLLM checks GuideLLM's report: all requests succeeded, and the time per token matches the simulated server.
 func checkGuideLLM(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var report struct {
 		Benchmarks []struct {
 			Metrics struct {
@@ -83,9 +78,7 @@ func checkGuideLLM(t *testing.T, file string) {
 			}
 		}
 	}
-	if err := json.Unmarshal(text, &report); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(text, &report))
 	if len(report.Benchmarks) != 1 {
 		t.Fatalf("%d benchmarks in the report: %s", len(report.Benchmarks), strings.TrimSpace(string(text[:min(len(text), 300)])))
 	}
@@ -93,6 +86,6 @@ func checkGuideLLM(t *testing.T, file string) {
 	if m.Totals.Errored > 0 || m.Totals.Successful < 36 || m.Output.Successful.Median != 32 {
 		t.Errorf("%+v requests with %g tokens in the median, want 40 with 32", m.Totals, m.Output.Successful.Median)
 	}
-	const want = 5.6 // ms a token with four streams of the profile small-fast
+	const want = 5.6 // ms for each token, with four requests in flight on the profile small-fast
 	checkNear(t, "median ITL (ms)", m.ITL.Successful.Median, want, 0.15*want)
 }

@@ -15,10 +15,10 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// cyclesVariable is how many servers TestServersLeaveNothing starts and stops; make soak-server sets it.
+// cyclesVariable sets how many servers TestServersLeaveNothing starts and stops. make soak-server sets it.
 const cyclesVariable = "SERVER_CYCLES"
 
-const fewCycles = 10
+const defaultCycles = 10
 
 // held counts the resources of this process.
 type held struct{ goroutines, files, children int }
@@ -26,24 +26,20 @@ type held struct{ goroutines, files, children int }
 func holding(t *testing.T) held {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return held{runtime.NumGoroutine(), len(files), len(children(t))}
 }
 
-// children returns the child processes of this one, zombies included.
+// children returns the PIDs and names of this process's children, zombies included.
 func children(t *testing.T) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	for _, name := range stats {
 		text, err := os.ReadFile(name)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		line := string(text)
 		fields := strings.Fields(line[strings.LastIndexByte(line, ')')+1:])
@@ -54,16 +50,17 @@ func children(t *testing.T) []string {
 	return all
 }
 
-// beyond reports whether more is held than before. Less is not a leak: a connection of the previous cycle may have ended.
+// beyond reports whether h has more of any resource than before. Fewer resources are possible: a connection may have
+// ended.
 func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
-// ownProcess is set in a process that runs only one test.
+// ownProcess is an environment variable. It is set in a process that runs only one test.
 const ownProcess = "TUNER_TEST_ALONE"
 
-// inOwnProcess reports whether this test has a process of its own. If not, it runs the test in one, whose resources are then
-// only the test's.
+// inOwnProcess reports whether this test runs alone in its process. If not, inOwnProcess runs the test in a new
+// process, whose resources all belong to the test.
 func inOwnProcess(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownProcess) != "" {
@@ -76,7 +73,7 @@ func inOwnProcess(t *testing.T) bool {
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
-		t.Errorf("alone: %v", err)
+		t.Errorf("in a process of its own: %v", err)
 	}
 	return false
 }
@@ -87,7 +84,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	if !inOwnProcess(t) {
 		return
 	}
-	cycles := fewCycles
+	cycles := defaultCycles
 	if text := os.Getenv(cyclesVariable); text != "" {
 		var err error
 		if cycles, err = strconv.Atoi(text); err != nil {
@@ -98,14 +95,12 @@ func TestServersLeaveNothing(t *testing.T) {
 	config := r.simulated(t)
 	cycle := func() {
 		s, err := serverctl.Start(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := s.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	cycle() // make now what is made once per process
+	cycle() // the first cycle makes what a process makes only once
 	before := holding(t)
 	begin := time.Now()
 	for range cycles {
@@ -114,7 +109,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	t.Logf("%d starts and stops, %v each", cycles, (time.Since(begin) / time.Duration(cycles)).Round(time.Millisecond))
 	after := holding(t)
 	for deadline := time.Now().Add(10 * time.Second); after.beyond(before) && time.Now().Before(deadline); after = holding(t) {
-		time.Sleep(100 * time.Millisecond) // closed connections end their goroutines
+		time.Sleep(100 * time.Millisecond) // goroutines of closed connections are still ending
 	}
 	t.Logf("held before %+v, after %+v", before, after)
 	if after.beyond(before) {
@@ -122,17 +117,15 @@ func TestServersLeaveNothing(t *testing.T) {
 	}
 }
 
-// Watching a server, with its counters and its GPU once a second, costs less than 1 % of a core.
+// Reading a server's counters and its GPU once a second costs less than 1 % of a core.
 func TestWatchingIsCheap(t *testing.T) {
 	if os.Getenv(cyclesVariable) == "" {
-		t.Skip("the CPU of watching is measured without the race detector, on a quiet machine: make soak-server")
+		t.Skip("make soak-server measures this CPU time without the race detector, on a quiet machine")
 	}
 	const stretch = 30 * time.Second
 	r := newFaulty(t, fault{name: "nothing is wrong"})
 	s, err := serverctl.Start(t.Context(), r.simulated(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Stop(t.Context())
 	end := s.Observe(time.Now())
 	before := ownTime(t)
@@ -157,22 +150,18 @@ func gpuRows(s *serverctl.Series) int {
 	return rows
 }
 
-// ownTime is the CPU time of this process.
+// ownTime returns the CPU time of this process.
 func ownTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func residentSet(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(text)) {
 		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
 			return fmt.Sprintf("resident %s", strings.TrimSpace(value))

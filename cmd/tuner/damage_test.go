@@ -23,13 +23,13 @@ import (
 	"vllmtuner/studies/report"
 )
 
-// TestDamage overwrites random bytes in studies' databases and snapshots, and then runs each command. No command may change its
-// answer silently, or print an error of SQLite or Go. The study must continue, or say how it can. `make soak-damage` runs this,
-// also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
+// TestDamage overwrites random bytes in the files of studies, and then runs each command. No command may change its
+// answer silently, or print an error of SQLite or Go. tuner run must continue the study, or say how to continue it.
+// `make soak-damage` runs this test, also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
-		t.Skip("thousands of commands; make soak-damage runs them, and TestDamageIsFound in studies a few dozen cases")
+		t.Skip("make soak-damage runs this test, which takes thousands of commands; TestDamageIsFound in studies tries a few dozen cases")
 	}
 	rig := newDamageRig(t)
 	var text strings.Builder
@@ -55,14 +55,10 @@ func TestDamage(t *testing.T) {
 	t.Logf("seed %d\n%s", rig.seed, text.String())
 	if path := os.Getenv("DAMAGE_FILE"); path != "" {
 		f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fmt.Fprintf(f, "\n%s, seed %d, %s:\n\n| overwritten | cases | no command sees it | an older snapshot answers | a reader refuses | run goes on from a snapshot | run says what else | wrong answers | raw errors, or no way on |\n|---|---|---|---|---|---|---|---|---|\n%s",
+		must(t, err)
+		fmt.Fprintf(f, "\n%s, seed %d, %s:\n\n| overwritten | cases | no command notices | a reader uses an older snapshot | a reader refuses | run continues from a snapshot | run says what to do | wrong answers | raw errors, or no remedy |\n|---|---|---|---|---|---|---|---|---|\n%s",
 			os.Getenv("DAMAGE_COMMIT"), rig.seed, time.Now().Format(time.DateOnly), text.String())
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Close())
 	}
 }
 
@@ -71,7 +67,7 @@ func isData(name string) bool {
 	return strings.HasSuffix(name, ".db") && !strings.HasPrefix(name, "backup/") || strings.HasSuffix(name, ".delta")
 }
 
-// A damageRig has a study as files, and the answers of the commands while it is undamaged.
+// A damageRig has studies as files, and the answers of the commands to the undamaged studies.
 type damageRig struct {
 	tuner   string
 	seed    uint64
@@ -79,10 +75,10 @@ type damageRig struct {
 }
 
 type damageVictim struct {
-	file    string // the study's file
-	files   map[string][]byte
-	answers []map[string]commandEnd // by command, for the newest snapshot, the one before it, and so on
-	run     commandEnd
+	file    string                  // path of the study file
+	files   map[string][]byte       // contents of the study's directory
+	answers []map[string]commandEnd // by command; the newest snapshot comes first
+	run     commandEnd              // end of the run that continues the undamaged study
 }
 
 // A commandEnd is the output of a command and its exit code.
@@ -160,19 +156,15 @@ func (r *damageRig) kill(t *testing.T, file, root string) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lines := bufio.NewScanner(said)
 	for lines.Scan() && !strings.HasPrefix(lines.Text(), "trial  3") {
 	}
-	if err := errors.Join(lines.Err(), cmd.Process.Kill()); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // killed
+	must(t, errors.Join(lines.Err(), cmd.Process.Kill()))
+	_ = cmd.Wait() // the error says that the process was killed
 }
 
-// newVictim records the answers for the undamaged study, and for its last few snapshots.
+// newVictim records the answers for the undamaged study, from its newest snapshot and from each older one.
 func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	t.Helper()
 	v := &damageVictim{file: file, files: map[string][]byte{}}
@@ -186,9 +178,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var snaps []string
 	for name := range v.files {
 		if strings.HasPrefix(name, "snap/0") {
@@ -199,7 +189,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	older := map[string][]byte{}
 	maps.Copy(older, v.files)
 	delete(older, "snap/CURRENT")
-	for len(snaps) > 0 { // names sort by age
+	for len(snaps) > 0 { // the names sort by age
 		v.answers = append(v.answers, r.read(t, v.lay(t, older)))
 		delete(older, snaps[len(snaps)-1])
 		snaps = snaps[:len(snaps)-1]
@@ -207,7 +197,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	root := v.lay(t, v.files)
 	v.run = r.goOn(t, v, root)
 	if v.run.code != 0 {
-		t.Fatalf("the whole study does not go on: %s", v.run.err)
+		t.Fatalf("the undamaged study does not continue: %s", v.run.err)
 	}
 	return v
 }
@@ -225,13 +215,11 @@ func (v *damageVictim) lay(t *testing.T, files map[string][]byte) (root string) 
 			err = os.WriteFile(path, content, 0o644)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return root
 }
 
-// ask runs one command.
+// ask runs one command and returns its output and exit code.
 func (r *damageRig) ask(t *testing.T, args ...string) commandEnd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), r.tuner, args...)
@@ -260,10 +248,10 @@ var (
 	behindIs = regexp.MustCompile(`(?s),?\s*"behind": "(?:[^"\\]|\\.)*"`)
 )
 
-// restoredNote matches the remark that the study was restored.
+// restoredNote matches the note that the study was restored.
 var restoredNote = regexp.MustCompile(`note      on [^\n]* the study was restored from\n(?: {10}[^\n]*\n)*`)
 
-// bare removes the time of day, the directory and the remark about older snapshots from an output.
+// bare removes ages, the directory, and the note about an older snapshot from an output.
 func bare(out, root string) string {
 	out = strings.ReplaceAll(out, root, "ROOT")
 	return oldAge.ReplaceAllString(behindIs.ReplaceAllString(out, ""), "")
@@ -276,11 +264,12 @@ func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...str
 	return a
 }
 
-// rawWords matches errors in the words of SQLite, Go and its packages.
+// rawWords matches error messages of SQLite, of Go, and of Go's packages.
 var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
-// run damages files so many times, and counts the results.
-func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int) map[string]int {
+// run tries cases times to damage n bytes of a file for which accepts is true. It returns how often each result was
+// found.
+func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cases int) map[string]int {
 	t.Helper()
 	var mu sync.Mutex
 	total := map[string]int{}
@@ -289,7 +278,7 @@ func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int)
 	for range 2 {
 		work.Go(func() {
 			for i := range next {
-				found := r.one(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, which)
+				found := r.one(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, accepts)
 				mu.Lock()
 				for what := range found {
 					total[what]++
@@ -306,13 +295,13 @@ func (r *damageRig) run(t *testing.T, n int, which func(string) bool, cases int)
 	return total
 }
 
-// one damages one file, and judges the answers of the commands.
-func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, which func(string) bool) (found map[string]bool) {
+// one damages n bytes of one file, and classifies the answers of the commands.
+func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, accepts func(name string) bool) (found map[string]bool) {
 	found = map[string]bool{}
 	var names []string
 	size := 0
 	for name, content := range v.files {
-		if which(name) && len(content) > 0 {
+		if accepts(name) && len(content) > 0 {
 			names = append(names, name)
 			size += len(content)
 		}
@@ -369,7 +358,7 @@ func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int,
 	return found
 }
 
-// judge judges the answer of one reader.
+// judge classifies the answer of one reading command.
 func (r *damageRig) judge(v *damageVictim, command string, a commandEnd, root string, say func(what, command string, a commandEnd)) {
 	want := v.answers[0][command]
 	printed := a.err

@@ -56,13 +56,13 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 
 func takeoverFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "takeover-after", Value: fence.DefaultTTL,
-		Usage: "on a shared disk, consider an owner dead after this `time` of silence; give all runs of the study the same"}
+		Usage: "on a shared disk, consider an owner dead after this `time` of silence; use one value for all runs of a study"}
 }
 
 func takeoverOf(c *cli.Context) (time.Duration, error) {
 	after := c.Duration("takeover-after")
 	if after < time.Second || after > time.Hour {
-		return 0, usage("--takeover-after %s: give a time from 1s to 1h", after)
+		return 0, usage("--takeover-after %s: write a time from 1s to 1h", after)
 	}
 	return after, nil
 }

@@ -21,10 +21,10 @@ func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
 		Usage: "run a complete study on a simulated H200, in seconds, without a GPU",
-		Description: `Runs thirty trials on a simulated H200 in virtual time. The code is that of a
-real study; a calibrated model replaces the server, so every figure is
-simulated. An interrupted demo continues. After a finished one, the next demo
-is a new study beside it.
+		Description: `Runs thirty trials on a simulated H200 in virtual time, with the code of a real
+study. A calibrated model replaces the server, so every figure is simulated.
+After an interruption the same command continues the demo. After a finished
+demo it begins a new study beside it.
 
 Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
@@ -51,12 +51,12 @@ Example: tuner demo --seed 7`,
 	}
 }
 
-// demoRoot is the directory of the demos. A program's state belongs below XDG_STATE_HOME, not in the working directory.
+// demoRoot returns the directory of the demos. It is below XDG_STATE_HOME, where a program's state belongs.
 func demoRoot() string {
 	state := os.Getenv("XDG_STATE_HOME")
 	if !filepath.IsAbs(state) { // the specification says to ignore a relative path
 		home, err := os.UserHomeDir()
-		if err != nil { // such as in a bare container
+		if err != nil { // a bare container may have no home directory
 			return filepath.Join(os.TempDir(), "tuner-demo")
 		}
 		state = filepath.Join(home, ".local", "state")
@@ -64,7 +64,8 @@ func demoRoot() string {
 	return filepath.Join(state, "tuner", "demo")
 }
 
-// demoStudy is the demo's study file with a sampler and a seed, under the first name whose study is not finished.
+// demoStudy returns the demo's study file with the given sampler and seed. It has the first name without a finished
+// study.
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {

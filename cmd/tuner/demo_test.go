@@ -12,7 +12,8 @@ import (
 	"vllmtuner/tuner/space/landscape"
 )
 
-// demoWinner runs the demo with a sampler and seed and returns its winner, and the GPU time it would have taken in hours.
+// demoWinner runs the demo with a sampler and a seed. It returns the winner, and the hours of GPU time on a real
+// server.
 func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float64) {
 	t.Helper()
 	root := t.TempDir()
@@ -34,8 +35,8 @@ func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float
 	return best, report.Summarize(study, report.Options{}).GPUSeconds / 3600
 }
 
-// demoRegrets returns the regrets of the demo's winners over seeds, sorted, how many of them beat the default, and the mean
-// GPU time in hours.
+// demoRegrets runs the demo on seeds 1 to seeds. It returns the sorted regrets of the winners, how many winners beat
+// the default, and the mean GPU time in hours.
 func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int, hours float64) {
 	t.Helper()
 	truth, err := landscape.H200()
@@ -63,8 +64,8 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 	return regrets, better, hours
 }
 
-// The complete demo is compared with the true capacities: on every seed its winner must be good, and better than the default.
-// Few seeds here; BenchmarkDemoRegret takes twenty.
+// By the true capacities, the demo's winner must beat the default on every seed, and the median regret must be small.
+// This test takes three seeds; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
 	realtime.Only(t, "whole demos on three seeds")
 	regrets, better, _ := demoRegrets(t, "tpe", 3)

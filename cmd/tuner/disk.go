@@ -15,7 +15,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// examineDisk examines the disk of a directory.
+// examineDisk examines the disk that holds dir.
 func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
 	return silent.Within(ctx, dir, func() (studies.Disk, error) {
 		if err := studies.CheckLink(dir); err != nil {
@@ -25,7 +25,7 @@ func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
 	})
 }
 
-// checkStudy returns why a study cannot be begun or continued in a directory, as far as a reader can tell.
+// checkStudy returns an error if a run could not begin or continue its study in dir. It only reads.
 func checkStudy(ctx context.Context, dir string, begun studies.New) (studies.Disk, error) {
 	return silent.Within(ctx, dir, func() (studies.Disk, error) {
 		if err := cmp.Or(studies.CheckDir(dir), live.CheckRecord(dir)); err != nil {
@@ -43,12 +43,12 @@ func checkStudy(ctx context.Context, dir string, begun studies.New) (studies.Dis
 	})
 }
 
-// onDisk makes a command give up when the disk of its study, or of a file that it names, does not answer.
+// onDisk makes an action give up when the disk of a study or file in its arguments does not answer.
 func onDisk(action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		paths := []string{".", c.String("root")}
 		for _, path := range append(c.Args().Slice(), c.String("output")) {
-			if !strings.ContainsRune(path, filepath.Separator) { // a study's name, a file in the working directory, a format
+			if !strings.ContainsRune(path, filepath.Separator) { // path may be a study's name; if it is not, watching one more path does no harm
 				path = filepath.Join(c.String("root"), path)
 			}
 			paths = append(paths, path)

@@ -28,25 +28,21 @@ type block struct {
 func docBlocks(t *testing.T) []block {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repo, "docs", "*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fence := regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)^ *```")
 	var all []block
 	for _, file := range append(files, filepath.Join(repo, "README.md")) {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range fence.FindAllStringSubmatch(string(text), -1) {
-			text := strings.ReplaceAll("\n"+m[3], "\n"+m[1], "\n")[1:] // without the indentation of its list item
+			text := strings.ReplaceAll("\n"+m[3], "\n"+m[1], "\n")[1:] // removes the indentation of a list item
 			all = append(all, block{file, m[2], text})
 		}
 	}
 	return all
 }
 
-// Every study file in the documents and examples is legal, and its workload can be opened.
+// Every study file in the documents and examples is valid, and its workload can be opened.
 func TestStudyFilesOfTheDocuments(t *testing.T) {
 	found := 0
 	try := func(name, text string) {
@@ -62,7 +58,7 @@ func TestStudyFilesOfTheDocuments(t *testing.T) {
 	}
 	for _, b := range docBlocks(t) {
 		if b.language == "yaml" && strings.HasPrefix(b.text, "version: 1") {
-			try(filepath.Join(repo, "study.yaml"), b.text) // paths are relative to the root
+			try(filepath.Join(repo, "study.yaml"), b.text) // paths are relative to the repository
 		}
 	}
 	err := filepath.WalkDir(filepath.Join(repo, "docs", "examples"), func(path string, _ fs.DirEntry, err error) error {
@@ -102,7 +98,7 @@ func TestLinksOfTheDocuments(t *testing.T) {
 			}
 			named := m[2] == ""
 			for _, h := range heading.FindAllStringSubmatch(string(body), -1) {
-				anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") // as GitHub makes it
+				anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") // GitHub makes anchors in this way
 				named = named || "#"+anchor == m[2]
 			}
 			if !named {
@@ -112,7 +108,7 @@ func TestLinksOfTheDocuments(t *testing.T) {
 	}
 }
 
-// Every command of the documents exists with its flags.
+// Every command in the documents exists, and has the flags that the documents use.
 func TestCommandsOfTheDocuments(t *testing.T) {
 	line := regexp.MustCompile(`(?m)^ *(?:\$ |kubectl .* -- |)(?:/tuner/|bin/)?tuner ([a-z]+)(.*)$`)
 	found := 0
@@ -140,15 +136,13 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 	}
 }
 
-// Every line of the console blocks runs from a copy of the documents, and must succeed.
+// Every command line of the console blocks succeeds in a copy of the documents, and leaves no file there.
 func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 	realtime.Only(t, "a whole demo and two sweeps")
 	t.Parallel()
-	plainTuner(t, "the race detector sees these commands in the scripts, on smaller studies")
+	plainTuner(t, "the scripts run these commands under the race detector, on smaller studies")
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(filepath.Join(dir, "docs"), os.DirFS(filepath.Join(repo, "docs"))))
 	path, root, out := tunerPath(t), filepath.Join(t.TempDir(), "studies"), t.TempDir()
 	ran := 0
 	for _, b := range docBlocks(t) {
@@ -169,7 +163,7 @@ func TestConsoleBlocksOfTheDocuments(t *testing.T) {
 		}
 	}
 	if ran < 4 {
-		t.Errorf("%d lines were run, want at least four", ran)
+		t.Errorf("%d command lines were run, want at least four", ran)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 		t.Errorf("the commands leave %v (%v) beside the documents, want all files below TUNER_ROOT", left, err)

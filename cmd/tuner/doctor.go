@@ -24,8 +24,8 @@ the GPUs. With --root it writes a small file there, tests whether studies are
 safe on that disk, and removes the file; it changes nothing else.
 
 It takes seconds, even when a driver hangs. A network disk gets 90 seconds to
-answer. Exit code 1: an error makes figures measured here wrong, or stops a
-server. Warnings alone give 0.
+answer. Exit code 1 means that figures measured here would be wrong, or that a
+server could not run. Warnings alone give exit code 0.
 
 Examples:
   tuner doctor
@@ -73,7 +73,7 @@ func examinationOf(c *cli.Context) (e doctor.Examination, err error) {
 	}
 	smi, dcgm := c.String("nvidia-smi"), c.String("dcgm")
 	if c.Int("streams") < 0 || c.IsSet("gpus") && c.Int("gpus") < 0 {
-		return e, usage("--gpus and --streams must be 0 or more")
+		return e, usage("--gpus and --streams: write a number of 0 or more")
 	}
 	switch {
 	case smi != "" && dcgm != "":

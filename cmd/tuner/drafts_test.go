@@ -10,7 +10,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// draftsStudy searches speculation on the simulated H200. As on the real one, no token of its EAGLE-3 drafter is accepted.
+// draftsStudy searches the number of speculative tokens on the simulated H200. Its EAGLE-3 drafter gets no token
+// accepted, as on the real H200.
 const draftsStudy = `version: 1
 name: drafts
 model: nvidia/Llama-3.3-70B-Instruct-FP8
@@ -25,23 +26,21 @@ sampler: {name: grid}
 budget: {trials: 5}
 `
 
-// Half of the points draft tokens in vain. Their trials end in the warm-up with a diagnosis, and the other trials are measured.
-// A study without a minimal acceptance measures all trials.
-func TestAStudyDropsDraftsThatAreRefused(t *testing.T) {
+// Two trials draft tokens that the model never accepts. These trials end in the warm-up with a diagnosis; the others
+// are measured. A study without min_acceptance measures all trials.
+func TestAStudyDropsTrialsWhoseDraftsAreRefused(t *testing.T) {
 	t.Parallel()
-	plainTuner(t, "simulated studies run with the race detector in package tuner")
+	plainTuner(t, "package tuner runs simulated studies with the race detector")
 	root := t.TempDir()
 	path := filepath.Join(root, "study.yaml")
-	if err := os.WriteFile(path, []byte(draftsStudy), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(draftsStudy), 0o644))
 	command(t, "run", path, "--root", root)
 	dropped := 0
 	for _, tr := range snapshot(t, filepath.Join(root, "drafts")).Trials {
 		drafts := tr.Point["num-speculative-tokens"] == "3"
 		switch r := tr.Result; {
 		case !drafts && (r.Outcome != trial.Measured || len(tr.Probes) == 0):
-			t.Errorf("trial %d drafts nothing and ends as %s with %d probes", tr.Number, r.Outcome, len(tr.Probes))
+			t.Errorf("trial %d drafts nothing and ends as %s with %d probes, want it measured", tr.Number, r.Outcome, len(tr.Probes))
 		case drafts:
 			dropped++
 			if r.Outcome != trial.Dropped || r.Class != serverctl.AcceptanceNearZero || len(tr.Probes) > 0 || r.Capacity.Met() {
@@ -63,13 +62,11 @@ func TestAStudyDropsDraftsThatAreRefused(t *testing.T) {
 	}
 
 	all := strings.NewReplacer("name: drafts", "name: all", "speculation: {min_acceptance: 2%}\n", "", "trials: 5", "trials: 3").Replace(draftsStudy)
-	if err := os.WriteFile(path, []byte(all), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(all), 0o644))
 	command(t, "run", path, "--root", root)
 	for _, tr := range snapshot(t, filepath.Join(root, "all")).Trials {
 		if tr.Result.Outcome != trial.Measured {
-			t.Errorf("where meaningless speculation is allowed trial %d ends as %s, want it measured", tr.Number, tr.Result.Outcome)
+			t.Errorf("without min_acceptance, trial %d ends as %s, want it measured", tr.Number, tr.Result.Outcome)
 		}
 	}
 }

@@ -23,11 +23,11 @@ const (
 	exitOwned       = 3   // another tuner owns the study, or the study's disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before any trial met the SLO
-	exitWorld       = 6   // the world changed; the study was not resumed
+	exitWorld       = 6   // model, workload, machine or server changed; the study was not resumed
 	exitInterrupted = 130 // interrupted; everything is stored
 )
 
-// errStoppedNow is the cause of the context's end after a second signal.
+// errStoppedNow is the cause with which a second signal cancels the context.
 var errStoppedNow = errors.New("stopped at once")
 
 // errNothingMet and errSpent are results of a study, not failures of the tuner.
@@ -41,7 +41,7 @@ type unmetError string
 
 func (e unmetError) Error() string { return string(e) + "; see `tuner status`" }
 
-// Is gives it the exit code of errNothingMet.
+// Is gives the error the exit code of errNothingMet.
 func (unmetError) Is(target error) bool { return target == errNothingMet }
 
 // A usageError is a mistake in the command line or in a file that it names.
@@ -51,15 +51,15 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// An interruptedError says what it means that the user stopped the command.
+// An interruptedError says that the user stopped the command, and with what effect.
 type interruptedError string
 
 func (e interruptedError) Error() string { return string(e) }
 
-// Is gives it the exit code of an interruption.
+// Is gives the error the exit code of an interruption.
 func (interruptedError) Is(target error) bool { return target == context.Canceled }
 
-// A codeError carries the exit code of a child that stands for ours. It has no message.
+// A codeError is the exit code that the simulated vLLM wants the process to end with. It has no message.
 type codeError int
 
 func (codeError) Error() string { return "" }
@@ -107,7 +107,8 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// outcome hides the exit codes 4 and 5 in a pod, unless the user wants them: Kubernetes would run the study again.
+// outcome drops the errors of exit codes 4 and 5 in a pod, unless the user wants them: Kubernetes would run the study
+// again.
 func outcome(err error, wanted bool) error {
 	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	if inPod && !wanted && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {

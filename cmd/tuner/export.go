@@ -51,21 +51,22 @@ See docs/export.md.`,
 	}
 }
 
-// An exportFormat is one way to write a study. It has one of the three functions; file and copied fill the empty file at path.
+// An exportFormat is one way to write a study. Exactly one of text, file and copied is set. file and copied fill the
+// empty file at path.
 type exportFormat struct {
 	name   string
-	series bool // the format includes the series, one row per second of a probe
+	series bool // whether the format includes the measurements of each second of a probe
 	text   func(io.Writer, exported) error
 	file   func(ctx context.Context, path string, e exported) error
-	copied func(ctx context.Context, dir, path string) (studies.Study, error) // reads the study's directory itself
+	copied func(ctx context.Context, dir, path string) (studies.Study, error) // dir is the study's directory
 }
 
-// exported is what a format may use.
+// exported is the data that a format may write.
 type exported struct {
-	study      studies.Study                   // its trials are summaries
-	trials     iter.Seq2[studies.Trial, error] // in full, one at a time
-	parameters []space.Parameter               // searched, from the study's own file
-	fileErr    error                           // why parameters are not known
+	study      studies.Study                   // with summaries of its trials
+	trials     iter.Seq2[studies.Trial, error] // complete, read one at a time
+	parameters []space.Parameter               // the searched flags, from the stored study file
+	fileErr    error                           // the reason if parameters is empty
 	probes     bool
 }
 
@@ -87,9 +88,12 @@ func formatNames() string {
 }
 
 func exportAction(c *cli.Context) error {
+	if !c.IsSet("format") {
+		return usage("export needs --format: %s", formatNames())
+	}
 	i := slices.IndexFunc(exportFormats(), func(f exportFormat) bool { return f.name == c.String("format") })
 	if i < 0 {
-		return usage("--format %q: write %s", c.String("format"), formatNames())
+		return usage("--format %q: there is no such format; write %s", c.String("format"), formatNames())
 	}
 	format, path := exportFormats()[i], c.String("output")
 	switch {
@@ -125,7 +129,7 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 			return f.write(c, e)
 		})
 	}
-	var unread error // the study cannot be read; other errors are about the file to be written
+	var unread error // an error of the study, not of the new file
 	err = writeNew(c.String("output"), c.Bool("force"), func(temp string) error {
 		if study, err = f.copied(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
 			unread = err
@@ -138,7 +142,7 @@ func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, 
 	return study, cmp.Or(unread, err)
 }
 
-// write writes to the file that the command line names, or to standard output.
+// write writes e to the file that the command line names, or to standard output.
 func (f *exportFormat) write(c *cli.Context, e exported) error {
 	path := c.String("output")
 	if path == "" {
@@ -160,14 +164,14 @@ func printWritten(c *cli.Context, study studies.Study) {
 	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), render.Count(len(study.Trials), "trial"))
 }
 
-// readResults reads the trials with their results and without their probes.
+// readResults reads a study's trials with their results and without their probes.
 func readResults(dir string) (studies.Study, error) {
 	return studies.ReadSummary(dir, func(studies.Study) []int { return nil })
 }
 
 func exportOptuna(_ context.Context, path string, e exported) error {
 	if e.fileErr != nil {
-		return fmt.Errorf("the ranges of its flags are unknown, because another version of tuner wrote its study file: %w; export it with that version", e.fileErr)
+		return fmt.Errorf("the ranges of the searched flags are unknown, because the stored study file is of another version of tuner: %w; export the study with that version", e.fileErr)
 	}
 	return optuna.Write(path, e.study, e.trials, e.parameters)
 }

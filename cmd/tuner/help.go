@@ -11,7 +11,7 @@ import (
 	"vllmtuner/render"
 )
 
-// The library does not wrap the lines of flags, and this variable is its only hook to do so.
+// The library does not wrap the lines of flags. HelpPrinter is its only hook to change that.
 func init() { cli.HelpPrinter = printHelp }
 
 // lastColumn matches everything before the last column of a line of help.

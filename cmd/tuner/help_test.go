@@ -23,7 +23,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 			}
 		}
 		for _, c := range commands {
-			if c.SkipFlagParsing { // its help is vLLM's, or written by hand
+			if c.SkipFlagParsing { // the help is vLLM's
 				continue
 			}
 			check(append(args[:len(args):len(args)], c.Name), c.Subcommands)
@@ -34,14 +34,12 @@ func TestHelpFitsATerminal(t *testing.T) {
 
 func TestLongLinesOfFlagsKeepTheirColumn(t *testing.T) {
 	var text strings.Builder
-	if err := app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}))
 	const want = `
    --root directory            directory that holds the studies (default:
                                "studies") [$TUNER_ROOT]
 `
 	if !strings.Contains(text.String(), want) {
-		t.Errorf("the help of best has not%sbut is\n%s", want, &text)
+		t.Errorf("the help of best lacks%sand is\n%s", want, &text)
 	}
 }

@@ -20,10 +20,10 @@ import (
 // attack would set a terminal's title, reverse text, hide some, and ring the bell.
 const attack = "A\x1b]0;owned\x07\x1b[31mB\u009b1mC\u202eD\u2066E\u200bF\rG\x7f\u0085\ufeff\U000e0041\u2028H\xffI"
 
-// withoutNUL is the attack as a possible file name.
+// attackName is the attack as a file name, in which no slash may be.
 var attackName = strings.ReplaceAll(attack, "/", "")
 
-// wild answers like a hostile server. It refuses the requests to the path fail.
+// wild returns the handler of a hostile server. Requests to paths that end in fail get an error.
 func wild(fail string) http.HandlerFunc {
 	text, _ := json.Marshal(attack)
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -42,12 +42,12 @@ func wild(fail string) http.HandlerFunc {
 	}
 }
 
-// checkHarmless wants plain text, and documents that still contain everything.
+// checkHarmless fails the test if the output has control sequences, or if JSON or YAML output cannot be parsed.
 func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	t.Helper()
 	for name, got := range map[string]string{"standard output": stdout, "standard error": stderr} {
 		if plain := foreign.Text(got); plain != got {
-			t.Errorf("%q: %s would be obeyed: %q", args, name, got)
+			t.Errorf("%q: %s has control sequences: %q", args, name, got)
 		}
 	}
 	i := slices.Index(args, "-o")
@@ -61,13 +61,13 @@ func checkHarmless(t *testing.T, args []string, stdout, stderr string) {
 	for document := range strings.SplitSeq(stdout, "\n---\n") {
 		var v any
 		if err := read([]byte(document), &v); err != nil {
-			t.Errorf("%q: standard output is no %s: %v\n%s", args, args[i+1], err, stdout)
+			t.Errorf("%q: standard output is not valid %s: %v\n%s", args, args[i+1], err, stdout)
 		}
 	}
 }
 
 // No output format passes a control sequence from a server to the terminal.
-func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
+func TestAServerCannotControlTheTerminal(t *testing.T) {
 	for _, fail := range []string{"/v1/models", "/v1/completions", "nothing"} {
 		server := httptest.NewServer(wild(fail))
 		for _, format := range []string{"text", "csv", "json", "yaml"} {
@@ -85,17 +85,13 @@ func TestAServerCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// Nor does any from files, file names, arguments and the environment.
-func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
+// No command passes a control sequence from files, file names, arguments or the environment to the terminal.
+func TestFilesAndNamesCannotControlTheTerminal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), attackName)
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 		return path
 	}
 	quoted := strings.NewReplacer("\x1b", `\x1b`, "\a", `\a`, "\x7f", `\x7f`, "\r", `\r`, "\u0085", `\x85`, "\u009b", `\x9b`, "\ufeff", `\ufeff`, "\xff", "").Replace(attack)
@@ -140,8 +136,8 @@ func TestFilesAndNamesCannotSpeakToTheTerminal(t *testing.T) {
 	}
 }
 
-// All output goes through app or printError: no file but main.go uses the standard streams.
-func TestOnlyMainKnowsTheStandardStreams(t *testing.T) {
+// Only main.go uses the standard streams, so all output goes through the foreign.Writers of app and printError.
+func TestOnlyMainUsesTheStandardStreams(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 20 {
 		t.Fatalf("%d files, %v", len(files), err)
@@ -151,12 +147,10 @@ func TestOnlyMainKnowsTheStandardStreams(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, stream := range []string{"os.Stdout", "os.Stderr", "println(", "fmt.Print(", "fmt.Printf(", "fmt.Println(", "log.Print"} {
 			if strings.Contains(strings.ReplaceAll(string(text), "fmt.Fprint", ""), stream) {
-				t.Errorf("%s has %s: print by the writers of cli.App, which leave out what a terminal would obey", file, stream)
+				t.Errorf("%s has %s: print through the writers of cli.App, which remove control sequences", file, stream)
 			}
 		}
 	}

@@ -40,9 +40,9 @@ Examples:
   tuner import study.yaml runs/seqs128 --set max-num-seqs=128
   tuner import study.yaml studies/llama70b-old
 
-Exit codes: 0 done; 2 the command line or a file is wrong, or no file has
-anything of use, so nothing is stored; 3 another tuner owns the study; 6 the
-world changed since the study began. See docs/export.md.`,
+Exit codes: 0 done; 2 the command line or a file is wrong, or no file has a
+result that the study can use; 3 another tuner owns the study; 6 the workload
+or another part of the study's world changed. See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringSliceFlag{Name: "set", Usage: "`FLAG=VALUE` of the measured servers, if the files do not say it; may be repeated"},
@@ -60,13 +60,14 @@ world changed since the study began. See docs/export.md.`,
 	}
 }
 
-// errNothingTaken is returned when no file has anything that the study can use.
-var errNothingTaken = errors.New("nothing there is of use to this study; nothing is stored")
+// errNothingTaken is returned when no file has a result that the study can use.
+var errNothingTaken = errors.New("these files have no result that this study can use; nothing is stored")
 
 // errImportEnded is returned when the user stops an import before it stores anything.
 const errImportEnded = interruptedError("interrupted; nothing is stored")
 
-// importAction reads all files, prints what it takes from them, and stores that if there is no error.
+// importAction reads all files, prints the results that it takes from them, and stores these results if there is no
+// error.
 func importAction(ctx context.Context, c *cli.Context) error {
 	if c.Args().Len() < 2 {
 		return usage("import needs a study file and at least one path; see `tuner import --help`")
@@ -94,7 +95,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err := studies.CheckDir(dir); err != nil {
 		return err
 	}
-	if own, err := readResults(dir); err == nil { // else the study has not begun, or storing it says what is wrong
+	if own, err := readResults(dir); err == nil { // an error means a study that has not begun, or one that storePriors refuses
 		reader.ID = own.ID
 	}
 	sources, err := silent.Await(ctx, func() ([]prior.Source, error) { return reader.Read(paths) })
@@ -125,7 +126,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	return err
 }
 
-// importPlan opens the study's workload and its search. The server may be on another machine.
+// importPlan opens the study's workload and its search. It does not check the server, which may be on another machine.
 func importPlan(ctx context.Context, c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
 	p, err := plan.OpenSearch(file)
 	if err != nil {
@@ -158,8 +159,8 @@ func notItself(dir string, paths []string) error {
 	return nil
 }
 
-// storePriors owns the study for a moment, and begins it if need be. A new study is stopped from its beginning, whatever
-// happens after.
+// storePriors owns the study while it stores the results of sources. A study that does not exist yet begins in the
+// state Stopped, so that a failure leaves no study that seems to run.
 func storePriors(ctx context.Context, dir string, begun studies.New, takeover time.Duration, sources []prior.Source) (err error) {
 	begun.State, begun.Note = studies.Stopped, "begun by `tuner import`; `tuner run` goes on"
 	store, _, err := studies.Open(ctx, dir, begun, studies.Options{TakeoverAfter: takeover})
@@ -167,17 +168,17 @@ func storePriors(ctx context.Context, dir string, begun studies.New, takeover ti
 		return errImportEnded
 	}
 	if errors.Is(err, studies.ErrWorldChanged) {
-		return fmt.Errorf("%w\nonly tuner run can accept changes, with --accept-drift: bring the old values back, or import into a study with another name", err)
+		return fmt.Errorf("%w\ntuner import has no --accept-drift: bring the old values back, accept the change with `tuner run`, or import into a study with another name", err)
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	var some []studies.Source
+	var useful []studies.Source
 	for _, s := range sources {
 		if len(s.Taken) > 0 {
-			some = append(some, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Taken})
+			useful = append(useful, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Taken})
 		}
 	}
-	return store.AddPriors(some)
+	return store.AddPriors(useful)
 }

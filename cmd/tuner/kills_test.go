@@ -19,17 +19,18 @@ import (
 	"vllmtuner/studies"
 )
 
-// everyStep makes the command print every step to standard error, not only one every ten seconds.
+// everyStep is an environment variable. With it the command prints every step to standard error, not only one in ten
+// seconds.
 const everyStep = "TUNER_TEST_EVERY_STEP"
 
 // A victim is a simulated study whose tuner is killed again and again.
 type victim struct {
 	file, root string
 	random     *rand.Rand
-	whole      studies.Study // the same study without a kill
-	answer     string
-	took       time.Duration   // the whole run took so long
-	had        []studies.Trial // what was stored after the last run
+	whole      studies.Study   // the same study, run without a kill
+	answer     string          // answer of the run without a kill
+	took       time.Duration   // duration of the run without a kill
+	had        []studies.Trial // the stored trials after the previous run
 }
 
 // newVictim runs the study once without a kill.
@@ -37,9 +38,7 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	t.Helper()
 	text := strings.Replace(fmt.Sprintf(smallStudy, inVirtual, trials, 60.0), "seed: 3", fmt.Sprintf("seed: %d", random.IntN(1e6)), 1)
 	v := &victim{file: filepath.Join(t.TempDir(), "study.yaml"), root: t.TempDir(), random: random}
-	if err := os.WriteFile(v.file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(v.file, []byte(text), 0o644))
 	root := t.TempDir()
 	began := time.Now()
 	v.answer = answer(command(t, "run", v.file, "--root", root))
@@ -48,24 +47,22 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	return v
 }
 
-// run starts the tuner, kills it after a while, and compares the store with the output. It returns false if the tuner ended
-// before the kill.
+// run starts the tuner, kills it after a random delay, and compares the store with the output. It reports whether the
+// tuner was killed; otherwise the tuner had ended before.
 func (v *victim) run(t *testing.T) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", v.file, "--root", v.root)
 	cmd.Env = append(os.Environ(), everyStep+"=1")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	delay := time.Duration(v.random.Int64N(int64(v.took * 4 / 10)))
-	time.AfterFunc(delay, func() { _ = cmd.Process.Kill() }) // it may have ended
+	time.AfterFunc(delay, func() { _ = cmd.Process.Kill() }) // the process may have ended
 	err := cmd.Wait()
 	switch {
 	case err == nil:
 		if is := answer(stdout.String()); is != v.answer {
-			t.Errorf("the answer is\n%swithout kills it was\n%s", is, v.answer)
+			t.Errorf("the answer is\n%swant that of the run without kills\n%s", is, v.answer)
 		}
 	case err.Error() != "signal: killed":
 		t.Fatalf("the tuner ends by itself with %v\n%s", err, &stderr)
@@ -74,8 +71,8 @@ func (v *victim) run(t *testing.T) (killed bool) {
 	return err != nil
 }
 
-// answer is what a run prints at its end, without the study's directory, and without the time and GPU time of the load after
-// the search. Nothing of that load is stored, and after a kill it runs on a freshly started server.
+// answer removes from a run's output the study's directory, the GPU time, and the time after the search. The load after
+// the search is not stored, and after a kill it runs on a newly started server, so these times differ.
 func answer(printed string) string {
 	printed, _, _ = strings.Cut(printed, "\nThe study is in")
 	return afterSearch.ReplaceAllString(printed, "")
@@ -88,8 +85,8 @@ var (
 	trialLine = regexp.MustCompile(`^trial +(\d+)  `)
 )
 
-// check compares the store with its earlier contents and with the output of the run. The store has all of that, and at most
-// one more probe.
+// check compares the store with its earlier contents and with the output of the run. The store must have all probes of
+// both, and at most one more probe.
 func (v *victim) check(t *testing.T, said string, finished bool) {
 	t.Helper()
 	want := map[int][]string{}
@@ -124,21 +121,21 @@ func (v *victim) check(t *testing.T, said string, finished bool) {
 	for _, trial := range is {
 		extra += len(trial.Probes) - len(want[trial.Number])
 		if done[trial.Number] && trial.State != studies.Done {
-			t.Errorf("trial %d was said to be done and is %s", trial.Number, trial.State)
+			t.Errorf("trial %d was printed as done and is stored as %s", trial.Number, trial.State)
 		}
 		for i, p := range trial.Probes {
 			if !equalJSON(t, p, v.whole.Trials[trial.Number].Probes[i]) {
-				t.Errorf("probe %d of trial %d is not that of the run without kills", i, trial.Number)
+				t.Errorf("probe %d of trial %d differs from the run without kills", i, trial.Number)
 			}
 		}
 	}
 	if extra > 1 || finished && extra > 0 {
-		t.Errorf("%d probes are stored of which nothing was said", extra)
+		t.Errorf("%d probes are stored that were not printed; want at most one, and none after the end", extra)
 	}
 	v.had = is
 }
 
-// verdict is the word for a probe in the progress.
+// verdict returns the progress's text for a probe.
 func verdict(rate float64, pass bool) string {
 	word := "passed"
 	if !pass {
@@ -147,35 +144,30 @@ func verdict(rate float64, pass bool) string {
 	return fmt.Sprintf("%.3g req/s %s", rate, word)
 }
 
-// stored returns what the next owner will find. It reads a copy, so that the study stays as the kill left it.
+// stored returns the trials that the next owner will find. It opens a copy of the study, so that the study does not
+// change.
 func (v *victim) stored(t *testing.T) []studies.Trial {
 	t.Helper()
 	dir, copied := filepath.Join(v.root, "small"), filepath.Join(v.root, "copy")
 	if _, err := os.Stat(dir); err != nil {
-		return nil // killed before the directory was made
+		return nil // the kill came before the tuner made the directory
 	}
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(copied, os.DirFS(dir)))
 	store, _, err := studies.Open(context.Background(), copied, studies.New{Name: "small"}, studies.Options{AcceptDrift: true})
 	if err != nil {
-		t.Fatalf("what the kill left cannot be opened: %v", err)
+		t.Fatalf("after the kill the study cannot be opened: %v", err)
 	}
 	study, err := store.Study()
 	if err == nil {
 		err = store.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(copied); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.RemoveAll(copied))
 	return study.Trials
 }
 
-// A tuner that is killed again and again, at any moment, loses nothing that it printed, and finds the same answer.
-// TUNER_KILLS says how often, TUNER_KILL_SEED when.
+// A tuner that is killed repeatedly, at random moments, loses no probe that it printed, and finds the same answer.
+// TUNER_KILLS is the number of kills; TUNER_KILL_SEED seeds their moments.
 func TestKills(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
@@ -194,22 +186,22 @@ func TestKills(t *testing.T) {
 		for v.run(t) {
 			killed++
 			if t.Failed() {
-				t.Fatalf("at kill %d", killed)
+				t.Fatalf("the checks above failed after kill %d", killed)
 			}
 			if killed >= kills {
-				v.took *= 100 // nobody kills it any more
+				v.took *= 100 // the next kill comes long after the end of the run
 			}
 		}
 		finished++
 		for i, w := range v.whole.Trials {
 			probes += len(w.Probes)
 			if g := v.had[i]; g.Point.String() != w.Point.String() || !equalJSON(t, g.Result.Capacity, w.Result.Capacity) || len(g.Probes) != len(w.Probes) {
-				t.Errorf("trial %d is %+v, without kills it was %+v", i, g, w)
+				t.Errorf("trial %d is %+v, want %+v as without kills", i, g, w)
 			}
 		}
 		if t.Failed() {
-			t.Fatalf("study %d, after kill %d", finished, killed)
+			t.Fatalf("the checks above failed for study %d, after kill %d", finished, killed)
 		}
 	}
-	t.Logf("%d kills in %d studies with %d probes, none of which was lost", killed, finished, probes)
+	t.Logf("%d kills in %d studies with %d probes; no probe was lost", killed, finished, probes)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -31,10 +30,8 @@ Examples:
 			if c.Args().Len() > 0 {
 				return usage("list takes no argument; name the directory with --root")
 			}
-			if root := c.String("root"); c.IsSet("root") { // the first run makes the default one
-				if _, err := os.Stat(cmp.Or(root, ".")); err != nil {
-					return usage("list the studies in --root (or TUNER_ROOT) %s: %w; is the disk mounted?", root, err)
-				}
+			if _, err := os.Stat(c.String("root")); err != nil && c.IsSet("root") { // the first run makes the default root
+				return usage("--root (or TUNER_ROOT) %w; check the path, and that its disk is mounted", err)
 			}
 			list, err := listStudies(c.Context, c.String("root"))
 			if err != nil {
@@ -45,7 +42,7 @@ Examples:
 	}
 }
 
-// listStudies reads the studies of a root directory. One that cannot be read does not hide the others.
+// listStudies reads the studies of a root directory. A study that cannot be read is an entry with an error.
 func listStudies(ctx context.Context, root string) (*report.List, error) {
 	names, err := studies.List(root)
 	if err != nil {
@@ -61,14 +58,14 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 		} else {
 			entry = report.NewEntry(name, study, reportOptions(study))
 		}
-		entry.Link, _ = os.Readlink(dir) // nearly none is a link
+		entry.Link, _ = os.Readlink(dir) // a study that is no link leaves the text empty
 		list.Studies = append(list.Studies, entry)
 	}
 	list.Sort()
 	return list, nil
 }
 
-// unfinished names the trials whose probes must be read: only these tell their GPU time so far.
+// unfinished returns the numbers of the unfinished trials. Their GPU time so far is known only from their probes.
 func unfinished(study studies.Study) (numbers []int) {
 	for _, t := range study.Trials {
 		if t.State != studies.Done {

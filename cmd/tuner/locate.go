@@ -18,38 +18,33 @@ import (
 
 const studyArgument = "the study's name, its study file, or its directory"
 
-// readStudy returns the published snapshot of the study that the command's argument names.
-func readStudy(c *cli.Context) (studies.Study, error) {
+// readStudy reads the study that the command's argument names, and warns if its snapshot is old.
+func readStudy(c *cli.Context, read func(dir string) (studies.Study, error)) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
 		return studies.Study{}, err
 	}
-	study, err := studies.ReadLive(c.Context, dir, studies.ReadSnapshot)
+	study, err := studies.ReadLive(c.Context, dir, read)
 	warnBehind(c.App.ErrWriter, study)
 	return study, err
 }
 
-// warnBehind warns that a study is shown from an older snapshot.
+// warnBehind warns if the study was read from an older snapshot.
 func warnBehind(w io.Writer, study studies.Study) {
 	if study.Behind != "" {
-		fmt.Fprintf(w, "warning: %s\nshown is the snapshot of %s; the rest appears when the study continues\n",
+		fmt.Fprintf(w, "warning: %s\nthis is the snapshot of %s; later results appear when the study continues\n",
 			study.Behind, study.Updated.Local().Format(time.DateTime))
 	}
 }
 
-// readSummary reads what a report needs: the probes of only those trials that whole names, and no long lists in them.
-func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
-	dir, err := studyDir(c)
-	if err != nil {
-		return studies.Study{}, err
-	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // saves a third of the time for a long study; the command ends soon
-	study, err := studies.ReadLive(c.Context, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
-	warnBehind(c.App.ErrWriter, study)
-	return study, err
+// readSummary reads a study for a report. It reads probes only of the trials that whole returns, and without their long
+// lists.
+func readSummary(c *cli.Context, withProbes func(studies.Study) []int) (studies.Study, error) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without garbage collection, reading a long study takes two thirds of the time
+	return readStudy(c, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
 }
 
-// studyDir is the directory of the study that the command's argument names.
+// studyDir returns the directory of the study that the command's argument names.
 func studyDir(c *cli.Context) (string, error) {
 	arg, err := oneArg(c, studyArgument)
 	if err != nil {
@@ -58,7 +53,7 @@ func studyDir(c *cli.Context) (string, error) {
 	return locate(c.String("root"), arg)
 }
 
-// locate returns the directory of a study that is named by its name, its study file, or its directory.
+// locate returns the directory of a study. arg is the study's name, its study file, or its directory.
 func locate(root, arg string) (string, error) {
 	if strings.HasSuffix(arg, ".yaml") || strings.HasSuffix(arg, ".yml") {
 		file, err := studyfile.Read(arg)
@@ -78,10 +73,10 @@ func locate(root, arg string) (string, error) {
 	return dir, studies.CheckDir(dir)
 }
 
-// reportOptions takes a report's options from the study's own file.
+// reportOptions returns the options of a report, with the budget and margin of the stored study file.
 func reportOptions(study studies.Study) report.Options {
 	o := report.Options{Now: time.Now()}
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // the file of another version may not parse
+	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a stored file of another version may not parse
 		o.Planned, o.Margin = file.Budget.Trials, file.Advice.Margin
 	}
 	return o

@@ -47,10 +47,10 @@ Examples:
 	}
 }
 
-// logView finds the trial that the command's arguments name.
+// logView returns a view of the log that the command's arguments and flags ask for.
 func logView(c *cli.Context) (*logview.View, error) {
 	if c.Args().Len() != 2 {
-		return nil, usage("logs needs two arguments: %s; and a trial's number; see `tuner logs --help`", studyArgument)
+		return nil, usage("logs needs a study and a trial's number; a study is %s; see `tuner logs --help`", studyArgument)
 	}
 	number, err := strconv.Atoi(c.Args().Get(1))
 	if err != nil {
@@ -59,7 +59,7 @@ func logView(c *cli.Context) (*logview.View, error) {
 	lines := -1
 	if c.IsSet("lines") {
 		if lines = c.Int("lines"); lines < 0 {
-			return nil, usage("--lines %d: give 0 or more", lines)
+			return nil, usage("--lines %d: write a number of 0 or more", lines)
 		}
 	}
 	dir, err := locate(c.String("root"), c.Args().First())
@@ -74,7 +74,7 @@ func logView(c *cli.Context) (*logview.View, error) {
 		return nil, noTrial(study, number)
 	}
 	view.Follow, view.Lines, view.Out, view.Notes = c.Bool("follow"), lines, c.App.Writer, c.App.ErrWriter
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // the file of another version may not parse
+	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a stored file of another version may not parse
 		view.Profile = file.Server.Simulate
 	}
 	return view, nil
@@ -91,7 +91,7 @@ func noTrial(study studies.Study, number int) error {
 	return usage("study %s has no trial %d; it has %s", study.Name, number, ranges(known))
 }
 
-// ranges writes sorted numbers, such as 0 to 4, 6.
+// ranges writes sorted numbers as text, such as "0 to 4, 6".
 func ranges(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); {

@@ -21,30 +21,26 @@ import (
 // A followed is a running `tuner logs -f`.
 type followed struct {
 	cmd  *exec.Cmd
-	out  chan string     // pieces of its stdout and stderr; closed at its end
-	seen strings.Builder // what came through out so far
+	out  chan string     // pieces of the command's stdout and stderr; closed when the command ends
+	seen strings.Builder // the pieces received from out
 }
 
-// follow starts the command.
+// follow starts `tuner logs -f` with args.
 func follow(t *testing.T, args ...string) *followed {
 	t.Helper()
 	return followBy(t, tunerPath(t), append([]string{"logs", "-f"}, args...)...)
 }
 
-// followBy starts a program that becomes the command.
+// followBy starts a program and collects its output.
 func followBy(t *testing.T, program string, args ...string) *followed {
 	t.Helper()
 	f := &followed{out: make(chan string)}
 	f.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, args...)
 	out, err := f.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.cmd.Stderr = f.cmd.Stdout
-	if err := f.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { // ends with the command
+	must(t, f.cmd.Start())
+	go func() { // ends when the command ends
 		defer close(f.out)
 		buffer := make([]byte, 4<<10)
 		for {
@@ -58,10 +54,10 @@ func followBy(t *testing.T, program string, args ...string) *followed {
 		}
 	}()
 	t.Cleanup(func() {
-		_ = f.cmd.Process.Kill() // it has usually ended
+		_ = f.cmd.Process.Kill() // usually fails, because the command has ended
 		for range f.out {
 		}
-		_ = f.cmd.Wait() // a test has usually done so
+		_ = f.cmd.Wait() // usually fails, because followed.end has waited
 	})
 	return f
 }
@@ -91,7 +87,7 @@ func (f *followed) end(t *testing.T) int {
 		select {
 		case piece, ok := <-f.out:
 			if !ok {
-				_ = f.cmd.Wait() // the exit code tells
+				_ = f.cmd.Wait() // an error is in the exit code
 				return f.cmd.ProcessState.ExitCode()
 			}
 			f.seen.WriteString(piece)
@@ -101,41 +97,35 @@ func (f *followed) end(t *testing.T) int {
 	}
 }
 
-// aLiveStudy begins a study over HTTP whose trial 0 runs.
+// aLiveStudy begins a study of a server over HTTP, and its trial 0, which stays unfinished.
 func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
 	file := fmt.Sprintf(smallStudy, overHTTP, 6, 2.0)
 	store, _, err := studies.Open(t.Context(), filepath.Join(root, "small"), studies.New{Name: "small", Seed: 3, File: file}, studies.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(store.Begin(studies.Trial{Number: 0, Origin: studies.Default}), store.SetState(studies.Running, "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(store.Begin(studies.Trial{Number: 0, Origin: studies.Default}), store.SetState(studies.Running, "")))
 	return root, store
 }
 
-// logs -f waits for the log, follows it as it grows, and reads to its end when the trial is done.
+// logs -f waits for the log, prints it as it grows, and ends at the log's end when the trial is done.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	t.Parallel()
 	root, store := aLiveStudy(t)
 	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
 	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
-		t.Errorf("before there is a log the command ends with %v and says %q", err, out)
+		t.Errorf("without a log, tuner logs ends with %v and says %q; want exit code 1 and the reason", err, out)
 	}
 	f := follow(t, "small", "0", "--root", root)
 	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
 	f.waitFor(t, waiting)
 	log, err := logs.Create(store.Dir(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range 2 {
 		if _, err := fmt.Fprintf(log, "line %d\n", i); err != nil {
 			t.Fatal(err)
@@ -145,9 +135,7 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	if _, err := io.WriteString(log, "\x1b[31mthe end\x1b[0m\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(log.Close(), store.Finish(0, trial.Result{Outcome: trial.Infeasible, Class: "start-crash"})); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(log.Close(), store.Finish(0, trial.Result{Outcome: trial.Infeasible, Class: "start-crash"})))
 	if code := f.end(t); code != 0 || f.seen.String() != waiting+"line 0\nline 1\nthe end\n" {
 		t.Errorf("it ends with %d and printed %q", code, &f.seen)
 	}
@@ -156,8 +144,8 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 func TestFollowingALogIsInterrupted(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ name, log, sign string }{
-		{"while it is printed", "a line\n", "a line\n"},
-		{"while it is waited for", "", "waiting for the log of trial 0"},
+		{"the log is being printed", "a line\n", "a line\n"},
+		{"the log does not exist yet", "", "waiting for the log of trial 0"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -165,15 +153,11 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 			if row.log != "" {
 				folder := filepath.Join(store.Dir(), "logs")
 				err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "trial-0000.log"), []byte(row.log), 0o644))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
 			f := follow(t, "small", "0", "--root", root)
 			f.waitFor(t, row.sign)
-			if err := f.cmd.Process.Signal(syscall.SIGINT); err != nil {
-				t.Fatal(err)
-			}
+			must(t, f.cmd.Process.Signal(syscall.SIGINT))
 			if code := f.end(t); code != exitInterrupted || !strings.Contains(f.seen.String(), "tuner: stopped following the log of trial 0") {
 				t.Errorf("after SIGINT it ends with %d and printed %q", code, &f.seen)
 			}

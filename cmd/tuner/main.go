@@ -1,5 +1,5 @@
-// Command tuner finds the vLLM flags that let one GPU server carry the most traffic within its latency limits. It joins the
-// other packages, which do not know each other.
+// Command tuner finds the vLLM flags with which one GPU server carries the most traffic within its latency limits. It
+// joins the other packages.
 package main
 
 import (
@@ -20,12 +20,12 @@ import (
 )
 
 func main() {
-	proc.Main() // this program is also the watchdog of the servers that it starts
+	proc.Main() // a tuner starts a copy of itself as the watchdog of its servers
 	os.Exit(run())
 }
 
-// run runs the command and handles its signals. The first signal asks the subcommand to finish its current step, such as a
-// probe. The second one stops it at once.
+// run runs the command and handles its signals. The first signal asks the subcommand to finish its current step, such
+// as a probe. The second signal stops the subcommand at once.
 func run() int {
 	notes := foreign.NewWriter(os.Stderr)
 	if len(os.Args) < 2 || os.Args[1] != "sim" {
@@ -42,13 +42,13 @@ func run() int {
 		}
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, endSignals()...)
-		go func() { // ends with the process, or with the second signal
+		go func() { // ends after the second signal, or with the process
 			<-second
 			cancel(errStoppedNow)
 		}()
 		stop()
 	})
-	defer unwatch() // before stop, which ends finish too
+	defer unwatch() // runs before stop, which would cancel finish
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
 	printError(notes, err)
 	return exitCode(err)
@@ -61,7 +61,7 @@ func printError(notes io.Writer, err error) {
 	}
 }
 
-// remedy says what to do about an error that a lower package reports.
+// remedy returns a hint to add to an error of a lower package, or an empty text.
 func remedy(err error) string {
 	if errors.Is(err, studies.ErrOwned) && !errors.Is(err, studies.ErrSilent) {
 		return "\nwait until it ends, or stop it there with Ctrl-C or SIGTERM; `tuner status` shows its progress"
@@ -69,8 +69,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// endSignals are the signals that ask for an end. A terminal that closes sends SIGHUP. If nohup ignores SIGHUP, so must we:
-// signal.Notify would undo that.
+// endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process ignores
+// SIGHUP; signal.Notify would undo this, so endSignals then leaves SIGHUP out.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -79,9 +79,9 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. Child programs are not
-// hidden, because exec resets the flag; a limit on the core's size would be inherited. A simulated server is not hidden either:
-// it has no secrets, and its parent looks for its port among its open files.
+// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. Unlike a core
+// size limit, it does not affect child programs: exec resets the flag. run does not call it for a simulated server,
+// which has no secrets: the server's parent must read its open files to find its port.
 func hideMemory() {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it cannot fail for the calling process
 }

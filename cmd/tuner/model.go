@@ -15,16 +15,16 @@ import (
 	"vllmtuner/tuner/plan"
 )
 
-// prepareModel copies the model's weights to a local disk if the study asks for it, and reads them into the page cache. No
-// start after the first then waits for the disk. It reports its progress to w.
+// prepareModel copies the model's weights to a local disk if the study asks for this, and reads them into the page
+// cache, so that no server waits for the disk. It reports its progress to w.
 func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	if !p.NeedsWeights() {
 		return nil
 	}
 	files, dir, err := p.Weights()
-	if errors.Is(err, weights.ErrUnknown) { // the server downloads it
+	if errors.Is(err, weights.ErrUnknown) { // the server will download the model
 		if p.File.Server.ModelCopy != "" {
-			fmt.Fprintln(w, "warning: the model is not on this machine yet, so it is not copied: the server downloads it")
+			fmt.Fprintln(w, "warning: the model is not copied, because it is not on this machine yet; the server downloads it")
 		}
 		return nil
 	}
@@ -49,7 +49,7 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	return nil
 }
 
-// copyModel copies the model from dir, has the servers load the copy, and returns its files.
+// copyModel copies the model from dir, makes p.Model the copy, and returns the files of the copy.
 func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]weights.File, error) {
 	path, report, err := weights.Copy(ctx, dir, p.File.Server.ModelCopy, byteProgress(w, "copying the model"))
 	if err != nil {
@@ -59,7 +59,7 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 		fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(dir), path, render.Span(report.Took))
 	}
 	p.Model = path
-	if info, err := os.Stat(p.File.Model); err == nil && !info.IsDir() { // a GGUF file: its directory was copied
+	if info, err := os.Stat(p.File.Model); err == nil && !info.IsDir() { // the model is a GGUF file, and weights.Copy has copied its directory
 		p.Model = filepath.Join(path, filepath.Base(p.File.Model))
 	}
 	files, _, err := weights.Files(weights.Model{Name: p.Model})
@@ -69,7 +69,8 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 // bytesInterval is the time between two reports of progress in bytes.
 const bytesInterval = 10 * time.Second
 
-// byteProgress returns a function that reports from time to time how much is done, and how long the rest will take.
+// byteProgress returns a function that reports, once in bytesInterval, how much is done and how long the rest will
+// take.
 func byteProgress(w io.Writer, name string) func(done, total int64) {
 	began := time.Now()
 	last := began

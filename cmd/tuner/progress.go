@@ -12,20 +12,21 @@ import (
 	"vllmtuner/tuner"
 )
 
-// A progress shows how far a study is: one line for each trial, and on a terminal a last line with the remaining time.
+// A progress shows the progress of a study: one line for each trial, and on a terminal a last line with the remaining
+// time.
 type progress struct {
 	shown    *render.Progress
-	width    func() int        // of a line, in columns
-	short    map[string]string // names of the searched flags
-	trials   int               // in all
-	finished int
+	width    func() int        // columns of a line
+	short    map[string]string // short names of the searched flags
+	trials   int               // number of trials in the budget
+	finished int               // finished trials, those of earlier processes included
 	best     incumbent
 	began    time.Time
-	ended    time.Time // when the last trial ended
-	measured int       // trials that this process finished
+	ended    time.Time // end of the last trial of this process; began if there is none
+	measured int       // trials finished by this process
 }
 
-// newProgress begins with the trials that the study has already.
+// newProgress returns a progress that counts the finished trials of s.
 func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
 	now := time.Now()
 	p := &progress{
@@ -50,8 +51,8 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 
 // An incumbent is the best trial so far in the present world.
 type incumbent struct {
-	rate    float64 // its capacity; 0 while none has met the SLO
-	version string  // of its server; on a server of another version the search for the best begins again
+	rate    float64 // capacity of the trial; 0 while no trial has met the SLO
+	version string  // server version of the trial; a trial on another version begins a new comparison
 }
 
 func incumbentOf(s studies.Study) (b incumbent) {
@@ -63,9 +64,9 @@ func incumbentOf(s studies.Study) (b incumbent) {
 	return b
 }
 
-// replacedBy makes a finished trial the incumbent if it is better.
+// replacedBy makes a finished trial the incumbent if it is better, and reports whether it did.
 func (b *incumbent) replacedBy(t studies.Trial) bool {
-	if t.Version != "" && t.Version != b.version { // a server that does not start tells no version
+	if t.Version != "" && t.Version != b.version { // a trial whose server did not start has no version
 		*b = incumbent{version: t.Version}
 	}
 	if !t.Met() || t.Result.Capacity.Carried() <= b.rate {
@@ -111,7 +112,7 @@ func (p *progress) watch(e tuner.Event) {
 	}
 }
 
-// step shows what goes on now. A log gets no line that names no step.
+// step shows the current step of the trial. A log gets no line for an empty step.
 func (p *progress) step(text string) {
 	if text == "" && !p.shown.Draws() {
 		return
@@ -121,7 +122,8 @@ func (p *progress) step(text string) {
 	})
 }
 
-// left is the remaining time, from the mean duration of this process's trials; 0 where it is not known.
+// left estimates the remaining time from the mean duration of this process's trials. It returns 0 if the time is
+// unknown.
 func (p *progress) left() time.Duration {
 	todo := p.trials - p.finished
 	if p.measured == 0 || todo <= 0 {
@@ -129,10 +131,4 @@ func (p *progress) left() time.Duration {
 	}
 	each := p.ended.Sub(p.began) / time.Duration(p.measured)
 	return each*time.Duration(todo) - min(each, time.Since(p.ended))
-}
-
-// done removes the last line.
-func (p *progress) done() error {
-	p.shown.End()
-	return nil
 }

@@ -31,9 +31,9 @@ func runCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "run a study, or continue it where it stopped",
 		ArgsUsage: "STUDY.yaml",
 		Description: `Runs the trials of a study file and prints the best args found. Press Ctrl-C
-once to finish the current probe and stop, twice to stop at once. Then, and
-after a kill, the same command continues the study; it repeats no finished
-probe.
+once to finish the current probe and stop, twice to stop at once. Run the same
+command again to continue the study, also after a kill or a crash. It repeats
+no finished probe.
 
 Examples:
   tuner run study.yaml
@@ -72,22 +72,22 @@ type runOptions struct {
 	acceptDrift    bool
 	fromSnapshot   bool
 	takeover       time.Duration // silence after which an owner counts as dead; 0 means the default
-	socket         net.Listener  // at listen; nil without one
+	socket         net.Listener  // the listener of --listen; nil without that flag
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
 }
 
-// runStudy runs a study from its file to its answer. Progress goes to stderr, the answer to stdout.
+// runStudy runs a study and prints its answer to o.stdout. Progress goes to o.stderr.
 func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err error) {
 	p, err := plan.Open(file)
 	if err != nil {
 		return err
 	}
 	if o.listen != "" {
-		if o.socket, err = metrics.Listen(o.listen); err != nil { // before this run owns the study
+		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used fails before this run owns the study
 			return usage("--listen %w", err)
 		}
-		defer o.socket.Close() // the metrics server has usually closed it
+		defer o.socket.Close() // needed only if the run fails before the metrics server, which closes the socket, starts
 	}
 	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -108,7 +108,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
 	defer func() {
-		closeErr := store.Close() // the study may be lost in there, too
+		closeErr := store.Close() // Close may set store.Err, so it runs before the next line
 		err = errors.Join(store.Err(), err, closeErr)
 		stopWatching()
 	}()
@@ -130,7 +130,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// ready does everything between owning the study and starting its first server. stop ends the study's watchers.
+// ready does the work between owning the study and starting its first server. stop ends the study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
 	left, err := live.Reclaim(store.Dir())
 	if err != nil {
@@ -153,7 +153,7 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 	return study, stop, nil
 }
 
-// giveUp stores that a run ended before its first server. Otherwise the study would still be called running.
+// giveUp stores that a run ended before its first server started. Otherwise the study would stay in the state Running.
 func giveUp(store *studies.Store, why error) error {
 	if store.Err() != nil { // another tuner owns it
 		return nil
@@ -170,12 +170,12 @@ func giveUp(store *studies.Store, why error) error {
 	return store.SetState(state, note)
 }
 
-// lostGrace is how long a run may take to end its server after it lost its study. If the study's disk does not answer, the run
-// may never end by itself, because a write to that disk waits for ever.
+// lostGrace is how long a run may take to end its server after it lost its study. A run may never end by itself: a
+// write to a disk that does not answer waits forever.
 const lostGrace = time.Minute
 
-// whileOwned returns a context that ends when this process loses the study, and a function that stops watching for that. A run
-// that does not end within lostGrace is ended with the process; its servers die with it.
+// whileOwned returns a context that ends when this process loses the study, and a function that releases it. If the run
+// does not end within lostGrace after the loss, whileOwned exits the process; the watchdog then kills the servers.
 func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (owned context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	over, gone := make(chan struct{}), make(chan struct{})
@@ -201,7 +201,7 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 	}
 }
 
-// take checks the study, and then makes this run its owner. From then on the Store reports a silent disk.
+// take checks the study and makes this run its owner. From then on the Store reports a disk that does not answer.
 func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun studies.New) (*studies.Store, error) {
 	disks := []string{dir}
 	isNew, err := silent.Watch(ctx, o.stderr, disks, func() (bool, error) {
@@ -214,7 +214,7 @@ func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun st
 	if err != nil {
 		return nil, err
 	}
-	if isNew { // do not begin a study whose flags the server refuses
+	if isNew { // a study whose flags the server refuses must not begin
 		if err := o.checkFlags(ctx, p); err != nil {
 			return nil, err
 		}
@@ -253,7 +253,7 @@ func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*s
 	return store, err
 }
 
-// prepare makes the model ready to load. If the user asks for an end meanwhile, the run is interrupted.
+// prepare makes the model ready to load. It returns trial.ErrInterrupted if the user asks for an end meanwhile.
 func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
@@ -264,11 +264,12 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// watchers returns a function that passes events on to all who watch the study, and one that ends them.
+// watchers starts the progress display and, with --listen, the metrics server. watch passes an event to them; stop ends
+// them.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
 	if o.socket == nil {
-		return progress.watch, progress.done
+		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
 	best := incumbent{}
 	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.replacedBy)
@@ -278,10 +279,10 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 		progress.watch(e)
 		server.Watch(e)
 	}
-	return watch, func() error { return errors.Join(progress.done(), server.Stop()) }
+	return watch, func() error { progress.shown.End(); return server.Stop() }
 }
 
-// conclude stores how the study ended and prints its answer. Without an answer it returns an error.
+// conclude stores the end of the study and prints its answer. If no trial met the SLO, it returns an error.
 func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o runOptions) error {
 	switch {
 	case errors.Is(runErr, trial.ErrInterrupted), errors.Is(runErr, errStoppedNow):
@@ -294,14 +295,14 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if err != nil {
 		return err
 	}
-	_, met := report.Best(study.Present()) // an answer must hold in the present world
+	_, met := report.Best(study.Present()) // trials from before a change of the world do not count
 	state := studies.Done
 	if end.Spent && !met {
 		state = studies.Spent
 	}
 	note := end.Why
 	if len(study.Trials) == planned && !end.Spent {
-		note = "" // the numbers of trials say so
+		note = "" // the number of trials already shows that all were run
 	}
 	if err := store.SetState(state, note); err != nil {
 		return err

@@ -41,67 +41,62 @@ docs/simulator.md lists the kinds.
 
 Example:
   tuner sim serve my/model --sim-profile small-fast --max-num-seqs 64`,
-				Action: func(c *cli.Context) error { return simServe(c, finish) },
+				Action: simAction(finish, simServe),
 			},
 			simCalibrateCommand(finish),
 			{
-				Name:            "engine", // serve starts it, as vLLM starts its engine's process
+				Name:            "engine", // `sim serve` starts this command, as vLLM starts its engine's process
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action:          func(c *cli.Context) error { return simEngine(c, finish) },
+				Action: simAction(finish, func(ctx context.Context, _ *cli.Context, server *vllm.Server, args []string) error {
+					return simEnd(ctx, server.RunEngine(ctx, args))
+				}),
 			},
 			{
-				Name:            "child", // serve starts it for a fault
+				Name:            "child", // `sim serve` starts this command for some faults
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action:          func(c *cli.Context) error { return vllm.RunChild(c.Args().Slice()) },
 			},
 			{
-				Name:            "nvidia-smi", // for a script named nvidia-smi
+				Name:            "nvidia-smi", // a script named nvidia-smi calls this command
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action:          func(c *cli.Context) error { return simNvidiaSMI(c, finish) },
+				Action: simAction(finish, func(ctx context.Context, c *cli.Context, server *vllm.Server, args []string) error {
+					if code := vllm.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
+						return codeError(code)
+					}
+					return nil
+				}),
 			},
 		},
 	}
 }
 
-// simServer returns the server of a command line, and the args that are vLLM's.
-func simServer(c *cli.Context) (server *vllm.Server, args []string, err error) {
-	server, args, err = vllm.FromArgs(c.Args().Slice(), os.Getenv)
-	if err != nil {
-		return nil, nil, usageError{err}
+// simAction runs do with the server that the command line describes, and with the vLLM args of that line.
+func simAction(finish <-chan struct{}, do func(context.Context, *cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		server, args, err := vllm.FromArgs(c.Args().Slice(), os.Getenv)
+		if err != nil {
+			return usageError{err}
+		}
+		server.Reexec = []string{os.Args[0], "sim"}
+		server.Out, server.Err = c.App.Writer, c.App.ErrWriter
+		ctx, cancel := orderly(c.Context, finish)
+		defer cancel()
+		return do(ctx, c, server, args)
 	}
-	server.Reexec = []string{os.Args[0], "sim"}
-	server.Out, server.Err = c.App.Writer, c.App.ErrWriter
-	return server, args, nil
 }
 
-func simServe(c *cli.Context, finish <-chan struct{}) error {
-	server, args, err := simServer(c)
-	if err != nil {
-		return err
-	}
+func simServe(ctx context.Context, c *cli.Context, server *vllm.Server, args []string) error {
 	if help, ok := server.Help(args); ok {
 		fmt.Fprint(c.App.Writer, help)
 		return nil
 	}
-	ctx, cancel := orderly(c.Context, finish)
-	defer cancel()
 	return simEnd(ctx, server.Serve(ctx, args))
 }
 
-func simEngine(c *cli.Context, finish <-chan struct{}) error {
-	server, args, err := simServer(c)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := orderly(c.Context, finish)
-	defer cancel()
-	return simEnd(ctx, server.RunEngine(ctx, args))
-}
-
-// simEnd turns an error of the server into the command's. The server has already printed what vLLM would print.
+// simEnd turns an error of the server into the command's error. The server has already printed vLLM's message.
 func simEnd(ctx context.Context, err error) error {
 	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
 		return usageError{err}
@@ -110,17 +105,4 @@ func simEnd(ctx context.Context, err error) error {
 		return nil
 	}
 	return codeError(vllm.ExitCode(err))
-}
-
-func simNvidiaSMI(c *cli.Context, finish <-chan struct{}) error {
-	server, args, err := simServer(c)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := orderly(c.Context, finish)
-	defer cancel()
-	if code := vllm.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
-		return codeError(code)
-	}
-	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +21,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// defaultProfile is where the calibration to a study of a real server begins.
+// defaultProfile is the profile with which a calibration begins if the study did not simulate its server.
 const defaultProfile = "h200-llama70b-fp8"
 
 func simCalibrateCommand(finish <-chan struct{}) *cli.Command {
@@ -72,7 +71,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if c.Duration("time-limit") <= 0 {
 		return usage("--time-limit %s: give a time above 0, such as 10m", c.Duration("time-limit"))
 	}
-	study, err := readStudy(c)
+	study, err := readStudy(c, studies.ReadSnapshot)
 	if err != nil {
 		return err
 	}
@@ -80,10 +79,11 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	progress := newReplayProgress(c.App.ErrWriter)
-	in.Limit, in.Progress = c.Duration("time-limit"), progress.tell
+	shown := render.NewProgress(c.App.ErrWriter).Quietly()
+	in.Limit, in.Progress = c.Duration("time-limit"), replayProgress(shown)
 	result, err := calibrate.Fit(ctx, in)
-	if err := errors.Join(err, progress.done()); err != nil {
+	shown.End()
+	if err != nil {
 		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
 			return usageError{err}
 		}
@@ -106,7 +106,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	return err
 }
 
-// asPath writes the name of a file so that it is not taken for the name of a built-in profile.
+// asPath writes a file's name with a slash, because a name without one means a built-in profile.
 func asPath(path string) string {
 	if strings.ContainsRune(path, filepath.Separator) {
 		return path
@@ -114,7 +114,7 @@ func asPath(path string) string {
 	return "./" + path
 }
 
-// checkOutput refuses a file that cannot be written, before the long calibration.
+// checkOutput refuses a file that cannot be written. It runs before the calibration, which takes minutes.
 func checkOutput(path string, force bool) error {
 	switch {
 	case path == "":
@@ -125,11 +125,11 @@ func checkOutput(path string, force bool) error {
 	return checkNew(path, force)
 }
 
-// calibrationInput opens the study's workload and its way to measure.
+// calibrationInput opens the study's workload and prepares the replay of its probes.
 func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input, err error) {
 	name := study.Name
 	if strings.HasSuffix(arg, ".yaml") || strings.HasSuffix(arg, ".yml") {
-		name = arg // datasets lie beside the file
+		name = arg // paths of datasets are relative to the study file
 	}
 	file, err := studyfile.Parse(name, []byte(study.File))
 	if err != nil {
@@ -159,24 +159,11 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
 }
 
-// A replayProgress shows how far a calibration is: in the last line of a terminal, else in a line from time to time.
-type replayProgress struct {
-	shown *render.Progress
-	began time.Time
-}
-
-func newReplayProgress(w io.Writer) *replayProgress {
-	return &replayProgress{shown: render.NewProgress(w).Quietly(), began: time.Now()}
-}
-
-// tell is called after each replay. limit is the maximum number of replays.
-func (p *replayProgress) tell(done, limit int) {
-	left := time.Since(p.began) / time.Duration(done) * time.Duration(limit-done)
-	p.shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
-}
-
-// done removes the last line.
-func (p *replayProgress) done() error {
-	p.shown.End()
-	return nil
+// replayProgress returns a function that shows how many replays are done. limit is the maximum number of replays.
+func replayProgress(shown *render.Progress) func(done, limit int) {
+	began := time.Now()
+	return func(done, limit int) {
+		left := time.Since(began) / time.Duration(done) * time.Duration(limit-done)
+		shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
+	}
 }

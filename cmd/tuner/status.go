@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -66,7 +65,8 @@ Examples:
 	}
 }
 
-// rowsOf returns how many trials the table shows, 0 for the default, and in which order. JSON and YAML have all trials.
+// rowsOf returns how many trials the table shows, and in which order; 0 rows means the default. JSON and YAML show all
+// trials.
 func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err error) {
 	order = report.Order(c.String("sort"))
 	if !slices.Contains(report.Orders, order) {
@@ -79,7 +79,7 @@ func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err er
 	if format != "text" {
 		for _, flag := range []string{"watch", "all", "sort"} {
 			if c.IsSet(flag) {
-				return 0, "", usage("--%s is for --output text: %s", flag, fmt.Sprintf("%s output has all trials, by number, and is written once", format))
+				return 0, "", usage("--%s is for --output text: %s output has all trials, by number, and is written once", flag, format)
 			}
 		}
 	}

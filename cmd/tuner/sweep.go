@@ -30,10 +30,11 @@ func sweepCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "measure named configs at every rate of a grid, as manual sweeps do",
 		ArgsUsage: "STUDY.yaml",
 		Description: `Starts one server for each config in the file's sweep section, warms it up,
-and measures it at each rate or concurrency in rising order: p99 tables, what
-keeps the SLO, and the highest rate of each. With server.simulate it takes
-seconds and no GPU. A config that cannot start is a row that says why. Ctrl-C
-once finishes the rate at hand; twice stops at once. Both print what there is.
+and measures it at each rate or concurrency in rising order. Prints p99
+tables, which rates keep the SLO, and the highest such rate of each config.
+With server.simulate it takes seconds and no GPU. If a config cannot start,
+its row says why. Press Ctrl-C once to finish the current rate and stop,
+twice to stop at once. The tables then show the rates that were measured.
 
 Examples:
   tuner sweep docs/examples/phase1.yaml
@@ -41,8 +42,8 @@ Examples:
   tuner sweep sweep.yaml --config phase0,phase1-moderate --out results
 
 Exit codes: 0 done; 1 no config could be measured, or something went wrong;
-2 the file or the command line is wrong; 4 no config kept the SLO at any rate;
-130 interrupted. See docs/sweep.md.`,
+2 the file or the command line is wrong; 4 no config kept the SLO at any
+rate; 130 interrupted. See docs/sweep.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringSliceFlag{Name: "config", Usage: "measure this `NAME` only; may be repeated. The first is the baseline"},
@@ -62,7 +63,7 @@ const (
 	sweepJSON  = "json"
 )
 
-// sweepAction reads the command line, sweeps, and reports whatever was measured.
+// sweepAction reads the command line, sweeps, and reports the measurements, also after an error.
 func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	path, err := oneArg(c, "a study file with a sweep")
 	if err != nil {
@@ -87,7 +88,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	}
 	if dir := c.String("out"); dir != "" {
 		if err := plan.CheckWritable(dir); err != nil {
-			return usage("--out: %w; give a folder that can be written", err)
+			return usage("--out: %w; name a directory that can be written", err)
 		}
 	}
 	r.stderr = c.App.ErrWriter
@@ -104,7 +105,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	return errors.Join(reportSweep(r.sweep, c.App.Writer, format, c.String("out")), err)
 }
 
-// reportSweep writes what was measured, in the wanted format and as files into a folder, if one is given.
+// reportSweep writes the measurements in the given format, and as files into dir unless it is empty.
 func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 	if !s.Begun() {
 		return nil
@@ -116,14 +117,14 @@ func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 	return s.WriteFiles(dir)
 }
 
-// A sweepRun is a sweep with what its servers need.
+// A sweepRun is a sweep with the plan of its servers.
 type sweepRun struct {
 	*plan.Plan
 	sweep  *sweep.Sweep
 	stderr io.Writer
 }
 
-// newSweepRun reads the sweep of a file. only names the configs that are wanted; none means all.
+// newSweepRun reads the sweep of a file. only names the configs to measure; an empty list means all.
 func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	if file.Sweep == nil {
 		return nil, usage("%s has no sweep; add sweep: {configs: {default: {}}, rates: [0.5, 1, 2]}, or search with `tuner run`", file.Path)
@@ -145,7 +146,7 @@ func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	return r, r.check()
 }
 
-// sweepPlan is what each server of the file's sweep goes through.
+// sweepPlan returns the warm-up and the loads that each server of the file's sweep gets.
 func sweepPlan(file *studyfile.File) trial.Sweep {
 	f := file.Sweep
 	s := trial.Sweep{Requests: f.Requests, WarmUp: f.WarmUp.Requests, WarmUpRate: f.WarmUp.Rate, WarmUpCooldown: f.WarmUp.Cooldown, Cooldown: f.Cooldown}
@@ -161,7 +162,7 @@ func sweepPlan(file *studyfile.File) trial.Sweep {
 	return s
 }
 
-// chooseConfigs returns the configs that are wanted.
+// chooseConfigs returns the configs named in only, or all if it is empty.
 func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config, err error) {
 	var names []string
 	for i, c := range file.Sweep.Configs {
@@ -184,10 +185,10 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 	return configs, nil
 }
 
-// check finds what must fail for any config, before GPU time is spent.
+// check refuses a workload that is too short, or too long for a config, before GPU time is spent.
 func (r *sweepRun) check() error {
 	if err := workload.Enough(r.Source, r.sweep.Plan.Requests); err != nil {
-		return usageError{fmt.Errorf("%s: workload: %w", r.File.Path, err)}
+		return usage("%s: workload: %w", r.File.Path, err)
 	}
 	for _, c := range r.sweep.Configs {
 		if c.MaxModelLen > 0 && r.Source.Longest() > c.MaxModelLen {
@@ -197,7 +198,7 @@ func (r *sweepRun) check() error {
 	return nil
 }
 
-// defaultStartUp is how long a server takes to start, before one has.
+// defaultStartUp estimates the start-up time of a server until one has started.
 func defaultStartUp(file *studyfile.File) time.Duration {
 	if profile, err := sim.LoadProfile(file.Server.Simulate); err == nil {
 		return profile.StartUp.Total()
@@ -205,10 +206,11 @@ func defaultStartUp(file *studyfile.File) time.Duration {
 	return plan.TypicalStart
 }
 
-// sweepFolder ends the name of the folder with the servers' logs. No study can have such a name.
+// sweepFolder is the suffix of the directory with the servers' logs. No study can have such a name, because of the
+// underscore.
 const sweepFolder = "_sweep"
 
-// measure measures the configs. What was measured stands, whatever the error is.
+// measure measures the configs. The sweep keeps all measurements made before an error.
 func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root string) error {
 	dir := filepath.Join(root, r.File.Name+sweepFolder)
 	if r.File.Server.Simulate == "" {
@@ -231,14 +233,14 @@ func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root str
 	}, finish, r.stderr)
 }
 
-// prepare ends the processes that a killed sweep left, checks the machine, and brings the model near.
+// prepare ends the processes that a killed sweep left, checks the machine, and makes the model ready to load.
 func (r *sweepRun) prepare(ctx context.Context, finish <-chan struct{}, dir string) error {
 	left, err := live.Reclaim(dir)
 	if err != nil {
 		return err
 	}
 	if left > 0 {
-		fmt.Fprintf(r.stderr, "ended %s of a server that a killed sweep had left behind\n", render.Count(left, "process"))
+		fmt.Fprintf(r.stderr, "ended %s of a server that a killed sweep had left\n", render.Count(left, "process"))
 	}
 	err = r.CheckMachine(ctx, func(name, format string, args ...any) {
 		if name == plan.Warning {

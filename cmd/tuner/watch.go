@@ -14,20 +14,20 @@ import (
 	"vllmtuner/studies/report"
 )
 
-// viewing is set while a command only shows something. When the user ends it, there is nothing to finish, so main says nothing.
+// viewing is true while `tuner status --watch` runs. It has no step to finish, so main does not announce one after
+// Ctrl-C.
 var viewing atomic.Bool
 
 // watchInterval is how often a watched study is read.
 const watchInterval = 2 * time.Second
 
-// watchStudy shows a study until it ends or the user ends the command. On a terminal each status replaces the one before it.
-// Elsewhere the status is written again when something has changed.
+// watchStudy shows a study until it ends or the user ends the command. On a terminal each status replaces the one
+// before it. Elsewhere, such as in a file, a status is written whenever the study has changed.
 func watchStudy(c *cli.Context, read func() (studies.Study, error), options func(studies.Study) report.Options) error {
 	viewing.Store(true)
 	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
 	defer stop()
 	page := render.NewPage(c.App.Writer)
-	last := ""
 	for {
 		study, err := read()
 		if err != nil {
@@ -39,20 +39,22 @@ func watchStudy(c *cli.Context, read func() (studies.Study, error), options func
 			page.Leave()
 			return err
 		}
-		last = text.String()
+		last := text.String()
 		if study.State != studies.Running {
 			return page.End(last)
 		}
 		if err := page.Show(last, versionOf(study)); err != nil {
 			return err
 		}
-		if !sleep(ctx, watchInterval) {
+		select {
+		case <-ctx.Done():
 			return page.End(last)
+		case <-time.After(watchInterval):
 		}
 	}
 }
 
-// versionOf differs between two readings of a study unless nothing but ages has changed.
+// versionOf returns a text that changes when the study changes, but not when only ages have changed.
 func versionOf(study studies.Study) string {
 	word, _ := report.StateOf(study)
 	return fmt.Sprint(word, study.ID, study.Commits)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"vllmtuner/bench"
@@ -20,7 +19,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// starter returns what starts the plan's servers: simulated in virtual time, or real with their files in dir.
+// starter returns the function that starts the plan's servers: simulated ones in virtual time, or real ones with their
+// files in dir.
 func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	if name := p.File.Server.Simulate; name != "" {
 		profile, err := sim.LoadProfile(name)
@@ -34,7 +34,7 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 		server, load, err := rig.Start(ctx, launch)
 		if _, tooLong := errors.AsType[*bench.PreflightError](err); tooLong {
-			err = usageError{fmt.Errorf("%s: workload: %w", p.File.Path, err)}
+			err = usage("%s: workload: %w", p.File.Path, err)
 		}
 		return server, load, err
 	}, nil
@@ -61,7 +61,7 @@ func liveRig(p *plan.Plan, dir string) *live.Rig {
 	return rig
 }
 
-// studyOf joins a plan and a store to a study that can run.
+// studyOf builds a study from its plan and its store.
 func studyOf(p *plan.Plan, store *studies.Store, o runOptions, observe func(tuner.Event)) (*tuner.Study, error) {
 	runner := p.Runner()
 	var err error

@@ -13,19 +13,19 @@ import (
 	"testing"
 )
 
-// recordVariable names a directory in which each command of the scripts stores its output.
-const recordVariable = "TUNER_TEST_EAR"
+// recordVariable is an environment variable: the directory in which each command of the scripts stores its output.
+const recordVariable = "TUNER_TEST_RECORD"
 
-// recordedMain is main. If recordVariable is set, it also stores the output.
+// recordedMain runs main. If recordVariable is set, it also stores the output.
 func recordedMain() {
 	dir := os.Getenv(recordVariable)
 	if dir == "" {
 		main()
 		return
 	}
-	heard, err := os.CreateTemp(dir, "heard-")
+	record, err := os.CreateTemp(dir, "record-")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "no ear:", err)
+		fmt.Fprintln(os.Stderr, "record the output:", err)
 		os.Exit(exitFailed)
 	}
 	var copies sync.WaitGroup
@@ -34,13 +34,13 @@ func recordedMain() {
 		if err != nil {
 			panic(err)
 		}
-		copies.Go(func() { forward(io.MultiWriter(to, heard), from) })
+		copies.Go(func() { forward(io.MultiWriter(to, record), from) })
 		return in
 	}
 	stdout, stderr := os.Stdout, os.Stderr
 	os.Stdout, os.Stderr = tee(stdout), tee(stderr)
 	code := run()
-	for _, in := range []*os.File{os.Stdout, os.Stderr} { // a child may hold these open for longer
+	for _, in := range []*os.File{os.Stdout, os.Stderr} { // closing is not enough: a child may keep the pipes open
 		_, _ = in.WriteString(endOfText)
 	}
 	copies.Wait()
@@ -55,30 +55,30 @@ func forward(to io.Writer, from io.Reader) {
 	for lines := bufio.NewReader(from); ; {
 		line, err := lines.ReadString('\n')
 		text, ended := strings.CutSuffix(line, endOfText)
-		_, _ = io.WriteString(to, text) // like a command whose reader has gone
+		_, _ = io.WriteString(to, text) // an error means that the reader has ended
 		if ended || err != nil {
 			return
 		}
 	}
 }
 
-// bannedForms are forms that no command prints, with what it prints instead.
+// bannedForms are texts that no command may print, each with the text to print instead.
 var bannedForms = []struct {
 	form    *regexp.Regexp
 	instead string
 }{
 	{regexp.MustCompile(`[+-]0 %`), "0 % without a sign"},
-	{regexp.MustCompile(`(?:^|[^0-9.,/-])1 (?:probe|trial|stud(?:ie)|request|config|prior|process(?:e)|load|run|file|parameter|commit|verdict|worker)s\b`), "one thing in the singular"},
-	{regexp.MustCompile(`\[[0-9]+m?[0-9]*s:[0-9]+m?[0-9]*s\]`), "the time that is left in words"},
-	{regexp.MustCompile(`\b0 ?s left`), "nothing, where less than a second is left"},
+	{regexp.MustCompile(`(?:^|[^0-9.,/-])1 (?:probe|trial|stud(?:ie)|request|config|prior|process(?:e)|load|run|file|parameter|commit|verdict|worker)s\b`), "the singular after 1"},
+	{regexp.MustCompile(`\[[0-9]+m?[0-9]*s:[0-9]+m?[0-9]*s\]`), "the remaining time in words"},
+	{regexp.MustCompile(`\b0 ?s left`), "no remaining time below one second"},
 	{regexp.MustCompile(`\b[0-9]+(?:m[0-9]+)?s (?:ago|left)`), "2 min 10 s"},
 }
 
-// checkRecorded finds bannedForms in all stored output.
+// checkRecorded fails the test for each of bannedForms in the stored output.
 func checkRecorded(t *testing.T, dir string) {
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) == 0 {
-		t.Errorf("no command was heard, %v", err)
+		t.Errorf("no output was recorded, %v", err)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(filepath.Join(dir, file.Name()))
@@ -103,11 +103,11 @@ func bannedIn(text string) (all []string) {
 	return slices.Compact(all)
 }
 
-// The check finds each form.
+// bannedIn finds each of bannedForms, and does not complain about similar texts.
 func TestBannedFormsAreFound(t *testing.T) {
 	for _, text := range []string{"95 %: -0 % to +5 %", "study x, 1 trials done", "(1 probes)", "[34s:0s]", "about 0s left", "0 s left", "stored 2m10s ago"} {
 		if len(bannedIn(text)) == 0 {
-			t.Errorf("in %q nothing is found", text)
+			t.Errorf("bannedIn(%q) finds nothing", text)
 		}
 	}
 	for _, text := range []string{"0 %", "-10 %", "11 trials", "0.1 requests", "1 trial done", "10 s left", "about 20 s left", "2 min 10 s ago"} {
@@ -117,7 +117,7 @@ func TestBannedFormsAreFound(t *testing.T) {
 	}
 }
 
-// The documents and the golden files have no bannedForms either.
+// The documents and the golden files contain none of bannedForms.
 func TestNoTextHasBannedForms(t *testing.T) {
 	for _, pattern := range []string{"studies/report/testdata/*.golden", "serverctl/doctor/testdata/*.txt", "docs/*.md", "README.md"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))
