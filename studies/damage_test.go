@@ -25,7 +25,7 @@ func varied(t *testing.T) (dir string) {
 	try(t, err)
 	elsewhere := aTrial(0)
 	elsewhere.Probes, elsewhere.Result = append(elsewhere.Probes, aProbe(0, 3)), aResult(3)
-	try(t, s.AddPriors([]Source{{Name: "results", Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
+	try(t, s.AddPriors([]Source{{Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
 	random := rand.New(rand.NewPCG(1, 1))
 	for n := range 3 {
 		version, change := "0.14.1", Change{}

@@ -125,7 +125,7 @@ func TestPriorsKeepTheSLO(t *testing.T) {
 	try(t, err)
 	prior := aTrial(0)
 	prior.Origin, prior.State, prior.Result = Prior, Done, aResult(2)
-	try(t, s.AddPriors([]Source{{Name: "a", Path: "/a", Trials: []Trial{prior}}}), s.Close())
+	try(t, s.AddPriors([]Source{{Path: "/a", Trials: []Trial{prior}}}), s.Close())
 	is.World = map[string]string{"model": "other", "slo": "60 ms"}
 	s, _, err = Open(context.Background(), dir, is, Options{})
 	try(t, err, s.Close())

@@ -170,10 +170,7 @@ func (r *reading) loadEvents() error {
 		return err
 	}
 	return r.all(eventsTable, func(row cells) error {
-		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
-		if len(e.Changes) > 0 {
-			e.Text = e.Changes.String()
-		}
+		e := Event{Kind: row.text(2), Note: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
 		if parseTime(row.text(1), &e.Time) != nil {
 			return unreadable(eventsTable, row)
 		}

@@ -162,6 +162,12 @@ CREATE TABLE changes (
 	sum          INTEGER NOT NULL,
 	PRIMARY KEY (event, seq)
 ) STRICT;
+CREATE TABLE sources (
+	name  TEXT PRIMARY KEY, -- priors.source
+	path  TEXT NOT NULL,    -- the file or directory that was read
+	world INTEGER,          -- which world of the study at path; NULL: it has one world, or is no study
+	sum   INTEGER NOT NULL
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -170,7 +176,8 @@ const countsCommits = 2
 // hasSums is the first version whose rows carry checksums.
 const hasSums = 4
 
-// hasChanges is the first version that stores changes of the world as values. Before, each was a line in an event's text.
+// hasChanges is the first version that stores changes of the world, and the paths of priors, as values. Before, a change was a line in an
+// event's text, and a path was the beginning of a source's name.
 const hasChanges = 5
 
 // application is SQLite's application_id for a schema version. It differs for each version, so that a damaged version shows.
@@ -269,7 +276,7 @@ func migrate(db *sql.DB) error {
 			case hasSums:
 				return tx.sealAll()
 			case hasChanges:
-				return tx.inOldStudy((*transaction).splitChanges)
+				return tx.inOldStudy(func(tx *transaction) error { return errors.Join(tx.splitChanges(), tx.splitSources()) })
 			}
 			return nil
 		})

@@ -98,7 +98,7 @@ func TestEachOlderSchemaGoesOn(t *testing.T) {
 				t.Errorf("read from its snapshot the trials are\n%+v, want\n%+v", study.Trials, want)
 			}
 			for i, e := range study.Events {
-				if e.Kind+" "+e.Text != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
+				if e.Kind+" "+e.Text() != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
 					t.Errorf("event %d is %+v, want %q", i, e, events[i])
 				}
 			}

@@ -61,7 +61,7 @@ func compareSnapshots(t *testing.T, every int) {
 				try(t, s.Record(n, aLongProbe(seq, random)))
 			}
 			if round%10 == 3 {
-				try(t, s.AddPriors([]Source{{Name: "elsewhere", Path: "elsewhere", Trials: []Trial{aTrial(n)}}}))
+				try(t, s.AddPriors([]Source{{Path: "elsewhere", Trials: []Trial{aTrial(n)}}}))
 			}
 			try(t, s.Finish(n, aResult(float64(n))))
 			newest, _, err := newest(dir, loadStudy)

@@ -77,9 +77,17 @@ type Study struct {
 type Event struct {
 	Time    time.Time
 	Kind    string
-	Text    string  // for a person; a line for each of Changes
-	Trial   int     // number of the first trial that began after it
-	Changes Changes // of Drift, and of noted facts
+	Note    string  // for a person; "" when Changes say it
+	Trial   int     // number of the first trial that began after the event
+	Changes Changes // of the kinds drift and noted; nil for others
+}
+
+// Text describes the event for a person: the Note, or a line for each of the Changes.
+func (e Event) Text() string {
+	if len(e.Changes) > 0 {
+		return e.Changes.String()
+	}
+	return e.Note
 }
 
 // Kinds of Event.

@@ -249,7 +249,7 @@ func TestWorldChanged(t *testing.T) {
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	i := slices.IndexFunc(study.Events, func(e Event) bool { return e.Kind == Drift })
-	if i < 0 || study.Events[i].Trial != 1 || !strings.Contains(study.Events[i].Text, "vllm: 0.14.1 → 0.33.0") {
+	if i < 0 || study.Events[i].Trial != 1 || !strings.Contains(study.Events[i].Text(), "vllm: 0.14.1 → 0.33.0") {
 		t.Errorf("the events are %+v, want the drift before trial 1", study.Events)
 	}
 	if !reflect.DeepEqual(study.World, changed.World) || study.Seed != 8 {

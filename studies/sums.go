@@ -41,10 +41,11 @@ var (
 	eventsTable = newTable("events", "event %v", 1, `id time kind text trial`)
 
 	changesTable = newTable("changes", "change %[2]v of event %[1]v", 2, `event seq fact was now was_in_trial`)
+	sourcesTable = newTable("sources", "the source %v", 1, `name path world`)
 )
 
 // heldTables are the tables whose rows and sums are in the study's row.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable}
+var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable, sourcesTable}
 
 // column returns the index of a column of the table.
 func (t *table) column(name string) int { return slices.Index(t.columns, name) }

@@ -120,7 +120,6 @@ func (s Study) Changes() (all []Event) {
 			continue
 		}
 		e.Changes = s.ChangesBefore(e.Trial)
-		e.Text = e.Changes.String()
 		switch last := len(all) - 1; {
 		case len(e.Changes) == 0:
 		case last >= 0 && all[last].Trial == e.Trial:

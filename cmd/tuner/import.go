@@ -176,7 +176,7 @@ func storePriors(ctx context.Context, dir string, begun studies.New, takeover ti
 	var some []studies.Source
 	for _, s := range sources {
 		if len(s.Taken) > 0 {
-			some = append(some, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Trials()})
+			some = append(some, studies.Source{Path: s.Path, World: s.World, Trials: s.Trials()})
 		}
 	}
 	return store.AddPriors(some)

@@ -3,9 +3,11 @@ package main
 import (
 	"archive/zip"
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -24,7 +26,7 @@ const (
 	schema4After  = schema4Head + "5,sampler,done,measured,,2,63,16.3,exact,3.7324323004743736,16.3,16.3,18.9,p99 TTFT,38.22979421336,50384\n"
 )
 
-// This tuner reads a study of schema 4 as the old one did, resumes it, and finds what the old one found.
+// This tuner reads a study of schema 4 as the old tuner did, resumes it, and measures what the old tuner measured.
 func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	files, err := zip.OpenReader("testdata/schema-4-study.zip")
 	if err != nil {
@@ -37,14 +39,7 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	}
 	check := func(want string) {
 		t.Helper()
-		var got strings.Builder
-		for line := range strings.Lines(command(t, "export", "small", "--root", root, "-f", "csv")) {
-			fields := strings.Split(strings.TrimSpace(line), ",")
-			got.WriteString(strings.Join(fields[:16], ",") + "\n")
-		}
-		if got.String() != want {
-			t.Errorf("the trials are\n%swant\n%s", got.String(), want)
-		}
+		checkOldTrials(t, command(t, "export", "small", "--root", root, "-f", "csv"), want)
 		var best struct {
 			Best   struct{ Number int }
 			Drifts []struct{ Text string }
@@ -55,7 +50,7 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 		}
 		drifts := []struct{ Text string }{{"server args: (nothing) → --max-model-len=1536"}}
 		if best.Best.Number != 2 || !slices.Equal(best.Drifts, drifts) || len(best.Priors) != 1 || best.Priors[0].Source != "elsewhere.db" {
-			t.Errorf("the best is %+v", best)
+			t.Errorf("best = %+v, want trial 2, one drift and the priors of elsewhere.db", best)
 		}
 	}
 	check(schema4Before)
@@ -64,4 +59,34 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "small", "backup", "schema-4.db")); err != nil {
 		t.Errorf("the old database was not kept: %v", err)
 	}
+}
+
+// checkOldTrials compares the first columns of an exported table with what the old tuner exported. They are equal, except that the interval
+// bounds of trial 5 may differ by 1 %: this tuner measures it, and takes Student's t from gonum, which is up to 0.7 % from the old table.
+func checkOldTrials(t *testing.T, table, want string) {
+	t.Helper()
+	got := strings.Split(strings.TrimSpace(table), "\n")
+	for i, line := range strings.Split(strings.TrimSpace(want), "\n") {
+		wanted := strings.Split(line, ",")
+		if i >= len(got) {
+			t.Fatalf("the table ends before %s", line)
+		}
+		is := strings.Split(got[i], ",")[:len(wanted)]
+		for j, cell := range is {
+			isBound := wanted[0] == "5" && (j == 9 || j == 10) // lowest_rps, highest_rps
+			if cell != wanted[j] && !(isBound && within1Percent(cell, wanted[j])) {
+				t.Errorf("the tuner exports\n%s\nwant\n%s", strings.Join(is, ","), line)
+				break
+			}
+		}
+	}
+	if lines := strings.Count(want, "\n"); len(got) != lines {
+		t.Errorf("the table has %d lines, want %d", len(got), lines)
+	}
+}
+
+func within1Percent(is, want string) bool {
+	a, err := strconv.ParseFloat(is, 64)
+	b, err2 := strconv.ParseFloat(want, 64)
+	return err == nil && err2 == nil && math.Abs(a-b) <= 0.01*b
 }

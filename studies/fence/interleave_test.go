@@ -421,7 +421,7 @@ func TestNothingCanBeLeftOut(t *testing.T) {
 		"O_EXCL":                      {coarse: true, values: few, more: more[:1], sloppy: true},
 		"acknowledgement by a slot":   {coarse: true, values: few[:1], manner: manner{unacknowledged: true}},
 		"slot after the commit":       {coarse: true, values: few[:1], manner: manner{tooEarly: true}},
-		"claims that stay":            {long: true, coarse: true, values: few[:1], more: []string{"b1", "b2", "b3"}, manner: manner{prunesClaim: true}},
+		"claims that stay":            {coarse: true, values: few[:1], more: more, manner: manner{prunesClaim: true}},
 		"newest slot that stays":      {coarse: true, values: few, more: more[:1], manner: manner{prunesNewest: true}},
 	} {
 		t.Run(name, func(t *testing.T) {

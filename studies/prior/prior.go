@@ -38,6 +38,7 @@ type Reader struct {
 type Source struct {
 	Name  string // that the user knows it by
 	Path  string // that it was read from; of several files read together a name of theirs alone
+	World int    // as in studies.Source
 	Kind  Kind
 	Taken []Taken
 	Left  []Left
