@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +61,25 @@ func hasStudyFiles(dir string) (found, hidden bool) {
 		hidden = hidden || errors.Is(err, fs.ErrPermission)
 	}
 	return found, hidden
+}
+
+// OtherName returns a warning when the study in a directory has another name than the directory, and "" otherwise. A link to the directory
+// may have the study's name. In the trash a time follows the name.
+func OtherName(dir string, study Study) string {
+	path, err := filepath.Abs(dir)
+	if err != nil || study.Name == "" {
+		return ""
+	}
+	names := []string{filepath.Base(path)}
+	if path, err = filepath.EvalSymlinks(path); err == nil {
+		names = append(names, filepath.Base(path))
+	}
+	isDeleted := filepath.Base(filepath.Dir(path)) == TrashDir && strings.HasPrefix(filepath.Base(path), study.Name+"-")
+	if slices.Contains(names, study.Name) || isDeleted {
+		return ""
+	}
+	return fmt.Sprintf("%s holds the study %q: the figures are those of %s; if the directory was renamed or copied, name it %s again; "+
+		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name, study.Name)
 }
 
 // Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the study has an owner, the

@@ -60,6 +60,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 			entry.Error = render.Error(err)
 		} else {
 			entry = report.NewEntry(name, study, reportOptions(study))
+			entry.OtherName = studies.OtherName(dir, study)
 		}
 		entry.Link, _ = os.Readlink(dir) // nearly none is a link
 		list.Studies = append(list.Studies, entry)

@@ -25,12 +25,15 @@ func readStudy(c *cli.Context) (studies.Study, error) {
 		return studies.Study{}, err
 	}
 	study, err := studies.ReadLive(c.Context, dir, studies.ReadSnapshot)
-	warnBehind(c.App.ErrWriter, study)
+	warnReader(c.App.ErrWriter, dir, study)
 	return study, err
 }
 
-// warnBehind warns that a study is shown from an older snapshot.
-func warnBehind(w io.Writer, study studies.Study) {
+// warnReader warns that the study in dir has another name, or is shown from an older snapshot. Without a study it does nothing.
+func warnReader(w io.Writer, dir string, study studies.Study) {
+	if other := studies.OtherName(dir, study); other != "" {
+		fmt.Fprintln(w, "warning:", other)
+	}
 	if study.Behind != "" {
 		fmt.Fprintf(w, "warning: %s\nshown is the snapshot of %s; the rest appears when the study continues\n",
 			study.Behind, study.Updated.Local().Format(time.DateTime))
@@ -38,14 +41,14 @@ func warnBehind(w io.Writer, study studies.Study) {
 }
 
 // readSummary reads what a report needs: the probes of only those trials that whole names, and no long lists in them.
-func readSummary(c *cli.Context, whole func(studies.Study) []int) (studies.Study, error) {
+func readSummary(c *cli.Context, warnings io.Writer, whole func(studies.Study) []int) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
 		return studies.Study{}, err
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // saves a third of the time for a long study; the command ends soon
 	study, err := studies.ReadLive(c.Context, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
-	warnBehind(c.App.ErrWriter, study)
+	warnReader(warnings, dir, study)
 	return study, err
 }
 
