@@ -36,7 +36,8 @@ func beginHalf(t *testing.T, path string) {
 	}
 }
 
-// If the database and all snapshots are damaged, the copy in an older epoch is offered, and the study goes on from it as the error says.
+// If the database and all snapshots are damaged, the copy in an older epoch is offered, and the study goes on from it
+// as the error says.
 func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 	for name, hot := range map[string]bool{"as it was left": false, "with half a transaction": true} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,8 @@ import (
 	"testing"
 )
 
-// varied returns a study with rows in every table: priors, a changed world, finished trials, a half-done one. Its snapshots have a base and deltas.
+// varied returns a study with rows in every table: priors, a changed world, finished trials, a half-done one. Its
+// snapshots have a base and deltas.
 func varied(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -202,8 +203,9 @@ func TestExpandingIsBounded(t *testing.T) {
 	wantError(t, expand(tooLong, new(string)), "it expands to more than 64 MiB")
 }
 
-// TestDamageIsFound overwrites bytes of a study's databases and snapshots. A reader must then get the newest study, or an older one with a
-// warning, or an error that says damaged. A run must go on, from a snapshot if its database is useless.
+// TestDamageIsFound overwrites bytes of a study's databases and snapshots. A reader must then get the newest study, or
+// an older one with a warning, or an error that says damaged. A run must go on, from a snapshot if its database is
+// useless.
 func TestDamageIsFound(t *testing.T) {
 	t.Parallel()
 	dir := varied(t)

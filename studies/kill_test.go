@@ -20,7 +20,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the role in childRole.
+// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the
+// role in childRole.
 const (
 	childDir      = "STUDIES_TEST_CHILD_DIR"
 	childRole     = "STUDIES_TEST_ROLE"
@@ -295,7 +296,8 @@ func TestTwoBeginAtOnce(t *testing.T) {
 	}
 }
 
-// Files of killed tuners are removed after an hour, except the lock of a living owner and the user's files. A released study has few slots.
+// Files of killed tuners are removed after an hour, except the lock of a living owner and the user's files. A released
+// study has few slots.
 func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -11,7 +11,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// If another process has a lease of a file, as the NFS server has for its clients, opening it waits until the lease is given back.
+// If another process has a lease of a file, as the NFS server has for its clients, opening it waits until the lease is
+// given back.
 func TestALeaseIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")

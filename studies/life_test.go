@@ -10,7 +10,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed: nobody holds the lock there.
+// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed: nobody holds
+// the lock there.
 func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
 	live := func(dir string) Study {
 		t.Helper()

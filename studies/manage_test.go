@@ -249,7 +249,8 @@ func TestLostAndFoundIsNoStudy(t *testing.T) {
 // exported is the error of an Export.
 func exported(_ Study, err error) error { return err }
 
-// harmProbes zeroes a page of a snapshot that the trials' summaries do not need, so that only a reader of the probes finds the damage.
+// harmProbes zeroes a page of a snapshot that the trials' summaries do not need, so that only a reader of the probes
+// finds the damage.
 func harmProbes(t *testing.T, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -290,8 +291,8 @@ func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	return dir, all
 }
 
-// A damaged snapshot is not exported as if it were whole. An older one is exported, with a warning. If all are damaged, the error says how to
-// publish the study again.
+// A damaged snapshot is not exported as if it were whole. An older one is exported, with a warning. If all are damaged,
+// the error says how to publish the study again.
 func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	dir, all := inOneBase(t)
 	newest := filepath.Join(dir, all[0].file())

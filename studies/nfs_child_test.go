@@ -17,7 +17,8 @@ import (
 	"vllmtuner/studies/nfslab/pause"
 )
 
-// Settings of a child on real NFS: where it waits, as POINT:PAGE:FILE; for a plain database, its journal mode and number of commits.
+// Settings of a child on real NFS: where it waits, as POINT:PAGE:FILE; for a plain database, its journal mode and
+// number of commits.
 const (
 	childPause   = "STUDIES_TEST_PAUSE"
 	childJournal = "STUDIES_TEST_JOURNAL"
@@ -106,7 +107,8 @@ func lookPlain(dir string) error {
 	return db.Close()
 }
 
-// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as acknowledged.
+// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as
+// acknowledged.
 func verifyPlain(dir string) error {
 	db, err := openPlain(dir, "rw")
 	if err != nil {
@@ -134,7 +136,8 @@ func verifyPlain(dir string) error {
 	return db.Close()
 }
 
-// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of its log).
+// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of
+// its log).
 func powerOff(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -33,7 +33,8 @@ func TestPriorsAreKeptBySource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A study may have other worlds at its next import. Its priors of all former worlds are replaced, and no other path's.
+	// A study may have other worlds at its next import. Its priors of all former worlds are replaced, and no other
+	// path's.
 	for _, sources := range [][]Source{
 		{{"c", 2, []Trial{of("5", 5)}}, {"c", 1, []Trial{of("6", 6)}}},
 		{{"c", 0, []Trial{of("7", 7)}}, {"c, worldwide", 0, []Trial{of("8", 8)}}},
@@ -67,7 +68,8 @@ func TestPriorsAreKeptBySource(t *testing.T) {
 	}
 }
 
-// Before schema 5 a source's path and world were in its name alone. The migration finds them, so that an import replaces these priors too.
+// Before schema 5 a source's path and world were in its name alone. The migration finds them, so that an import
+// replaces these priors too.
 func TestSourcesOfOlderSchemas(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	s, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})

@@ -23,7 +23,8 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// left makes a study with a finished trial and a probe of the next one. Its newest snapshot has the finished trial only.
+// left makes a study with a finished trial and a probe of the next one. Its newest snapshot has the finished trial
+// only.
 func left(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -270,7 +271,8 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	}
 }
 
-// A header with an impossible schema is damage like any other: readers use an older snapshot, and the owner its database.
+// A header with an impossible schema is damage like any other: readers use an older snapshot, and the owner its
+// database.
 func TestASchemaThatCannotBe(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

@@ -15,7 +15,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// older makes a database of an older schema at a path, from what a tuner of that schema wrote at the end of a small study.
+// older makes a database of an older schema at a path, from what a tuner of that schema wrote at the end of a small
+// study.
 func older(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))

@@ -162,7 +162,8 @@ func TestWhatIsBehindIsSaidToBe(t *testing.T) {
 	}
 }
 
-// A pipe or a huge file in the place of a study's file neither blocks a reader nor fills its memory. Readers use other snapshots, and a run says it.
+// A pipe or a huge file in the place of a study's file neither blocks a reader nor fills its memory. Readers use other
+// snapshots, and a run says it.
 func TestAPipeInTheStudysDirectoryIsNotWaitedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		at     func(dir string, newest snapshot) string

@@ -191,7 +191,7 @@ func (w *world) checkEnd() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		h, err := last.takeOver(stepsWithout())
+		lease, err := last.takeOver(stepsWithout())
 		if w.loses && errors.Is(err, ErrLost) {
 			return // the takeover reports the loss, as it must
 		}
@@ -371,8 +371,8 @@ func (s setup) scenario() scenario {
 		for _, one := range w.actors {
 			one.prunes = s.prunes
 		}
-		h := a.ownFirst(s.before)
-		leases[w] = h
+		lease := a.ownFirst(s.before)
+		leases[w] = lease
 		for _, other := range w.actors[1:] {
 			other.listed[SlotDir] = w.names(SlotDir)
 			other.staleCache, other.ignoresExcl = s.staleCache, s.ignoresExcl

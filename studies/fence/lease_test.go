@@ -167,7 +167,7 @@ func mustTake(t *testing.T, c *client, name string) *Lease {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	return lease
 }
 
 func try(t *testing.T, errs ...error) {
