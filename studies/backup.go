@@ -98,8 +98,8 @@ func (b *epochBackup) scan(db *sql.DB) error {
 	return parseTime(updated, &b.updated)
 }
 
-// offer says how to go on from the backup: as a study of the first schema, with the database in the study's directory itself. It needs
-// a directory of its own, because this one's slots belong to newer epochs.
+// offer says how to go on from the backup: as a study of the first schema, with the database in the study's directory
+// itself. It needs a directory of its own, because this one's slots belong to newer epochs.
 func (b *epochBackup) offer(acknowledged int64) string {
 	files := space.ShellWord(b.path)
 	if b.hot {

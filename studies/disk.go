@@ -21,8 +21,9 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB (docs/evidence/store.md). A thousand trials
-// with five probes each take 22 MB, their snapshot as much again, and the next snapshot too while it is made.
+// minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB
+// (docs/evidence/store.md). A thousand trials with five probes each take 22 MB, their snapshot as much again, and the
+// next snapshot too while it is made.
 const minFree = 64 << 20
 
 // slowCommit is the longest time for a small write to a healthy disk, also over a network.
@@ -45,8 +46,8 @@ func prepare(dir string) (Disk, error) {
 	return disk, err
 }
 
-// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. Found later, it would end a run that
-// has begun a new epoch already.
+// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. Found later, it
+// would end a run that has begun a new epoch already.
 func checkOwn(dir string) error {
 	for _, part := range []struct {
 		name string
@@ -101,7 +102,8 @@ func checkDatabases(dir string) error {
 	return nil
 }
 
-// whose says who owns a directory that this user may not write to, or the nearest visible one above it. It returns "" for other errors.
+// whose says who owns a directory that this user may not write to, or the nearest visible one above it. It returns ""
+// for other errors.
 func whose(err error, dir string) string {
 	info, statErr := os.Stat(dir)
 	for statErr != nil && dir != filepath.Dir(dir) {
@@ -146,8 +148,8 @@ func makeDir(dir string) error {
 // sweepAfter is far longer than any temporary file is needed. The disk's own clock measures it.
 const sweepAfter = time.Hour
 
-// leftovers are the names of files that a killed tuner leaves: from a check, half a snapshot, locks that nobody holds. SQLite has a journal
-// beside a database that it makes. Other names are the user's.
+// leftovers are the names of files that a killed tuner leaves: from a check, half a snapshot, locks that nobody holds.
+// SQLite has a journal beside a database that it makes. Other names are the user's.
 var leftovers = []struct {
 	dir  string
 	name *regexp.Regexp
@@ -225,9 +227,10 @@ func (d Disk) Owners() string {
 	return "shared, without locks: a killed run is taken over after --takeover-after"
 }
 
-// ExamineDisk describes the disk of a directory for a study. It returns an error for a disk that cannot keep a study: one that cannot be
-// written and synced, that makes an existing file again, that has less free space than a study needs, or whose mount options lose writes.
-// If the directory does not exist yet, it examines the nearest one above. It leaves nothing behind.
+// ExamineDisk describes the disk of a directory for a study. It returns an error for a disk that cannot keep a study:
+// one that cannot be written and synced, that makes an existing file again, that has less free space than a study
+// needs, or whose mount options lose writes. If the directory does not exist yet, it examines the nearest one above. It
+// leaves nothing behind.
 func ExamineDisk(dir string) (d Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -271,8 +274,8 @@ func slow(commit time.Duration) []string {
 		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
-// takeLock takes the lock or says who has it. It uses flock and not fcntl: a flock belongs to the open file, so that no other open and
-// close of the same file in this process can lose it.
+// takeLock takes the lock or says who has it. It uses flock and not fcntl: a flock belongs to the open file, so that no
+// other open and close of the same file in this process can lose it.
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, rights.File(filepath.Dir(path)))
 	if err != nil {
@@ -301,8 +304,9 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is found before GPU time is
-// spent. It also checks that O_EXCL refuses an existing file, because ownership depends on that.
+// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is
+// found before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on
+// that.
 func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
@@ -330,7 +334,8 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	return median(all), nil
 }
 
-// checkFree returns an error when the disk has less free space than a study needs: the one in the directory, or a new one.
+// checkFree returns an error when the disk has less free space than a study needs: the one in the directory, or a new
+// one.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -350,8 +355,8 @@ func checkFree(dir string) error {
 	return nil
 }
 
-// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It takes the largest
-// file of each kind for the newest whole one.
+// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It
+// takes the largest file of each kind for the newest whole one.
 func copiedSize(dir string) (size uint64, err error) {
 	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
 		var largest int64
@@ -380,8 +385,8 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is held until it is
-// closed or the process is gone. Lock returns ErrOwned when another process has it.
+// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is
+// held until it is closed or the process is gone. Lock returns ErrOwned when another process has it.
 func Lock(dir string) (io.Closer, error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err

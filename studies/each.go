@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it, without whole trials,
-// and with an iterator over all trials, whole and in order. The iterator is valid until read returns. Without series, trials lack the same
-// parts as those of ReadSummary.
+// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it,
+// without whole trials, and with an iterator over all trials, whole and in order. The iterator is valid until read
+// returns. Without series, trials lack the same parts as those of ReadSummary.
 //
-// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned. The returned study is
-// the summary, and its Behind says whether a newer one was published.
+// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
+// The returned study is the summary, and its Behind says whether a newer one was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
 	columns := short
 	if series {

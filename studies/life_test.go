@@ -10,9 +10,9 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed: nobody holds
-// the lock there.
-func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
+// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed, because
+// nobody holds a lock in it.
+func TestStateWhenTheOwnerIsDead(t *testing.T) {
 	live := func(dir string) Study {
 		t.Helper()
 		study, err := ReadLive(t.Context(), dir, ReadSnapshot)
@@ -28,24 +28,25 @@ func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
 	if study := live(dir); study.State != Running || !study.Life.Alive {
-		t.Errorf("while its owner lives it is %s, alive %t", study.State, study.Life.Alive)
+		t.Errorf("while its owner lives the study is %s, alive %t; want running, alive", study.State, study.Life.Alive)
 	}
 	if study := live(killed(dir)); study.State != NotBegun {
-		t.Errorf("after a run that was killed before its first trial it is %s, want %s", study.State, NotBegun)
+		t.Errorf("killed before its first trial, the study is %s, want %s", study.State, NotBegun)
 	}
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 	try(t, s.publishNow())
 	if study := live(killed(dir)); study.State != Stopped || !study.Life.Gone || study.Life.Owner.PID != os.Getpid() {
-		t.Errorf("after its owner was killed it is %s, owner %+v; want %s", study.State, study.Life, Stopped)
+		t.Errorf("after its owner was killed the study is %s with %+v, want %s", study.State, study.Life, Stopped)
 	}
 	try(t, s.SetState(Done, ""), s.Close())
 	if study := live(dir); study.State != Done || !reflect.DeepEqual(study.Life, fence.Life{}) {
-		t.Errorf("a finished study is %s with the owner %+v", study.State, study.Life)
+		t.Errorf("the finished study is %s with %+v, want %s without an owner", study.State, study.Life, Done)
 	}
 }
 
-// What ends between two looks is told as it ended, and not as stopped.
-func TestAnEndBetweenTwoLooksIsTheEnd(t *testing.T) {
+// A study may end after ReadLive has read it and before ReadLive looks for its owner. It has its final state then, and
+// is not Stopped.
+func TestStudyEndsDuringReadLive(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
 	reads := 0

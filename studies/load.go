@@ -15,7 +15,8 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the study's row.
+// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the
+// study's row.
 type reading struct {
 	db      *sql.DB
 	schema  int
@@ -76,8 +77,9 @@ func (r *reading) indexOf(number int) int {
 	return i
 }
 
-// Nearest stands for the number of the trial that came nearest to the SLO: the measured trial whose failed probe has the most headroom, and
-// among equals the lowest rate. Columns of the trials tell it, because reading all probes of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO: the measured trial whose failed probe has
+// the most headroom, and among equals the lowest rate. Columns of the trials tell it, because reading all probes of a
+// long study would take seconds.
 const Nearest = -1
 
 // withNearest replaces Nearest by the number of that trial, or removes it if no probe failed.

@@ -50,7 +50,8 @@ func isStudy(dir string) bool {
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user cannot see.
+// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user
+// cannot see.
 func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
@@ -63,8 +64,8 @@ func hasStudyFiles(dir string) (found, hidden bool) {
 	return found, hidden
 }
 
-// OtherName returns a warning when the study in a directory has another name than the directory, and "" otherwise. A link to the directory
-// may have the study's name. In the trash a time follows the name.
+// OtherName returns a warning when the study in a directory has another name than the directory, and "" otherwise. A
+// link to the directory may have the study's name. In the trash a time follows the name.
 func OtherName(dir string, study Study) string {
 	path, err := filepath.Abs(dir)
 	if err != nil || study.Name == "" {
@@ -82,8 +83,8 @@ func OtherName(dir string, study Study) string {
 		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name, study.Name)
 }
 
-// Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the study has an owner, the
-// error wraps ErrOwned. takeoverAfter is as in Options.
+// Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the
+// study has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
 	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
@@ -181,8 +182,8 @@ func discard(dir string) (to string, err error) {
 	return filepath.Join(parent, to), errors.Join(syncPath(filepath.Join(parent, TrashDir)), syncPath(parent))
 }
 
-// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks the written file. If the
-// newest snapshot is damaged it exports an older one, and the study's Behind says so.
+// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks
+// the written file. If the newest snapshot is damaged it exports an older one, and the study's Behind says so.
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {

@@ -18,8 +18,8 @@ func CheckDir(dir string) error {
 	return CheckLink(dir)
 }
 
-// CheckLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete refuses
-// it, because it would leave the link or the study behind.
+// CheckLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete
+// refuses it, because it would leave the link or the study behind.
 func CheckLink(dir string) error {
 	to, noLink := os.Readlink(dir)
 	if _, err := os.Stat(dir); err != nil && noLink == nil {

@@ -37,8 +37,8 @@ func (s Source) name() string {
 	return WorldSource(s.Path, s.World)
 }
 
-// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's Point, Args, Probes and
-// Result.
+// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's
+// Point, Args, Probes and Result.
 func (s *Store) AddPriors(sources []Source) error {
 	texts := make([][]string, len(sources))
 	for i, source := range sources {

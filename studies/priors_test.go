@@ -13,8 +13,9 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Readers see priors with their sources, in the order of their import. Importing a source again replaces its priors.
-func TestPriorsAreKeptBySource(t *testing.T) {
+// Readers see priors with their sources, in the order of their import. Another import from the same path replaces its
+// priors.
+func TestAddPriors(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	store, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})
 	if err != nil {
@@ -56,12 +57,12 @@ func TestPriorsAreKeptBySource(t *testing.T) {
 	var got []string
 	for _, p := range study.Prior {
 		if p.Number != -1 || p.Origin != Prior || p.State != Done {
-			t.Errorf("a prior is %+v", p)
+			t.Errorf("a prior = %+v", p)
 		}
 		got = append(got, p.Source+" "+p.Point.String())
 	}
 	if want := []string{"b max-num-seqs=3", "a max-num-seqs=4", "a ", "c, worldwide max-num-seqs=8", "c, world 3 max-num-seqs=9"}; !slices.Equal(got, want) {
-		t.Errorf("priors %q, want %q", got, want)
+		t.Errorf("the priors are %q, want %q", got, want)
 	}
 	if first := study.Prior[0]; len(first.Probes) != 1 || first.Probes[0].Rate != 3 || !first.Met() || len(first.Args) != 2 || len(study.Trials) != 0 {
 		t.Errorf("the first prior is %+v, beside %d trials", first, len(study.Trials))

@@ -112,11 +112,12 @@ func expand(from []byte, v any) error {
 	return json.Unmarshal(text, v)
 }
 
-// maxExpanded is the size limit of an expanded column, in bytes: fifty times what a probe of an hour with ten thousand requests has.
+// maxExpanded is the size limit of an expanded column, in bytes: fifty times what a probe of an hour with ten thousand
+// requests has.
 const maxExpanded = 64 << 20
 
-// Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded twice. A different
-// one under the same Seq is an error.
+// Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded
+// twice. A different one under the same Seq is an error.
 func (s *Store) Record(number int, p trial.Probe) error {
 	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
 	is, err := rowOf(p)

@@ -16,8 +16,9 @@ import (
 // publishEvery is the shortest time between two snapshots that nobody waits for.
 const publishEvery = time.Second
 
-// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change (a delegation). If
-// that reader is cut off, the server keeps the promise until the NFS lease ends, usually 90 s. A writer must not wait so long.
+// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change
+// (a delegation). If that reader is cut off, the server keeps the promise until the NFS lease ends, usually 90 s. A
+// writer must not wait so long.
 const publishWait = 2 * time.Second
 
 // minRebase is the least number of bytes of deltas before a new base is written.
@@ -26,7 +27,8 @@ const minRebase = 1 << 20
 // maxFailedBases is how many bases in a row may fail, as on a disk that is full for a while.
 const maxFailedBases = 3
 
-// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader still finds the one it has chosen.
+// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader still finds the one it
+// has chosen.
 const keepSnapshots = 3
 
 // publishSoon asks the publisher for a snapshot.
@@ -37,7 +39,8 @@ func (s *Store) publishSoon() {
 	}
 }
 
-// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns the error.
+// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns
+// the error.
 func (s *Store) publishNow() error {
 	err := s.publishWithin(publishWait)
 	if errors.Is(err, errLate) {
@@ -66,8 +69,8 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background from the previous base
-// and a delta, so that neither the study nor its readers wait for a long one.
+// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background
+// from the previous base and a delta, so that neither the study nor its readers wait for a long one.
 type publisher struct {
 	store *Store
 	base  mark  // end of the base
@@ -87,7 +90,8 @@ type rebased struct {
 	err  error
 }
 
-// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next call returns it.
+// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next
+// call returns it.
 func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -117,7 +121,8 @@ func (p *publisher) end(cancel context.CancelFunc) {
 	}
 }
 
-// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks the Store.
+// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks
+// the Store.
 func (p *publisher) publish(ctx context.Context) error {
 	err := p.once(ctx)
 	if err != nil {
@@ -232,7 +237,8 @@ func (p *publisher) adopt() error {
 	}
 }
 
-// put writes a file of the study's directory under a temporary name, syncs it and renames it. Whoever finds it finds it whole.
+// put writes a file of the study's directory under a temporary name, syncs it and renames it. Whoever finds it finds it
+// whole.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
@@ -282,8 +288,8 @@ func (p *publisher) removeOld(epoch int64) error {
 	return nil
 }
 
-// obsolete returns the snapshots that nobody will want. It keeps the newest ones with their bases, a base without a delta yet, and the source
-// of a base that is being made.
+// obsolete returns the snapshots that nobody will want. It keeps the newest ones with their bases, a base without a
+// delta yet, and the source of a base that is being made.
 func obsolete(all []snapshot, source snapshot) []snapshot {
 	if len(all) == 0 {
 		return nil

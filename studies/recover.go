@@ -17,8 +17,9 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and returns its number of
-// commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user chose to go on from the newest snapshot.
+// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and
+// returns its number of commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user
+// chose to go on from the newest snapshot.
 func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
@@ -64,7 +65,8 @@ func sameStudy(db *sql.DB, published Study) error {
 	return err
 }
 
-// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole
+// the next time.
 func isDamage(err error) bool {
 	var of sqlite3.Error
 	if errors.As(err, &of) {
@@ -76,8 +78,8 @@ func isDamage(err error) bool {
 // errDamaged is wrapped by errors of a damaged database.
 var errDamaged = errors.New("it is damaged")
 
-// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite treats a journal that
-// it cannot see as missing.
+// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite
+// treats a journal that it cannot see as missing.
 func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {

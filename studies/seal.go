@@ -136,7 +136,8 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 // rowsInMemory is how many rows sealTable holds at once.
 const rowsInMemory = 256
 
-// sealAll gives each row of a database without checksums its checksum. It vouches for what it finds, and for nothing before.
+// sealAll gives each row of a database without checksums its checksum. It vouches for what it finds, and for nothing
+// before.
 func (t *transaction) sealAll() error {
 	t.holds = holdings{}
 	parts := map[int64]holding{}

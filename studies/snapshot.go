@@ -20,16 +20,17 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once. The highest name is
-// the newest snapshot, because a superseded owner has a lower epoch.
+// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once.
+// The highest name is the newest snapshot, because a superseded owner has a lower epoch.
 const (
 	snapshotDir = "snap"
-	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when it opens a file, but new
-	// names in a directory up to a minute later.
+	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when
+	// it opens a file, but new names in a directory up to a minute later.
 	currentFile = snapshotDir + "/CURRENT"
 )
 
-// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written again for each probe.
+// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written
+// again for each probe.
 type snapshot struct {
 	epoch   int64
 	commits int64
@@ -61,7 +62,8 @@ func (n snapshot) compare(m snapshot) int {
 
 var snapshotName = regexp.MustCompile(`^([0-9]{12})-([0-9]{12})(?:\.db|-([0-9]{12})\.delta)$`)
 
-// parseSnapshot parses a file's name without its directory. The name may come from currentFile, which may be half written.
+// parseSnapshot parses a file's name without its directory. The name may come from currentFile, which may be half
+// written.
 func parseSnapshot(name string) (n snapshot, ok bool) {
 	m := snapshotName.FindStringSubmatch(name)
 	if m == nil {
@@ -106,7 +108,8 @@ func snapshots(dir string) ([]snapshot, error) {
 // currentSize is more than currentFile ever has, in bytes.
 const currentSize = 512
 
-// readCurrent returns the content of currentFile, or "" if it is no file. Then only the listing counts, and the next run reports it.
+// readCurrent returns the content of currentFile, or "" if it is no file. Then only the listing counts, and the next
+// run reports it.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
@@ -206,8 +209,8 @@ func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err e
 	return syncPath(path)
 }
 
-// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish three newer
-// snapshots and remove this one.
+// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish
+// three newer snapshots and remove this one.
 func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {

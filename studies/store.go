@@ -40,15 +40,15 @@ type Options struct {
 	AcceptDrift  bool // go on in a changed world, and store the new one
 	FromSnapshot bool // if the database is damaged or lost, go on from the newest snapshot, without later commits
 
-	// TakeoverAfter is how long an owner must be silent to count as dead, where the disk's locks cannot tell; 0 means fence.DefaultTTL. An
-	// owner whose disk does not answer for half of that gives up.
+	// TakeoverAfter is how long an owner must be silent to count as dead, where the disk's locks cannot tell; 0 means
+	// fence.DefaultTTL. An owner whose disk does not answer for half of that gives up.
 	TakeoverAfter time.Duration
 }
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
-// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and only opening the study
-// again can tell. All later calls return the same error.
+// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and
+// only opening the study again can tell. All later calls return the same error.
 type Store struct {
 	dir     string
 	disk    Disk
@@ -73,14 +73,15 @@ type Store struct {
 	gone  chan struct{} // the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns it, the error wraps
-// ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be written and has space. Errors that trying
-// again does not cure wrap ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns
+// it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be
+// written and has space. Errors that trying again does not cure wrap ErrUnusable.
 //
-// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to know.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to
+// know.
 //
-// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running was left by a dead owner. It keeps
-// its probes.
+// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running was left by a
+// dead owner. It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
@@ -132,8 +133,8 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// refuse returns an error when the study's snapshot is another study, or has another world, before anything is changed. Without a readable
-// snapshot the database decides later.
+// refuse returns an error when the study's snapshot is another study, or has another world, before anything is changed.
+// Without a readable snapshot the database decides later.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
@@ -151,7 +152,8 @@ func refuse(dir string, is New, options Options) error {
 	return is.fits(was, measured, options)
 }
 
-// fits returns why a study cannot go on as this one. A study without measurements fits any world, but imported trials were judged by its SLO.
+// fits returns why a study cannot go on as this one. A study without measurements fits any world, but imported trials
+// were judged by its SLO.
 func (is New) fits(was Study, measured bool, options Options) error {
 	if was.Name != is.Name {
 		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
@@ -304,7 +306,8 @@ func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 // Dir returns the study's directory, where others keep files beside the database.
 func (s *Store) Dir() string { return s.dir }
 
-// Restored names the snapshot that this Open restored, what it lacks, and why it was needed; "" where the database was whole.
+// Restored names the snapshot that this Open restored, what it lacks, and why it was needed; "" where the database was
+// whole.
 func (s *Store) Restored() string { return s.restored }
 
 // Disk returns the study's disk.
@@ -355,7 +358,8 @@ func (s *Store) SetState(state State, note string) error {
 	})
 }
 
-// Close publishes the last commits, releases the study and returns when nothing of the Store is left. A second Close does nothing.
+// Close publishes the last commits, releases the study and returns when nothing of the Store is left. A second Close
+// does nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	broken := s.broken
@@ -406,7 +410,8 @@ func (s *Store) close() error {
 	return s.db.Close()
 }
 
-// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not answer. Err says which.
+// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not
+// answer. Err says which.
 func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
 // Err is why the study is lost; nil while it is not.
@@ -448,8 +453,9 @@ func (s *Store) store(what string, do func(*transaction) error) error {
 	return s.commit(what, do)
 }
 
-// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown whether the transaction
-// happened. If the acknowledgement fails, it is unknown whose the study is. Both break the Store.
+// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown
+// whether the transaction happened. If the acknowledgement fails, it is unknown whose the study is. Both break the
+// Store.
 func (s *Store) commit(what string, do func(*transaction) error) error {
 	if err := s.lease.Err(); err != nil {
 		s.broken = err
@@ -483,8 +489,8 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 	return s.broken
 }
 
-// inPlace checks that the database still has its name. A database that was removed or replaced can still be written, and is gone when it is
-// closed. On NFS the check may be a minute late.
+// inPlace checks that the database still has its name. A database that was removed or replaced can still be written,
+// and is gone when it is closed. On NFS the check may be a minute late.
 func (s *Store) inPlace() error {
 	info, err := os.Stat(s.path)
 	switch {

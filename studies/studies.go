@@ -1,5 +1,5 @@
-// Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study resumes where it stopped.
-// It never chooses a point and never judges a measurement.
+// Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study resumes where it
+// stopped. It never chooses a point and never judges a measurement.
 package studies
 
 import (
@@ -20,8 +20,8 @@ var ErrSilent = fence.ErrSilent
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
 var ErrWorldChanged = errors.New("the world changed since the study began")
 
-// ErrUnusable is wrapped by errors that trying again does not cure: the study does not exist, is damaged or comes from a newer tuner, or its
-// directory is full or not writable for this user.
+// ErrUnusable is wrapped by errors that trying again does not cure: the study does not exist, is damaged or comes from
+// a newer tuner, or its directory is full or not writable for this user.
 var ErrUnusable = errors.New("it cannot be used as it is")
 
 // A State says how far a study or a trial has come.

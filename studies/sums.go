@@ -88,7 +88,8 @@ func (c cells) real(i int) float64 {
 	return 0
 }
 
-// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum in any column.
+// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum
+// in any column.
 func (t *table) sum(row cells) int64 {
 	b := make([]byte, 0, 1024) // on the stack, except for long rows
 	b = append(append(b, t.name...), 0)
@@ -159,7 +160,8 @@ func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum 
 func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
 func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings are the holdings of a study's tables by name. The study's row has them, so that a missing or foreign row shows.
+// holdings are the holdings of a study's tables by name. The study's row has them, so that a missing or foreign row
+// shows.
 type holdings map[string]holding
 
 // check compares a table with its stored holding.
@@ -186,8 +188,8 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the next row. more are
-// further columns, which the checksum does not cover.
+// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the
+// next row. more are further columns, which the checksum does not cover.
 func (t *table) read(q querier, more, where string, args []any, each func(row cells) error) (err error) {
 	columns := strings.Join(t.columns, ", ") + ", sum" + more
 	rows, err := q.Query("SELECT "+columns+" FROM "+t.name+" "+where, args...)

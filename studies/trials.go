@@ -16,8 +16,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A half-done trial may
-// begin again with the same point and args; after an accepted drift the args may differ.
+// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A
+// half-done trial may begin again with the same point and args; after an accepted drift the args may differ.
 func (s *Store) Begin(t Trial) error {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -54,8 +54,8 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores the version of a running trial's server, before the trial's first probe. A change is one that the user has accepted:
-// it begins another world with this trial. The zero Change is none.
+// Served stores the version of a running trial's server, before the trial's first probe. A change is one that the user
+// has accepted: it begins another world with this trial. The zero Change is none.
 func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
@@ -187,7 +187,8 @@ func trialRow(tx *transaction, number int) (cells, error) {
 	return rows[0], nil
 }
 
-// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have known fewer fields.
+// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have
+// known fewer fields.
 func sameResult(was, is string) error {
 	var v trial.Result
 	if err := decode(was, &v); err != nil {

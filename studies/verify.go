@@ -55,7 +55,8 @@ func (r *reading) verifyParts() error {
 	return nil
 }
 
-// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error unchanged.
+// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error
+// unchanged.
 func explainSQLite(err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok {

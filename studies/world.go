@@ -14,7 +14,8 @@ const (
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known now, stay.
+// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known
+// now, stay.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -74,8 +75,8 @@ func knownTo(others, facts map[string]string) map[string]string {
 	return both
 }
 
-// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A change that was taken
-// back before a trial was measured begins no world.
+// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A
+// change that was taken back before a trial was measured begins no world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -87,7 +88,8 @@ func (s Study) Worlds() (worlds [][]Trial) {
 	return append(worlds, s.Trials[first:])
 }
 
-// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted changes.
+// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted
+// changes.
 func (s Study) Asked() []map[string]string {
 	worlds := s.Worlds()
 	asked := make([]map[string]string, len(worlds))
@@ -112,8 +114,8 @@ func (s Study) Asked() []map[string]string {
 	return asked
 }
 
-// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one event.
-// Changes that cancel each other out are left out.
+// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one
+// event. Changes that cancel each other out are left out.
 func (s Study) Changes() (all []Event) {
 	for _, e := range s.Events {
 		if e.Kind != Drift {
@@ -131,7 +133,8 @@ func (s Study) Changes() (all []Event) {
 	return all
 }
 
-// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken back before it.
+// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken
+// back before it.
 func (s Study) ChangesBefore(trial int) Changes {
 	var all Changes
 	for _, e := range s.Events {
@@ -153,7 +156,8 @@ func (s Study) WorldNumbers() map[int]int {
 	return numbers
 }
 
-// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the newest with trials.
+// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the
+// newest with trials.
 func (s Study) Deciding() int {
 	newest := 1
 	for i, trials := range slices.Backward(s.Worlds()) {

@@ -1,6 +1,7 @@
 //go:build nfs
 
-// Package pause stops a process at a chosen system call of SQLite, so that a test can cut it off there. It never changes what the call does.
+// Package pause stops a process at a chosen system call of SQLite, so that a test can cut it off there. It never
+// changes what the call does.
 package pause
 
 /*
