@@ -20,7 +20,7 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables copy the rows after a mark into a database in memory. Short tables are copied whole.
+// deltaTables has the queries that copy the rows after a mark into a database in memory. They copy short tables whole.
 var deltaTables = []struct {
 	query string
 	after func(mark) []any
@@ -35,8 +35,8 @@ var deltaTables = []struct {
 	{`CREATE TABLE delta.ledger AS SELECT * FROM main.ledger WHERE id > ?`, func(m mark) []any { return []any{m.ledger} }},
 }
 
-// joined shows a base and its delta as one database. SQLite looks up a name without a schema among the temporary ones
-// first.
+// joined makes views that show a base and its delta as one database. SQLite looks for a name without a schema among
+// temporary names first.
 const joined = `
 CREATE TEMP VIEW studies AS SELECT * FROM delta.studies;
 CREATE TEMP VIEW world AS SELECT * FROM delta.world;

@@ -22,7 +22,7 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
-		if begun { // read was called; the snapshot could not be closed, which does no harm
+		if begun { // read was called already, and then closing the snapshot failed; that does no harm
 			return Study{}, nil
 		}
 		if _, err := checkDatabase(db); err != nil {
@@ -62,7 +62,7 @@ func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	}
 }
 
-// Each returns the trials of a study in memory as ReadEach does those of a stored one.
+// Each returns an iterator over the trials of a study in memory, like the iterator of ReadEach.
 func (s Study) Each() iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for _, t := range s.Trials {

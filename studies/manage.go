@@ -41,7 +41,7 @@ func List(root string) ([]string, error) {
 	return names, nil
 }
 
-// isStudy reports whether a directory holds a study, or may hold one that this user cannot see.
+// isStudy reports whether a directory holds a study, or may hold a study that this user cannot read.
 func isStudy(dir string) bool {
 	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // schema 1 had no slots
 		return true
@@ -50,8 +50,8 @@ func isStudy(dir string) bool {
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user
-// cannot see.
+// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold slots or snapshots that
+// this user cannot read.
 func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
@@ -83,8 +83,8 @@ func OtherName(dir string, study Study) string {
 		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name, study.Name)
 }
 
-// Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the
-// study has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.
+// Delete moves a study into the trash of its root directory, and returns the new path. No file is lost. If the study
+// has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
 	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
@@ -164,7 +164,7 @@ func canWrite(dir string) error {
 // discard moves a directory into the trash beside it, under a new name.
 func discard(dir string) (to string, err error) {
 	parent, name := filepath.Split(dir)
-	root, err := os.OpenRoot(parent) // it touches nothing outside, whatever the name is and wherever links lead
+	root, err := os.OpenRoot(parent) // no name and no link leads out of it
 	if err != nil {
 		return "", err
 	}
@@ -187,7 +187,7 @@ func discard(dir string) (to string, err error) {
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
-		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // another snapshot would not help
+		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // a fault of the written file, not of the snapshot
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {

@@ -190,15 +190,15 @@ func application(version int) int {
 	return 0x74756e00 + version // "tun"
 }
 
-// settings of the live database. WAL is not used because it needs memory shared between hosts, which NFS does not give.
-// EXCLUSIVE keeps the locks and the journal open from commit to commit: measured on NFSv4.2 it needs 4 round trips a
-// commit where NORMAL needs 20 to 30. PERSIST zeroes the journal's header instead of removing the file, so that another
-// host's stale directory cache cannot hide a journal that must be rolled back.
+// settings opens the live database. WAL is not used because it needs memory shared between hosts, which NFS does not
+// give. EXCLUSIVE keeps the locks and the journal open from commit to commit. Measured on NFSv4.2, a commit needs 4
+// round trips with it, and 20 to 30 with NORMAL. PERSIST zeroes the journal's header instead of removing the file, so
+// that another host's stale directory cache cannot hide a journal that must be rolled back.
 const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
 	"&_busy_timeout=5000&_foreign_keys=1"
 
-// published opens a file that nobody will ever write again: no lock, no journal, no file beside it. database/sql uses a
-// connection from one goroutine at a time, so SQLite need not take its mutex for each value.
+// published opens a file that is never written again: no lock, no journal, no file beside it. database/sql uses a
+// connection in one goroutine at a time, so SQLite need not lock its mutex for each value.
 const published = "mode=ro&immutable=1&_mutex=no"
 
 // scratch opens a file that counts only when it is completely written.
@@ -210,8 +210,8 @@ type connector struct{ dsn string }
 
 func (c connector) Driver() driver.Driver {
 	return &sqlite3.SQLiteDriver{ConnectHook: func(conn *sqlite3.SQLiteConn) error {
-		// A mapped page of a file on NFS turns a lost server into SIGBUS; temporary files would go to a disk nobody
-		// checked.
+		// If the NFS server is lost, reading a mapped page ends the process with SIGBUS. Temporary files would go to a
+		// disk that was not checked.
 		_, err := conn.Exec("PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY", nil)
 		return err
 	}}
@@ -219,8 +219,7 @@ func (c connector) Driver() driver.Driver {
 
 func (c connector) Connect(context.Context) (driver.Conn, error) { return c.Driver().Open(c.dsn) }
 
-// openFile opens the SQLite file at path. SQLite's locks belong to a connection, therefore there is never more than
-// one.
+// openFile opens the SQLite file at path with one connection, because SQLite's locks belong to a connection.
 func openFile(path, query string) (*sql.DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -232,8 +231,8 @@ func openFile(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// openLive opens the live database, and creates it with the study's rights, because SQLite would let everybody read it.
-// The journal gets the rights of the database.
+// openLive opens the live database. It creates the file with the study's rights, because with SQLite's everybody could
+// read it. SQLite gives the journal the same rights.
 func openLive(path string) (*sql.DB, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, rights.File(filepath.Dir(path)))
 	if err == nil {
@@ -245,7 +244,7 @@ func openLive(path string) (*sql.DB, error) {
 	return openFile(path, settings)
 }
 
-// schemaVersion returns the version of a database; 0 is an empty one.
+// schemaVersion returns the version of a database. An empty database has version 0.
 func schemaVersion(db *sql.DB) (version int, err error) {
 	err = db.QueryRow("PRAGMA user_version").Scan(&version)
 	if err != nil {
@@ -261,7 +260,7 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 	return version, nil
 }
 
-// migrate brings the database to the newest schema, one transaction a step.
+// migrate brings the database to the newest schema, with a transaction for each version.
 func migrate(db *sql.DB) error {
 	version, err := schemaVersion(db)
 	if err != nil {
@@ -299,7 +298,7 @@ type transaction struct {
 	err error
 
 	head  cells    // the study's own row, within inStudy
-	holds holdings // also within inStudy: rows and sums of the tables
+	holds holdings // rows and sums of the tables, within inStudy
 }
 
 // exec runs a statement without a result. transact returns its error.

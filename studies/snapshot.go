@@ -47,7 +47,7 @@ func (n snapshot) file() string {
 	return fmt.Sprintf("%s/%012d-%012d-%012d.delta", snapshotDir, n.epoch, n.commits, n.base)
 }
 
-// of returns the base of a delta; of a base it returns the base itself.
+// of returns the base of a delta. For a base it returns the base.
 func (n snapshot) of() snapshot {
 	if n.isBase() {
 		return n
@@ -105,11 +105,11 @@ func snapshots(dir string) ([]snapshot, error) {
 	return slices.Compact(all), nil
 }
 
-// currentSize is more than currentFile ever has, in bytes.
+// currentSize is how many bytes of currentFile are read. It never has more.
 const currentSize = 512
 
-// readCurrent returns the content of currentFile, or "" if it is no file. Then only the listing counts, and the next
-// run reports it.
+// readCurrent returns the content of currentFile, or "" if that is no regular file. Then only the listing counts. The
+// next run reports it.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
@@ -140,12 +140,12 @@ func fileNames(entries []os.DirEntry) (names []string) {
 
 // open opens a snapshot as one database.
 func (n snapshot) open(dir string) (db *sql.DB, err error) {
-	for _, part := range []snapshot{n, n.of()} { // before SQLite, whose error for a missing file says less
+	for _, part := range []snapshot{n, n.of()} { // because SQLite's error for a missing file says less
 		info, err := os.Stat(filepath.Join(dir, part.file()))
 		if err != nil {
 			return nil, err
 		}
-		if !info.Mode().IsRegular() { // opening a pipe would block
+		if !info.Mode().IsRegular() { // to open a pipe would block
 			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), foreign.ErrNoFile)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// Starts has the start-up times of a study's servers. A start with a compile key that was seen before finds its graphs
-// in the compile cache and is shorter.
+// Starts has the start-up times of a study's servers. A start with the compile key of an earlier start finds its graphs
+// in the compile cache, and is shorter.
 type Starts struct {
 	cold  []time.Duration // the first start of each key
 	warm  []time.Duration // the later starts

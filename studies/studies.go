@@ -29,7 +29,7 @@ type State string
 
 // The states.
 const (
-	Running State = "running" // a tuner works on it, or did when it was killed
+	Running State = "running" // a tuner works on it, or was killed
 	Done    State = "done"    // finished
 	Stopped State = "stopped" // study only: interrupted and safely stored
 	Spent   State = "spent"   // study only: the budget ended before an answer
@@ -49,7 +49,7 @@ const (
 	Prior   Origin = "prior"   // an imported trial, measured elsewhere before this study
 )
 
-// A Study is everything that is known of one study.
+// A Study is one study with all its trials.
 type Study struct {
 	ID      string // random, made once
 	Name    string
@@ -63,14 +63,14 @@ type Study struct {
 	Created time.Time
 	Updated time.Time // of the last commit
 	Commits int64     // number of commits
-	Behind  string    // why this is not the last published study, which cannot be read; "" where it is
+	Behind  string    // why the newest snapshot cannot be read, so that this is an older one; "" for the newest
 	Events  []Event   // what happened to the study, in its order
 	Trials  []Trial   // by number
 	Prior   []Trial   // imported trials in the order of their import: hints for the search, and never its winner
 
 	// ReadLive alone sets these, for a study that was published as Running.
 	Life   fence.Life
-	Unseen string // why nothing is known of its owner
+	Unseen string // why nothing is known of its owner; "" when Life has it
 }
 
 // An Event is something that happened to a study: docs/schema.md lists the kinds.
@@ -104,7 +104,7 @@ type Trial struct {
 	Point  space.Point
 	Args   []string // all args of the server after the model, the fixed ones first
 	State  State    // Running or Done
-	// Version is that of the server that measured its probes; "" while no server has said it.
+	// Version is the version of the server that measured the probes; "" before a server has reported it.
 	Version string
 	Began   time.Time
 	Ended   time.Time // zero while Running

@@ -14,7 +14,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table is a table whose rows each carry a checksum in the column sum. All answers are made from such tables.
+// A table describes a table whose rows have a checksum in the column sum. Readers use such tables alone.
 type table struct {
 	name    string
 	columns []string // the columns that the checksum covers, in its order; the key first
@@ -118,7 +118,7 @@ func appendValue(b []byte, v any) []byte {
 	return append(b, '-')
 }
 
-// valuesOf converts Go values to the values that SQLite returns for them.
+// valuesOf converts Go values to the types that SQLite returns.
 func valuesOf(values []any) (cells, error) {
 	row := make(cells, len(values))
 	for i, v := range values {
@@ -142,7 +142,7 @@ func valuesOf(values []any) (cells, error) {
 	return row, nil
 }
 
-// longSum is the checksum of a probe's compressed columns, which most readers skip; nil where there are none.
+// longSum is the checksum of a probe's compressed columns, which most readers skip. It is nil for a probe without them.
 func longSum(series, sketches []byte) any {
 	if series == nil && sketches == nil {
 		return nil
@@ -150,7 +150,7 @@ func longSum(series, sketches []byte) any {
 	return int64(xxhash.Sum64(appendValue(appendValue(nil, series), sketches)))
 }
 
-// A holding is the number of rows, and the sum of their checksums, in any order.
+// A holding is a number of rows and the sum of their checksums. The order of the rows does not matter.
 type holding struct {
 	Rows int64 `json:"rows"`
 	Sum  int64 `json:"sum"`
@@ -160,7 +160,7 @@ func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum 
 func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
 func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings are the holdings of a study's tables by name. The study's row has them, so that a missing or foreign row
+// holdings has the holding of each table by its name. It is stored in the study's row, so that a missing or foreign row
 // shows.
 type holdings map[string]holding
 
@@ -230,7 +230,7 @@ func (t *table) verify(row cells) error {
 // named returns a row's name for people.
 func (t *table) named(row cells) string { return fmt.Sprintf(t.row, row[:t.key]...) }
 
-// readHead returns the study's own row and the holdings of its tables; sql.ErrNoRows without a study.
+// readHead returns the study's own row and the holdings of its tables, or sql.ErrNoRows without a study.
 func readHead(q querier) (head cells, holds holdings, err error) {
 	err = studiesTable.read(q, "", "", nil, func(row cells) error {
 		if head != nil {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// The kinds of facts: see Study.
+// These are the kinds of facts, which are Study.World, Study.Found and Study.Noted.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known
-// now, stay.
+// writeWorld replaces the stored world by that of a new run. Found and noted facts stay when the new run does not know
+// them.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -45,7 +45,7 @@ func (r *reading) loadWorld() error {
 	})
 }
 
-// drift lists what must not have changed since a study began, and has.
+// drift lists the changes of facts that must not change after a study has begun.
 func drift(was Study, is New) Changes {
 	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
 	if was.Seed != is.Seed {
@@ -54,7 +54,7 @@ func drift(was Study, is New) Changes {
 	return all
 }
 
-// final lists the changes that are refused whatever was accepted.
+// final lists the changes that are refused even with AcceptDrift.
 func (is New) final(was Study) Changes {
 	before, now := map[string]string{}, map[string]string{}
 	for _, key := range is.Final {
@@ -63,12 +63,12 @@ func (is New) final(was Study) Changes {
 	return difference(before, now)
 }
 
-// noticed lists the noted facts that had another value before.
+// noticed lists the changes of noted facts.
 func noticed(was Study, is New) Changes {
 	return difference(knownTo(is.Noted, was.Noted), is.Noted)
 }
 
-// knownTo returns the facts whose keys the others have too.
+// knownTo returns the facts whose keys are among the others.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
@@ -105,7 +105,7 @@ func (s Study) Asked() []map[string]string {
 				delete(facts, c.Fact)
 			}
 		}
-		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but nobody asked for them
+		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but are no part of World
 			_, isFound := s.Found[key]
 			_, isNoted := s.Noted[key]
 			return isFound || isNoted || key == factSeed
@@ -149,7 +149,7 @@ func (s Study) ChangesBefore(trial int) Changes {
 func (s Study) WorldNumbers() map[int]int {
 	numbers := make(map[int]int, len(s.Trials))
 	for i, trials := range s.Worlds() {
-		for j := range trials { // by index: a trial is a kilobyte, and there may be many
+		for j := range trials { // by index, because a trial is a kilobyte
 			numbers[trials[j].Number] = i + 1
 		}
 	}
