@@ -59,11 +59,12 @@ func TestStudyEndsDuringReadLive(t *testing.T) {
 	})
 	try(t, err)
 	if study.State != Failed || reads != 2 {
-		t.Errorf("it is %s after %d reads, want %s after 2", study.State, reads, Failed)
+		t.Errorf("ReadLive = %s after %d reads, want %s after 2", study.State, reads, Failed)
 	}
 }
 
-// A long study takes time to read: what was not published anew meanwhile is not read again.
+// ReadLive reads a study again only if a newer snapshot was published meanwhile, because a long study takes time to
+// read.
 func TestAStoppedStudyIsReadOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)

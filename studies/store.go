@@ -266,7 +266,7 @@ func (s *Store) resume(was Study, is New) error {
 	return s.commit("resume", func(tx *transaction) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
-		case !measured: // a begun trial has a point and args of the old world; it may go, because the first snapshot of an epoch is whole
+		case !measured: // the begun trial has args of the old world; it may be removed, because the first snapshot of an epoch is a base
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:

@@ -34,8 +34,8 @@ var ordinary = limits{
 	patience: time.Second, closing: 10 * time.Second, follow: 250 * time.Millisecond,
 }
 
-// fileName is the name of a part; part 0 is the head. Names are made of numbers and used through an os.Root, so that
-// nothing outside the folder can be reached, even by a link.
+// fileName is the name of a part; part 0 is the head. An os.Root resolves the names, so that even a link cannot lead
+// out of the folder.
 func fileName(trial, part int) string {
 	name := fmt.Sprintf("trial-%04d.log", trial)
 	if part > 0 {
