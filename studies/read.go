@@ -170,7 +170,7 @@ func missing(dir string) error {
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "there are: "
-	if nearness(near, name) > 0.8 { // two random names may reach that
+	if nearness(near, name) > 0.8 { // two unrelated names may be at 0.8
 		hint = fmt.Sprintf("did you mean %q? There are: ", near)
 	}
 	return unusablef("no study %q in %s: %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))

@@ -445,7 +445,7 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 	return nil
 }
 
-// store is commit, and locks s.mu.
+// store locks s.mu and calls commit.
 func (s *Store) store(what string, do func(*transaction) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

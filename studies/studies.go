@@ -20,7 +20,7 @@ var ErrSilent = fence.ErrSilent
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
 var ErrWorldChanged = errors.New("the world changed since the study began")
 
-// ErrUnusable is wrapped by errors that trying again does not cure: the study does not exist, is damaged or comes from
+// ErrUnusable is wrapped by errors that come back at the next try: the study does not exist, is damaged or comes from
 // a newer tuner, or its directory is full or not writable for this user.
 var ErrUnusable = errors.New("it cannot be used as it is")
 
@@ -61,11 +61,11 @@ type Study struct {
 	State   State
 	Note    string // one line that explains the state
 	Created time.Time
-	Updated time.Time // of the last commit
+	Updated time.Time // time of the last commit
 	Commits int64     // number of commits
 	Behind  string    // why the newest snapshot cannot be read, so that this is an older one; "" for the newest
-	Events  []Event   // what happened to the study, in its order
-	Trials  []Trial   // by number
+	Events  []Event   // what happened to the study, the oldest first
+	Trials  []Trial   // sorted by number
 	Prior   []Trial   // imported trials in the order of their import: hints for the search, and never its winner
 
 	// ReadLive alone sets these, for a study that was published as Running.

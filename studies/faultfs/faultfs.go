@@ -21,7 +21,7 @@ import (
 type Call struct {
 	N    int    // number of the call, from 1
 	Op   string // such as "write"
-	Path string // below the directory; for a rename, the old path
+	Path string // path below the mounted directory; the old path of a rename
 }
 
 // Changes reports whether the call would change the disk.

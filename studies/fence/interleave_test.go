@@ -333,7 +333,7 @@ type setup struct {
 	third    bool     // another actor, c, takes the study over too
 	loses    bool     // see world
 	without  []string // steps that the takeovers leave out
-	mistakes mistakes // of both owners
+	mistakes mistakes // both owners make these
 	long     bool     // the test takes a minute under the race detector
 	prunes   bool     // see actor
 

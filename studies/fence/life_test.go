@@ -44,7 +44,7 @@ func TestLifeOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // a busy machine
+			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // the machine may be busy
 				t.Errorf("Silent = %s, want %s", got.Silent, c.want.Silent)
 			}
 			if got.Alive != c.want.Alive || got.Gone != c.want.Gone {

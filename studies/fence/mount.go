@@ -15,7 +15,7 @@ type Mount struct {
 	Point   string   `json:"point"`
 	Type    string   `json:"type"`    // such as ext4, nfs4
 	Source  string   `json:"source"`  // such as server:/export
-	Options []string `json:"options"` // of the mount and of the file system, such as hard, vers=4.2
+	Options []string `json:"options"` // options of the mount and of the file system, such as hard, vers=4.2
 }
 
 // MountOf returns the mount of a directory that exists.

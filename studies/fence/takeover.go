@@ -24,7 +24,7 @@ type takeover struct {
 	epoch   int64
 	opened  bool // the next owner may go on from my epoch; true also when that is unknown
 	copied  [2]digest
-	commits int64 // in my copy of the study
+	commits int64 // number of commits in my copy of the study
 }
 
 // A step returns errAgain when another owner has made a slot meanwhile, so that the takeover must begin again.
@@ -51,8 +51,8 @@ var errAgain = errors.New("another tuner made progress meanwhile")
 // maxAttempts is how often a takeover begins again. Each time another owner has made progress.
 const maxAttempts = 5
 
-// A RecoverCopy rolls back what is incomplete in the copy of a study in an epoch's directory, checks that the copy is
-// whole, and returns its number of commits. acknowledged is the number of commits in the last slot.
+// A RecoverCopy rolls back an incomplete transaction in the copy of a study in an epoch's directory, checks that the
+// copy is whole, and returns its number of commits. acknowledged is the number of commits in the last slot.
 type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
@@ -95,7 +95,7 @@ func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release fun
 // keepEpochs is how many earlier epochs stay as backups.
 const keepEpochs = 2
 
-// tidy removes what earlier owners left and nobody needs: all but the last epochs, and locks.
+// tidy removes old epochs, except the last ones, and the last owner's lock and slots.
 func (t *takeover) tidy() error {
 	names, err := t.disk.List(".")
 	if err != nil {

@@ -48,7 +48,7 @@ type actor struct {
 	heard   [sha256.Size]byte // digest of all answers so far; the actor's next step depends on them alone
 
 	listed  map[string][]string // directories in this client's cache
-	missing map[string]bool     // files that are missing by this client's cache
+	missing map[string]bool     // files that do not exist according to this client's cache
 	empty   string              // the file that it found empty last
 	prunes  bool                // it removes slots that a killed owner left
 

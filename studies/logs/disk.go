@@ -23,7 +23,7 @@ type disk struct {
 	trial int
 
 	root  *os.Root // the folder; nil before it is opened, and after an error
-	file  *os.File // the newest file; nil as root is
+	file  *os.File // the newest file; nil before it is opened, and after an error
 	part  int      // number of the file; 0 is the head
 	size  int64    // size of the file in bytes
 	torn  bool     // the file ends within a line
@@ -34,7 +34,7 @@ type disk struct {
 	retry   time.Time // the next attempt
 	missing int64     // bytes left out since the last line about left-out bytes
 	lost    int64     // number of all bytes left out
-	first   error     // the error that left out the first bytes
+	first   error     // the first error for which bytes were left out
 
 	closeErr error // error from closing the last file
 }

@@ -33,7 +33,7 @@ func try(t testing.TB, errs ...error) {
 // line returns the i-th line of a test's log. The lines have different lengths.
 func line(i int) string { return fmt.Sprintf("line %06d %s\n", i, strings.Repeat("x", i%17)) }
 
-// writeLines writes the lines from from to to-1 to a log.
+// writeLines writes lines to a log. Their numbers begin at from and end before to.
 func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
 	t.Helper()
 	w, err := create(dir, trial, l)

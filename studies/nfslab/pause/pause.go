@@ -85,7 +85,7 @@ type Point string
 const (
 	Journal Point = "journal" // before the first write of the old pages into the journal
 	Page    Point = "page"    // between two writes of the new pages into the database
-	Commit  Point = "commit"  // before the journal is invalidated, which makes the commit
+	Commit  Point = "commit"  // before the write that invalidates the journal and so makes the commit
 )
 
 // At stops this process at a point of each commit while the file exists. At Page it stops before the given page.
