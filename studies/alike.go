@@ -8,24 +8,26 @@ import (
 	"vllmtuner/trial"
 )
 
-// SameWords is how many of a study's first servers must die with the same message before the machine is to blame. The default, the
-// user's own args and a sampled point have hardly a flag in common.
+// SameWords is how many of a study's first servers must die with the same message before the machine is to blame. The
+// default, the user's own args and a sampled point have hardly a flag in common.
 const SameWords = 3
 
-// Counts reports whether a trial says anything about its point. It does not when the study's first servers all died with the same
-// message, whatever their flags. Then the machine or the server's command was broken, and the point is to be tried again.
+// Counts reports whether a trial says anything about its point. It does not if the study's first servers all died with
+// the same message, with any flags. Then the machine or the server's command was broken, and the point should be tried
+// again.
 func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 
-// discountAlikeDeaths marks the first trials as unknown if their servers all died alike. The stored results stay as they are, so that this
-// works for studies of older tuners too.
+// discountAlikeDeaths marks the first trials as unknown if their servers all died with the same message. It does not
+// change the stored results, so that it works for studies of older tuners too.
 func discountAlikeDeaths(trials []Trial) {
 	if end, alike := diedAlike(trials); alike >= SameWords {
 		forgive(trials[:end])
 	}
 }
 
-// Forgiven returns the trials as a new run sees them. If the servers of all trials died alike, the machine may be repaired since then, and
-// no trial counts. It is for small budgets, whose few trials are not enough to blame the machine without the user's word.
+// Forgiven returns the trials as a new run sees them. If the servers of all trials died with the same message, no trial
+// counts, because the user may have repaired the machine since. This matters for budgets with fewer trials than
+// SameWords.
 func Forgiven(trials []Trial) []Trial {
 	trials = slices.Clone(trials)
 	if AllDiedAlike(trials) {
@@ -34,14 +36,15 @@ func Forgiven(trials []Trial) []Trial {
 	return trials
 }
 
-// AllDiedAlike reports whether there is a trial, and the servers of all trials died in their start with the same message.
+// AllDiedAlike reports whether there is a trial, and the servers of all trials died in their start with the same
+// message.
 func AllDiedAlike(trials []Trial) bool {
 	end, alike := diedAlike(trials)
 	return alike > 0 && end == len(trials)
 }
 
-// diedAlike counts the first trials that died with the same message, and returns the index after them. Trials with an unknown outcome do
-// not interrupt the series.
+// diedAlike counts the first trials that died with the same message, and returns the index after them. Trials with an
+// unknown outcome do not interrupt the series.
 func diedAlike(trials []Trial) (end, alike int) {
 	words := ""
 	for i := range trials {
@@ -73,11 +76,11 @@ func (t Trial) as(summary Trial) Trial {
 	return t
 }
 
-// figures differ between equal deaths: process numbers, addresses, times, ports.
+// figures match the numbers in which equal messages differ: process IDs, addresses, times, ports.
 var figures = regexp.MustCompile(`0x[0-9a-fA-F]+|[0-9]+`)
 
-// lastWords returns the message with which a server died in its start, if the machine may be to blame. The point is to blame for a lack of
-// memory, and for flags that exclude each other unless the message is the same for all flags.
+// lastWords returns the message with which a server died in its start, if the machine may be to blame. A lack of memory
+// is always the point's fault. Rejected flags are, unless the message is the same for different flags.
 func lastWords(r trial.Result) (words string, ok bool) {
 	if r.Outcome != trial.Infeasible && r.Cause != serverctl.SameWords || r.Facts.StartUp > 0 || r.Evidence == "" {
 		return "", false

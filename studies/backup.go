@@ -29,7 +29,8 @@ type epochBackup struct {
 	updated time.Time
 }
 
-// newestBackup returns the newest whole database of all epochs but one. It writes nothing beside the database.
+// newestBackup returns the newest whole database of all epochs, except the database named but. It writes nothing beside
+// the databases.
 func newestBackup(dir, but string) (b epochBackup, found bool) {
 	epochs, err := fs.Glob(os.DirFS(dir), "e[0-9]*/"+fence.Database)
 	if err != nil {
@@ -46,7 +47,7 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup reads and checks a database. It rolls a transaction back in a copy.
+// readBackup reads and checks a database. If its journal has a transaction, it rolls that back in a copy.
 func readBackup(path string) (b epochBackup, err error) {
 	b.path = path
 	if b.hot, err = isHot(path); err != nil {
@@ -77,7 +78,7 @@ func readBackup(path string) (b epochBackup, err error) {
 	return b, err
 }
 
-// read checks a database and reads its key figures; sql.ErrNoRows when it has no study.
+// read checks a database and reads its key figures. It returns sql.ErrNoRows when the database has no study.
 func (b *epochBackup) read(path, query string) (err error) {
 	db, err := openFile(path, query)
 	if err != nil {
@@ -98,8 +99,8 @@ func (b *epochBackup) scan(db *sql.DB) error {
 	return parseTime(updated, &b.updated)
 }
 
-// offer says how to go on from the backup: as a study of the first schema, with the database in the study's directory itself. It needs
-// a directory of its own, because this one's slots belong to newer epochs.
+// offer says how to go on from the backup: in another directory, because the slots of this one belong to newer epochs.
+// There it is a study of the first schema, with its database in the study's directory itself.
 func (b *epochBackup) offer(acknowledged int64) string {
 	files := space.ShellWord(b.path)
 	if b.hot {
@@ -110,7 +111,7 @@ func (b *epochBackup) offer(acknowledged int64) string {
 		b.path, b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
 }
 
-// lostAfter says how many commits would be lost.
+// lostAfter returns a phrase about the commits that a backup or snapshot lacks.
 func lostAfter(commits int64) string {
 	switch {
 	case commits == 1:

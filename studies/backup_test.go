@@ -10,7 +10,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// beginHalf leaves half of a transaction in a database, and in its journal what takes it back.
+// beginHalf leaves half of a transaction in a database, with the journal that rolls it back.
 func beginHalf(t *testing.T, path string) {
 	t.Helper()
 	db, err := openFile(path, settings)
@@ -32,13 +32,14 @@ func beginHalf(t *testing.T, path string) {
 		try(t, os.WriteFile(name, half[i], 0o644))
 	}
 	if hot, err := isHot(path); err != nil || !hot {
-		t.Fatalf("no transaction is there to take back: %v", err)
+		t.Fatalf("isHot = %t, %v; want a transaction to roll back", hot, err)
 	}
 }
 
-// If the database and all snapshots are damaged, the copy in an older epoch is offered, and the study goes on from it as the error says.
-func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
-	for name, hot := range map[string]bool{"as it was left": false, "with half a transaction": true} {
+// If the database and all snapshots are damaged, the error names the copy in an older epoch. The commands in the error
+// resume the study.
+func TestTheErrorOffersAnOlderEpoch(t *testing.T) {
+	for name, hot := range map[string]bool{"without a transaction": false, "with half a transaction": true} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, "our studies", "llama70b")
@@ -72,7 +73,7 @@ func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 				said = err.Error()
 			}
 			if is, err := os.ReadFile(older); err != nil || string(is) != string(was) {
-				t.Errorf("the copy was changed: %v", err)
+				t.Errorf("the older epoch's database has changed, %v", err)
 			}
 			_, command, _ := strings.Cut(said, "in another root directory: ")
 			command, _, _ = strings.Cut(command, " && tuner run")
@@ -86,15 +87,15 @@ func TestTheCopyInAnOlderEpochIsOffered(t *testing.T) {
 			study, err := s.Study()
 			try(t, err)
 			if !resumed || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 10 {
-				t.Errorf("resumed %t, with %+v", resumed, study)
+				t.Errorf("resumed %t with %+v, want one trial with 10 probes", resumed, study)
 			}
 			try(t, s.Record(0, aProbe(10, 2)), s.Close(), open(t, filepath.Join(other, "llama70b")).Close())
 		})
 	}
 }
 
-// Where nothing is whole, what there is to be done is said all the same.
-func TestNothingIsLeftToGoOnFrom(t *testing.T) {
+// If nothing is whole, the error says what the user can do.
+func TestNothingIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	try(t, open(t, dir).Close(), os.WriteFile(database(t, dir), []byte(strings.Repeat("no database ", 1000)), 0o644), os.RemoveAll(filepath.Join(dir, snapshotDir)))
 	_, _, err := Open(t.Context(), dir, llama, Options{})

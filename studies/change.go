@@ -19,7 +19,7 @@ type Change struct {
 // Changes are changes that were found together.
 type Changes []Change
 
-// The facts that the store knows by name.
+// The store itself sets these facts.
 const (
 	factSeed          = "seed"
 	factServerVersion = "server version"

@@ -17,15 +17,16 @@ import (
 	"testing"
 )
 
-// varied returns a study with rows in every table: priors, a changed world, finished trials, a half-done one. Its snapshots have a base and deltas.
-func varied(t *testing.T) (dir string) {
+// variedStudy makes a study with rows in every table: priors, a changed world, finished trials and a half-done trial.
+// Its snapshots are a base and deltas.
+func variedStudy(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s, _, err := Open(t.Context(), dir, llama, Options{})
 	try(t, err)
 	elsewhere := aTrial(0)
 	elsewhere.Probes, elsewhere.Result = append(elsewhere.Probes, aProbe(0, 3)), aResult(3)
-	try(t, s.AddPriors([]Source{{Name: "results", Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
+	try(t, s.AddPriors([]Source{{Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
 	random := rand.New(rand.NewPCG(1, 1))
 	for n := range 3 {
 		version, change := "0.14.1", Change{}
@@ -40,7 +41,7 @@ func varied(t *testing.T) (dir string) {
 	return dir
 }
 
-// inDatabase runs do in a database of its own, and closes it.
+// inDatabase opens a database, calls do, and closes the database.
 func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
 	t.Helper()
 	db, err := openFile(path, query)
@@ -52,7 +53,7 @@ func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
 // A change of any value of any row is found, and the reader learns which row it is.
 func TestEachChangedValueIsFound(t *testing.T) {
 	t.Parallel()
-	path := database(t, varied(t))
+	path := database(t, variedStudy(t))
 	inDatabase(t, path, scratch, func(db *sql.DB) {
 		n := 0
 		for _, of := range append([]*table{studiesTable}, heldTables...) {
@@ -72,27 +73,27 @@ func TestEachChangedValueIsFound(t *testing.T) {
 			}
 			try(t, rows.Err(), rows.Close())
 			if len(all) == 0 {
-				t.Errorf("there is nothing in %s to change", of.name)
+				t.Errorf("table %s has no rows", of.name)
 			}
 			for _, row := range all {
 				for i, column := range columns[1:] {
-					harmed, ok := otherDigit(row[i+1])
+					changed, ok := otherDigit(row[i+1])
 					if !ok {
 						continue
 					}
 					n++
-					what := fmt.Sprintf("%s.%s of row %v, from %.40v to %.40v", of.name, column, row[0], row[i+1], harmed)
-					wantFound(t, db, what, "UPDATE "+of.name+" SET "+column+"=? WHERE rowid=?", harmed, row[0])
+					what := fmt.Sprintf("%s.%s of row %v, from %.40v to %.40v", of.name, column, row[0], row[i+1], changed)
+					wantFound(t, db, what, "UPDATE "+of.name+" SET "+column+"=? WHERE rowid=?", changed, row[0])
 				}
 			}
 		}
 		if n < 300 {
-			t.Errorf("only %d values were changed", n)
+			t.Errorf("%d values were changed, want at least 300", n)
 		}
 	})
 }
 
-// otherDigit is a value of which one digit, or else one letter, is another: 30 becomes 90.
+// otherDigit changes a value, in one digit if it has one: 30 becomes 90.
 func otherDigit(v any) (any, bool) {
 	switch v := v.(type) {
 	case int64:
@@ -123,7 +124,7 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 	if _, err = db.Exec(change, args...); err == nil {
 		_, err = verifyAll(db)
 		if !errors.Is(err, errDamaged) {
-			t.Errorf("%s: %v, want that it is damaged", what, err)
+			t.Errorf("%s: verifyAll = %v, want damaged", what, err)
 		}
 		for _, columns := range []probeColumns{short, long} {
 			_, err := summarize(db, func(s Study) (all []int) {
@@ -133,8 +134,8 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 				return all
 			}, columns)
 			beside := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
-			if !errors.Is(err, errDamaged) && !beside { // which they do not read
-				t.Errorf("%s: those who answer say %v, want that it is damaged", what, err)
+			if !errors.Is(err, errDamaged) && !beside { // summaries do not read those columns
+				t.Errorf("%s: summarize = %v, want damaged", what, err)
 			}
 		}
 	} else if !strings.Contains(err.Error(), "UNIQUE constraint") {
@@ -144,24 +145,25 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 	try(t, err)
 }
 
-// A row that is gone, moved or doubled still has a right checksum. The sums of the tables show the damage.
+// A removed, moved or doubled row does not change the checksums of the rows that are left. The sums of the tables show
+// the damage.
 func TestMissingAndMovedRowsAreFound(t *testing.T) {
 	t.Parallel()
-	inDatabase(t, database(t, varied(t)), scratch, func(db *sql.DB) {
+	inDatabase(t, database(t, variedStudy(t)), scratch, func(db *sql.DB) {
 		for what, change := range map[string]string{
-			"the last event is lost":                     `DELETE FROM events WHERE id=(SELECT max(id) FROM events)`,
-			"an event in the middle is lost":             `DELETE FROM events WHERE id=3`,
-			"an event comes later":                       `UPDATE events SET id=100 WHERE id=2`,
-			"the last trial is lost":                     `DELETE FROM probes WHERE trial=3; DELETE FROM trials WHERE number=3`,
-			"the last probe of a trial is lost":          `DELETE FROM probes WHERE trial=1 AND seq=1`,
-			"the last probe of what is half done":        `DELETE FROM probes WHERE trial=3 AND seq=1`,
-			"a result is lost":                           `DELETE FROM results WHERE trial=2`,
-			"a probe belongs to another trial":           `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
-			"a prior is there twice":                     `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
-			"a fact of the world is lost":                `DELETE FROM world WHERE key='model'`,
-			"a line of the ledger is lost, ledger.trial": `DELETE FROM ledger WHERE id=2`,
-			"two trials have changed places":             `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
-			"what the tables come to is lost":            `UPDATE studies SET holds=''`,
+			"the last event is lost":                      `DELETE FROM events WHERE id=(SELECT max(id) FROM events)`,
+			"an event in the middle is lost":              `DELETE FROM events WHERE id=3`,
+			"an event has another place":                  `UPDATE events SET id=100 WHERE id=2`,
+			"the last trial is lost":                      `DELETE FROM probes WHERE trial=3; DELETE FROM trials WHERE number=3`,
+			"the last probe of a trial is lost":           `DELETE FROM probes WHERE trial=1 AND seq=1`,
+			"the last probe of a half-done trial is lost": `DELETE FROM probes WHERE trial=3 AND seq=1`,
+			"a result is lost":                            `DELETE FROM results WHERE trial=2`,
+			"a probe belongs to another trial":            `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
+			"a prior is there twice":                      `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
+			"a fact of the world is lost":                 `DELETE FROM world WHERE key='model'`,
+			"a line of the ledger is lost, ledger.trial":  `DELETE FROM ledger WHERE id=2`,
+			"two trials have changed places":              `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
+			"the sums of the tables are lost":             `UPDATE studies SET holds=''`,
 		} {
 			if strings.Contains(what, "ledger.") {
 				what = "ledger." + what
@@ -171,8 +173,8 @@ func TestMissingAndMovedRowsAreFound(t *testing.T) {
 	})
 }
 
-// A value that was damaged before it got a checksum is told in words, too.
-func TestWhatMeansNothingIsToldInWords(t *testing.T) {
+// A value that was damaged before it got a checksum gives an error in plain words.
+func TestMeaninglessValues(t *testing.T) {
 	t.Parallel()
 	for what, change := range map[string]string{
 		"the study's own row": `UPDATE studies SET created='yesterday'`,
@@ -182,7 +184,7 @@ func TestWhatMeansNothingIsToldInWords(t *testing.T) {
 		"trial 0, probe 1 ":   `UPDATE probes SET probe='{"rate":"fast"}' WHERE trial=0 AND seq=1`,
 	} {
 		path := filepath.Join(t.TempDir(), "old.db")
-		db := older(t, hasSums-1, path)
+		db := oldDatabase(t, hasSums-1, path)
 		_, err := db.Exec(change)
 		try(t, err, db.Close())
 		_, err = ReadFile(path)
@@ -190,7 +192,7 @@ func TestWhatMeansNothingIsToldInWords(t *testing.T) {
 	}
 }
 
-// A compressed column that a damaged length makes endless is not expanded without end.
+// expand stops at a limit. A damaged column may expand to any length.
 func TestExpandingIsBounded(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -202,11 +204,12 @@ func TestExpandingIsBounded(t *testing.T) {
 	wantError(t, expand(tooLong, new(string)), "it expands to more than 64 MiB")
 }
 
-// TestDamageIsFound overwrites bytes of a study's databases and snapshots. A reader must then get the newest study, or an older one with a
-// warning, or an error that says damaged. A run must go on, from a snapshot if its database is useless.
+// TestDamageIsFound overwrites bytes of a study's databases and snapshots. A reader must then get the newest study, or
+// an older one with a warning, or an error that says damaged. A run must go on, from a snapshot if its database is
+// useless.
 func TestDamageIsFound(t *testing.T) {
 	t.Parallel()
-	dir := varied(t)
+	dir := variedStudy(t)
 	all, err := snapshots(dir)
 	try(t, err)
 	var published []Study
@@ -218,14 +221,14 @@ func TestDamageIsFound(t *testing.T) {
 	random := rand.New(rand.NewPCG(18, 1))
 	seen := map[string]int{}
 	for i := range 24 {
-		harmed := filepath.Join(t.TempDir(), "llama70b")
-		try(t, os.CopyFS(harmed, os.DirFS(dir)))
-		path := database(t, harmed)
+		damaged := filepath.Join(t.TempDir(), "llama70b")
+		try(t, os.CopyFS(damaged, os.DirFS(dir)))
+		path := database(t, damaged)
 		if i%2 == 1 {
-			path = filepath.Join(harmed, all[0].of().file())
+			path = filepath.Join(damaged, all[0].of().file())
 		}
 		if i%4 == 3 {
-			path = filepath.Join(harmed, all[i/4%len(all)].file())
+			path = filepath.Join(damaged, all[i/4%len(all)].file())
 		}
 		content, err := os.ReadFile(path)
 		try(t, err)
@@ -234,29 +237,30 @@ func TestDamageIsFound(t *testing.T) {
 			content[at+j] ^= byte(1 + random.IntN(255))
 		}
 		try(t, os.WriteFile(path, content, 0o644))
-		what := fmt.Sprintf("%d bytes of %s at %d", n, strings.TrimPrefix(path, harmed), at)
+		what := fmt.Sprintf("%d bytes of %s at %d", n, strings.TrimPrefix(path, damaged), at)
 
-		study, err := ReadSnapshot(harmed)
+		study, err := ReadSnapshot(damaged)
 		seen[wantTrue(t, what, study, err, published)]++
-		study, err = readThroughEach(harmed)
+		study, err = readThroughEach(damaged)
 		wantTrue(t, what+", read one by one", study, err, published)
 		out := filepath.Join(t.TempDir(), "out.db")
-		if study, err = Export(t.Context(), harmed, out); err == nil {
+		if study, err = Export(t.Context(), damaged, out); err == nil {
 			behind := study.Behind
 			study, err = ReadFile(out)
 			study.Behind = behind
 		}
 		wantTrue(t, what+", exported", study, err, published)
-		seen[wantGoesOn(t, what, harmed, published)]++
+		seen[wantGoesOn(t, what, damaged, published)]++
 	}
 	for _, want := range []string{"whole", "behind", "went on", "from a snapshot"} {
 		if seen[want] == 0 {
-			t.Errorf("nothing was %s: %v", want, seen)
+			t.Errorf("no case was %q: %v", want, seen)
 		}
 	}
 	t.Log(seen)
 }
 
+// readThroughEach reads a whole study with ReadEach.
 func readThroughEach(dir string) (study Study, err error) {
 	var trials []Trial
 	study, err = ReadEach(dir, true, func(_ Study, each iter.Seq2[Trial, error]) error {
@@ -288,7 +292,7 @@ func wantTrue(t *testing.T, what string, study Study, err error, published []Stu
 	study.Behind = ""
 	i := slices.IndexFunc(published, func(p Study) bool { return reflect.DeepEqual(p, study) })
 	if i < 0 || i > 0 && behind == "" {
-		t.Errorf("%s: read as\n%+v\nwhich is snapshot %d, with %q", what, study, i, behind)
+		t.Errorf("%s: the study is\n%+v\nwhich is snapshot %d, and Behind is %q", what, study, i, behind)
 	}
 	if behind != "" {
 		return "behind"
@@ -313,13 +317,13 @@ func wantGoesOn(t *testing.T, what, dir string, published []Study) (did string) 
 	study, err := s.Study()
 	try(t, err, s.Begin(aTrial(3)), s.Record(3, aProbe(2, 5)), s.Close())
 	if !reflect.DeepEqual(study.Trials, published[0].Trials) || !reflect.DeepEqual(study.Prior, published[0].Prior) || !reflect.DeepEqual(study.World, published[0].World) {
-		t.Errorf("%s: it went on with %+v", what, study)
+		t.Errorf("%s: the resumed study is %+v", what, study)
 	}
 	return did
 }
 
-// A trial's row is checked before it is changed: damage gets no new checksum.
-func TestNoDamageIsSealedIn(t *testing.T) {
+// A trial's row is checked before it is changed, so that a damaged row gets no new checksum.
+func TestDamageGetsNoChecksum(t *testing.T) {
 	t.Parallel()
 	s := open(t, t.TempDir())
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
@@ -331,10 +335,10 @@ func TestNoDamageIsSealedIn(t *testing.T) {
 	wantUnusable(t, err, "it is damaged: trial 0 was changed")
 }
 
-// A snapshot that lies under the name of another is not taken for that.
+// A snapshot whose file has another snapshot's name is damaged.
 func TestASnapshotUnderAnotherName(t *testing.T) {
 	t.Parallel()
-	dir := varied(t)
+	dir := variedStudy(t)
 	all, err := snapshots(dir)
 	try(t, err)
 	oldest, later := all[len(all)-1], all[0]
@@ -342,6 +346,6 @@ func TestASnapshotUnderAnotherName(t *testing.T) {
 	try(t, copyFile(t.Context(), filepath.Join(dir, oldest.of().file()), filepath.Join(dir, later.file())))
 	study, err := ReadSnapshot(dir)
 	if try(t, err); len(study.Trials) != 4 || !strings.Contains(study.Behind, fmt.Sprintf("and its name says %d", later.commits)) {
-		t.Errorf("read with %d trials, %q", len(study.Trials), study.Behind)
+		t.Errorf("ReadSnapshot has %d trials and Behind %q, want 4 and the wrong name", len(study.Trials), study.Behind)
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// A mark is the end of a base. Probes, events and the ledger only grow, and a trial has the number of the commit that changed it last.
+// A mark is the end of a base. Probes, events and the ledger only grow, and a trial has the number of the commit that
+// changed it last.
 type mark struct{ commits, probes, events, ledger int64 }
 
 func markOf(db *sql.DB, commits int64) (mark, error) {
@@ -19,7 +20,7 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables copy the rows after a mark into a database in memory. Short tables are copied whole.
+// deltaTables has the queries that copy the rows after a mark into a database in memory. They copy short tables whole.
 var deltaTables = []struct {
 	query string
 	after func(mark) []any
@@ -34,7 +35,8 @@ var deltaTables = []struct {
 	{`CREATE TABLE delta.ledger AS SELECT * FROM main.ledger WHERE id > ?`, func(m mark) []any { return []any{m.ledger} }},
 }
 
-// joined shows a base and its delta as one database. SQLite looks up a name without a schema among the temporary ones first.
+// joined makes views that show a base and its delta as one database. SQLite looks for a name without a schema among
+// temporary names first.
 const joined = `
 CREATE TEMP VIEW studies AS SELECT * FROM delta.studies;
 CREATE TEMP VIEW world AS SELECT * FROM delta.world;
@@ -68,7 +70,8 @@ const mergedChanges = `
 INSERT INTO main.changes SELECT * FROM delta.changes;
 `
 
-// deltaSince returns, as an SQLite file, the rows of a live database after a base's mark. It writes nothing to the disk.
+// deltaSince returns, as an SQLite file, the rows of a live database after a base's mark. It writes nothing to the
+// disk.
 func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 	ctx := context.Background()
 	conn, err := db.Conn(ctx)

@@ -21,8 +21,9 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB (docs/evidence/store.md). A thousand trials
-// with five probes each take 22 MB, their snapshot as much again, and the next snapshot too while it is made.
+// minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB
+// (docs/evidence/store.md). So a thousand trials with five probes each take 22 MB. A snapshot of them takes the same,
+// and so does the next snapshot while it is made.
 const minFree = 64 << 20
 
 // slowCommit is the longest time for a small write to a healthy disk, also over a network.
@@ -45,8 +46,8 @@ func prepare(dir string) (Disk, error) {
 	return disk, err
 }
 
-// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. Found later, it would end a run that
-// has begun a new epoch already.
+// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. If it was found
+// later, the run would have begun a new epoch already.
 func checkOwn(dir string) error {
 	for _, part := range []struct {
 		name string
@@ -101,7 +102,8 @@ func checkDatabases(dir string) error {
 	return nil
 }
 
-// whose says who owns a directory that this user may not write to, or the nearest visible one above it. It returns "" for other errors.
+// whose says who owns a directory that this user may not write to. If this user cannot see the directory, it names the
+// nearest visible parent. It returns "" for other errors.
 func whose(err error, dir string) string {
 	info, statErr := os.Stat(dir)
 	for statErr != nil && dir != filepath.Dir(dir) {
@@ -125,7 +127,7 @@ func whose(err error, dir string) string {
 		dir, name(int(stat.Uid)), info.Mode().Perm(), name(os.Geteuid()))
 }
 
-// makeDir makes a directory, and those above it, unless they exist. They are on the disk when it returns.
+// makeDir makes a directory and its parents, unless they exist. They are on the disk when it returns.
 func makeDir(dir string) error {
 	above := filepath.Dir(dir)
 	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
@@ -143,11 +145,11 @@ func makeDir(dir string) error {
 	return syncPath(above)
 }
 
-// sweepAfter is far longer than any temporary file is needed. The disk's own clock measures it.
+// sweepAfter is the age at which a temporary file is removed, by the disk's clock. No tuner needs one for that long.
 const sweepAfter = time.Hour
 
-// leftovers are the names of files that a killed tuner leaves: from a check, half a snapshot, locks that nobody holds. SQLite has a journal
-// beside a database that it makes. Other names are the user's.
+// leftovers match the names of files that a killed tuner may leave: files of a disk check, half a snapshot with
+// SQLite's journal, free locks. Files with other names belong to the user.
 var leftovers = []struct {
 	dir  string
 	name *regexp.Regexp
@@ -168,7 +170,7 @@ var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
-	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // its newest slot is this owner's, made just now
+	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // this owner has just made a slot, so its time is now
 	if err != nil {
 		return err
 	}
@@ -204,7 +206,7 @@ func (s *Store) sweepFile(name string, now time.Time) error {
 	return s.folder.Remove(name)
 }
 
-// checkName is the pattern of checkWrite's files.
+// checkName is the name pattern of the files that checkWrite makes.
 const checkName = "write-check-*.tmp"
 
 // A Disk describes the disk of a study.
@@ -214,7 +216,7 @@ type Disk struct {
 	Warnings []string      // for the user
 }
 
-// Owners says how a study's owner is known to be gone.
+// Owners says when a killed run can be taken over on the disk.
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
@@ -225,9 +227,9 @@ func (d Disk) Owners() string {
 	return "shared, without locks: a killed run is taken over after --takeover-after"
 }
 
-// ExamineDisk describes the disk of a directory for a study. It returns an error for a disk that cannot keep a study: one that cannot be
-// written and synced, that makes an existing file again, that has less free space than a study needs, or whose mount options lose writes.
-// If the directory does not exist yet, it examines the nearest one above. It leaves nothing behind.
+// ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study: it
+// cannot be written and synced, ignores O_EXCL, has less free space than a study needs, or its mount options lose
+// writes. If the directory does not exist yet, it examines the nearest existing parent. It leaves no file behind.
 func ExamineDisk(dir string) (d Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -242,11 +244,11 @@ func ExamineDisk(dir string) (d Disk, err error) {
 			return d, unusablef("%s is a link to %s, which is not there: make that directory, or remove the link", dir, to)
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || dir == filepath.Dir(dir) {
-			break // it exists, or the write tells the error
+			break // it exists, or the write below returns the error
 		}
 		dir = filepath.Dir(dir)
 	}
-	if err := checkFree(dir); err != nil { // before a write, whose error would only say that no space is left
+	if err := checkFree(dir); err != nil { // before the first write, whose error would say less
 		return d, err
 	}
 	if d.Commit, err = checkWrite(dir); err != nil {
@@ -271,8 +273,8 @@ func slow(commit time.Duration) []string {
 		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
-// takeLock takes the lock or says who has it. It uses flock and not fcntl: a flock belongs to the open file, so that no other open and
-// close of the same file in this process can lose it.
+// takeLock takes a lock, or returns ErrOwned with its owner. It uses flock and not fcntl. A flock belongs to the open
+// file, so it stays when this process opens and closes the same file again.
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, rights.File(filepath.Dir(path)))
 	if err != nil {
@@ -301,8 +303,9 @@ func writeAt(f *os.File, text string) error {
 	return err
 }
 
-// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is found before GPU time is
-// spent. It also checks that O_EXCL refuses an existing file, because ownership depends on that.
+// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is
+// found before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on
+// that.
 func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
@@ -330,7 +333,7 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	return median(all), nil
 }
 
-// checkFree returns an error when the disk has less free space than a study needs: the one in the directory, or a new one.
+// checkFree returns an error when the disk has less free space than the study in the directory needs, or a new study.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -350,8 +353,8 @@ func checkFree(dir string) error {
 	return nil
 }
 
-// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It takes the largest
-// file of each kind for the newest whole one.
+// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It
+// takes the largest file of each kind for the newest whole one.
 func copiedSize(dir string) (size uint64, err error) {
 	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
 		var largest int64
@@ -361,7 +364,7 @@ func copiedSize(dir string) (size uint64, err error) {
 				return 0, err
 			}
 			for _, name := range names {
-				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // else it was removed meanwhile
+				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // otherwise it was removed meanwhile
 					largest = max(largest, info.Size())
 				}
 			}
@@ -380,8 +383,8 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is held until it is
-// closed or the process is gone. Lock returns ErrOwned when another process has it.
+// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is
+// held until it is closed or the process is gone. Lock returns ErrOwned when another process has it.
 func Lock(dir string) (io.Closer, error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err

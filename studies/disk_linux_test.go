@@ -13,60 +13,61 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// small mounts a disk of so many MiB.
-func small(t *testing.T, mib int) string {
+// smallDisk mounts a disk with the given number of MiB.
+func smallDisk(t *testing.T, mib int) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib)); err != nil {
-		t.Skipf("a small disk needs the right to mount: %v", err)
+		t.Skipf("this user may not mount a small disk: %v", err)
 	}
 	t.Cleanup(func() { try(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	return dir
 }
 
-func TestTooLittleSpaceIsFoundBeforeAnythingElse(t *testing.T) {
-	disk := small(t, 8)
+// Open refuses a disk with too little space before it writes a file.
+func TestTooLittleSpace(t *testing.T) {
+	disk := smallDisk(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
 	wantUnusable(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
 	wantUnusable(t, examineError(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
 	if isStudy(filepath.Join(disk, "llama70b")) {
-		t.Error("a study was begun")
+		t.Error("the refused Open has begun a study")
 	}
 }
 
 func TestReadOnlyDisk(t *testing.T) {
-	disk := small(t, 80)
+	disk := smallDisk(t, 80)
 	dir := filepath.Join(disk, "llama70b")
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Close(), unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	if len(study.Trials) != 1 {
-		t.Errorf("%d trials, want 1", len(study.Trials))
+		t.Errorf("ReadSnapshot has %d trials, want 1", len(study.Trials))
 	}
 	_, _, err = Open(context.Background(), dir, llama, Options{})
 	wantUnusable(t, err, "open study llama70b", "cannot be written", "read-only file system")
 	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
 }
 
-// A disk that fills up during a study breaks the store with a clear error, and nothing acknowledged is lost.
+// A disk that fills up during a study breaks the store with a clear error. No acknowledged probe is lost.
 func TestDiskFillsUp(t *testing.T) {
-	disk := small(t, 70)
+	disk := smallDisk(t, 70)
 	dir := filepath.Join(disk, "llama70b")
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 	ballast := filepath.Join(disk, "ballast")
 	if err := os.WriteFile(ballast, make([]byte, 80<<20), 0o644); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
+		t.Fatalf("WriteFile = %v, want a full disk", err)
 	}
 	acked := 1
 	var err error
 	for ; acked < 1000 && err == nil; acked++ {
 		err = s.Record(0, aProbe(acked, 2))
 	}
-	acked-- // the last one failed
+	acked-- // the last Record failed
 	if err == nil || !strings.Contains(err.Error(), "full") && !strings.Contains(err.Error(), "no space left") {
-		t.Fatalf("error %v does not say that the disk is full", err)
+		t.Fatalf("Record = %v, want that the disk is full", err)
 	}
 	wantError(t, err, dir)
 	wantError(t, s.SetState(Failed, "full"), "set the study's state", "not usable")
@@ -76,44 +77,45 @@ func TestDiskFillsUp(t *testing.T) {
 	study, err := s.Study()
 	try(t, err)
 	if got := len(study.Trials[0].Probes); got < acked || got > acked+1 {
-		t.Errorf("%d probes are stored, %d were acknowledged", got, acked)
+		t.Errorf("%d probes are stored, want the %d acknowledged ones and at most one more", got, acked)
 	}
 }
 
-// A resumed study is copied first. If there is no space for the copy, the run says so before it writes a file.
-func TestALargeStudyNeedsItsOwnSpace(t *testing.T) {
-	disk := small(t, 134)
+// Open copies a study that it resumes. If there is no space for the copy, it returns an error before it writes a file.
+func TestNoSpaceForTheCopy(t *testing.T) {
+	disk := smallDisk(t, 134)
 	dir := filepath.Join(disk, "llama70b")
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Close())
 	epochs, err := filepath.Glob(filepath.Join(dir, "e*", "study.db"))
-	try(t, err, os.Truncate(epochs[0], 100<<20)) // a hole: the database is large, and the disk is empty
+	try(t, err, os.Truncate(epochs[0], 100<<20)) // a sparse file, which takes no space on the disk
 	for _, err := range []error{examineError(dir), second(Open(context.Background(), dir, llama, Options{}))} {
 		wantUnusable(t, err, dir+" has only", "MiB) free", "this study, whose database and snapshot are copied when it goes on, needs 165 MiB", "--root")
 	}
 	try(t, examineError(filepath.Join(disk, "qwen")))
 	try(t, os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 132<<20), 0o644))
 	if err := os.WriteFile(filepath.Join(disk, "rest"), make([]byte, 8<<20), 0o644); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("the disk is not full: %v", err)
+		t.Fatalf("WriteFile = %v, want a full disk", err)
 	}
 	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" has only", "a study needs 64 MiB")
 }
 
 func second(_ *Store, _ bool, err error) error { return err }
 
-// A directory below one of another user names that one, whatever is to be made below it.
-func TestWhoseAnotherUsersDirectoryIs(t *testing.T) {
+// If a directory does not exist, whose names the owner of the nearest parent.
+func TestWhose(t *testing.T) {
 	root := t.TempDir()
 	err := whose(os.ErrPermission, filepath.Join(root, "pp", "llama70b"))
 	if want := "; " + root + " belongs to "; !strings.HasPrefix(err, want) {
 		t.Errorf("whose = %q, want %q", err, want)
 	}
 	if text := whose(os.ErrNotExist, root); text != "" {
-		t.Errorf("whose = %q of an error that is not about rights", text)
+		t.Errorf("whose = %q for an error that is not about rights, want none", text)
 	}
 }
 
-func TestALinkToNothingIsNoStudysDirectory(t *testing.T) {
+// A link to nothing cannot hold a study, and its directory cannot either.
+func TestLinkToNothing(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(root, "llama70b")
 	try(t, os.Symlink("nowhere", link))
@@ -123,9 +125,10 @@ func TestALinkToNothingIsNoStudysDirectory(t *testing.T) {
 	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), examineError(link))
 }
 
-func TestASlowDiskIsWarnedOf(t *testing.T) {
+// slow warns only if a small write takes longer than slowCommit.
+func TestSlowDisk(t *testing.T) {
 	if got := slow(200 * time.Millisecond); got != nil {
-		t.Errorf("slow = %q of a write that is fast enough", got)
+		t.Errorf("slow = %q for a fast write, want none", got)
 	}
 	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312ms") || !strings.Contains(got[0], "at most 200ms") {
 		t.Errorf("slow = %q", got)

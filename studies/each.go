@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it, without whole trials,
-// and with an iterator over all trials, whole and in order. The iterator is valid until read returns. Without series, trials lack the same
-// parts as those of ReadSummary.
+// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it,
+// without whole trials, and with an iterator over all trials, whole and in order. The iterator is valid until read
+// returns. Without series, trials lack the same parts as those of ReadSummary.
 //
-// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned. The returned study is
-// the summary, and its Behind says whether a newer one was published.
+// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
+// The returned study is the summary, and its Behind says whether a newer one was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
 	columns := short
 	if series {
@@ -22,7 +22,7 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
-		if begun { // read was called; the snapshot could not be closed, which does no harm
+		if begun { // read was called already, and then closing the snapshot failed; that does no harm
 			return Study{}, nil
 		}
 		if _, err := checkDatabase(db); err != nil {
@@ -62,7 +62,7 @@ func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	}
 }
 
-// Each returns the trials of a study in memory as ReadEach does those of a stored one.
+// Each returns an iterator over the trials of a study in memory, like the iterator of ReadEach.
 func (s Study) Each() iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for _, t := range s.Trials {

@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// Trial by trial a study is what it is at once, whatever is in the base and what in the delta.
+// ReadEach returns the same trials as ReadSnapshot, from a base and a delta.
 func TestReadEachReadsAllOfAStudy(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	const trials = trialsInMemory + 3 // the last ones are read apart
+	const trials = trialsInMemory + 3 // so that two groups are read
 	for number := range trials {
 		try(t, s.Begin(aTrial(number)))
 		if number%20 == 1 || number == trials-1 {
@@ -28,7 +28,7 @@ func TestReadEachReadsAllOfAStudy(t *testing.T) {
 	for _, series := range []bool{true, false} {
 		var got []Trial
 		_, err := ReadEach(dir, series, func(study Study, each iter.Seq2[Trial, error]) error {
-			for range 2 { // it can be gone through again
+			for range 2 { // the iterator can be used twice
 				got = nil
 				for one, err := range each {
 					try(t, err)
@@ -36,19 +36,19 @@ func TestReadEachReadsAllOfAStudy(t *testing.T) {
 				}
 			}
 			if study.ID != want.ID || len(study.Trials) != trials || study.Trials[1].Probes != nil {
-				t.Errorf("the study is %+v, want that of %s with its summaries", study, want.ID)
+				t.Errorf("the study is %+v, want %s with summaries of all trials", study, want.ID)
 			}
 			return nil
 		})
 		try(t, err)
 		if !reflect.DeepEqual(got, want.Trials) {
-			t.Errorf("series %t: got %+v, want %+v", series, got, want.Trials)
+			t.Errorf("series %t: the trials are %+v, want %+v", series, got, want.Trials)
 		}
 	}
 }
 
-// What was given out cannot be taken back, so that no other snapshot is begun after an error.
-func TestReadEachIsGivenUpOnce(t *testing.T) {
+// After an error of its caller, ReadEach does not try another snapshot: the caller has used trials of the first.
+func TestReadEachTriesOnce(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2.5)))

@@ -46,7 +46,8 @@ const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
 
-// decodeList is decode for a list of strings. A list from encode without escapes is cut at its separators, which takes a tenth of the time.
+// decodeList is decode for a list of strings. A list from encode without escapes is cut at its separators, which takes
+// a tenth of the time.
 func decodeList(text string, list *[]string) error {
 	inner, ok := unescaped(text, `["`, `"]`)
 	if !ok {

@@ -20,22 +20,23 @@ func FuzzDecode(f *testing.F) {
 		}
 		for _, r := range a + b {
 			if r < ' ' || r == '\uFFFD' {
-				return // which a strict reader would refuse or replace, and encode never writes
+				return // the JSON library refuses or replaces these; encode never writes them
 			}
 		}
 		checkDecode(t, a)
 	})
 }
 
+// checkDecode compares decodeList and decodeMap with decode.
 func checkDecode(t *testing.T, text string) {
 	t.Helper()
 	var list, wantList []string
 	var m, wantMap map[string]string
 	if got, want := decodeList(text, &list), decode(text, &wantList); (got == nil) != (want == nil) || want == nil && !reflect.DeepEqual(list, wantList) {
-		t.Errorf("%s as a list is %q, %v; want %q, %v", text, list, got, wantList, want)
+		t.Errorf("decodeList(%s) = %q, %v; want %q, %v", text, list, got, wantList, want)
 	}
 	got, want := decodeMap(text, &m), decode(text, &wantMap)
 	if (got == nil) != (want == nil) || want == nil && !reflect.DeepEqual(m, wantMap) {
-		t.Errorf("%s as an object is %q, %v; want %q, %v", text, m, got, wantMap, want)
+		t.Errorf("decodeMap(%s) = %q, %v; want %q, %v", text, m, got, wantMap, want)
 	}
 }

@@ -38,7 +38,7 @@ func finishStudy(dir string) (err error) {
 	return finish(s, func(line string) { fmt.Println(line) })
 }
 
-// finish runs what is left of the study.
+// finish runs the trials and probes that the study still lacks.
 func finish(s *Store, say func(string)) error {
 	study, err := s.Study()
 	if err != nil {
@@ -69,83 +69,83 @@ func finish(s *Store, say func(string)) error {
 	return s.SetState(Done, "")
 }
 
-// A harm is one way in which a disk, or a host, can fail at a call.
-type harm struct {
+// A failure is one way in which a disk, or a host, can fail at a call.
+type failure struct {
 	name  string
-	at    func(faultfs.Call) bool // the calls that it can hit
-	lasts bool                    // it hits all from then on
+	at    func(faultfs.Call) bool // selects the calls at which it can happen
+	lasts bool                    // it happens at all later calls too
 	fault faultfs.Fault
-	dies  bool          // the tuner is killed too
-	cut   *faultfs.Loss // the power is
-	slow  bool          // it only takes long
+	dies  bool          // the tuner is killed at the call
+	cut   *faultfs.Loss // a power cut loses this; nil without a power cut
+	slow  bool          // the call succeeds, but takes long
 }
 
 func anyCall(faultfs.Call) bool { return true }
 
-func changing(c faultfs.Call) bool { return c.Changes() }
+func changes(c faultfs.Call) bool { return c.Changes() }
 
-// fills are the calls at which a disk may be full; some disks report it only at a sync.
-func fills(c faultfs.Call) bool {
-	return c.Changes() && c.Op != "unlink" && c.Op != "rmdir" || keeps(c)
+// mayBeFull selects the calls at which a disk may be full. Some disks report it only at a sync.
+func mayBeFull(c faultfs.Call) bool {
+	return c.Changes() && c.Op != "unlink" && c.Op != "rmdir" || syncs(c)
 }
 
-func keeps(c faultfs.Call) bool { return c.Op == "fsync" || c.Op == "fsyncdir" || c.Op == "flush" }
+func syncs(c faultfs.Call) bool { return c.Op == "fsync" || c.Op == "fsyncdir" || c.Op == "flush" }
 
-func counts(c faultfs.Call) bool { return c.Changes() || keeps(c) || c.Op == "setlk" }
+func changesOrSyncs(c faultfs.Call) bool { return c.Changes() || syncs(c) || c.Op == "setlk" }
 
-func writes(c faultfs.Call) bool { return c.Op == "write" }
+func isWrite(c faultfs.Call) bool { return c.Op == "write" }
 
 func notLookup(c faultfs.Call) bool { return c.Op != "lookup" }
 
-// slowness is more than the half of impatience after which an owner gives up.
+// An owner gives up after half of shortTTL, which is less than slowCall.
 const (
-	slowness   = 1200 * time.Millisecond
-	impatience = 2 * time.Second
+	slowCall = 1200 * time.Millisecond
+	shortTTL = 2 * time.Second
 )
 
-var harms = []harm{
+var failures = []failure{
 	{name: "an error", at: anyCall, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "a stale handle", at: notLookup, fault: faultfs.Fault{Skip: true, Errno: syscall.ESTALE}},
-	{name: "full once", at: fills, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
-	{name: "over quota once", at: fills, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "half is written", at: writes, fault: faultfs.Fault{Half: true}},
-	{name: "half is written, then an error", at: writes, fault: faultfs.Fault{Half: true, Errno: syscall.EIO}},
-	{name: "done, and an error", at: counts, fault: faultfs.Fault{Errno: syscall.EIO}},
-	{name: "slow", at: counts, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowness) }}},
-	{name: "killed before", at: counts, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "killed after", at: changing, dies: true},
-	{name: "power cut", at: counts, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "power cut, names stay", at: counts, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "power cut, contents stay", at: counts, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "full from then on", at: fills, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
-	{name: "over quota from then on", at: fills, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "read-only from then on", at: changing, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
-	{name: "dead from then on", at: counts, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "full once", at: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
+	{name: "over quota once", at: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
+	{name: "half a write", at: isWrite, fault: faultfs.Fault{Half: true}},
+	{name: "half a write, then an error", at: isWrite, fault: faultfs.Fault{Half: true, Errno: syscall.EIO}},
+	{name: "done, and an error", at: changesOrSyncs, fault: faultfs.Fault{Errno: syscall.EIO}},
+	{name: "slow", at: changesOrSyncs, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowCall) }}},
+	{name: "killed before", at: changesOrSyncs, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "killed after", at: changes, dies: true},
+	{name: "power cut", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "power cut, names stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "power cut, contents stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "full from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
+	{name: "over quota from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
+	{name: "read-only from then on", at: changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
+	{name: "dead from then on", at: changesOrSyncs, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 }
 
-// A strike is one run of a tuner whose disk fails at the nth of the calls that a harm can hit.
-type strike struct {
-	harm
+// A faultRun is one run of a tuner whose disk fails at the nth call that the failure selects.
+type faultRun struct {
+	failure
 	nth   int
-	begun string   // a directory with the study as it was before; empty for none
-	owed  []string // what was acknowledged there
-	look  func()   // is called before each call; nil for nothing
+	begun string   // a directory with the study before the run; "" for a new study
+	owed  []string // probes that were acknowledged before the run
+	look  func()   // called before each call; may be nil
 
-	mu     sync.Mutex
-	seen   int
-	kill   func()
-	dead   bool
-	hit    faultfs.Call // N is 0 where there were fewer calls
-	slots  int          // that this run took
-	before int          // of them before the hit
+	mu     sync.Mutex   // guards the fields up to before
+	seen   int          // number of selected calls so far
+	kill   func()       // kills the tuner
+	dead   bool         // the tuner was killed
+	hit    faultfs.Call // the call that failed; N is 0 when there were fewer calls
+	slots  int          // number of slots that this run made
+	before int          // number of slots made before the hit
 
-	said  string // on its standard error
-	err   error  // how it ended
-	acked []string
+	said  string   // standard error of the tuner
+	err   error    // exit status of the tuner
+	acked []string // probes that the tuner acknowledged
 }
 
-// next is the fault of a call.
-func (s *strike) next(c faultfs.Call) faultfs.Fault {
+// next returns the fault for a call.
+func (s *faultRun) next(c faultfs.Call) faultfs.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.look != nil {
@@ -179,8 +179,8 @@ func (s *strike) next(c faultfs.Call) faultfs.Fault {
 	return f
 }
 
-// run lets the tuner go on with the study, and returns the directory that is left.
-func (s *strike) run(t *testing.T, root string) (left string) {
+// run starts the tuner, and returns the study's directory as the tuner left it.
+func (s *faultRun) run(t *testing.T, root string) (left string) {
 	from, at := filepath.Join(root, "disk"), filepath.Join(root, "mount")
 	try(t, os.MkdirAll(from, 0o755), os.MkdirAll(at, 0o755))
 	if s.begun != "" {
@@ -189,18 +189,18 @@ func (s *strike) run(t *testing.T, root string) (left string) {
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	cmd := exec.CommandContext(ctx, os.Args[0])
-	started := make(chan struct{}) // it may ask for something before it is known here
+	started := make(chan struct{}) // the tuner may make a call before cmd.Start returns
 	s.kill = func() {
 		<-started
 		_ = cmd.Process.Kill() // it may have ended
 	}
 	m, err := faultfs.New(from, at, s.next)
 	if err != nil {
-		t.Skipf("no disk can be mounted that fails: %v", err)
+		t.Skipf("faultfs cannot be mounted: %v", err)
 	}
 	cmd.Env = append(os.Environ(), childDir+"="+filepath.Join(at, "llama"), childRole+"=finish")
-	if s.slow { // others are not to give up because this machine is slow
-		cmd.Env = append(cmd.Env, childTakeover+"="+impatience.String())
+	if s.slow { // the other runs have the default, so that a slow machine does not end them
+		cmd.Env = append(cmd.Env, childTakeover+"="+shortTTL.String())
 	}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -216,7 +216,7 @@ func (s *strike) run(t *testing.T, root string) (left string) {
 		}
 	}
 	if ctx.Err() != nil {
-		t.Errorf("%s: the tuner hangs\n%s", s, s.said)
+		t.Errorf("%s: the tuner has not ended within a minute\n%s", s, s.said)
 	}
 	if s.cut != nil {
 		left = filepath.Join(root, "left")
@@ -224,7 +224,7 @@ func (s *strike) run(t *testing.T, root string) (left string) {
 		from = left
 	}
 	err = m.Close()
-	for range 100 { // what a killed process had open is closed a moment after its end
+	for range 100 { // the files of a killed process are closed a moment after its end
 		if !errors.Is(err, syscall.EBUSY) {
 			break
 		}
@@ -235,42 +235,42 @@ func (s *strike) run(t *testing.T, root string) (left string) {
 	return filepath.Join(from, "llama")
 }
 
-func (s *strike) String() string {
-	return fmt.Sprintf("%s at call %d, %s %s (%d)", s.name, s.hit.N, s.hit.Op, plain(s.hit.Path), s.nth)
+func (s *faultRun) String() string {
+	return fmt.Sprintf("%s at call %d, %s %s (%d)", s.name, s.hit.N, s.hit.Op, withoutIDs(s.hit.Path), s.nth)
 }
 
-// plain names a file without what differs from run to run.
-func plain(path string) string {
+// withoutIDs replaces the parts of a path that differ from run to run.
+func withoutIDs(path string) string {
 	path = regexp.MustCompile(`[0-9]{6,}`).ReplaceAllString(path, "#")
 	return regexp.MustCompile(`[a-z2-7]{26}`).ReplaceAllString(path, "OWNER")
 }
 
-// tolerable says that a run may go on as if nothing was.
-func (s *strike) tolerable() bool {
+// tolerable reports whether a run may succeed in spite of the failed call.
+func (s *faultRun) tolerable() bool {
 	c := s.hit
 	name := filepath.Base(c.Path)
 	switch {
-	case s.fault.Half && s.fault.Errno == 0: // the rest is written next
+	case s.fault.Half && s.fault.Errno == 0: // the caller writes the rest next
 		return true
-	case s.fault.Errno == syscall.ESTALE: // the kernel asks once more
+	case s.fault.Errno == syscall.ESTALE: // the kernel repeats the call
 		return true
-	case c.Op == "lookup", c.Op == "getattr": // what must be known is asked again
+	case c.Op == "lookup", c.Op == "getattr": // the tuner repeats the calls whose answers it needs
 		return true
-	case s.before == 0 && !c.Changes() && !slices.Contains([]string{"fsync", "fsyncdir", "setlk"}, c.Op): // a first look, which decides nothing
+	case s.before == 0 && !c.Changes() && !slices.Contains([]string{"fsync", "fsyncdir", "setlk"}, c.Op): // a call before the claim, which decides nothing
 		return true
-	case s.before <= 1 && strings.HasPrefix(c.Path, "llama/snap"): // before it is open: another study is refused at once, and what was published is compared, where it can be read
+	case s.before <= 1 && strings.HasPrefix(c.Path, "llama/snap"): // before the epoch is open, snapshots are only compared with the database, if they can be read
 		return true
-	case name == "study.db-journal" && c.Op == "open": // SQLite takes it for one that must be rolled back, and looks again when it has the lock
+	case name == "study.db-journal" && c.Op == "open": // SQLite assumes a hot journal, and checks again when it has the lock
 		return true
-	case strings.HasSuffix(name, ".tmp-journal"): // SQLite's, for a snapshot that nobody wants if it fails
+	case strings.HasSuffix(name, ".tmp-journal"): // the journal of a snapshot that is being made; after a crash nobody needs it
 		return true
-	case name == "study.db-journal" && c.Op == "fsync": // SQLite's last, when it gives the file back
+	case name == "study.db-journal" && c.Op == "fsync": // SQLite's last sync, when it closes the file
 		return s.slots-s.before <= 1
-	case strings.HasSuffix(name, ".tmp"), name == "study.db", name == "study.db-journal": // SQLite gives a lock or the file back, which it has synced
+	case strings.HasSuffix(name, ".tmp"), name == "study.db", name == "study.db-journal": // SQLite unlocks or closes a file that it has synced
 		return c.Op == "setlk" || c.Op == "flush" || c.Op == "setattr"
-	case name == "snap", strings.HasPrefix(name, "e0"): // SQLite's, of names that the Store syncs too
+	case name == "snap", strings.HasPrefix(name, "e0"): // SQLite syncs names that the Store syncs again
 		return c.Op == "fsyncdir" || c.Op == "opendir"
-	case c.Path == "llama/fence": // to remove an old slot, which the next heartbeat tries again
+	case c.Path == "llama/fence": // the owner removes an old slot; if that fails, its next heartbeat tries again
 		return c.Op == "opendir"
 	case filepath.Dir(c.Path) == "llama/fence":
 		return c.Op == "unlink"
@@ -278,8 +278,8 @@ func (s *strike) tolerable() bool {
 	return false
 }
 
-// judge looks at what is left, and has the study finished.
-func (s *strike) judge(t *testing.T, dir string) {
+// check checks how the run ended and what it left, and finishes the study in another run.
+func (s *faultRun) check(t *testing.T, dir string) {
 	t.Helper()
 	if strings.Contains(s.said, "panic:") || strings.Contains(s.said, "goroutine ") {
 		t.Errorf("%s: %s", s, s.said)
@@ -287,7 +287,7 @@ func (s *strike) judge(t *testing.T, dir string) {
 	switch {
 	case s.hit.N == 0:
 		if s.err != nil {
-			t.Errorf("%s: nothing was hit, and the run ends with %v: %s", s, s.err, s.said)
+			t.Errorf("%s: no call failed, and the run ends with %v: %s", s, s.err, s.said)
 		}
 	case s.dies:
 		if !strings.Contains(fmt.Sprint(s.err), "killed") {
@@ -298,20 +298,20 @@ func (s *strike) judge(t *testing.T, dir string) {
 			t.Errorf("%s: %s", s, s.said)
 		}
 	case s.err == nil && !s.tolerable():
-		t.Errorf("%s: nobody was told", s)
+		t.Errorf("%s: the run succeeds, want an error", s)
 	case s.err == nil:
 	case !strings.Contains(s.said, "llama"):
-		t.Errorf("%s: the error does not say where: %s", s, s.said)
+		t.Errorf("%s: the error does not name the study: %s", s, s.said)
 	}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && len(s.acked)+len(s.owed) == 0 {
-		return // it has not come so far as to make the directory
+		return // the run ended before it made the directory
 	}
 	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
-		t.Errorf("%s: a reader is told: %v\n%s", s, err, s.said)
+		t.Errorf("%s: ReadSnapshot = %v\n%s", s, err, s.said)
 	}
 	age(t, dir)
 	store, _, err := Open(context.Background(), dir, llama, Options{})
-	for range 20 { // another test may be between fork and exec, and has then the lock too
+	for range 20 { // another test between fork and exec holds the lock too
 		if !errors.Is(err, ErrOwned) {
 			break
 		}
@@ -319,7 +319,7 @@ func (s *strike) judge(t *testing.T, dir string) {
 		store, _, err = Open(context.Background(), dir, llama, Options{})
 	}
 	if err != nil {
-		t.Errorf("%s: the next run cannot open the study: %v\nthe one before said: %s", s, err, s.said)
+		t.Errorf("%s: the next run cannot open the study: %v\nthe failed run said: %s", s, err, s.said)
 		return
 	}
 	study, err := store.Study()
@@ -333,7 +333,7 @@ func (s *strike) judge(t *testing.T, dir string) {
 	acked := slices.Concat(s.owed, s.acked)
 	for _, a := range acked {
 		if !stored[a] {
-			t.Errorf("%s: %q is lost; %d of %d are there\n%s", s, a, len(stored), len(acked), s.said)
+			t.Errorf("%s: %q is lost; %d of %d acknowledged probes are stored\n%s", s, a, len(stored), len(acked), s.said)
 		}
 	}
 	if len(stored) > len(acked)+1 {
@@ -348,12 +348,12 @@ func (s *strike) judge(t *testing.T, dir string) {
 		t.Errorf("%s: the next run ends with %v", s, err)
 	}
 	if study, err = ReadSnapshot(dir); err != nil || study.State != Done || len(study.Trials) != faultTrials || len(study.Trials[1].Probes) != faultProbes {
-		t.Errorf("%s: in the end there is %+v, %v", s, study, err)
+		t.Errorf("%s: after the next run the study is %+v, %v; want it done", s, study, err)
 	}
-	s.tidy(t, dir)
+	s.checkTidy(t, dir)
 }
 
-// age has an hour go by for what is left.
+// age makes all files of a study older than an hour, so that the next run sweeps them.
 func age(t *testing.T, dir string) {
 	t.Helper()
 	old := time.Now().Add(-sweepAfter - time.Minute)
@@ -362,8 +362,8 @@ func age(t *testing.T, dir string) {
 	}))
 }
 
-// tidy wants nothing of a run that failed to stay for ever.
-func (s *strike) tidy(t *testing.T, dir string) {
+// checkTidy checks that no temporary files of a failed run are left.
+func (s *faultRun) checkTidy(t *testing.T, dir string) {
 	t.Helper()
 	var left []string
 	files := 0
@@ -371,23 +371,23 @@ func (s *strike) tidy(t *testing.T, dir string) {
 		files++
 		name := d.Name()
 		if strings.HasSuffix(name, ".tmp") || strings.HasPrefix(name, "look-") || strings.HasPrefix(path, filepath.Join(dir, "owners")+"/") {
-			left = append(left, plain(strings.TrimPrefix(path, dir)))
+			left = append(left, withoutIDs(strings.TrimPrefix(path, dir)))
 		}
 		return err
 	}))
 	if len(left) > 0 {
-		t.Errorf("%s: there are left %q", s, left)
+		t.Errorf("%s: the files %q are left", s, left)
 	}
 	if files > 60 { // four snapshots, four epochs, and the slots of three owners
-		t.Errorf("%s: %d files are left", s, files)
+		t.Errorf("%s: the study has %d files, want at most 60", s, files)
 	}
 }
 
 func finishQuietly(s *Store) error { return finish(s, func(string) {}) }
 
-// faultEvery is how many calls are left out between two that are tried; 1 is all of them.
-func faultEvery(t *testing.T, usual int) (every int, random *rand.Rand) {
-	every = usual
+// faultEvery returns the step from one tried call to the next: FAULT_EVERY, or a default. With 1 every call is tried.
+func faultEvery(t *testing.T, byDefault int) (every int, random *rand.Rand) {
+	every = byDefault
 	if n, err := strconv.Atoi(os.Getenv("FAULT_EVERY")); err == nil {
 		every = n
 	}
@@ -395,135 +395,138 @@ func faultEvery(t *testing.T, usual int) (every int, random *rand.Rand) {
 	if n, err := strconv.ParseUint(os.Getenv("FAULT_SEED"), 10, 64); err == nil {
 		seed = n
 	}
-	t.Logf("every %dth call, FAULT_SEED=%d", every, seed)
+	t.Logf("FAULT_EVERY=%d FAULT_SEED=%d", every, seed)
 	return every, rand.New(rand.NewPCG(seed, 0))
 }
 
-// Whatever the disk does at any call, nothing acknowledged is lost, and the next run goes on.
+// If the disk fails at any call, no acknowledged probe is lost, and the next run finishes the study.
 func TestTheDiskFailsAtAnyCall(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
-	strikeAll(t, 197, "", nil)
+	tryFailures(t, 197, "", nil)
 }
 
-// The same while a study is taken over whose owner was killed in the middle of a commit.
+// TestTheDiskFailsAtAnyCallOfATakeover begins with a study whose owner was killed in the middle of a commit.
 func TestTheDiskFailsAtAnyCallOfATakeover(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	begun, owed := killedInACommit(t)
-	strikeAll(t, 997, begun, owed)
+	tryFailures(t, 997, begun, owed)
 }
 
-// killedInACommit returns a disk with a study whose owner was killed during a commit, and what that owner had acknowledged.
+// killedInACommit returns a disk with a study whose owner was killed during a commit, and the probes that this owner
+// had acknowledged.
 func killedInACommit(t *testing.T) (begun string, owed []string) {
 	t.Helper()
-	slots := 0 // claim, open, the study, and each commit after that
+	slots := 0 // a slot for the claim, for the opened epoch, for the new study, and for each later commit
 	inCommit := func(c faultfs.Call) bool {
 		if c.Op == "create" && strings.HasPrefix(c.Path, "llama/fence/0") {
 			slots++
 		}
 		return slots == 10 && c.Op == "write" && filepath.Base(c.Path) == "study.db"
 	}
-	killed := &strike{harm: harm{name: "killed in a commit", at: inCommit, dies: true}, nth: 2}
+	killed := &faultRun{failure: failure{name: "killed in a commit", at: inCommit, dies: true}, nth: 2}
 	root := faultRoot(t)
 	left := killed.run(t, root)
 	if len(killed.acked) < faultProbes || len(killed.acked) == faultTrials*faultProbes {
-		t.Fatalf("%s: acknowledged were %q", killed, killed.acked)
+		t.Fatalf("%s: the probes %q were acknowledged, want some of the first trial at least, and not all", killed, killed.acked)
 	}
 	if hot, err := isHot(database(t, left)); err != nil || !hot {
-		t.Fatalf("%s: no transaction is there to take back: %v", killed, err)
+		t.Fatalf("%s: the journal has no transaction to roll back: %v", killed, err)
 	}
 	return filepath.Dir(left), killed.acked
 }
 
-// SQLite treats a journal that it cannot see as missing, and half a transaction as a whole one.
-func TestAJournalThatCannotBeSeenIsNotForgotten(t *testing.T) {
+// SQLite ignores a journal that it cannot see, and would take half a transaction for a whole one. The tuner must refuse
+// that.
+func TestHiddenJournal(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
 	begun, owed := killedInACommit(t)
-	const copied = 4 // looks when it is made, a lookup and a getattr in each of two rounds
+	const copied = 4 // calls while the journal is copied: a lookup and a getattr in each of two rounds
 	refused := 0
 	for few := range 6 {
 		looks := 0
-		journal := func(c faultfs.Call) bool { // of the copy, when it is made
+		journal := func(c faultfs.Call) bool { // selects calls about the journal of the copy
 			is := (c.Op == "lookup" || c.Op == "getattr") && filepath.Base(c.Path) == "study.db-journal" && c.Path != "llama/e000000000001/study.db-journal"
 			if is {
 				looks++
 			}
 			return is && looks <= few+copied+1
 		}
-		s := &strike{harm: harm{name: "unseen", at: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
+		s := &faultRun{failure: failure{name: "unseen", at: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
 		dir := s.run(t, filepath.Join(faultRoot(t), "study"))
-		s.judge(t, dir)
+		s.check(t, dir)
 		if strings.Contains(s.said, "was not rolled back") {
 			refused++
 		}
 	}
 	if refused == 0 {
-		t.Error("SQLite saw the journal each time: the test tested nothing")
+		t.Error("no run reported the journal, so SQLite saw it each time")
 	}
 }
 
-// Before each call of a small study, and of a takeover, a reader finds a whole study. It never goes back.
+// Before each call of a small study, and of a takeover, a reader finds a whole study, and never an older one than
+// before.
 func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
 	begun, owed := killedInACommit(t)
 	for name, begun := range map[string]string{"begun": "", "taken over": begun} {
 		root, reads, commits := faultRoot(t), 0, int64(0)
-		s := &strike{harm: harm{name: "none", at: func(faultfs.Call) bool { return false }}, begun: begun}
+		s := &faultRun{failure: failure{name: "none", at: func(faultfs.Call) bool { return false }}, begun: begun}
 		if begun != "" {
 			s.owed = owed
 		}
 		s.look = func() {
 			study, err := ReadSnapshot(filepath.Join(root, "disk", "llama"))
 			switch {
-			case err != nil && begun == "" && commits == 0: // nothing is published yet
+			case err != nil && begun == "" && commits == 0: // there is no snapshot yet
 			case err != nil:
 				t.Errorf("%s: after %d reads: %v", name, reads, err)
 			case study.Commits < commits:
-				t.Errorf("%s: after %d reads: %d commits, and before there were %d", name, reads, study.Commits, commits)
+				t.Errorf("%s: after %d reads the study has %d commits, after %d before", name, reads, study.Commits, commits)
 			default:
 				reads, commits = reads+1, study.Commits
 			}
 		}
-		s.judge(t, s.run(t, root))
+		s.check(t, s.run(t, root))
 		t.Logf("%s: %d reads, %d commits", name, reads, commits)
 	}
 }
 
-// faultShards is how many runs of one harm there are at a time: the takeover mostly waits.
+// faultShards is the number of parallel runs with one failure: a takeover mostly waits.
 const faultShards = 4
 
-// strikeAll tries all harms, each at every so-manyth of the calls that it can hit.
-func strikeAll(t *testing.T, usual int, begun string, owed []string) {
-	every, random := faultEvery(t, usual)
+// tryFailures tries each failure at every nth call that it selects; faultEvery says which n.
+func tryFailures(t *testing.T, every int, begun string, owed []string) {
+	every, random := faultEvery(t, every)
 	var runs atomic.Int64
-	t.Cleanup(func() { t.Logf("%d runs in which something was hit", runs.Load()) })
-	for _, h := range harms {
-		if only := os.Getenv("FAULT_ONLY"); only != "" && only != h.name {
+	t.Cleanup(func() { t.Logf("%d runs had a failed call", runs.Load()) })
+	for _, f := range failures {
+		if only := os.Getenv("FAULT_ONLY"); only != "" && only != f.name {
 			continue
 		}
 		first := 1 + random.IntN(every)
 		for shard := range faultShards {
-			t.Run(fmt.Sprintf("%s %d", h.name, shard), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s %d", f.name, shard), func(t *testing.T) {
 				t.Parallel()
 				root := faultRoot(t)
 				for nth := first + shard*every; ; nth += faultShards * every {
-					s := &strike{harm: h, nth: nth, begun: begun, owed: owed}
-					place := filepath.Join(root, strconv.Itoa(nth))
-					dir := s.run(t, place)
+					s := &faultRun{failure: f, nth: nth, begun: begun, owed: owed}
+					root := filepath.Join(root, strconv.Itoa(nth))
+					dir := s.run(t, root)
 					if s.hit.N == 0 { // there are fewer calls
 						return
 					}
 					runs.Add(1)
-					s.judge(t, dir)
-					try(t, os.RemoveAll(place))
+					s.check(t, dir)
+					try(t, os.RemoveAll(root))
 				}
 			})
 		}
 	}
 }
 
-// faultRoot is a directory in memory if there is one: the disk below the faulty one need not be slow.
+// faultRoot returns a temporary directory in memory, or else on disk.
 func faultRoot(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "tuner-faults-*")
 	if err != nil {

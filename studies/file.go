@@ -10,7 +10,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// IsFile reports whether a SQLite file holds a study, as Export writes it. Other programs' files have no schema version, or other tables.
+// IsFile reports whether a SQLite file holds a study, as Export writes it. Other programs' files have no schema
+// version, or other tables.
 func IsFile(path string) (is bool, err error) {
 	db, err := openFile(path, published)
 	if err != nil {
@@ -27,8 +28,8 @@ func IsFile(path string) (is bool, err error) {
 	return tables == 4, err
 }
 
-// ReadFile returns the study in a file that Export has written. It writes nothing beside it. It refuses a file of a study's own directory,
-// which alone may be half of the study.
+// ReadFile returns the study in a file that Export has written. It writes no file beside it. It refuses a file of a
+// study's own directory, because that may be a part of the study only.
 func ReadFile(path string) (study Study, err error) {
 	dir, err := filepath.Abs(filepath.Join(filepath.Dir(path), ".."))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// An exported file reads like the study's directory, and nothing is written beside it.
+// ReadFile returns the same study as ReadSnapshot, and writes no file beside the exported one.
 func TestReadFile(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	s := open(t, dir)
@@ -29,7 +29,7 @@ func TestReadFile(t *testing.T) {
 	left, err := os.ReadDir(out)
 	try(t, err)
 	if len(left) != 1 {
-		t.Errorf("it left %v", left)
+		t.Errorf("the directory has %v, want the exported file alone", left)
 	}
 	for _, pattern := range []string{"e*/study.db", "snap/*.db"} {
 		parts, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -42,7 +42,7 @@ func TestReadFile(t *testing.T) {
 func TestReadFileOfAnOlderSchema(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
 		path := filepath.Join(t.TempDir(), "old.db")
-		db := older(t, version, path)
+		db := oldDatabase(t, version, path)
 		want := asWritten(t, db)
 		try(t, db.Close())
 		before, err := os.ReadFile(path)
@@ -60,11 +60,12 @@ func TestReadFileOfAnOlderSchema(t *testing.T) {
 	}
 }
 
-func TestNoFileOfOurs(t *testing.T) {
+// IsFile and ReadFile refuse SQLite files that no Export has written.
+func TestOtherSQLiteFiles(t *testing.T) {
 	for name, sql := range map[string]string{
-		"another program's": `CREATE TABLE studies (study_id INTEGER); CREATE TABLE trials (trial_id INTEGER)`,
-		"a version alone":   `CREATE TABLE a (b); PRAGMA user_version=3`,
-		"a newer tuner's": fmt.Sprintf(`CREATE TABLE studies (a); CREATE TABLE trials (a); CREATE TABLE probes (a); CREATE TABLE events (a); PRAGMA user_version=%d; PRAGMA application_id=%d`,
+		"of another program":  `CREATE TABLE studies (study_id INTEGER); CREATE TABLE trials (trial_id INTEGER)`,
+		"with only a version": `CREATE TABLE a (b); PRAGMA user_version=3`,
+		"of a newer tuner": fmt.Sprintf(`CREATE TABLE studies (a); CREATE TABLE trials (a); CREATE TABLE probes (a); CREATE TABLE events (a); PRAGMA user_version=%d; PRAGMA application_id=%d`,
 			len(migrations)+1, application(len(migrations)+1)),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
@@ -73,11 +74,11 @@ func TestNoFileOfOurs(t *testing.T) {
 		_, err = db.Exec(sql)
 		try(t, err, db.Close())
 		is, err := IsFile(path)
-		if newer := name == "a newer tuner's"; is != newer || err != nil {
+		if newer := name == "of a newer tuner"; is != newer || err != nil {
 			t.Errorf("%s: IsFile = %t, %v", name, is, err)
 		}
 		if _, err := ReadFile(path); err == nil {
-			t.Errorf("%s: ReadFile reads it", name)
+			t.Errorf("%s: ReadFile succeeds, want an error", name)
 		}
 	}
 }

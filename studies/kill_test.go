@@ -20,7 +20,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the role in childRole.
+// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the
+// role in childRole.
 const (
 	childDir      = "STUDIES_TEST_CHILD_DIR"
 	childRole     = "STUDIES_TEST_ROLE"
@@ -28,8 +29,8 @@ const (
 	childSnapshot = "STUDIES_TEST_FROM_SNAPSHOT"
 )
 
-// childRoles are what a child may be.
-var childRoles = map[string]func(dir string) error{"": writeForEver, "write": writeForEver, "read": readForEver, "verify": verify, "finish": finishStudy, "list": printList}
+// childRoles are the roles of a child.
+var childRoles = map[string]func(dir string) error{"": writeUntilKilled, "write": writeUntilKilled, "read": readUntilKilled, "verify": verify, "finish": finishStudy, "list": printList}
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
@@ -42,14 +43,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// printList prints which studies a directory has.
+// printList prints the names of the studies in a directory.
 func printList(dir string) error {
 	names, err := List(dir)
 	fmt.Println(names)
 	return err
 }
 
-// openAsChild opens the study as the child is told to.
+// openAsChild opens the study with the options in the environment.
 func openAsChild(dir string) (*Store, error) {
 	options := Options{FromSnapshot: os.Getenv(childSnapshot) != ""}
 	if after := os.Getenv(childTakeover); after != "" {
@@ -62,8 +63,9 @@ func openAsChild(dir string) (*Store, error) {
 	return s, err
 }
 
-// readForEver reads the study again and again, and says so. What it finds never goes back.
-func readForEver(dir string) error {
+// readUntilKilled reads the study again and again, and prints a line for each read. It fails if a read finds an older
+// study than before.
+func readUntilKilled(dir string) error {
 	var commits int64
 	for n := 1; ; n++ {
 		study, err := ReadSnapshot(dir)
@@ -79,7 +81,7 @@ func readForEver(dir string) error {
 	}
 }
 
-// verify looks for all probes that are said to be acknowledged on its standard input.
+// verify checks that the study has all probes that its standard input lists as acknowledged.
 func verify(dir string) error {
 	s, err := openAsChild(dir)
 	if err != nil {
@@ -97,7 +99,7 @@ func verify(dir string) error {
 			continue
 		}
 		if n++; number >= len(study.Trials) || seq >= len(study.Trials[number].Probes) {
-			return fmt.Errorf("probe %d of trial %d was acknowledged and is lost; there are %d trials", seq, number, len(study.Trials))
+			return fmt.Errorf("probe %d of trial %d was acknowledged and is lost; the study has %d trials", seq, number, len(study.Trials))
 		}
 		if acked[[2]int{number, seq}] {
 			return fmt.Errorf("probe %d of trial %d was acknowledged twice", seq, number)
@@ -115,8 +117,8 @@ func verify(dir string) error {
 	return s.Close()
 }
 
-// writeForEver goes on with the study and prints a line for each probe that was acknowledged.
-func writeForEver(dir string) error {
+// writeUntilKilled goes on with the study, and prints a line for each acknowledged probe.
+func writeUntilKilled(dir string) error {
 	s, err := openAsChild(dir)
 	if err != nil {
 		return err
@@ -146,7 +148,7 @@ func writeForEver(dir string) error {
 	}
 }
 
-// child starts a writer in the directory. It is killed when the test ends, at the latest.
+// child starts a writer in the directory. The end of the test kills it.
 func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -158,9 +160,10 @@ func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder
 	return cmd, bufio.NewReader(stdout), stderr
 }
 
-// An acknowledged probe survives a SIGKILL at any moment. At most one probe more is stored.
+// An acknowledged probe survives a SIGKILL at any moment. At most one probe that was not acknowledged is stored.
 func TestKillAtAnyMoment(t *testing.T) { killAtAnyMoment(t, 12) }
 
+// TestManyKillsAtAnyMoment is TestKillAtAnyMoment with more kills.
 func TestManyKillsAtAnyMoment(t *testing.T) {
 	realtime.Only(t, "each start takes a third of a second")
 	killAtAnyMoment(t, 32)
@@ -176,7 +179,7 @@ func killAtAnyMoment(t *testing.T, rounds int) {
 	for round := range rounds {
 		cmd, out, stderr := child(t, dir)
 		delay := time.Duration(random.Int64N(int64(30 * time.Millisecond)))
-		if round%2 == 0 { // the others are killed somewhere in their start
+		if round%2 == 0 { // in odd rounds the child is killed while it starts
 			_, err := out.ReadString('\n')
 			if err != nil {
 				t.Fatalf("round %d: the child did not open the study: %v: %s", round, err, stderr)
@@ -187,7 +190,7 @@ func killAtAnyMoment(t *testing.T, rounds int) {
 		rest, err := io.ReadAll(out)
 		try(t, err)
 		if state := cmd.Wait(); !strings.Contains(fmt.Sprint(state), "killed") {
-			t.Fatalf("round %d: the child ended by itself: %v: %s", round, state, stderr)
+			t.Fatalf("round %d: the child ended before it was killed: %v: %s", round, state, stderr)
 		}
 		acked := strings.Count(string(rest), "ack ")
 		if acked == 0 {
@@ -195,21 +198,22 @@ func killAtAnyMoment(t *testing.T, rounds int) {
 		}
 		got := countProbes(t, dir)
 		if got < stored+acked || got > stored+acked+1 {
-			t.Fatalf("round %d, after %s: %d probes are stored, %d were there before and %d were acknowledged", round, delay, got, stored, acked)
+			t.Fatalf("round %d, after %s: %d probes are stored; %d were stored before, and %d were acknowledged since", round, delay, got, stored, acked)
 		}
 		stored = got
 	}
 	if stored == 0 || early == rounds {
-		t.Errorf("the test tested nothing: %d probes, %d rounds without one", stored, early)
+		t.Errorf("%d probes were stored, and %d of %d rounds stored none; the kills came too early", stored, early, rounds)
 	}
-	t.Logf("%d probes, %d rounds ended before the first one", stored, early)
+	t.Logf("%d probes were stored; %d rounds ended before their first probe", stored, early)
 }
 
-// countProbes checks what a killed owner left: the snapshot is whole, and the study resumes whole.
+// countProbes checks that a killed owner left a whole snapshot and a study that resumes. It returns the number of
+// stored probes.
 func countProbes(t *testing.T, dir string) int {
 	t.Helper()
 	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
-		t.Fatalf("the snapshot of a killed owner: %v", err)
+		t.Fatalf("ReadSnapshot = %v after the owner was killed", err)
 	}
 	s, _, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err)
@@ -230,6 +234,7 @@ func countProbes(t *testing.T, dir string) int {
 	return n
 }
 
+// A second owner is refused while the first lives. The error names the first.
 func TestTwoOwners(t *testing.T) {
 	dir := t.TempDir()
 	cmd, out, stderr := child(t, dir)
@@ -245,12 +250,12 @@ func TestTwoOwners(t *testing.T) {
 	}
 	try(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
-		t.Error("the child ended well")
+		t.Error("the killed child has exit code 0")
 	}
 	open(t, dir) // a killed owner owns nothing
 }
 
-// Of two tuners that are started at once on one study one runs, and the other says who does.
+// When two tuners are started on one study at once, one runs. The other's error names it.
 func TestTwoBeginAtOnce(t *testing.T) {
 	rounds := 4
 	if n, err := strconv.Atoi(os.Getenv("TWO_OWNERS_ROUNDS")); err == nil {
@@ -260,7 +265,7 @@ func TestTwoBeginAtOnce(t *testing.T) {
 	host, err := os.Hostname()
 	try(t, err)
 	for round := range rounds {
-		dir := filepath.Join(root, fmt.Sprint(round/2)) // every second round resumes what a killed one left
+		dir := filepath.Join(root, fmt.Sprint(round/2)) // every second round resumes the study of the round before
 		type tuner struct {
 			cmd    *exec.Cmd
 			out    *bufio.Reader
@@ -272,17 +277,17 @@ func TestTwoBeginAtOnce(t *testing.T) {
 			both[i].cmd, both[i].out, both[i].stderr = child(t, dir)
 		}
 		for i := range both {
-			both[i].line, _ = both[i].out.ReadString('\n') // "" where it ended
+			both[i].line, _ = both[i].out.ReadString('\n') // "" when the tuner has ended
 		}
 		winner, loser := both[0], both[1]
 		if winner.line == "" {
 			winner, loser = loser, winner
 		}
 		if winner.line != "open\n" || loser.line != "" {
-			t.Fatalf("round %d: the tuners say %q (%s) and %q (%s); want one that opens the study", round, winner.line, winner.stderr, loser.line, loser.stderr)
+			t.Fatalf("round %d: the tuners say %q (%s) and %q (%s); want that one of them opens the study", round, winner.line, winner.stderr, loser.line, loser.stderr)
 		}
 		if err := loser.cmd.Wait(); err == nil {
-			t.Errorf("round %d: the loser ended well", round)
+			t.Errorf("round %d: the loser has exit code 0", round)
 		}
 		want := fmt.Sprintf("another tuner owns this study: pid %d on %s since 20", winner.cmd.Process.Pid, host)
 		if !strings.Contains(loser.stderr.String(), want) {
@@ -290,21 +295,21 @@ func TestTwoBeginAtOnce(t *testing.T) {
 		}
 		try(t, winner.cmd.Process.Kill())
 		if err := winner.cmd.Wait(); err == nil {
-			t.Errorf("round %d: the winner was killed and ended well", round)
+			t.Errorf("round %d: the killed winner has exit code 0", round)
 		}
 	}
 }
 
-// Files of killed tuners are removed after an hour, except the lock of a living owner and the user's files. A released study has few slots.
-func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
+// Files of killed tuners are removed after an hour. The locks of living owners and the user's files stay.
+func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	for n := range 20 {
 		try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(1)))
 	}
 	try(t, s.Close())
-	if slots := names(t, filepath.Join(dir, fence.SlotDir)); len(slots) > 5 {
-		t.Errorf("an owner that went has left the slots %q", slots)
+	if slots := namesIn(t, filepath.Join(dir, fence.SlotDir)); len(slots) > 5 {
+		t.Errorf("a released study has the slots %q, want at most 5", slots)
 	}
 	id := func(begins string) string { return begins + strings.Repeat("2", 26-len(begins)) }
 	lives, young := "owners/"+id("lives"), "look-"+id("young")
@@ -331,7 +336,7 @@ func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
 	open(t, dir)
 	for _, name := range old {
 		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", name, err)
+			t.Errorf("%s still exists: %v", name, err)
 		}
 	}
 	for _, name := range stay {
@@ -342,8 +347,8 @@ func TestWhatKilledTunersLeftIsSwept(t *testing.T) {
 	try(t, lock.Close(), folder.Close())
 }
 
-// An owner that was killed before it could say who it is holds up nobody.
-func TestAnOwnerThatNeverSaidWhoItIs(t *testing.T) {
+// An owner that was killed before it wrote its first slot keeps nobody from the study.
+func TestEmptyFirstSlot(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{fence.SlotDir, fence.OwnerDir} {
 		try(t, os.Mkdir(filepath.Join(dir, name), 0o755))

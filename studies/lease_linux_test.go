@@ -11,7 +11,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// If another process has a lease of a file, as the NFS server has for its clients, opening it waits until the lease is given back.
+// If another process has a lease of a file, as an NFS server has for its clients, opening the file waits until that
+// process releases it.
 func TestALeaseIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
@@ -37,18 +38,18 @@ func TestALeaseIsWaitedFor(t *testing.T) {
 		holder, err := os.OpenFile(path, os.O_RDWR, 0)
 		try(t, err)
 		if _, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-			t.Skipf("no leases here: %v", err)
+			t.Skipf("this file system has no leases: %v", err)
 		}
-		given := make(chan error)
+		released := make(chan error)
 		go func() {
 			time.Sleep(100 * time.Millisecond)
 			_, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-			given <- err
+			released <- err
 		}()
 		if err := open(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		try(t, <-given, holder.Close())
+		try(t, <-released, holder.Close())
 	}
 	try(t, folder.Close())
 }

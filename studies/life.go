@@ -9,8 +9,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadLive calls read for a published study and adds whether its owner lives. A study published as Running becomes Stopped, or NotBegun,
-// if its owner is known to be gone. Otherwise its Life says what is known of the owner.
+// ReadLive calls read for a published study and adds whether its owner lives. A study published as Running becomes
+// Stopped, or NotBegun, if its owner is known to be gone. Otherwise Life has what is known of the owner.
 func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
 	before, unknown := snapshots(dir) // if the snapshots cannot be listed, read returns the reason
 	study, err := read(dir)
@@ -26,8 +26,8 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	if !life.Gone {
 		return study, nil
 	}
-	// An owner publishes the study's end before it releases the study, so the first read may be out of date. Snapshot names are used once:
-	// if the newest one is the same as before the first read, that read saw it.
+	// The owner may have published the study's end after the first read. A snapshot name is used once, so if the newest
+	// name is the same as before that read, nothing was published since.
 	after, err := snapshots(dir)
 	if errors.Join(unknown, err) != nil || after[0] != before[0] {
 		if study, err = read(dir); err != nil || study.State != Running {
@@ -41,7 +41,7 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	return study, nil
 }
 
-// LifeOf says whether the owner of the study in a directory lives. It disturbs nobody.
+// LifeOf says whether the owner of the study in a directory lives. It never delays the owner.
 func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
 	mount, err := fence.MountOf(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,8 +10,9 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed: nobody holds the lock there.
-func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
+// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed, because
+// nobody holds a lock in it.
+func TestStateWhenTheOwnerIsDead(t *testing.T) {
 	live := func(dir string) Study {
 		t.Helper()
 		study, err := ReadLive(t.Context(), dir, ReadSnapshot)
@@ -27,24 +28,25 @@ func TestAStudyWhoseOwnerIsDeadIsNotRunning(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
 	if study := live(dir); study.State != Running || !study.Life.Alive {
-		t.Errorf("while its owner lives it is %s, alive %t", study.State, study.Life.Alive)
+		t.Errorf("while its owner lives the study is %s, alive %t; want running, alive", study.State, study.Life.Alive)
 	}
 	if study := live(killed(dir)); study.State != NotBegun {
-		t.Errorf("after a run that was killed before its first trial it is %s, want %s", study.State, NotBegun)
+		t.Errorf("killed before its first trial, the study is %s, want %s", study.State, NotBegun)
 	}
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 	try(t, s.publishNow())
 	if study := live(killed(dir)); study.State != Stopped || !study.Life.Gone || study.Life.Owner.PID != os.Getpid() {
-		t.Errorf("after its owner was killed it is %s, owner %+v; want %s", study.State, study.Life, Stopped)
+		t.Errorf("after its owner was killed the study is %s with %+v, want %s", study.State, study.Life, Stopped)
 	}
 	try(t, s.SetState(Done, ""), s.Close())
 	if study := live(dir); study.State != Done || !reflect.DeepEqual(study.Life, fence.Life{}) {
-		t.Errorf("a finished study is %s with the owner %+v", study.State, study.Life)
+		t.Errorf("the finished study is %s with %+v, want %s without an owner", study.State, study.Life, Done)
 	}
 }
 
-// What ends between two looks is told as it ended, and not as stopped.
-func TestAnEndBetweenTwoLooksIsTheEnd(t *testing.T) {
+// A study may end after ReadLive has read it and before ReadLive looks for its owner. It has its final state then, and
+// is not Stopped.
+func TestStudyEndsDuringReadLive(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
 	reads := 0
@@ -57,11 +59,12 @@ func TestAnEndBetweenTwoLooksIsTheEnd(t *testing.T) {
 	})
 	try(t, err)
 	if study.State != Failed || reads != 2 {
-		t.Errorf("it is %s after %d reads, want %s after 2", study.State, reads, Failed)
+		t.Errorf("ReadLive = %s after %d reads, want %s after 2", study.State, reads, Failed)
 	}
 }
 
-// A long study takes time to read: what was not published anew meanwhile is not read again.
+// ReadLive reads a study again only if a newer snapshot was published meanwhile, because a long study takes time to
+// read.
 func TestAStoppedStudyIsReadOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
@@ -125,7 +128,7 @@ func TestPriorsKeepTheSLO(t *testing.T) {
 	try(t, err)
 	prior := aTrial(0)
 	prior.Origin, prior.State, prior.Result = Prior, Done, aResult(2)
-	try(t, s.AddPriors([]Source{{Name: "a", Path: "/a", Trials: []Trial{prior}}}), s.Close())
+	try(t, s.AddPriors([]Source{{Path: "/a", Trials: []Trial{prior}}}), s.Close())
 	is.World = map[string]string{"model": "other", "slo": "60 ms"}
 	s, _, err = Open(context.Background(), dir, is, Options{})
 	try(t, err, s.Close())

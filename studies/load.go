@@ -15,7 +15,8 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the study's row.
+// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the
+// study's row.
 type reading struct {
 	db      *sql.DB
 	schema  int
@@ -38,7 +39,7 @@ func load(db *sql.DB) (Study, error) {
 	return r.study, nil
 }
 
-// summarize reads the trials' columns, and the results and probes of the trials that whole returns.
+// summarize reads the columns of all trials. Of the trials that whole returns, it reads results and probes too.
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
@@ -76,8 +77,9 @@ func (r *reading) indexOf(number int) int {
 	return i
 }
 
-// Nearest stands for the number of the trial that came nearest to the SLO: the measured trial whose failed probe has the most headroom, and
-// among equals the lowest rate. Columns of the trials tell it, because reading all probes of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO. It is the measured trial whose failed probe
+// has the most headroom, and among equals the lowest rate. Columns of the trials have these values, because reading all
+// probes of a long study would take seconds.
 const Nearest = -1
 
 // withNearest replaces Nearest by the number of that trial, or removes it if no probe failed.
@@ -113,7 +115,7 @@ func (n near) or(row cells) near {
 	return is
 }
 
-// loadStudy returns the study without its trials; sql.ErrNoRows when it was never begun.
+// loadStudy returns the study without its trials, or sql.ErrNoRows when it was never begun.
 func loadStudy(db *sql.DB) (Study, error) {
 	r, err := readStudy(db)
 	if err != nil {
@@ -146,7 +148,8 @@ func readStudy(db *sql.DB) (*reading, error) {
 	return r, nil
 }
 
-// unreadable is the error for a row with a meaningless value. Its checksum is right, so it was stored with that value.
+// unreadable is the error for a row with a meaningless value. The row's checksum is right, so it was stored with that
+// value.
 func unreadable(t *table, row cells) error {
 	return damagedf("%s cannot be read: it has an invalid value", t.named(row))
 }
@@ -170,10 +173,7 @@ func (r *reading) loadEvents() error {
 		return err
 	}
 	return r.all(eventsTable, func(row cells) error {
-		e := Event{Kind: row.text(2), Text: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
-		if len(e.Changes) > 0 {
-			e.Text = e.Changes.String()
-		}
+		e := Event{Kind: row.text(2), Note: row.text(3), Trial: int(row.integer(4)), Changes: changes[row.integer(0)]}
 		if parseTime(row.text(1), &e.Time) != nil {
 			return unreadable(eventsTable, row)
 		}
@@ -182,7 +182,7 @@ func (r *reading) loadEvents() error {
 	})
 }
 
-// readSummaries reads a study with the columns of all trials, in a tenth of the time that whole trials take.
+// readSummaries reads a study with the columns of all trials. Whole trials would take ten times as long.
 func readSummaries(db *sql.DB) (*reading, error) {
 	r, err := readStudy(db)
 	if err != nil {
@@ -248,12 +248,12 @@ func summaryOf(row cells) (t Trial, err error) {
 	return t, nil
 }
 
-// seconds rounds to a microsecond; a float64 is that exact for a hundred years.
+// seconds rounds to a microsecond. A float64 of seconds is exact to a microsecond for a hundred years.
 func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// fill reads results and probes into trials. where selects the rows.
+// fill reads the results and probes that where selects into trials.
 func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
 	found := make([]holding, len(trials))
 	of := func(t *table, row cells) (i int, err error) {

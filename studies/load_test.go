@@ -6,8 +6,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// The trial nearest to the SLO is found by columns, among measured trials only, and comes with its probes.
-func TestTheNearestTrialIsReadWhole(t *testing.T) {
+// Summary(Nearest) reads the probes of the measured trial whose failed probe is nearest to the SLO.
+func TestNearest(t *testing.T) {
 	s := open(t, t.TempDir())
 	read := func() Study {
 		t.Helper()
@@ -25,7 +25,7 @@ func TestTheNearestTrialIsReadWhole(t *testing.T) {
 	}
 	store(0, 1, 0.5, trial.Measured)
 	if study := read(); len(study.Trials[0].Probes) != 0 {
-		t.Errorf("where no probe failed there are probes: %+v", study.Trials[0].Probes)
+		t.Errorf("no probe failed, but the probes %+v are read", study.Trials[0].Probes)
 	}
 	store(1, 1, -0.3, trial.Measured)
 	store(2, 2, -0.1, trial.Measured)
@@ -33,7 +33,7 @@ func TestTheNearestTrialIsReadWhole(t *testing.T) {
 	store(4, 1, -0.01, trial.Unknown)
 	for _, got := range read().Trials {
 		if want := got.Number == 3; (len(got.Probes) == 1) != want {
-			t.Errorf("trial %d has %d probes; the nearest is trial 3, at the lower of two rates with the same headroom", got.Number, len(got.Probes))
+			t.Errorf("trial %d has %d probes; want a probe of trial 3 alone, which has the lower rate of two with the same headroom", got.Number, len(got.Probes))
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,7 +41,7 @@ func List(root string) ([]string, error) {
 	return names, nil
 }
 
-// isStudy reports whether a directory holds a study, or may hold one that this user cannot see.
+// isStudy reports whether a directory holds a study, or may hold a study that this user cannot read.
 func isStudy(dir string) bool {
 	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // schema 1 had no slots
 		return true
@@ -49,7 +50,8 @@ func isStudy(dir string) bool {
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold some that this user cannot see.
+// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold slots or snapshots that
+// this user cannot read.
 func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
@@ -62,8 +64,27 @@ func hasStudyFiles(dir string) (found, hidden bool) {
 	return found, hidden
 }
 
-// Delete moves a study into the trash of its root directory, and returns the new path. Nothing of it is lost. If the study has an owner, the
-// error wraps ErrOwned. takeoverAfter is as in Options.
+// OtherName returns a warning when the study in a directory has another name than the directory, and "" otherwise. A
+// link to the directory may have the study's name. In the trash a time follows the name.
+func OtherName(dir string, study Study) string {
+	path, err := filepath.Abs(dir)
+	if err != nil || study.Name == "" {
+		return ""
+	}
+	names := []string{filepath.Base(path)}
+	if path, err = filepath.EvalSymlinks(path); err == nil {
+		names = append(names, filepath.Base(path))
+	}
+	isDeleted := filepath.Base(filepath.Dir(path)) == TrashDir && strings.HasPrefix(filepath.Base(path), study.Name+"-")
+	if slices.Contains(names, study.Name) || isDeleted {
+		return ""
+	}
+	return fmt.Sprintf("%s holds the study %q: the figures are those of %s; if the directory was renamed or copied, name it %s again; "+
+		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name, study.Name)
+}
+
+// Delete moves a study into the trash of its root directory, and returns the new path. No file is lost. If the study
+// has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
 	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
@@ -143,7 +164,7 @@ func canWrite(dir string) error {
 // discard moves a directory into the trash beside it, under a new name.
 func discard(dir string) (to string, err error) {
 	parent, name := filepath.Split(dir)
-	root, err := os.OpenRoot(parent) // it touches nothing outside, whatever the name is and wherever links lead
+	root, err := os.OpenRoot(parent) // no name and no link leads out of it
 	if err != nil {
 		return "", err
 	}
@@ -161,12 +182,12 @@ func discard(dir string) (to string, err error) {
 	return filepath.Join(parent, to), errors.Join(syncPath(filepath.Join(parent, TrashDir)), syncPath(parent))
 }
 
-// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks the written file. If the
-// newest snapshot is damaged it exports an older one, and the study's Behind says so.
+// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks
+// the written file. If the newest snapshot is damaged it exports an older one, and the study's Behind says so.
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
-		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // another snapshot would not help
+		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // a fault of the written file, not of the snapshot
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {

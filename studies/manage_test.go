@@ -16,7 +16,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A deleted study lies unchanged in the trash and can be brought back. A running study is not deleted.
+// Delete moves a study unchanged into the trash, and it can be moved back. A running study is not deleted.
 func TestDelete(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "llama70b")
@@ -32,10 +32,10 @@ func TestDelete(t *testing.T) {
 	to, err := Delete(t.Context(), dir, time.Second)
 	try(t, err)
 	if names, err := List(root); err != nil || len(names) != 0 {
-		t.Errorf("the root still has %v, %v", names, err)
+		t.Errorf("List = %v, %v after Delete, want none", names, err)
 	}
 	if !strings.HasPrefix(to, filepath.Join(root, TrashDir, "llama70b-20")) {
-		t.Errorf("it went to %s", to)
+		t.Errorf("Delete moved the study to %s", to)
 	}
 	_, err = Delete(t.Context(), dir, time.Second)
 	wantError(t, err, "no study "+dir, "there are none in "+root)
@@ -44,11 +44,11 @@ func TestDelete(t *testing.T) {
 	study, err := again.Study()
 	try(t, err)
 	if len(study.Trials) != 1 || len(study.Trials[0].Probes) != 2 {
-		t.Errorf("it came back as %+v", study)
+		t.Errorf("moved back, the study is %+v", study)
 	}
 }
 
-// A link is not deleted: the trash beside the link would get the link alone.
+// Delete refuses a link, because only the link would go into the trash.
 func TestDeleteRefusesALink(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "llama70b")
 	link := filepath.Join(root, "llama70b")
@@ -56,12 +56,12 @@ func TestDeleteRefusesALink(t *testing.T) {
 	_, err := Delete(t.Context(), link, time.Second)
 	wantError(t, err, "it is a link to "+elsewhere)
 	if _, err := ReadSnapshot(link); err != nil {
-		t.Errorf("the study that a link leads to: %v", err)
+		t.Errorf("ReadSnapshot = %v after the refused Delete", err)
 	}
 }
 
-// A trash that nothing can be moved into is found before the study is touched.
-func TestDeleteIntoNoTrash(t *testing.T) {
+// Delete checks the trash before it changes the study.
+func TestDeleteWithoutTrash(t *testing.T) {
 	elsewhere := t.TempDir()
 	for want, put := range map[string]func(trash string) error{
 		"the trash, is not a directory: move it away":   func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
@@ -70,22 +70,22 @@ func TestDeleteIntoNoTrash(t *testing.T) {
 		root := t.TempDir()
 		dir := filepath.Join(root, "llama70b")
 		try(t, open(t, dir).Close(), put(filepath.Join(root, TrashDir)))
-		before := all(t, root)
+		before := pathsIn(t, root)
 		_, err := Delete(t.Context(), dir, time.Second)
 		wantUnusable(t, err, "delete the study in "+dir, filepath.Join(root, TrashDir), want)
-		if after := all(t, root); !slices.Equal(before, after) {
-			t.Errorf("%s: there was %v and is %v", want, before, after)
+		if after := pathsIn(t, root); !slices.Equal(before, after) {
+			t.Errorf("%s: the files are %v, want %v as before", want, after, before)
 		}
 	}
 }
 
-// A path is in a study's directory however it is named.
+// Around finds the study of a path with links and dots too.
 func TestAround(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	try(t, err)
 	dir, link := filepath.Join(root, "llama70b"), filepath.Join(t.TempDir(), "link")
 	try(t, open(t, dir).Close(), os.Symlink(filepath.Join(dir, snapshotDir), link))
-	try(t, os.WriteFile(filepath.Join(root, fence.Database), nil, 0o644)) // as an export may be called
+	try(t, os.WriteFile(filepath.Join(root, fence.Database), nil, 0o644)) // an export may have this name
 	for path, want := range map[string]string{
 		filepath.Join(dir, "one.db"):                    dir,
 		database(t, dir):                                dir,
@@ -100,15 +100,15 @@ func TestAround(t *testing.T) {
 	}
 }
 
-// An exported study is one file, of the newest schema.
+// Export writes one file, in the newest schema.
 func TestExport(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
 	path := filepath.Join(t.TempDir(), "one.db")
 	try(t, exported(Export(t.Context(), dir, path)))
-	if left := names(t, filepath.Dir(path)); !slices.Equal(left, []string{"one.db"}) {
-		t.Errorf("beside it there is %v", left)
+	if left := namesIn(t, filepath.Dir(path)); !slices.Equal(left, []string{"one.db"}) {
+		t.Errorf("the directory has %v, want one.db alone", left)
 	}
 	db, err := openFile(path, published)
 	try(t, err)
@@ -116,12 +116,12 @@ func TestExport(t *testing.T) {
 	version, versionErr := schemaVersion(db)
 	try(t, err, versionErr, db.Close())
 	if version != len(migrations) || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 1 {
-		t.Errorf("schema %d, %+v", version, study)
+		t.Errorf("the export has schema %d and %+v", version, study)
 	}
 	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 }
 
-// asNobody runs a child of this test, copied into a root directory, as another user, and returns what it prints.
+// asNobody copies this test's binary into a root directory, runs it there as another user, and returns its output.
 func asNobody(t *testing.T, root, dir, role string) (string, error) {
 	t.Helper()
 	self := filepath.Join(root, "studies.test")
@@ -134,12 +134,12 @@ func asNobody(t *testing.T, root, dir, role string) (string, error) {
 	return string(out), err
 }
 
-// What this user may not write to is not his: it is said whose it is, and nothing is changed.
+// Open refuses a study that belongs to another user. The error names that user, and no file changes.
 func TestAnotherUsersStudy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
 	}
-	for _, part := range []string{".", fence.SlotDir, fence.OwnerDir, snapshotDir, currentFile} { // that is root's
+	for _, part := range []string{".", fence.SlotDir, fence.OwnerDir, snapshotDir, currentFile} { // this part belongs to root
 		t.Run(part, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, "llama70b")
@@ -149,26 +149,26 @@ func TestAnotherUsersStudy(t *testing.T) {
 					return errors.Join(err, os.Chown(path, 65534, 65534))
 				}), os.Chown(filepath.Join(dir, part), 0, 0))
 			}
-			before := all(t, dir)
+			before := pathsIn(t, dir)
 			out, err := asNobody(t, root, dir, "")
 			if err == nil {
-				t.Fatalf("another user opened it: %s", out)
+				t.Fatalf("another user could open the study: %s", out)
 			}
 			for _, want := range []string{"open study llama70b", "permission denied", filepath.Join(dir, part) + " belongs to root (uid 0) with mode -rw",
 				"and this is nobody (uid 65534): run as that user, or use another --root"} {
 				if !strings.Contains(out, want) {
-					t.Errorf("it says %s, not %q", out, want)
+					t.Errorf("the output is %s, want %q in it", out, want)
 				}
 			}
-			if after := all(t, dir); !slices.Equal(before, after) {
-				t.Errorf("the directory had %v and has %v", before, after)
+			if after := pathsIn(t, dir); !slices.Equal(before, after) {
+				t.Errorf("the files are %v, want %v as before", after, before)
 			}
 		})
 	}
 }
 
-// all are the files of a directory and of those below it.
-func all(t *testing.T, dir string) (paths []string) {
+// pathsIn returns the paths of all files in a directory and below.
+func pathsIn(t *testing.T, dir string) (paths []string) {
 	t.Helper()
 	try(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		paths = append(paths, path)
@@ -177,8 +177,8 @@ func all(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// If a part of a study's directory cannot be written by a run, the run ends before it changes anything.
-func TestAStudysDirectoryIsItsOwn(t *testing.T) {
+// Open and Delete refuse a directory with a part that they cannot write, before they change anything.
+func TestPartsThatAreNotTheStudys(t *testing.T) {
 	elsewhere := t.TempDir()
 	link := func(path string) error { return os.Symlink(elsewhere, path) }
 	file := func(path string) error { return os.WriteFile(path, nil, 0o644) }
@@ -203,18 +203,18 @@ func TestAStudysDirectoryIsItsOwn(t *testing.T) {
 		try(t, open(t, dir).Close())
 		path := filepath.Join(dir, tt.part)
 		try(t, os.RemoveAll(path), tt.put(path))
-		before := all(t, dir)
+		before := pathsIn(t, dir)
 		_, _, err := Open(t.Context(), dir, llama, Options{})
 		wantUnusable(t, err, path+" "+tt.want)
-		if after := all(t, dir); !slices.Equal(before, after) {
-			t.Errorf("%s: the directory had %v and has %v", err, before, after)
+		if after := pathsIn(t, dir); !slices.Equal(before, after) {
+			t.Errorf("%s: the files are %v, want %v as before", err, after, before)
 		}
 		_, err = Delete(t.Context(), dir, time.Second)
 		wantUnusable(t, err, path+" "+tt.want)
 	}
 }
 
-// An epoch has a database, and is a part of a study all the same.
+// An epoch has a database, but is no study.
 func TestAnEpochIsNoStudy(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	try(t, err)
@@ -225,13 +225,13 @@ func TestAnEpochIsNoStudy(t *testing.T) {
 	_, err = Delete(t.Context(), epoch, time.Second)
 	wantUnusable(t, err, "delete "+epoch+": it is a part of the study in "+dir)
 	if names, err := List(dir); err != nil || len(names) > 0 {
-		t.Errorf("the study's own directory lists %v, %v", names, err)
+		t.Errorf("List of a study's directory = %v, %v; want none", names, err)
 	}
 	try(t, s.Record(0, aProbe(0, 2)), s.Close())
 }
 
-// A directory that this user may not read may be a study only where a study can have its name.
-func TestLostAndFoundIsNoStudy(t *testing.T) {
+// A directory that this user may not read counts as a study only if a study may have its name.
+func TestListUnreadable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
 	}
@@ -242,23 +242,23 @@ func TestLostAndFoundIsNoStudy(t *testing.T) {
 	out, err := asNobody(t, root, root, "list")
 	try(t, err)
 	if out != "[hidden]\n" {
-		t.Errorf("nobody finds %s", out)
+		t.Errorf("List prints %s, want [hidden]", out)
 	}
 }
 
-// exported is the error of an Export.
+// exported returns the error of an Export.
 func exported(_ Study, err error) error { return err }
 
-// harmProbes zeroes a page of a snapshot that the trials' summaries do not need, so that only a reader of the probes finds the damage.
-func harmProbes(t *testing.T, path string) {
+// damageProbes zeroes a page of a snapshot that has only probes. A reader of summaries does not notice it.
+func damageProbes(t *testing.T, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	try(t, err)
 	const page = 4096
 	for at := page; at < len(content); at += page {
-		harmed := slices.Clone(content)
-		clear(harmed[at : at+page])
-		try(t, os.WriteFile(path, harmed, 0o644))
+		changed := slices.Clone(content)
+		clear(changed[at : at+page])
+		try(t, os.WriteFile(path, changed, 0o644))
 		db, err := openFile(path, published)
 		try(t, err)
 		_, read := summarize(db, func(Study) []int { return nil }, short)
@@ -269,10 +269,10 @@ func harmProbes(t *testing.T, path string) {
 			return
 		}
 	}
-	t.Fatalf("no page of %s has probes alone", path)
+	t.Fatalf("%s has no page with only probes", path)
 }
 
-// inOneBase is a study whose newest base has everything, and whose older snapshot lacks a probe.
+// inOneBase makes a study whose newest snapshot is a base, and whose snapshot before that has fewer commits.
 func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	t.Helper()
 	dir = t.TempDir()
@@ -285,17 +285,17 @@ func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	all, err := snapshots(dir)
 	try(t, err)
 	if len(all) < 2 || !all[0].isBase() || all[1].of() == all[0] {
-		t.Fatalf("the snapshots are %v: the test tests nothing", all)
+		t.Fatalf("the snapshots are %v, want a base and then one with another base", all)
 	}
 	return dir, all
 }
 
-// A damaged snapshot is not exported as if it were whole. An older one is exported, with a warning. If all are damaged, the error says how to
-// publish the study again.
-func TestADamagedSnapshotIsNotExported(t *testing.T) {
+// If the newest snapshot is damaged, an older one is exported, with a warning. If all are damaged, the error says how
+// to publish the study again.
+func TestExportOfADamagedSnapshot(t *testing.T) {
 	dir, all := inOneBase(t)
 	newest := filepath.Join(dir, all[0].file())
-	harmProbes(t, newest)
+	damageProbes(t, newest)
 	path := filepath.Join(t.TempDir(), "one.db")
 	each := func(study Study, trials iter.Seq2[Trial, error]) error {
 		for _, err := range trials {
@@ -312,14 +312,14 @@ func TestADamagedSnapshotIsNotExported(t *testing.T) {
 		study, err := export()
 		try(t, err)
 		if !strings.Contains(study.Behind, "read "+newest) || study.Commits != all[1].commits {
-			t.Errorf("of a damaged one %q is said, with %d commits, want those of %v", study.Behind, study.Commits, all[1])
+			t.Errorf("Behind = %q with %d commits, want the damage of %s and the %d commits of the one before", study.Behind, study.Commits, newest, all[1].commits)
 		}
 	}
 	db, err := openFile(path, published)
 	try(t, err)
 	commits, err := checkDatabase(db)
 	if try(t, db.Close()); err != nil || commits != all[1].commits {
-		t.Errorf("exported was a database with %d commits, %v", commits, err)
+		t.Errorf("the export has %d commits, %v; want %d", commits, err, all[1].commits)
 	}
 
 	for _, n := range all[1:] {
@@ -335,13 +335,13 @@ func TestADamagedSnapshotIsNotExported(t *testing.T) {
 	try(t, open(t, dir).Close(), exported(Export(t.Context(), dir, path)))
 }
 
-// What is wrong with the file that is written is not blamed on the snapshot.
-func TestExportToWhereNothingCanBeWritten(t *testing.T) {
+// If the exported file cannot be written, the error does not call the snapshot damaged.
+func TestExportCannotWrite(t *testing.T) {
 	dir, _ := inOneBase(t)
 	path := filepath.Join(t.TempDir(), "none", "one.db")
 	_, err := Export(t.Context(), dir, path)
 	wantError(t, err, "open "+path)
 	if strings.Contains(err.Error(), snapshotDir) || errors.Is(err, ErrUnusable) {
-		t.Errorf("the snapshot is blamed: %v", err)
+		t.Errorf("Export = %v, want no word of the snapshot", err)
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"vllmtuner/studies/nfslab/pause"
 )
 
-// Settings of a child on real NFS: where it waits, as POINT:PAGE:FILE; for a plain database, its journal mode and number of commits.
+// These environment variables configure a child on real NFS. childPause is POINT:PAGE:FILE, where it waits. The others
+// are the journal mode and the number of commits of a plain database.
 const (
 	childPause   = "STUDIES_TEST_PAUSE"
 	childJournal = "STUDIES_TEST_JOURNAL"
@@ -25,14 +26,14 @@ const (
 )
 
 func init() {
-	childRoles["write"] = func(dir string) error { return paused(dir, writeForEver) }
+	childRoles["write"] = func(dir string) error { return paused(dir, writeUntilKilled) }
 	childRoles["plain-write"] = func(dir string) error { return paused(dir, writePlain) }
 	childRoles["power-off"] = powerOff
 	childRoles["plain-look"] = lookPlain
 	childRoles["plain-verify"] = verifyPlain
 }
 
-// paused has a child wait where it is told to.
+// paused plays a role in a process that waits where childPause says.
 func paused(dir string, role func(string) error) error {
 	if at := strings.SplitN(os.Getenv(childPause), ":", 3); len(at) == 3 {
 		page, err := strconv.Atoi(at[1])
@@ -46,7 +47,7 @@ func paused(dir string, role func(string) error) error {
 	return role(dir)
 }
 
-// openPlain opens a study without epochs and slots: one SQLite file with its locks.
+// openPlain opens one SQLite file that only its own locks protect: a study without epochs and slots.
 func openPlain(dir, mode string) (*sql.DB, error) {
 	return openFile(filepath.Join(dir, "study.db"), "mode="+mode+"&_journal_mode="+os.Getenv(childJournal)+
 		"&_synchronous=FULL&_txlock=immediate&_busy_timeout=90000")
@@ -92,7 +93,7 @@ func writePlain(dir string) error {
 	return db.Close()
 }
 
-// lookPlain is somebody who asks how far the study is.
+// lookPlain prints the number of rows, as a reader would.
 func lookPlain(dir string) error {
 	db, err := openPlain(dir, "ro")
 	if err != nil {
@@ -106,7 +107,8 @@ func lookPlain(dir string) error {
 	return db.Close()
 }
 
-// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as acknowledged.
+// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as
+// acknowledged.
 func verifyPlain(dir string) error {
 	db, err := openPlain(dir, "rw")
 	if err != nil {
@@ -123,7 +125,7 @@ func verifyPlain(dir string) error {
 		}
 		acked++
 		if err := db.QueryRow(`SELECT count(*) FROM probes WHERE seq=? AND length(text)=?`, seq, plainText).Scan(&found); err != nil {
-			found = 0 // damage says why
+			found = 0 // damage has the reason
 		}
 		lost += 1 - found
 	}
@@ -134,7 +136,8 @@ func verifyPlain(dir string) error {
 	return db.Close()
 }
 
-// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of its log).
+// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of
+// its log).
 func powerOff(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

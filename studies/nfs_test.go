@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// TestNFS runs tuners and readers through failures of real NFS. Each script of nfslab has a machine of its own.
+// TestNFS runs tuners and readers while real NFS fails. Each script of nfslab runs in a machine of its own.
 func TestNFS(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "nfslab/run.sh", "--setup").CombinedOutput(); err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 77 {
@@ -33,7 +33,7 @@ func TestNFS(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "netgo osusergo sqlite_omit_load_extension", "-o", command, "vllmtuner/cmd/tuner").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	kills, cuts, rounds := number(t, "NFS_KILLS", 6), number(t, "NFS_POWER_CUTS", 1), number(t, "NFS_ROUNDS", 1)
+	kills, cuts, rounds := fromEnv(t, "NFS_KILLS", 6), fromEnv(t, "NFS_POWER_CUTS", 1), fromEnv(t, "NFS_ROUNDS", 1)
 	often := []string{"--env", fmt.Sprint("KILLS=", kills), "--env", fmt.Sprint("CRASHES=", cuts), "--env", fmt.Sprint("ROUNDS=", rounds)}
 	for _, tt := range []struct {
 		name, script string
@@ -47,7 +47,7 @@ func TestNFS(t *testing.T) {
 			t.Parallel()
 			out, code := inMachine(t, slices.Concat(often, []string{"--add", binary, "--add", command, "--", "nfslab/" + tt.script})...)
 			if ok := strings.Count("\n"+out, "\nok "); code != 0 || ok != tt.scenarios || strings.Contains(out, "FAIL") {
-				t.Errorf("exit code %d; %d of %d scenarios went well", code, ok, tt.scenarios)
+				t.Errorf("exit code %d; %d of %d scenarios are ok", code, ok, tt.scenarios)
 			}
 		})
 	}
@@ -57,7 +57,8 @@ func TestNFS(t *testing.T) {
 	})
 }
 
-// cutPower cuts a machine's power during a write, again and again, and each time checks everything acknowledged before.
+// cutPower cuts a machine's power during a write several times. After each cut it checks that all acknowledged probes
+// are stored.
 func cutPower(t *testing.T, binary string, cuts int) {
 	disk, list := filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "acked")
 	var acked bytes.Buffer
@@ -78,16 +79,16 @@ func cutPower(t *testing.T, binary string, cuts int) {
 		}
 	}
 	if acked.Len() == 0 {
-		t.Error("nothing was acknowledged")
+		t.Error("no probe was acknowledged")
 	}
-	t.Logf("\nok power cut %d times: all %d acknowledged probes were there each time", cuts, bytes.Count(acked.Bytes(), []byte("\n")))
+	t.Logf("\nok power cut %d times: all %d acknowledged probes were stored each time", cuts, bytes.Count(acked.Bytes(), []byte("\n")))
 }
 
 // inMachine runs a script on node a of a machine, and returns its output and exit code.
 func inMachine(t *testing.T, args ...string) (out string, code int) {
 	began := time.Now()
 	lab := exec.CommandContext(t.Context(), "nfslab/run.sh", append([]string{"--timeout", "1500", "--add", "nfslab/lib.sh"}, args...)...)
-	lab.Cancel = func() error { return lab.Process.Signal(syscall.SIGTERM) } // so that it ends its machine
+	lab.Cancel = func() error { return lab.Process.Signal(syscall.SIGTERM) } // it ends its machine then
 	lab.WaitDelay = 10 * time.Second
 	var stderr strings.Builder
 	lab.Stderr = &stderr
@@ -101,6 +102,7 @@ func inMachine(t *testing.T, args ...string) (out string, code int) {
 	return string(stdout), code
 }
 
+// withoutAcks removes the lines of acknowledged probes from an output.
 func withoutAcks(out string) string {
 	var rest strings.Builder
 	for line := range strings.Lines(out) {
@@ -111,11 +113,11 @@ func withoutAcks(out string) string {
 	return rest.String()
 }
 
-// number is what the environment says, or else the usual.
-func number(t *testing.T, name string, usual int) int {
+// fromEnv returns the number in an environment variable, or a default if it is not set.
+func fromEnv(t *testing.T, name string, byDefault int) int {
 	text := os.Getenv(name)
 	if text == "" {
-		return usual
+		return byDefault
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckDir returns why no study can be in a directory: another kind of file has its name, or its path.
+// CheckDir returns an error if no study can be in a directory, because its path, or a part of it, is another kind of
+// file.
 func CheckDir(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil && !info.IsDir():
@@ -18,12 +19,12 @@ func CheckDir(dir string) error {
 	return CheckLink(dir)
 }
 
-// CheckLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete refuses
-// it, because it would leave the link or the study behind.
+// CheckLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete
+// refuses it, because it would leave the link or the study behind.
 func CheckLink(dir string) error {
 	to, noLink := os.Readlink(dir)
 	if _, err := os.Stat(dir); err != nil && noLink == nil {
 		return unusablef("%s is a link to %s, which does not exist; remove the link, or make that directory", dir, to)
 	}
-	return nil // other errors are for whoever opens the directory
+	return nil // opening the directory returns other errors
 }

@@ -1,7 +1,9 @@
 package studies
 
 import (
+	"database/sql"
 	"fmt"
+	"regexp"
 	"strconv"
 
 	"vllmtuner/render"
@@ -17,28 +19,33 @@ type prior struct {
 	Result trial.Result  `json:"result"`
 }
 
-// A Source is a set of trials from elsewhere. They may be compared with each other only.
+// A Source is a set of trials that were measured elsewhere. They may be compared with each other only.
 type Source struct {
-	Name   string // for people: the Path, or its WorldSource
 	Path   string // the file or directory that was read
+	World  int    // which world of the study at Path, from 1; 0 when it has one world, or is no study
 	Trials []Trial
 }
 
-// ofWorld separates a study's path from the number of one of its worlds.
-const ofWorld = ", world "
-
 // WorldSource is the source name of one world of the study at a path; the first world is 1.
-func WorldSource(path string, world int) string { return path + ofWorld + strconv.Itoa(world) }
+func WorldSource(path string, world int) string { return fmt.Sprintf("%s, world %d", path, world) }
 
-// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's Point, Args, Probes and
-// Result.
+// name is Trial.Source of the source's trials.
+func (s Source) name() string {
+	if s.World == 0 {
+		return s.Path
+	}
+	return WorldSource(s.Path, s.World)
+}
+
+// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's
+// Point, Args, Probes and Result.
 func (s *Store) AddPriors(sources []Source) error {
 	texts := make([][]string, len(sources))
 	for i, source := range sources {
 		for j, t := range source.Trials {
 			text, err := encodePrior(t)
 			if err != nil {
-				return fmt.Errorf("add what %s holds: trial %d of it: %w", source.Name, j, err)
+				return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), j, err)
 			}
 			texts[i] = append(texts[i], text)
 		}
@@ -46,16 +53,46 @@ func (s *Store) AddPriors(sources []Source) error {
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
 		s.rebase = true // deltas have no priors
 		for _, source := range sources {
-			tx.remove(priorsTable, "WHERE source=?1 OR substr(source, 1, length(?2))=?2", source.Path, source.Path+ofWorld)
+			for _, row := range tx.rows(sourcesTable, "WHERE path=?", source.Path) {
+				tx.remove(priorsTable, "WHERE source=?", row.text(0))
+				tx.remove(sourcesTable, "WHERE name=?", row.text(0))
+			}
 		}
 		for i, source := range sources {
+			tx.insertSource(source)
 			for _, text := range texts[i] {
-				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.Name, text})
+				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.name(), text})
 			}
-			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.Name))
+			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.name()))
 		}
 		return nil
 	})
+}
+
+func (t *transaction) insertSource(s Source) {
+	t.insert(sourcesTable, []any{s.name(), s.Path, sql.NullInt64{Int64: int64(s.World), Valid: s.World > 0}})
+}
+
+// worldSource matches how WorldSource names a world.
+var worldSource = regexp.MustCompile(`^(.*), world ([0-9]+)$`)
+
+// splitSources stores the path and world of each source before schema 5, when only the source's name had them.
+func (t *transaction) splitSources() error {
+	known := map[string]bool{}
+	for _, row := range t.rows(priorsTable, "ORDER BY id") {
+		name := row.text(1)
+		if known[name] {
+			continue
+		}
+		known[name] = true
+		source := Source{Path: name}
+		if m := worldSource.FindStringSubmatch(name); m != nil {
+			source.Path = m[1]
+			source.World, _ = strconv.Atoi(m[2]) // they are digits
+		}
+		t.insertSource(source)
+	}
+	return t.err
 }
 
 // CheckPrior returns an error for a trial that cannot be stored, because a number in it is NaN or infinite.
@@ -73,6 +110,11 @@ func encodePrior(t Trial) (string, error) {
 }
 
 func (r *reading) loadPriors() error {
+	if r.schema >= hasChanges { // the priors' rows have the names too; this checks that no source is missing
+		if err := r.all(sourcesTable, func(cells) error { return nil }); err != nil {
+			return err
+		}
+	}
 	return r.all(priorsTable, func(row cells) error {
 		var p prior
 		if decode(row.text(2), &p) != nil {

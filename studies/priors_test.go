@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"errors"
 	"math"
 	"path/filepath"
 	"slices"
@@ -12,8 +13,9 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Readers see priors with their sources, in the order of their import. Importing a source again replaces its priors.
-func TestPriorsAreKeptBySource(t *testing.T) {
+// Readers see priors with their sources, in the order of their import. Another import from the same path replaces its
+// priors.
+func TestAddPriors(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	store, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})
 	if err != nil {
@@ -28,24 +30,25 @@ func TestPriorsAreKeptBySource(t *testing.T) {
 		source string
 		trials []Trial
 	}{{"a", []Trial{of("1", 1), of("2", 2)}}, {"b", []Trial{of("3", 3)}}, {"a", []Trial{of("4", 4), {}}}} {
-		if err := store.AddPriors([]Source{{Name: add.source, Path: add.source, Trials: add.trials}}); err != nil {
+		if err := store.AddPriors([]Source{{Path: add.source, Trials: add.trials}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Another time "c" may have other worlds, and all that is of it goes.
+	// A study may have other worlds at its next import. Its priors of all former worlds are replaced, and no other
+	// path's.
 	for _, sources := range [][]Source{
-		{{WorldSource("c", 2), "c", []Trial{of("5", 5)}}, {WorldSource("c", 1), "c", []Trial{of("6", 6)}}},
-		{{"c", "c", []Trial{of("7", 7)}}, {"cc", "cc", []Trial{of("8", 8)}}},
-		{{WorldSource("c", 3), "c", []Trial{of("9", 9)}}},
+		{{"c", 2, []Trial{of("5", 5)}}, {"c", 1, []Trial{of("6", 6)}}},
+		{{"c", 0, []Trial{of("7", 7)}}, {"c, worldwide", 0, []Trial{of("8", 8)}}},
+		{{"c", 3, []Trial{of("9", 9)}}},
 	} {
 		if err := store.AddPriors(sources); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// Of what cannot be stored nothing is.
-	err = store.AddPriors([]Source{{"b", "b", []Trial{of("10", 10)}}, {"d", "d", []Trial{of("11", math.Inf(1))}}})
-	if err == nil || !strings.Contains(err.Error(), "add what d holds: trial 0 of it: ") {
-		t.Errorf("what cannot be stored: %v", err)
+	// If one trial cannot be stored, no trial of that import is stored.
+	err = store.AddPriors([]Source{{"b", 0, []Trial{of("10", 10)}}, {"d", 0, []Trial{of("11", math.Inf(1))}}})
+	if err == nil || !strings.Contains(err.Error(), "add the trials of d: trial 0: ") {
+		t.Errorf("AddPriors of an infinite rate = %v", err)
 	}
 	study, err := ReadSnapshot(dir)
 	if err != nil {
@@ -54,14 +57,36 @@ func TestPriorsAreKeptBySource(t *testing.T) {
 	var got []string
 	for _, p := range study.Prior {
 		if p.Number != -1 || p.Origin != Prior || p.State != Done {
-			t.Errorf("a prior is %+v", p)
+			t.Errorf("a prior = %+v", p)
 		}
 		got = append(got, p.Source+" "+p.Point.String())
 	}
-	if want := []string{"b max-num-seqs=3", "a max-num-seqs=4", "a ", "cc max-num-seqs=8", "c, world 3 max-num-seqs=9"}; !slices.Equal(got, want) {
-		t.Errorf("priors %q, want %q", got, want)
+	if want := []string{"b max-num-seqs=3", "a max-num-seqs=4", "a ", "c, worldwide max-num-seqs=8", "c, world 3 max-num-seqs=9"}; !slices.Equal(got, want) {
+		t.Errorf("the priors are %q, want %q", got, want)
 	}
 	if first := study.Prior[0]; len(first.Probes) != 1 || first.Probes[0].Rate != 3 || !first.Met() || len(first.Args) != 2 || len(study.Trials) != 0 {
-		t.Errorf("the first is %+v beside %d trials", first, len(study.Trials))
+		t.Errorf("the first prior is %+v, beside %d trials", first, len(study.Trials))
+	}
+}
+
+// Before schema 5 a source's path and world were in its name alone. The migration finds them, so that an import
+// replaces these priors too.
+func TestSourcesOfOlderSchemas(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "study")
+	s, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})
+	try(t, err)
+	defer s.Close()
+	err = s.commit("insert priors as schema 4 did", func(tx *transaction) error {
+		text, err := encodePrior(Trial{})
+		for _, name := range []string{"c, world 2", "c, world 2", "c, world 1", "c, worldwide", "c"} {
+			tx.insert(priorsTable, []any{tx.nextID(priorsTable), name, text})
+		}
+		return errors.Join(err, tx.splitSources())
+	})
+	try(t, err, s.AddPriors([]Source{{Path: "c", World: 3, Trials: []Trial{{}}}}))
+	study, err := ReadSnapshot(dir)
+	try(t, err)
+	if len(study.Prior) != 2 || study.Prior[0].Source != "c, worldwide" || study.Prior[1].Source != "c, world 3" {
+		t.Errorf("the priors are %+v, want those of c, worldwide and of c, world 3", study.Prior)
 	}
 }

@@ -18,15 +18,15 @@ import (
 // A probeRow is the stored form of a probe: figures that people query by SQL, and the long parts, compressed.
 type probeRow struct {
 	figures  string
-	series   []byte // nil where there is none
+	series   []byte // nil without a series
 	sketches []byte
 }
 
-// A longPart is the content of the column series: a probe second by second, and request by request.
+// A longPart is the content of the column series: the values of a probe for each second and each request.
 type longPart struct {
 	Client bench.Series      `json:"client,omitempty"`
 	Server *serverctl.Series `json:"server,omitempty"`
-	Each   []string          `json:"each,omitempty"` // of the verdict's checks, in order; see slo.Check
+	Each   []string          `json:"each,omitempty"` // slo.Check.Each of the verdict's checks, in order
 }
 
 // rowOf splits a probe into its stored parts.
@@ -64,7 +64,7 @@ func (r probeRow) probe() (p trial.Probe, err error) {
 			return p, fmt.Errorf("sketches: %w", err)
 		}
 	}
-	if r.series == nil { // none, or in the figures, as before schema 3
+	if r.series == nil { // before schema 3 the figures have the series
 		return p, nil
 	}
 	var long longPart
@@ -112,11 +112,12 @@ func expand(from []byte, v any) error {
 	return json.Unmarshal(text, v)
 }
 
-// maxExpanded is the size limit of an expanded column, in bytes: fifty times what a probe of an hour with ten thousand requests has.
+// maxExpanded is the size limit of an expanded column, in bytes. A probe of an hour with ten thousand requests has a
+// fiftieth of that.
 const maxExpanded = 64 << 20
 
-// Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded twice. A different
-// one under the same Seq is an error.
+// Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded
+// twice. A different probe with the same Seq is an error.
 func (s *Store) Record(number int, p trial.Probe) error {
 	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
 	is, err := rowOf(p)
@@ -173,10 +174,10 @@ type probeColumns string
 
 const (
 	long  probeColumns = ", series, sketches"
-	short probeColumns = "" // reading takes a fifth of the time
+	short probeColumns = "" // without them reading takes a fifth of the time
 )
 
-// rowIn returns a probe's parts from a row, and an error when the long ones do not fit their checksum.
+// rowIn returns a probe's parts from a row. If the compressed columns do not fit their checksum, it returns an error.
 func (c probeColumns) rowIn(row cells) (probeRow, error) {
 	r := probeRow{figures: row.text(probesTable.column("probe"))}
 	if c == short {

@@ -13,20 +13,23 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// publishEvery is the shortest time between two snapshots that nobody waits for.
+// publishEvery is the shortest time between two snapshots that no caller waits for.
 const publishEvery = time.Second
 
-// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change (a delegation). If
-// that reader is cut off, the server keeps the promise until the NFS lease ends, usually 90 s. A writer must not wait so long.
+// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change
+// (a delegation). If that reader is cut off, the server keeps the promise until the NFS lease ends, usually for 90 s. A
+// writer must not wait for that.
 const publishWait = 2 * time.Second
 
 // minRebase is the least number of bytes of deltas before a new base is written.
 const minRebase = 1 << 20
 
-// maxFailedBases is how many bases in a row may fail, as on a disk that is full for a while.
+// maxFailedBases is the number of failed bases in a row that breaks the Store. Fewer may fail while the disk is full
+// for a moment.
 const maxFailedBases = 3
 
-// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader still finds the one it has chosen.
+// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader can still open the one
+// that it has chosen.
 const keepSnapshots = 3
 
 // publishSoon asks the publisher for a snapshot.
@@ -37,7 +40,8 @@ func (s *Store) publishSoon() {
 	}
 }
 
-// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns the error.
+// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns
+// the error.
 func (s *Store) publishNow() error {
 	err := s.publishWithin(publishWait)
 	if errors.Is(err, errLate) {
@@ -49,7 +53,7 @@ func (s *Store) publishNow() error {
 
 var errLate = errors.New("the snapshot is not written yet")
 
-// publishWithin asks for a snapshot and waits at most so long for it; then it returns errLate.
+// publishWithin asks for a snapshot and waits for it. After the given time it returns errLate.
 func (s *Store) publishWithin(wait time.Duration) error {
 	done := make(chan error, 1)
 	late := time.After(wait)
@@ -66,28 +70,29 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background from the previous base
-// and a delta, so that neither the study nor its readers wait for a long one.
+// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background
+// from the previous base and a delta, so that neither the study nor its readers wait for a long one.
 type publisher struct {
 	store *Store
 	base  mark  // end of the base
-	last  mark  // end of the newest snapshot; zero when there is none
-	size  int64 // of the base, in bytes
-	since int64 // bytes of the deltas since the base
+	last  mark  // end of the newest snapshot; zero before the first one
+	size  int64 // size of the base in bytes
+	since int64 // bytes of all deltas since the base
 
 	rebasing chan rebased // gets the new base; nil when none is being made
 	from     snapshot     // the snapshot that the new base is made from
-	failed   int          // bases in a row that failed
+	failed   int          // number of failed bases in a row
 }
 
-// A rebased is a new base, or why there is none.
+// A rebased is a new base, or the error why it could not be made.
 type rebased struct {
 	goes mark
 	size int64
 	err  error
 }
 
-// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next call returns it.
+// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next
+// call returns it.
 func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -117,7 +122,8 @@ func (p *publisher) end(cancel context.CancelFunc) {
 	}
 }
 
-// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks the Store.
+// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks
+// the Store.
 func (p *publisher) publish(ctx context.Context) error {
 	err := p.once(ctx)
 	if err != nil {
@@ -201,7 +207,7 @@ func (p *publisher) first() (n snapshot, err error) {
 	return n, err
 }
 
-// rebase makes a base of snapshot n, which ends at goes.
+// rebase makes a base from snapshot n, whose end is the mark goes.
 func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
 	base := snapshot{n.epoch, n.commits, -1}
 	err := p.store.put(base.file(), func(path string) error { return n.write(ctx, p.store.dir, path) })
@@ -218,12 +224,12 @@ func (p *publisher) adopt() error {
 	case r := <-p.rebasing:
 		p.rebasing, p.from = nil, snapshot{}
 		switch {
-		case r.err != nil: // the old base still works; the next attempt follows after as many bytes again
+		case r.err != nil: // the old base still works; the next attempt is due after the same number of bytes
 			p.since = 0
 			if p.failed++; p.failed == maxFailedBases {
 				return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, r.err)
 			}
-		case r.goes.commits > p.base.commits: // else the live database was written whole meanwhile
+		case r.goes.commits > p.base.commits: // otherwise first has written a newer base meanwhile
 			p.base, p.size, p.since, p.failed = r.goes, r.size, 0, 0
 		}
 		return nil
@@ -232,14 +238,15 @@ func (p *publisher) adopt() error {
 	}
 }
 
-// put writes a file of the study's directory under a temporary name, syncs it and renames it. Whoever finds it finds it whole.
+// put writes a file of the study's directory under a temporary name, syncs it and renames it, so that a reader never
+// finds half a file.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
 	if err := s.folder.Remove(next); err != nil { // left by an owner that was killed here
 		return err
 	}
-	if err := s.folder.Create(next, nil); err != nil { // with the study's rights, which SQLite would not set
+	if err := s.folder.Create(next, nil); err != nil { // SQLite would not give it the study's rights
 		return err
 	}
 	if err := errors.Join(write(filepath.Join(s.dir, next)), syncPath(filepath.Join(s.dir, next))); err != nil {
@@ -282,8 +289,8 @@ func (p *publisher) removeOld(epoch int64) error {
 	return nil
 }
 
-// obsolete returns the snapshots that nobody will want. It keeps the newest ones with their bases, a base without a delta yet, and the source
-// of a base that is being made.
+// obsolete returns the snapshots to remove. It keeps the newest snapshots with their bases, a base without a delta yet,
+// and the source of a base that is being made.
 func obsolete(all []snapshot, source snapshot) []snapshot {
 	if len(all) == 0 {
 		return nil

@@ -21,16 +21,16 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor any lock and writes
-// nothing, so it cannot hold up an owner and works on a read-only disk. A killed owner may have stored up to a second more than the snapshot
-// shows; a resumed study has it.
+// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor
+// any lock and writes nothing, so it cannot hold up an owner and works on a read-only disk. A killed owner may have
+// stored up to a second of commits that the snapshot lacks. A resumed study has them.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
-// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes, and its Result lacks Tail, Notes, Ended, the Facts except
-// version, start-up and cache size, and the Capacity's Why, Probes, Pieces and Steps.
+// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes, and its Result lacks Tail, Notes,
+// Ended, the Facts except version, start-up and cache size, and the Capacity's Why, Probes, Pieces and Steps.
 //
-// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those lack Series, Sketches and
-// Server, and their checks lack Each.
+// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those lack
+// Series, Sketches and Server, and their checks lack Each.
 func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
@@ -51,12 +51,13 @@ func explainToReader(dir string, err error) error {
 	return markUnusable(err)
 }
 
-// newest reads the newest snapshot and returns its name too; errNone when there is none. If the newest cannot be read, it reads an older one.
+// newest reads the newest snapshot and returns its name too; errNone when there is none. If the newest cannot be read,
+// it reads an older one.
 func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study Study, err error) {
 	return newestBy(dir, func(n snapshot) (Study, error) { return n.read(dir, from) })
 }
 
-// newestBy is newest with a caller's way of reading.
+// newestBy is newest with another function to read a snapshot.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
 	for range maxReads {
@@ -67,7 +68,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 			return all[0], study, nil
 		}
 		err = all[0].unread(dir, err)
-		if isDamage(err) { // another attempt would find the same
+		if isDamage(err) { // another attempt would find the same damage
 			break
 		}
 	}
@@ -95,7 +96,8 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// maxReads is how often the newest snapshot is looked up. Before a reader has opened it, three newer ones may be published and it be removed.
+// maxReads is how often a reader looks for the newest snapshot. Its owner may publish three newer ones and remove it
+// before it is opened.
 const maxReads = 3
 
 // read opens a snapshot and reads from it.
@@ -153,7 +155,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 	return from(db)
 }
 
-// missing says why there is no snapshot, and what to use instead.
+// missing is the error when a directory has no snapshot. It says why, and names similar studies.
 func missing(dir string) error {
 	if isStudy(dir) {
 		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or they were removed; run it again", dir)
@@ -168,20 +170,20 @@ func missing(dir string) error {
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "there are: "
-	if nearness(near, name) > 0.8 { // below, the names are no more alike than any two
+	if nearness(near, name) > 0.8 { // two unrelated names may be at 0.8
 		hint = fmt.Sprintf("did you mean %q? There are: ", near)
 	}
 	return unusablef("no study %q in %s: %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
 }
 
-// nearness is 1 for equal names and 0 for names with nothing in common.
+// nearness is 1 for equal names, and 0 for names without a common letter.
 func nearness(a, b string) float64 { return smetrics.JaroWinkler(a, b, 0.7, 4) }
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// ValidName says whether a study may have the name. Names become directories, Kubernetes labels and metric labels. So they are 1 to 63
-// lower-case letters, digits, dots and dashes, with a letter or digit first and last. A name with a study file's ending would be taken for
-// the file.
+// ValidName says whether a study may have the name. Names become directories, Kubernetes labels and metric labels. So
+// they are 1 to 63 lower-case letters, digits, dots and dashes, with a letter or digit first and last. A name with the
+// ending of a study file would be taken for a file.
 func ValidName(name string) error {
 	switch {
 	case !nameRule.MatchString(name):

@@ -15,7 +15,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
+// If a directory has no snapshot, the error of ReadSnapshot says why, and names similar studies.
+func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"llama70b-h200", "qwen32b"} {
 		study := llama
@@ -25,8 +26,7 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 	}
 	killed := filepath.Join(root, "killed")
 	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755), os.WriteFile(filepath.Join(killed, fence.SlotDir, "000000000001"), nil, 0o644),
-		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // which is no study
-
+		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // no study
 		os.Mkdir(filepath.Join(root, "no-study"), 0o755))
 	empty := t.TempDir()
 	for _, c := range []struct {
@@ -34,9 +34,9 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 		dir  string
 		want string
 	}{
-		{"a name with a slip", filepath.Join(root, "lama70b-h200"),
+		{"a misspelled name", filepath.Join(root, "lama70b-h200"),
 			`no study "lama70b-h200" in ROOT: did you mean "llama70b-h200"? There are: killed, llama70b-h200, qwen32b`},
-		{"a name like no other", filepath.Join(root, "zzz"), `no study "zzz" in ROOT: there are: killed, llama70b-h200, qwen32b`},
+		{"a name unlike the others", filepath.Join(root, "zzz"), `no study "zzz" in ROOT: there are: killed, llama70b-h200, qwen32b`},
 		{"a root without studies", filepath.Join(empty, "x"), "no study EMPTY/x: there are none in EMPTY"},
 		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began, or they were removed; run it again"},
 	} {
@@ -44,10 +44,10 @@ func TestReadSnapshotSaysWhatIsMissing(t *testing.T) {
 			_, err := ReadSnapshot(c.dir)
 			want := strings.NewReplacer("ROOT", root, "EMPTY", empty).Replace(c.want)
 			if err == nil || err.Error() != want {
-				t.Errorf("error %v, want %s", err, want)
+				t.Errorf("ReadSnapshot = %v, want %s", err, want)
 			}
 			if later := c.dir == killed; errors.Is(err, ErrUnusable) == later {
-				t.Errorf("%v wraps ErrUnusable: %t", err, !later)
+				t.Errorf("%v wraps ErrUnusable: %t, want %t", err, later, !later)
 			}
 		})
 	}
@@ -78,6 +78,7 @@ func TestList(t *testing.T) {
 	wantError(t, err, "list the studies", "not a directory")
 }
 
+// examineError returns the error of ExamineDisk.
 func examineError(dir string) error {
 	_, err := ExamineDisk(dir)
 	return err
@@ -90,7 +91,7 @@ func TestExamineDisk(t *testing.T) {
 	entries, err := os.ReadDir(root)
 	try(t, err)
 	if len(entries) != 1 {
-		t.Errorf("the check left %v", entries)
+		t.Errorf("after ExamineDisk the directory has %v, want file alone", entries)
 	}
 	wantUnusable(t, examineError(file), file+" is a file")
 }
@@ -107,8 +108,8 @@ func TestValidName(t *testing.T) {
 	}
 }
 
-// Begin and Record reach readers within a second. The second of two within one second is not lost.
-func TestSnapshotsFollowByThemselves(t *testing.T) {
+// Readers see a Begin or Record within a second, and also the later of two within one second.
+func TestPublishWithinASecond(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s, _, err := Open(context.Background(), dir, llama, Options{})
@@ -121,13 +122,13 @@ func TestSnapshotsFollowByThemselves(t *testing.T) {
 		study, err := ReadSnapshot(dir)
 		try(t, err, s.Close())
 		if len(study.Trials) != 1 || len(study.Trials[0].Probes) != 1 {
-			t.Errorf("after a second readers see %+v", study.Trials)
+			t.Errorf("after a second readers see %+v, want a trial with a probe", study.Trials)
 		}
 	})
 }
 
-// Finish and SetState reach readers before they return.
-func TestSnapshotsThatAreWaitedFor(t *testing.T) {
+// Finish and SetState publish before they return.
+func TestPublishAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	for n := range 3 {
@@ -135,7 +136,7 @@ func TestSnapshotsThatAreWaitedFor(t *testing.T) {
 		study, err := ReadSnapshot(dir)
 		try(t, err)
 		if len(study.Trials) != n+1 || study.Trials[n].State != Done {
-			t.Errorf("after Finish %d readers see %+v", n, study.Trials)
+			t.Errorf("after Finish(%d) readers see %+v", n, study.Trials)
 		}
 	}
 	try(t, s.SetState(Done, "all trials are done"))
@@ -148,12 +149,12 @@ func TestSnapshotsThatAreWaitedFor(t *testing.T) {
 	try(t, err)
 	for _, e := range entries {
 		if !slices.Contains([]string{fence.SlotDir, "owners", snapshotDir, filepath.Base(filepath.Dir(s.path))}, e.Name()) {
-			t.Errorf("%s is left in the directory", e.Name())
+			t.Errorf("the directory has %s", e.Name())
 		}
 	}
 }
 
-// Readers beside a busy writer always find a whole study, and it never goes back.
+// While a writer is busy, readers always find a whole study, and never an older one than before.
 func TestReadersBesideAWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -170,11 +171,11 @@ func TestReadersBesideAWriter(t *testing.T) {
 				}
 				study, err := ReadSnapshot(dir)
 				if err != nil {
-					t.Errorf("read beside the writer: %v", err)
+					t.Errorf("ReadSnapshot = %v", err)
 					return
 				}
 				if len(study.Trials) < last {
-					t.Errorf("%d trials after %d", len(study.Trials), last)
+					t.Errorf("ReadSnapshot has %d trials, after %d before", len(study.Trials), last)
 				}
 				last = len(study.Trials)
 			}
@@ -203,6 +204,6 @@ func TestSeveralWritersOfOneStore(t *testing.T) {
 	study, err := s.Study()
 	try(t, err)
 	if len(study.Trials) != 6 {
-		t.Errorf("%d trials, want 6", len(study.Trials))
+		t.Errorf("the study has %d trials, want 6", len(study.Trials))
 	}
 }

@@ -17,8 +17,9 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and returns its number of
-// commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user chose to go on from the newest snapshot.
+// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and
+// returns its number of commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user
+// chose to go on from the newest snapshot.
 func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
@@ -28,15 +29,15 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	err = explainFile(s.path, err)
 	if hot := checkRolledBack(s.path); err == nil {
 		err = hot
-	} else if hot != nil { // which may be the only fault
+	} else if hot != nil { // the rest of the transaction may be the only damage
 		err = fmt.Errorf("%w; %w", err, hot)
 	}
 	// A published commit was acknowledged. If the snapshot has more commits than the slots, slots are lost.
 	_, published, readErr := newest(s.dir, loadStudy)
-	if readErr == nil { // else it cannot be compared
+	if readErr == nil { // otherwise there is nothing to compare with
 		acknowledged = max(acknowledged, published.Commits)
 	}
-	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // before the commits: another study may have fewer
+	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // checked before the number of commits, which says less about another study
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
@@ -64,11 +65,12 @@ func sameStudy(db *sql.DB, published Study) error {
 	return err
 }
 
-// isDamage reports whether a database is damaged or has lost something, for good. After any other error it may be whole the next time.
+// isDamage reports whether an error means that a database is damaged or lacks commits. After other errors it may be
+// whole at the next try.
 func isDamage(err error) bool {
 	var of sqlite3.Error
 	if errors.As(err, &of) {
-		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // without our tables
+		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // it lacks our tables
 	}
 	return errors.Is(err, errDamaged) || errors.Is(err, fence.ErrLost)
 }
@@ -76,8 +78,8 @@ func isDamage(err error) bool {
 // errDamaged is wrapped by errors of a damaged database.
 var errDamaged = errors.New("it is damaged")
 
-// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite treats a journal that
-// it cannot see as missing.
+// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite
+// treats a journal that it cannot see as missing.
 func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
@@ -151,7 +153,7 @@ func noOthers(db *sql.DB) error {
 	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
 }
 
-// offer says how to go on without a damaged or lost database, and what would be lost.
+// offer says how to go on without a damaged or lost database, and how many commits would be lost.
 func (s *Store) offer(acknowledged int64) string {
 	name, study, err := newest(s.dir, loadWhole)
 	if err != nil {
@@ -180,7 +182,7 @@ func loadWhole(db *sql.DB) (Study, error) {
 // restore replaces a useless copy by the newest snapshot.
 func (s *Store) restore(why error, acknowledged int64) (commits int64, err error) {
 	name, study, err := newest(s.dir, loadWhole)
-	if err != nil { // then say what else there is
+	if err != nil { // offer names a backup, or says that there is none
 		return 0, fmt.Errorf("%w%s", why, s.offer(acknowledged))
 	}
 	epoch := filepath.Base(filepath.Dir(s.path))

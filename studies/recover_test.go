@@ -7,13 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"vllmtuner/studies/fence"
 )
 
-// database is the live database of the study in a directory, which nobody owns.
+// database returns the path of the live database of a study that nobody owns.
 func database(t *testing.T, dir string) string {
 	t.Helper()
 	folder, err := fence.OpenFolder(dir, fence.CertainLocks)
@@ -23,13 +24,13 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// left makes a study with a finished trial and a probe of the next one. Its newest snapshot has the finished trial only.
-func left(t *testing.T) (dir string) {
+// interrupted makes a study with a finished trial and a begun one. Its newest snapshot lacks the begun one.
+func interrupted(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
-	s.mu.Lock() // nothing more is published
+	s.mu.Lock() // the publisher cannot go on
 	defer s.mu.Unlock()
 	try(t, s.commit("begin trial 1", func(tx *transaction) error {
 		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
@@ -39,7 +40,8 @@ func left(t *testing.T) (dir string) {
 	return dir
 }
 
-func names(t *testing.T, dir string) (all []string) {
+// namesIn returns the names in a directory.
+func namesIn(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	try(t, err)
@@ -49,9 +51,9 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// A damaged or lost database is not silently replaced. The error says what there is instead, and what would be lost.
-func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
-	for name, harm := range map[string]func(path string) error{
+// Open refuses a damaged or lost database. The error names the newest snapshot, and says how many commits it lacks.
+func TestDamagedDatabase(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
 		"overwritten": func(path string) error {
 			content, err := os.ReadFile(path)
 			if err != nil {
@@ -69,18 +71,18 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 		"foreign":             func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("no database "), 1000), 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := left(t)
-			try(t, harm(database(t, dir)))
-			before, epochs := names(t, filepath.Join(dir, snapshotDir)), names(t, dir)
+			dir := interrupted(t)
+			try(t, damage(database(t, dir)))
+			before, epochs := namesIn(t, filepath.Join(dir, snapshotDir)), namesIn(t, dir)
 			for range 2 {
 				_, _, err := Open(context.Background(), dir, llama, Options{})
 				wantUnusable(t, err, "open study llama70b", dir, fence.Database, "snap/0000", "with 1 trial and 1 probe", "a later commit would be lost", "--from-snapshot")
 			}
-			if now := names(t, filepath.Join(dir, snapshotDir)); !slices.Equal(now, before) {
-				t.Errorf("the snapshots were %v and are %v", before, now)
+			if now := namesIn(t, filepath.Join(dir, snapshotDir)); !slices.Equal(now, before) {
+				t.Errorf("the snapshots are %v, want %v as before", now, before)
 			}
-			if now := names(t, dir); !slices.Equal(now, epochs) {
-				t.Errorf("the directory had %v and has %v", epochs, now)
+			if now := namesIn(t, dir); !slices.Equal(now, epochs) {
+				t.Errorf("the directory has %v, want %v as before", now, epochs)
 			}
 			s, resumed, err := Open(context.Background(), dir, llama, Options{FromSnapshot: true})
 			try(t, err)
@@ -89,7 +91,7 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 			var events int
 			try(t, s.db.QueryRow(`SELECT count(*) FROM events WHERE kind='restored' AND text LIKE 'from snap/%'`).Scan(&events))
 			if !resumed || len(study.Trials) != 1 || study.Trials[0].State != Done || events != 1 {
-				t.Errorf("from the snapshot: resumed %t, %+v, %d events", resumed, study, events)
+				t.Errorf("Open from the snapshot = %+v, resumed %t, with %d events", study, resumed, events)
 			}
 			try(t, s.Begin(aTrial(1)), s.Close())
 			open(t, dir)
@@ -97,8 +99,8 @@ func TestADamagedStudyIsNotRepairedByItself(t *testing.T) {
 	}
 }
 
-// A database that is whole but older than what was acknowledged is not taken for the study.
-func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
+// Open refuses a whole database that lacks acknowledged commits.
+func TestOlderDatabase(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Close())
@@ -114,10 +116,10 @@ func TestAnOlderDatabaseIsNotTheStudy(t *testing.T) {
 	}
 }
 
-// The database of another study of the same name is not taken for the study, whether it has more commits or fewer.
-func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
+// Open refuses the database of another study with the same name, whether it has more commits or fewer.
+func TestDatabaseOfAnotherStudy(t *testing.T) {
 	for _, trials := range []int{5, 0} {
-		dir, other := left(t), t.TempDir()
+		dir, other := interrupted(t), t.TempDir()
 		s := open(t, other)
 		for n := range trials {
 			try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
@@ -131,13 +133,14 @@ func TestADatabaseOfAnotherStudyIsNotTheStudy(t *testing.T) {
 		try(t, err)
 		study, err := s.Study()
 		if try(t, err, s.Close()); len(study.Trials) != 1 {
-			t.Errorf("from the snapshot there are %d trials, want 1", len(study.Trials))
+			t.Errorf("from the snapshot the study has %d trials, want 1", len(study.Trials))
 		}
 	}
 }
 
-// A study of schema 1, with its database in the directory itself, goes on in the newest schema; the old database stays.
-func TestAStudyOfTheFirstSchemaGoesOn(t *testing.T) {
+// A study of schema 1 with a half-done trial goes on in the newest schema. Its database, in the directory itself, stays
+// unchanged.
+func TestResumeSchema1(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, fence.Database)
 	db, err := openFile(first, settings)
@@ -154,19 +157,19 @@ func TestAStudyOfTheFirstSchemaGoesOn(t *testing.T) {
 	study, err := s.Study()
 	try(t, err)
 	if !resumed || len(study.Trials) != 1 || study.Trials[0].Origin != Default || study.ID != "id" {
-		t.Errorf("resumed %t: %+v", resumed, study)
+		t.Errorf("Open = %+v, resumed %t", study, resumed)
 	}
 	try(t, s.Record(0, aProbe(0, 2)), s.Close())
 	is, err := os.ReadFile(first)
 	try(t, err)
 	if !bytes.Equal(was, is) {
-		t.Error("the database of the first schema was changed")
+		t.Error("the database of schema 1 has changed")
 	}
 }
 
-// A study's directory can be copied to another place, also when its owner was killed.
-func TestAStudyCanBeCopied(t *testing.T) {
-	dir := left(t)
+// A copy of a study's directory can be resumed, also when its owner was killed.
+func TestResumeACopy(t *testing.T) {
+	dir := interrupted(t)
 	copied := filepath.Join(t.TempDir(), "elsewhere")
 	try(t, os.CopyFS(copied, os.DirFS(dir)))
 	s, resumed, err := Open(context.Background(), copied, llama, Options{})
@@ -174,12 +177,12 @@ func TestAStudyCanBeCopied(t *testing.T) {
 	study, err := s.Study()
 	try(t, err, s.Close())
 	if !resumed || len(study.Trials) != 2 {
-		t.Errorf("resumed %t with %d trials, want 2", resumed, len(study.Trials))
+		t.Errorf("the copy is resumed: %t, with %d trials, want 2", resumed, len(study.Trials))
 	}
 }
 
-// A snapshot that is damaged, or was not copied, is passed over for the one before it.
-func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
+// If the newest snapshot is damaged or missing, readers get the one before it, and Behind says why.
+func TestReadAnOlderSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	for n := range 4 {
@@ -190,19 +193,19 @@ func TestADamagedSnapshotHasOneBeforeIt(t *testing.T) {
 	try(t, os.Truncate(filepath.Join(dir, all[0].file()), 5000))
 	study, err := ReadSnapshot(dir)
 	try(t, err)
-	if len(study.Trials) != 3 {
-		t.Errorf("%d trials, want the 3 of the snapshot before", len(study.Trials))
+	if len(study.Trials) != 3 || !strings.Contains(study.Behind, all[0].file()) || study.Commits >= all[0].commits {
+		t.Errorf("ReadSnapshot has %d trials and %d commits, want the 3 trials of the snapshot before; Behind = %q", len(study.Trials), study.Commits, study.Behind)
 	}
 	try(t, os.Remove(filepath.Join(dir, all[0].file())), os.WriteFile(filepath.Join(dir, currentFile), []byte(all[0].file()+"\n"), 0o644))
 	again, err := ReadSnapshot(dir)
 	try(t, err, exported(Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))))
 	if len(again.Trials) != 3 {
-		t.Errorf("%d trials, want the 3 of the snapshot before", len(again.Trials))
+		t.Errorf("ReadSnapshot has %d trials, want the 3 of the snapshot before", len(again.Trials))
 	}
 }
 
-// The base and the delta from which a new base is made stay until it is finished.
-func TestWhatABaseIsMadeOfStays(t *testing.T) {
+// obsolete keeps the base and the delta from which a new base is made.
+func TestObsolete(t *testing.T) {
 	base := snapshot{1, 10, -1}
 	all := []snapshot{base}
 	for commits := range int64(8) {
@@ -211,27 +214,19 @@ func TestWhatABaseIsMadeOfStays(t *testing.T) {
 	source, done := all[2], snapshot{1, 30, -1}
 	gone := obsolete(slices.Clone(all), source)
 	if slices.Contains(gone, source) || slices.Contains(gone, base) || len(gone) != 4 {
-		t.Errorf("of %v these go: %v", all, gone)
+		t.Errorf("obsolete(%v) = %v, want 4 without the base and the source", all, gone)
 	}
 	if gone := obsolete(append(slices.Clone(all), done), snapshot{}); slices.Contains(gone, done) || slices.Contains(gone, base) {
-		t.Errorf("beside a new base these go: %v", gone)
+		t.Errorf("obsolete with a new base = %v, want neither base", gone)
 	}
 }
 
-// A run that is refused changes nothing, an older schema among it.
-func TestARefusedRunChangesNothing(t *testing.T) {
+// An Open that is refused changes no file.
+func TestRefusedOpenChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Finish(0, aResult(2)), s.Close())
-	var files []string
-	list := func() (all []string) {
-		try(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			all = append(all, path)
-			return err
-		}))
-		return all
-	}
-	files = list()
+	files := pathsIn(t, dir)
 	other, changed := llama, llama
 	other.Name, changed.World = "other", map[string]string{"model": "another"}
 	for range 3 {
@@ -240,13 +235,13 @@ func TestARefusedRunChangesNothing(t *testing.T) {
 		_, _, err = Open(context.Background(), dir, changed, Options{})
 		wantError(t, err, "model: llama-70b-fp8 → another", "--accept-drift")
 	}
-	if now := list(); !slices.Equal(now, files) {
-		t.Errorf("the directory had %v and has %v", files, now)
+	if now := pathsIn(t, dir); !slices.Equal(now, files) {
+		t.Errorf("the files are %v, want %v as before", now, files)
 	}
 }
 
-// If a study's database and slots are older than the published study, they are not taken for the newest.
-func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
+// Open refuses a database and slots that are older than the newest snapshot.
+func TestOlderDatabaseAndSlots(t *testing.T) {
 	dir, backup := t.TempDir(), t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Close())
@@ -266,12 +261,13 @@ func TestAnOlderStudyIsNotTheNewest(t *testing.T) {
 	study, err := s.Study()
 	try(t, err, s.Close())
 	if len(study.Trials[0].Probes) != 2 {
-		t.Errorf("it goes on with %d probes, want 2", len(study.Trials[0].Probes))
+		t.Errorf("from the snapshot trial 0 has %d probes, want 2", len(study.Trials[0].Probes))
 	}
 }
 
-// A header with an impossible schema is damage like any other: readers use an older snapshot, and the owner its database.
-func TestASchemaThatCannotBe(t *testing.T) {
+// A header with an impossible schema is damage like any other. The next run publishes the study again from its
+// database.
+func TestImpossibleSchema(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	for n := range 4 {
@@ -283,7 +279,7 @@ func TestASchemaThatCannotBe(t *testing.T) {
 	for _, n := range all {
 		file, err := os.OpenFile(filepath.Join(dir, n.of().file()), os.O_WRONLY, 0)
 		try(t, err)
-		_, err = file.WriteAt([]byte{0xff}, 60) // of user_version (SQLite's file format, 1.3)
+		_, err = file.WriteAt([]byte{0xff}, 60) // the first byte of user_version (SQLite's file format, 1.3)
 		try(t, err, file.Close())
 	}
 	_, err = ReadSnapshot(dir)
@@ -296,12 +292,12 @@ func TestASchemaThatCannotBe(t *testing.T) {
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	if len(study.Trials) != 4 {
-		t.Errorf("%d trials, want 4", len(study.Trials))
+		t.Errorf("the study has %d trials, want 4", len(study.Trials))
 	}
 }
 
-// A database that another program has put in a study's place is not made a study's.
-func TestADatabaseOfAnotherProgram(t *testing.T) {
+// Open refuses a database of another program in a study's place.
+func TestDatabaseOfAnotherProgram(t *testing.T) {
 	foreign := func(path string) {
 		t.Helper()
 		db, err := openFile(path, settings)
@@ -309,7 +305,7 @@ func TestADatabaseOfAnotherProgram(t *testing.T) {
 		_, err = db.Exec(`CREATE TABLE accounts (x)`)
 		try(t, err, db.Close())
 	}
-	fresh, used := t.TempDir(), left(t)
+	fresh, used := t.TempDir(), interrupted(t)
 	foreign(filepath.Join(fresh, fence.Database))
 	try(t, os.Remove(database(t, used)))
 	foreign(database(t, used))
@@ -321,13 +317,13 @@ func TestADatabaseOfAnotherProgram(t *testing.T) {
 	try(t, os.WriteFile(filepath.Join(empty, fence.Database), nil, 0o644))
 	_, _, err := Open(t.Context(), empty, llama, Options{})
 	wantUnusable(t, err, filepath.Join(empty, fence.Database)+" is empty")
-	if got := names(t, empty); len(got) != 1 {
-		t.Errorf("the directory has %v now", got)
+	if got := namesIn(t, empty); len(got) != 1 {
+		t.Errorf("the directory has %v, want the empty database alone", got)
 	}
 }
 
-// What is published has a study in it.
-func TestASnapshotWithoutAStudy(t *testing.T) {
+// A snapshot without a study is damaged.
+func TestSnapshotWithoutAStudy(t *testing.T) {
 	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
 		dir, all := inOneBase(t)
 		path := filepath.Join(dir, all[0].file())
@@ -339,7 +335,7 @@ func TestASnapshotWithoutAStudy(t *testing.T) {
 		_, err = db.Exec(sql)
 		try(t, err, db.Close())
 		if _, err = ReadSummary(dir, func(Study) []int { return nil }); err == nil {
-			t.Fatalf("%s: it was read", name)
+			t.Fatalf("%s: ReadSummary succeeds, want an error", name)
 		}
 		wantUnusable(t, err, "it is damaged: no study is in it")
 	}

@@ -16,7 +16,8 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// migrations[v] brings a database from schema version v to v+1. SQLite's user_version holds the version. docs/schema.md describes the tables.
+// migrations[v] brings a database from schema version v to v+1. SQLite's user_version holds the version. docs/schema.md
+// describes the tables.
 var migrations = []string{`
 CREATE TABLE studies (
 	id      TEXT PRIMARY KEY,
@@ -162,6 +163,12 @@ CREATE TABLE changes (
 	sum          INTEGER NOT NULL,
 	PRIMARY KEY (event, seq)
 ) STRICT;
+CREATE TABLE sources (
+	name  TEXT PRIMARY KEY, -- priors.source
+	path  TEXT NOT NULL,    -- the file or directory that was read
+	world INTEGER,          -- which world of the study at path; NULL: it has one world, or is no study
+	sum   INTEGER NOT NULL
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -170,10 +177,12 @@ const countsCommits = 2
 // hasSums is the first version whose rows carry checksums.
 const hasSums = 4
 
-// hasChanges is the first version that stores changes of the world as values. Before, each was a line in an event's text.
+// hasChanges is the first version that stores changes of the world, and the paths of priors, as values. Before, a
+// change was a line in an event's text, and a path was the beginning of a source's name.
 const hasChanges = 5
 
-// application is SQLite's application_id for a schema version. It differs for each version, so that a damaged version shows.
+// application is SQLite's application_id for a schema version. It differs for each version, so that a damaged version
+// shows.
 func application(version int) int {
 	if version < hasSums {
 		return 0
@@ -181,26 +190,28 @@ func application(version int) int {
 	return 0x74756e00 + version // "tun"
 }
 
-// settings of the live database. WAL is not used because it needs memory shared between hosts, which NFS does not give.
-// EXCLUSIVE keeps the locks and the journal open from commit to commit: measured on NFSv4.2 it needs 4 round trips a commit
-// where NORMAL needs 20 to 30. PERSIST zeroes the journal's header instead of removing the file, so that another host's
-// stale directory cache cannot hide a journal that must be rolled back.
+// settings opens the live database. WAL is not used because it needs memory shared between hosts, which NFS does not
+// give. EXCLUSIVE keeps the locks and the journal open from commit to commit. Measured on NFSv4.2, a commit needs 4
+// round trips with it, and 20 to 30 with NORMAL. PERSIST zeroes the journal's header instead of removing the file, so
+// that another host's stale directory cache cannot hide a journal that must be rolled back.
 const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
 	"&_busy_timeout=5000&_foreign_keys=1"
 
-// published opens a file that nobody will ever write again: no lock, no journal, no file beside it. database/sql uses a connection from one
-// goroutine at a time, so SQLite need not take its mutex for each value.
+// published opens a file that is never written again: no lock, no journal, no file beside it. database/sql uses a
+// connection in one goroutine at a time, so SQLite need not lock its mutex for each value.
 const published = "mode=ro&immutable=1&_mutex=no"
 
 // scratch opens a file that counts only when it is completely written.
 const scratch = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
 
-// connector opens one SQLite file. It implements driver.Connector, so that no driver is registered for the whole process.
+// connector opens one SQLite file. It implements driver.Connector, so that no driver is registered for the whole
+// process.
 type connector struct{ dsn string }
 
 func (c connector) Driver() driver.Driver {
 	return &sqlite3.SQLiteDriver{ConnectHook: func(conn *sqlite3.SQLiteConn) error {
-		// A mapped page of a file on NFS turns a lost server into SIGBUS; temporary files would go to a disk nobody checked.
+		// If the NFS server is lost, reading a mapped page ends the process with SIGBUS. Temporary files would go to a
+		// disk that was not checked.
 		_, err := conn.Exec("PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY", nil)
 		return err
 	}}
@@ -208,7 +219,7 @@ func (c connector) Driver() driver.Driver {
 
 func (c connector) Connect(context.Context) (driver.Conn, error) { return c.Driver().Open(c.dsn) }
 
-// openFile opens the SQLite file at path. SQLite's locks belong to a connection, therefore there is never more than one.
+// openFile opens the SQLite file at path with one connection, because SQLite's locks belong to a connection.
 func openFile(path, query string) (*sql.DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -220,8 +231,8 @@ func openFile(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// openLive opens the live database, and creates it with the study's rights, because SQLite would let everybody read it. The journal gets the
-// rights of the database.
+// openLive opens the live database. It creates the file with the study's rights, because with SQLite's everybody could
+// read it. SQLite gives the journal the same rights.
 func openLive(path string) (*sql.DB, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, rights.File(filepath.Dir(path)))
 	if err == nil {
@@ -233,7 +244,7 @@ func openLive(path string) (*sql.DB, error) {
 	return openFile(path, settings)
 }
 
-// schemaVersion returns the version of a database; 0 is an empty one.
+// schemaVersion returns the version of a database. An empty database has version 0.
 func schemaVersion(db *sql.DB) (version int, err error) {
 	err = db.QueryRow("PRAGMA user_version").Scan(&version)
 	if err != nil {
@@ -249,7 +260,7 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 	return version, nil
 }
 
-// migrate brings the database to the newest schema, one transaction a step.
+// migrate brings the database to the newest schema, with a transaction for each version.
 func migrate(db *sql.DB) error {
 	version, err := schemaVersion(db)
 	if err != nil {
@@ -269,7 +280,7 @@ func migrate(db *sql.DB) error {
 			case hasSums:
 				return tx.sealAll()
 			case hasChanges:
-				return tx.inOldStudy((*transaction).splitChanges)
+				return tx.inOldStudy(func(tx *transaction) error { return errors.Join(tx.splitChanges(), tx.splitSources()) })
 			}
 			return nil
 		})
@@ -280,14 +291,14 @@ func migrate(db *sql.DB) error {
 	return nil
 }
 
-// A transaction runs statements until one fails, and none after that. On a disk error SQLite rolls the transaction back at once, and
-// commits each later statement by itself.
+// A transaction runs statements until one fails, and none after that. On a disk error SQLite rolls the transaction back
+// at once, and commits each later statement by itself.
 type transaction struct {
 	tx  *sql.Tx
 	err error
 
 	head  cells    // the study's own row, within inStudy
-	holds holdings // also within inStudy: rows and sums of the tables
+	holds holdings // rows and sums of the tables, within inStudy
 }
 
 // exec runs a statement without a result. transact returns its error.

@@ -15,8 +15,9 @@ import (
 	"vllmtuner/trial"
 )
 
-// older makes a database of an older schema at a path, from what a tuner of that schema wrote at the end of a small study.
-func older(t *testing.T, version int, path string) *sql.DB {
+// oldDatabase makes a database of an older schema at a path. A tuner of that schema wrote its rows, at the end of a
+// small study.
+func oldDatabase(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))
 	try(t, err)
@@ -27,13 +28,13 @@ func older(t *testing.T, version int, path string) *sql.DB {
 	return db
 }
 
-// asWritten are the trials of an older database, from the JSON that has all of them.
+// asWritten returns the trials of an older database, decoded from its JSON columns.
 func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 	t.Helper()
 	version, err := schemaVersion(db)
 	try(t, err)
 	result, long := "result", ", NULL, NULL"
-	if version >= 3 { // in columns and tables of their own
+	if version >= 3 { // results have a table of their own, and series and sketches have columns
 		result, long = "(SELECT result FROM results WHERE trial=number)", ", series, sketches"
 	}
 	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, ` + result + ` FROM trials ORDER BY number`)
@@ -61,7 +62,7 @@ func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 	return trials
 }
 
-// eventTexts are the events of an older database, as it has them.
+// eventTexts returns the kind and text of each event of an older database.
 func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
 	t.Helper()
 	rows, err := db.Query(`SELECT kind || ' ' || text FROM events ORDER BY id`)
@@ -75,13 +76,14 @@ func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
 	return texts
 }
 
-// A study of each older schema can be read, goes on in the newest schema without a loss, and is kept as it was.
-func TestEachOlderSchemaGoesOn(t *testing.T) {
+// A study of each older schema can be read, and resumes in the newest schema with the same values. The old database is
+// kept.
+func TestOlderSchemas(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
 			dir := t.TempDir()
 			first := filepath.Join(dir, fence.Database)
-			db := older(t, version, first)
+			db := oldDatabase(t, version, first)
 			want, events := asWritten(t, db), eventTexts(t, db)
 			var commits int64 = 5
 			if version >= hasSums { // its snapshots say how many commits they have
@@ -95,33 +97,33 @@ func TestEachOlderSchemaGoesOn(t *testing.T) {
 			study, err := ReadSnapshot(dir)
 			try(t, err)
 			if !reflect.DeepEqual(study.Trials, want) {
-				t.Errorf("read from its snapshot the trials are\n%+v, want\n%+v", study.Trials, want)
+				t.Errorf("ReadSnapshot has the trials\n%+v, want\n%+v", study.Trials, want)
 			}
 			for i, e := range study.Events {
-				if e.Kind+" "+e.Text != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
-					t.Errorf("event %d is %+v, want %q", i, e, events[i])
+				if e.Kind+" "+e.Text() != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
+					t.Errorf("event %d = %+v, want %q", i, e, events[i])
 				}
 			}
 			if len(study.Events) != len(events) {
-				t.Errorf("%d events are read, want %d", len(study.Events), len(events))
+				t.Errorf("ReadSnapshot has %d events, want %d", len(study.Events), len(events))
 			}
 			s, resumed, err := Open(context.Background(), dir, New{Name: study.Name, Seed: study.Seed, File: study.File, World: study.World}, Options{})
 			try(t, err)
 			again, err := s.Study()
 			try(t, err)
 			if !resumed || !reflect.DeepEqual(again.Trials, want) || len(want) != 4 || len(want[0].Probes) < 3 || want[0].Probes[0].Measurement.Series == nil {
-				t.Errorf("resumed %t, with %d trials", resumed, len(again.Trials))
+				t.Errorf("resumed %t, with the trials %+v", resumed, again.Trials)
 			}
 			checkColumns(t, s, want)
 			try(t, s.Begin(aTrial(4)), s.Record(4, aLongProbe(0, rand.New(rand.NewPCG(1, 1)))), s.Close())
 
 			if is, err := os.ReadFile(first); err != nil || !reflect.DeepEqual(is, was) {
-				t.Errorf("the database of schema %d was changed: %v", version, err)
+				t.Errorf("the database of schema %d has changed, %v", version, err)
 			}
 			kept, err := openFile(filepath.Join(dir, backupDir, fmt.Sprintf("schema-%d.db", version)), published)
 			try(t, err)
 			if of, err := schemaVersion(kept); err != nil || of != version || !reflect.DeepEqual(asWritten(t, kept), want) {
-				t.Errorf("the backup has schema %d, %v; or other trials", of, err)
+				t.Errorf("the backup has schema %d, %v, want %d with the same trials", of, err, version)
 			}
 			try(t, kept.Close())
 		})
@@ -141,25 +143,25 @@ func checkColumns(t *testing.T, s *Store, want []Trial) {
 		c.Why, c.Probes, c.Pieces, c.Steps = "", 0, nil, nil
 		if got := is.Result; !reflect.DeepEqual(got.Capacity, c) || got.Class != r.Class || got.Cause != r.Cause || got.Evidence != r.Evidence || got.Outcome != r.Outcome ||
 			got.GPUTime.Milliseconds() != r.GPUTime.Milliseconds() || got.Facts.Version != r.Facts.Version || got.Facts.StartUp != r.Facts.StartUp || got.Facts.Simulated != r.Facts.Simulated {
-			t.Errorf("trial %d has the columns\n%+v of\n%+v", i, got, r)
+			t.Errorf("the columns of trial %d are\n%+v, want\n%+v", i, got, r)
 		}
 		wantNearest(t, s, w)
 	}
 	var booked float64
 	try(t, s.db.QueryRow(`SELECT sum(gpu_seconds) FROM ledger`).Scan(&booked))
 	if booked < gpu-0.001 || booked > gpu+0.001 {
-		t.Errorf("the ledger has %g s of GPU time, the trials took %g", booked, gpu)
+		t.Errorf("the ledger has %g s of GPU time, want %g s as in the trials", booked, gpu)
 	}
 }
 
-// wantNearest holds the columns of the probe that came nearest against all that failed.
+// wantNearest compares near_rps and near_headroom of a trial with all its failed probes.
 func wantNearest(t *testing.T, s *Store, of Trial) {
 	t.Helper()
 	var rate, headroom sql.NullFloat64
 	try(t, s.db.QueryRow(`SELECT near_rps, near_headroom FROM trials WHERE number=?`, of.Number).Scan(&rate, &headroom))
 	failed := slices.DeleteFunc(slices.Clone(of.Probes), func(p trial.Probe) bool { return p.Verdict.Pass })
 	if rate.Valid != (len(failed) > 0) || headroom.Valid != rate.Valid {
-		t.Errorf("trial %d: of %d probes that failed the nearest is %v, %v", of.Number, len(failed), rate, headroom)
+		t.Errorf("trial %d has %d failed probes, and the nearest is %v, %v", of.Number, len(failed), rate, headroom)
 	}
 	for _, p := range failed {
 		if h := p.Verdict.Headroom; h > headroom.Float64 || h == headroom.Float64 && p.Rate < rate.Float64 {

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// inOldStudy is inStudy for a migration. It does nothing without a study: a run can be killed before it begins one.
+// inOldStudy is inStudy for a migration. It does nothing if the database has no study, because a run was killed before
+// it began one.
 func (t *transaction) inOldStudy(do func(*transaction) error) error {
 	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
 		return nil
@@ -20,7 +21,7 @@ func (t *transaction) inOldStudy(do func(*transaction) error) error {
 // inStudy runs do, and updates the rows and sums of the tables in the study's row.
 func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 	t.head, t.holds, err = readHead(t.tx)
-	if errors.Is(err, sql.ErrNoRows) { // do begins it
+	if errors.Is(err, sql.ErrNoRows) { // do begins the study
 		t.holds, err = holdings{}, nil
 	}
 	if err != nil {
@@ -43,7 +44,7 @@ func (t *transaction) set(column string, value any) {
 	}
 }
 
-// insert stores a row: the values of the table's columns, then those of its more columns.
+// insert stores a row. values are for the table's columns, and more for the columns that more lists.
 func (t *transaction) insert(into *table, values []any, more ...any) {
 	row, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
@@ -136,7 +137,7 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 // rowsInMemory is how many rows sealTable holds at once.
 const rowsInMemory = 256
 
-// sealAll gives each row of a database without checksums its checksum. It vouches for what it finds, and for nothing before.
+// sealAll gives each row of a database a checksum. Damage from before that time does not show.
 func (t *transaction) sealAll() error {
 	t.holds = holdings{}
 	parts := map[int64]holding{}
@@ -165,7 +166,7 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 			return errors.Join(err, t.err)
 		}
 		for _, row := range rows {
-			last := len(of.columns) + 1 // then come the compressed columns, if any, and the rowid
+			last := len(of.columns) + 1 // index of the compressed columns, if any; the rowid is last
 			after = row.integer(len(row) - 1)
 			if of == probesTable {
 				row[of.column("long_sum")] = longSum(row.bytes(last), row.bytes(last+1))
@@ -189,7 +190,7 @@ func (t *transaction) sealTrials(parts map[int64]holding) error {
 	return t.sealTable(trialsTable, nil)
 }
 
-// unsealed reads some rows without looking at their checksums.
+// unsealed reads some rows after a rowid, and does not check their checksums.
 func (t *transaction) unsealed(of *table, after int64) (all []cells, err error) {
 	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, rowsInMemory)
 	rows, err := t.tx.Query(query, after)

@@ -20,16 +20,17 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once. The highest name is
-// the newest snapshot, because a superseded owner has a lower epoch.
+// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once.
+// The highest name is the newest snapshot, because a superseded owner has a lower epoch.
 const (
 	snapshotDir = "snap"
-	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when it opens a file, but new
-	// names in a directory up to a minute later.
+	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when
+	// it opens a file, but new names in a directory up to a minute later.
 	currentFile = snapshotDir + "/CURRENT"
 )
 
-// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written again for each probe.
+// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written
+// again for each probe.
 type snapshot struct {
 	epoch   int64
 	commits int64
@@ -46,7 +47,7 @@ func (n snapshot) file() string {
 	return fmt.Sprintf("%s/%012d-%012d-%012d.delta", snapshotDir, n.epoch, n.commits, n.base)
 }
 
-// of returns the base of a delta; of a base it returns the base itself.
+// of returns the base of a delta. For a base it returns the base.
 func (n snapshot) of() snapshot {
 	if n.isBase() {
 		return n
@@ -61,7 +62,8 @@ func (n snapshot) compare(m snapshot) int {
 
 var snapshotName = regexp.MustCompile(`^([0-9]{12})-([0-9]{12})(?:\.db|-([0-9]{12})\.delta)$`)
 
-// parseSnapshot parses a file's name without its directory. The name may come from currentFile, which may be half written.
+// parseSnapshot parses a file's name without its directory. The name may come from currentFile, which may be half
+// written.
 func parseSnapshot(name string) (n snapshot, ok bool) {
 	m := snapshotName.FindStringSubmatch(name)
 	if m == nil {
@@ -103,10 +105,11 @@ func snapshots(dir string) ([]snapshot, error) {
 	return slices.Compact(all), nil
 }
 
-// currentSize is more than currentFile ever has, in bytes.
+// currentSize is how many bytes of currentFile are read. It never has more.
 const currentSize = 512
 
-// readCurrent returns the content of currentFile, or "" if it is no file. Then only the listing counts, and the next run reports it.
+// readCurrent returns the content of currentFile, or "" if that is no regular file. Then only the listing counts. The
+// next run reports it.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
@@ -137,12 +140,12 @@ func fileNames(entries []os.DirEntry) (names []string) {
 
 // open opens a snapshot as one database.
 func (n snapshot) open(dir string) (db *sql.DB, err error) {
-	for _, part := range []snapshot{n, n.of()} { // before SQLite, whose error for a missing file says less
+	for _, part := range []snapshot{n, n.of()} { // because SQLite's error for a missing file says less
 		info, err := os.Stat(filepath.Join(dir, part.file()))
 		if err != nil {
 			return nil, err
 		}
-		if !info.Mode().IsRegular() { // opening a pipe would block
+		if !info.Mode().IsRegular() { // to open a pipe would block
 			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), foreign.ErrNoFile)
 		}
 	}
@@ -206,8 +209,8 @@ func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err e
 	return syncPath(path)
 }
 
-// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish three newer
-// snapshots and remove this one.
+// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish
+// three newer snapshots and remove this one.
 func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {

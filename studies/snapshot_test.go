@@ -20,7 +20,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// aLongProbe has what is stored compressed, of some kilobytes that cannot be made smaller.
+// aLongProbe returns a probe with series and sketches: a few kilobytes that compression does not make smaller.
 func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 	p := aProbe(seq, 2)
 	server := &serverctl.Series{}
@@ -34,18 +34,20 @@ func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 	return p
 }
 
-// Readers find the committed study, in bases and deltas of every age, and so does a resumed run.
-func TestSnapshotsAreTheStudy(t *testing.T) {
+// Each snapshot equals the committed study, whether it is a base, a young delta or an old one.
+func TestSnapshotsEqualTheStudy(t *testing.T) {
 	t.Parallel()
 	compareSnapshots(t, 4)
 }
 
-func TestEachSnapshotIsTheStudy(t *testing.T) {
+// TestEachSnapshotEqualsTheStudy compares after every trial, TestSnapshotsEqualTheStudy after every fourth.
+func TestEachSnapshotEqualsTheStudy(t *testing.T) {
 	realtime.Only(t, "half a minute")
 	compareSnapshots(t, 1)
 }
 
-// compareSnapshots writes a study of two owners and compares the snapshot after every so many trials with it.
+// compareSnapshots writes a study with two owners, one after the other. After every nth trial it compares the newest
+// snapshot with the study.
 func compareSnapshots(t *testing.T, every int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,7 +63,7 @@ func compareSnapshots(t *testing.T, every int) {
 				try(t, s.Record(n, aLongProbe(seq, random)))
 			}
 			if round%10 == 3 {
-				try(t, s.AddPriors([]Source{{Name: "elsewhere", Path: "elsewhere", Trials: []Trial{aTrial(n)}}}))
+				try(t, s.AddPriors([]Source{{Path: "elsewhere", Trials: []Trial{aTrial(n)}}}))
 			}
 			try(t, s.Finish(n, aResult(float64(n))))
 			newest, _, err := newest(dir, loadStudy)
@@ -78,7 +80,7 @@ func compareSnapshots(t *testing.T, every int) {
 			got, err := ReadSnapshot(dir)
 			try(t, err)
 			if !reflect.DeepEqual(got, want) {
-				t.Fatalf("trial %d: the snapshot has %d trials and %d commits, the study %d and %d, or they differ", n, len(got.Trials), got.Commits, len(want.Trials), want.Commits)
+				t.Fatalf("trial %d: the snapshot differs; it has %d trials and %d commits, the study %d and %d", n, len(got.Trials), got.Commits, len(want.Trials), want.Commits)
 			}
 			whole := filepath.Join(t.TempDir(), "one.db")
 			try(t, newest.write(t.Context(), dir, whole))
@@ -87,20 +89,20 @@ func compareSnapshots(t *testing.T, every int) {
 			again, err := load(db)
 			try(t, err, db.Close())
 			if !reflect.DeepEqual(again, want) {
-				t.Fatalf("trial %d: the snapshot as one file is not the study", n)
+				t.Fatalf("trial %d: the snapshot as one file differs from the study", n)
 			}
 		}
 		try(t, s.Close())
-		if files := names(t, filepath.Join(dir, snapshotDir)); len(files) > 7 { // CURRENT, 3 and their bases
-			t.Errorf("there are still %v", files)
+		if files := namesIn(t, filepath.Join(dir, snapshotDir)); len(files) > 7 { // CURRENT, and 3 snapshots with their bases
+			t.Errorf("the snapshots are %v, want at most 7 files", files)
 		}
 	}
 	if len(bases) < 5 || deltas < 15 {
-		t.Errorf("%d bases, %d deltas: the test tested little", len(bases), deltas)
+		t.Errorf("the study had %d bases and %d deltas, want at least 5 and 15", len(bases), deltas)
 	}
 }
 
-// Of a long study a reader gets what the trials came to, and what else it asks for.
+// Summary has the results of all trials, and more of the trials that the caller names.
 func TestSummary(t *testing.T) {
 	s := open(t, t.TempDir())
 	failed := trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Cause: "a cause", Evidence: "CUDA out of memory", GPUTime: time.Minute}
@@ -115,7 +117,7 @@ func TestSummary(t *testing.T) {
 	got, err := s.Summary(func(Study) []int { return []int{2} })
 	try(t, err)
 	if !reflect.DeepEqual(got.Trials[2], want.Trials[2]) {
-		t.Errorf("trial 2 is wanted whole, and is\n%+v, not\n%+v", got.Trials[2], want.Trials[2])
+		t.Errorf("trial 2, which is read whole, is\n%+v, want\n%+v", got.Trials[2], want.Trials[2])
 	}
 	if !reflect.DeepEqual(got.Trials[0], want.Trials[0]) {
 		t.Errorf("trial 0 is %+v, want %+v", got.Trials[0], want.Trials[0])
@@ -128,57 +130,41 @@ func TestSummary(t *testing.T) {
 	history, err := s.History()
 	try(t, err)
 	if !reflect.DeepEqual(history.Trials[3], want.Trials[3]) || history.Trials[2].Probes != nil {
-		t.Errorf("the history has the running trial as %+v, and trial 2 with %d probes", history.Trials[3], len(history.Trials[2].Probes))
+		t.Errorf("History has %+v and trial 2 with %d probes, want the running trial whole and trial 2 without probes", history.Trials[3], len(history.Trials[2].Probes))
 	}
 }
 
 func TestParseSnapshot(t *testing.T) {
 	for _, n := range []snapshot{{1, 2, -1}, {12, 345, 300}, {1, 0, -1}} {
 		if got, ok := parseSnapshot(filepath.Base(n.file())); !ok || got != n {
-			t.Errorf("%s is %v, %t", n.file(), got, ok)
+			t.Errorf("parseSnapshot(%s) = %v, %t; want %v", n.file(), got, ok, n)
 		}
 	}
 	for _, name := range []string{"", "CURRENT", "000000000001-00000000000", "000000000001-000000000002.db.tmp", "../../etc/passwd", "000000000001-000000000002-.delta"} {
 		if n, ok := parseSnapshot(name); ok {
-			t.Errorf("%q is taken for %v", name, n)
+			t.Errorf("parseSnapshot(%q) = %v, want none", name, n)
 		}
 	}
 }
 
-// Who reads a study whose newest snapshot is damaged is told that this is not all.
-func TestWhatIsBehindIsSaidToBe(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, dir)
-	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)), s.Begin(aTrial(1)), s.Close())
-	study, err := ReadSnapshot(dir)
-	if err != nil || study.Behind != "" {
-		t.Fatalf("of a whole study %q is said, %v", study.Behind, err)
-	}
-	all, err := snapshots(dir)
-	try(t, err, os.WriteFile(filepath.Join(dir, all[0].file()), []byte("damaged"), 0o644))
-	study, err = ReadSnapshot(dir)
-	if err != nil || !strings.Contains(study.Behind, all[0].file()) || study.Commits >= all[0].commits {
-		t.Errorf("of a damaged one %q is said, with %d commits: %v", study.Behind, study.Commits, err)
-	}
-}
-
-// A pipe or a huge file in the place of a study's file neither blocks a reader nor fills its memory. Readers use other snapshots, and a run says it.
-func TestAPipeInTheStudysDirectoryIsNotWaitedFor(t *testing.T) {
+// A pipe in the place of a study's file blocks neither a reader nor a run. Readers use an older snapshot, and Open
+// returns an error.
+func TestPipeInAStudysDirectory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		at     func(dir string, newest snapshot) string
-		behind bool     // readers find what was published before, and say why
-		wants  []string // of a run; nil where it goes on
+		behind bool     // readers get an older snapshot, and Behind says why
+		wants  []string // words of Open's error; nil when Open succeeds
 	}{
 		"CURRENT":  {func(dir string, _ snapshot) string { return filepath.Join(dir, currentFile) }, false, []string{currentFile, "is not a file"}},
 		"snapshot": {func(dir string, n snapshot) string { return filepath.Join(dir, n.file()) }, true, nil},
 		"slot": {func(dir string, _ snapshot) string {
-			slots := names(t, filepath.Join(dir, fence.SlotDir))
+			slots := namesIn(t, filepath.Join(dir, fence.SlotDir))
 			return filepath.Join(dir, fence.SlotDir, slots[len(slots)-1])
 		}, false, []string{fence.SlotDir + "/0", "is not a file", "from a backup"}},
 		"database": {func(dir string, _ snapshot) string { return database(t, dir) }, false, []string{fence.Database + " is not a file", "from a backup"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := left(t)
+			dir := interrupted(t)
 			all, err := snapshots(dir)
 			try(t, err)
 			path := tt.at(dir, all[0])
@@ -190,7 +176,7 @@ func TestAPipeInTheStudysDirectoryIsNotWaitedFor(t *testing.T) {
 				copied, exportErr := Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))
 				for _, study := range []Study{study, copied} {
 					if said := strings.Contains(study.Behind, path) && strings.Contains(study.Behind, "it is not a file"); err != nil || exportErr != nil || said != tt.behind {
-						t.Errorf("readers find %d commits of %d, and say %q: %v, %v", study.Commits, all[0].commits, study.Behind, err, exportErr)
+						t.Errorf("ReadSnapshot and Export = %v, %v with %d of %d commits; Behind = %q", err, exportErr, study.Commits, all[0].commits, study.Behind)
 					}
 				}
 				s, _, err := Open(context.Background(), dir, llama, Options{})
@@ -206,36 +192,36 @@ func TestAPipeInTheStudysDirectoryIsNotWaitedFor(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(20 * time.Second):
-				t.Fatal("somebody waits for a pipe")
+				t.Fatal("a reader or Open still waits for the pipe after 20 s")
 			}
 		})
 	}
 }
 
-// Of CURRENT no more is read than it ever has.
-func TestAHugeCurrentIsNotReadWhole(t *testing.T) {
-	dir := left(t)
+// readCurrent reads at most currentSize bytes of a huge file.
+func TestHugeCurrent(t *testing.T) {
+	dir := interrupted(t)
 	all, err := snapshots(dir)
 	try(t, err, os.Truncate(filepath.Join(dir, currentFile), 1<<30))
 	content, err := readCurrent(dir)
 	try(t, err)
 	if again, err := snapshots(dir); err != nil || len(content) > currentSize || !slices.Equal(again, all) {
-		t.Errorf("%d bytes are read, and found are %v, %v; want %v", len(content), again, err, all)
+		t.Errorf("readCurrent has %d bytes and snapshots = %v, %v; want %v", len(content), again, err, all)
 	}
 }
 
-// What somebody has removed is named once, in words and not by the call that did not find it.
-func TestAMissingSnapshotIsNamedOnce(t *testing.T) {
+// The error for a removed snapshot names its file once, without the system call.
+func TestRemovedSnapshot(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		part func(n snapshot) snapshot
-		want string // what the reader is told after the name of the snapshot
+		want string // the rest of Behind, after the snapshot's name
 	}{
-		{"itself", func(n snapshot) snapshot { return n }, ": no such file or directory"},
+		{"the delta", func(n snapshot) snapshot { return n }, ": no such file or directory"},
 		{"its base", snapshot.of, ": its base %s: no such file or directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := left(t)
+			dir := interrupted(t)
 			all, err := snapshots(dir)
 			try(t, err)
 			if all[0].isBase() {
@@ -249,7 +235,7 @@ func TestAMissingSnapshotIsNamedOnce(t *testing.T) {
 				study.Behind = err.Error()
 			}
 			if want := "read " + filepath.Join(dir, all[0].file()) + said; !strings.HasPrefix(study.Behind, want) || strings.Contains(study.Behind, "stat ") {
-				t.Errorf("told %q, want %q", study.Behind, want)
+				t.Errorf("Behind = %q, want %q", study.Behind, want)
 			}
 		})
 	}

@@ -7,20 +7,17 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// Starts has the start-up times of a study's servers. A start with a compile key that was seen before finds its graphs in the compile cache
-// and is shorter.
+// Starts has the start-up times of a study's servers. A start with the compile key of an earlier start finds its graphs
+// in the compile cache, and is shorter.
 type Starts struct {
-	byKey    map[string][]time.Duration
-	cold     []time.Duration // the first start of each key
-	warm     []time.Duration // the later ones
-	parts    []serverctl.Part
-	version  string
-	measured int
+	cold  []time.Duration // the first start of each key
+	warm  []time.Duration // the later starts
+	parts []serverctl.Part
 }
 
 // StartsOf reads the finished trials whose server became ready, in their order.
 func StartsOf(trials []Trial) *Starts {
-	s := &Starts{byKey: map[string][]time.Duration{}}
+	s, seen := &Starts{}, map[string]bool{}
 	took := map[string][]time.Duration{}
 	var names []string
 	for _, t := range trials {
@@ -28,15 +25,13 @@ func StartsOf(trials []Trial) *Starts {
 		if t.State != Done || f.StartUp <= 0 {
 			continue
 		}
-		s.measured++
-		s.version = f.Version
 		key := serverctl.CompileKey(f.Version, t.Args)
-		if len(s.byKey[key]) == 0 {
-			s.cold = append(s.cold, f.StartUp)
-		} else {
+		if seen[key] {
 			s.warm = append(s.warm, f.StartUp)
+		} else {
+			s.cold = append(s.cold, f.StartUp)
 		}
-		s.byKey[key] = append(s.byKey[key], f.StartUp)
+		seen[key] = true
 		for _, p := range f.Parts {
 			if took[p.Name] == nil {
 				names = append(names, p.Name)
@@ -50,18 +45,6 @@ func StartsOf(trials []Trial) *Starts {
 	return s
 }
 
-// Count is the number of starts.
-func (s *Starts) Count() int { return s.measured }
-
-// Cost is the likely duration of a start with these args: the median of starts with the same compile key, else of the first starts of other
-// keys. 0 means unknown.
-func (s *Starts) Cost(args []string) time.Duration {
-	if same := s.byKey[serverctl.CompileKey(s.version, args)]; len(same) > 0 {
-		return median(same)
-	}
-	return median(s.cold)
-}
-
 // Cold is the median of the starts that were the first with their compile key; 0 without any.
 func (s *Starts) Cold() time.Duration { return median(s.cold) }
 
@@ -71,7 +54,7 @@ func (s *Starts) Warm() time.Duration { return median(s.warm) }
 // Parts are the median durations of the parts of a start, in the order of their first appearance.
 func (s *Starts) Parts() []serverctl.Part { return s.parts }
 
-// median is the lower middle one of an even number; 0 of none.
+// median returns the median. Of an even number it returns the lower middle value, and 0 of none.
 func median(of []time.Duration) time.Duration {
 	if len(of) == 0 {
 		return 0

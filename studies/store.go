@@ -35,20 +35,20 @@ type New struct {
 	Note  string
 }
 
-// Options say how to open a study.
+// Options configure Open.
 type Options struct {
 	AcceptDrift  bool // go on in a changed world, and store the new one
-	FromSnapshot bool // if the database is damaged or lost, go on from the newest snapshot, without later commits
+	FromSnapshot bool // if the database is damaged or lost, go on from the newest snapshot and lose later commits
 
-	// TakeoverAfter is how long an owner must be silent to count as dead, where the disk's locks cannot tell; 0 means fence.DefaultTTL. An
-	// owner whose disk does not answer for half of that gives up.
+	// TakeoverAfter is how long an owner must be silent to count as dead, if the disk's locks do not show it; 0 means
+	// fence.DefaultTTL. An owner gives up when its disk does not answer for half of that time.
 	TakeoverAfter time.Duration
 }
 
 // A Store is the open study of its one owner. Its methods may be called from several goroutines.
 //
-// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and only opening the study
-// again can tell. All later calls return the same error.
+// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and
+// only opening the study again can tell. All later calls return the same error.
 type Store struct {
 	dir     string
 	disk    Disk
@@ -56,31 +56,33 @@ type Store struct {
 	folder  *fence.Folder
 	lease   *fence.Lease
 
-	restored string // which snapshot this Open restored, and why; "" where the database was whole
+	restored string // see Restored
 
 	mu      sync.Mutex // guards all below
 	db      *sql.DB
-	path    string // of the live database
+	path    string // path of the live database
 	file    os.FileInfo
 	commits int64
 	broken  error
-	untold  error // broken, set by the publisher and not yet returned to a caller
+	untold  error // copy of broken, while no caller knows of the publisher's error
 	rebase  bool  // the next snapshot must be a base
 
-	dirty chan struct{}   // there is a commit that readers do not see yet
-	asked chan chan error // a caller waits for a snapshot
+	dirty chan struct{}   // has a value when a commit is not published yet
+	asked chan chan error // requests for a snapshot; the publisher answers with its error
 	stop  chan struct{}
 	gone  chan struct{} // the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns it, the error wraps
-// ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be written and has space. Errors that trying
-// again does not cure wrap ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns
+// it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be
+// written and has space. An error that will
+// come back at the next try wraps ErrUnusable.
 //
-// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to know.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to
+// know.
 //
-// Resuming changes no state: the first Begin or Record sets it to Running. A trial that is found Running was left by a dead owner. It keeps
-// its probes.
+// Open changes no state: the first Begin or Record sets it to Running. A Running trial is one that a dead owner left.
+// It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
@@ -113,7 +115,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	return s, resumed, nil
 }
 
-// CheckOpen returns what Open would refuse, as far as it can tell without owning the study, and the study's disk.
+// CheckOpen returns the study's disk, and the error of Open as far as it shows without owning the study.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if err := ValidName(study.Name); err != nil {
@@ -132,8 +134,8 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// refuse returns an error when the study's snapshot is another study, or has another world, before anything is changed. Without a readable
-// snapshot the database decides later.
+// refuse returns an error when the snapshot has another study or another world. So a refused Open changes nothing. If
+// no snapshot can be read, open checks the same in the database.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
@@ -151,7 +153,8 @@ func refuse(dir string, is New, options Options) error {
 	return is.fits(was, measured, options)
 }
 
-// fits returns why a study cannot go on as this one. A study without measurements fits any world, but imported trials were judged by its SLO.
+// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
+// world, but its imported trials were judged by its SLO.
 func (is New) fits(was Study, measured bool, options Options) error {
 	if was.Name != is.Name {
 		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
@@ -226,7 +229,7 @@ func (s *Store) upgrade() error {
 		return err
 	}
 	name := fmt.Sprintf("%s/schema-%d.db", backupDir, version)
-	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // else a run that was killed here has made it
+	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // otherwise a run that was killed has made it
 		if err := s.put(name, s.writeWhole); err != nil {
 			return fmt.Errorf("keep the database of schema %d: %w", version, err)
 		}
@@ -263,7 +266,7 @@ func (s *Store) resume(was Study, is New) error {
 	return s.commit("resume", func(tx *transaction) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
-		case !measured: // a begun trial has a point and args of the old world; it may go, because the first snapshot of an epoch is whole
+		case !measured: // the begun trial has args of the old world; it may be removed, because the first snapshot of an epoch is a base
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:
@@ -304,7 +307,8 @@ func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 // Dir returns the study's directory, where others keep files beside the database.
 func (s *Store) Dir() string { return s.dir }
 
-// Restored names the snapshot that this Open restored, what it lacks, and why it was needed; "" where the database was whole.
+// Restored names the snapshot that this Open restored, the commits that it lacks, and the reason. It is "" if the
+// database was whole.
 func (s *Store) Restored() string { return s.restored }
 
 // Disk returns the study's disk.
@@ -313,12 +317,12 @@ func (s *Store) Disk() Disk { return s.disk }
 // Study returns the whole study.
 func (s *Store) Study() (Study, error) { return s.read(load) }
 
-// Summary returns the study as ReadSummary does.
+// Summary is ReadSummary of the live database.
 func (s *Store) Summary(whole func(Study) []int) (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
 
-// History is the Summary for a search: finished trials as summaries, the others whole.
+// History is the Summary for a search: finished trials are summaries, and unfinished trials are whole.
 func (s *Store) History() (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, unfinished, long) })
 }
@@ -355,7 +359,8 @@ func (s *Store) SetState(state State, note string) error {
 	})
 }
 
-// Close publishes the last commits, releases the study and returns when nothing of the Store is left. A second Close does nothing.
+// Close publishes the last commits, releases the study, and waits for the Store's goroutines. A second Close does
+// nothing.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	broken := s.broken
@@ -385,7 +390,7 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.release())
 }
 
-// publishEnd is longer than the NFS lease of a lost host.
+// publishEnd is how long Close waits for the last snapshot. It is longer than the NFS lease of a lost host.
 const publishEnd = 2 * time.Minute
 
 var errClosed = errors.New("it is closed")
@@ -406,7 +411,8 @@ func (s *Store) close() error {
 	return s.db.Close()
 }
 
-// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not answer. Err says which.
+// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not
+// answer. Err has the reason.
 func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
 // Err is why the study is lost; nil while it is not.
@@ -423,7 +429,8 @@ func (s *Store) brokenError(what string) error {
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
-// write runs do in one transaction. It is acknowledged when write returns nil, and is published now or soon.
+// write runs do in one transaction. When write returns nil, the transaction is acknowledged. It is published before
+// that if now is set, and soon otherwise.
 func (s *Store) write(what string, now bool, do func(*transaction) error) error {
 	if err := s.store(what, do); err != nil {
 		return err
@@ -438,7 +445,7 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 	return nil
 }
 
-// store is commit for callers that do not hold s.mu.
+// store locks s.mu and calls commit.
 func (s *Store) store(what string, do func(*transaction) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -448,8 +455,9 @@ func (s *Store) store(what string, do func(*transaction) error) error {
 	return s.commit(what, do)
 }
 
-// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown whether the transaction
-// happened. If the acknowledgement fails, it is unknown whose the study is. Both break the Store.
+// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown
+// whether the transaction happened. If the acknowledgement fails, it is unknown who owns the study. Both errors break
+// the Store.
 func (s *Store) commit(what string, do func(*transaction) error) error {
 	if err := s.lease.Err(); err != nil {
 		s.broken = err
@@ -483,7 +491,7 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 	return s.broken
 }
 
-// inPlace checks that the database still has its name. A database that was removed or replaced can still be written, and is gone when it is
+// inPlace checks that the database was not removed or replaced. It could still be written, and would be lost when it is
 // closed. On NFS the check may be a minute late.
 func (s *Store) inPlace() error {
 	info, err := os.Stat(s.path)

@@ -1,5 +1,5 @@
-// Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study resumes where it stopped.
-// It never chooses a point and never judges a measurement.
+// Package studies keeps studies, trials and probes in SQLite on a shared disk, so that a killed study resumes where it
+// stopped. It never chooses a point and never judges a measurement.
 package studies
 
 import (
@@ -20,8 +20,8 @@ var ErrSilent = fence.ErrSilent
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
 var ErrWorldChanged = errors.New("the world changed since the study began")
 
-// ErrUnusable is wrapped by errors that trying again does not cure: the study does not exist, is damaged or comes from a newer tuner, or its
-// directory is full or not writable for this user.
+// ErrUnusable is wrapped by errors that come back at the next try: the study does not exist, is damaged or comes from
+// a newer tuner, or its directory is full or not writable for this user.
 var ErrUnusable = errors.New("it cannot be used as it is")
 
 // A State says how far a study or a trial has come.
@@ -29,7 +29,7 @@ type State string
 
 // The states.
 const (
-	Running State = "running" // a tuner works on it, or did when it was killed
+	Running State = "running" // a tuner works on it, or was killed
 	Done    State = "done"    // finished
 	Stopped State = "stopped" // study only: interrupted and safely stored
 	Spent   State = "spent"   // study only: the budget ended before an answer
@@ -49,7 +49,7 @@ const (
 	Prior   Origin = "prior"   // an imported trial, measured elsewhere before this study
 )
 
-// A Study is everything that is known of one study.
+// A Study is one study with all its trials.
 type Study struct {
 	ID      string // random, made once
 	Name    string
@@ -61,25 +61,33 @@ type Study struct {
 	State   State
 	Note    string // one line that explains the state
 	Created time.Time
-	Updated time.Time // of the last commit
+	Updated time.Time // time of the last commit
 	Commits int64     // number of commits
-	Behind  string    // why this is not the last published study, which cannot be read; "" where it is
-	Events  []Event   // what happened to the study, in its order
-	Trials  []Trial   // by number
+	Behind  string    // why the newest snapshot cannot be read, so that this is an older one; "" for the newest
+	Events  []Event   // what happened to the study, the oldest first
+	Trials  []Trial   // sorted by number
 	Prior   []Trial   // imported trials in the order of their import: hints for the search, and never its winner
 
 	// ReadLive alone sets these, for a study that was published as Running.
 	Life   fence.Life
-	Unseen string // why nothing is known of its owner
+	Unseen string // why nothing is known of its owner; "" when Life has it
 }
 
 // An Event is something that happened to a study: docs/schema.md lists the kinds.
 type Event struct {
 	Time    time.Time
 	Kind    string
-	Text    string  // for a person; a line for each of Changes
-	Trial   int     // number of the first trial that began after it
-	Changes Changes // of Drift, and of noted facts
+	Note    string  // for a person; "" when Changes say it
+	Trial   int     // number of the first trial that began after the event
+	Changes Changes // of the kinds drift and noted; nil for others
+}
+
+// Text describes the event for a person: the Note, or a line for each of the Changes.
+func (e Event) Text() string {
+	if len(e.Changes) > 0 {
+		return e.Changes.String()
+	}
+	return e.Note
 }
 
 // Kinds of Event.
@@ -96,7 +104,7 @@ type Trial struct {
 	Point  space.Point
 	Args   []string // all args of the server after the model, the fixed ones first
 	State  State    // Running or Done
-	// Version is that of the server that measured its probes; "" while no server has said it.
+	// Version is the version of the server that measured the probes; "" before a server has reported it.
 	Version string
 	Began   time.Time
 	Ended   time.Time // zero while Running

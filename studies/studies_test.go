@@ -28,7 +28,7 @@ var llama = New{
 	World: map[string]string{"model": "llama-70b-fp8", "vllm": "0.14.1"},
 }
 
-// open opens a study that is closed when the test ends.
+// open opens a study, and closes it when the test ends.
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
@@ -43,6 +43,7 @@ func open(t *testing.T, dir string) *Store {
 	return s
 }
 
+// try ends the test at the first error.
 func try(t *testing.T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -50,20 +51,20 @@ func try(t *testing.T, errs ...error) {
 	}
 }
 
-// wantError fails unless the error says all of the words.
+// wantError checks that an error contains all the words.
 func wantError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("no error; want one with %q", words)
+		t.Fatalf("there is no error, want one with %q", words)
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("error %q does not say %q", err, word)
+			t.Errorf("error = %q, want %q in it", err, word)
 		}
 	}
 }
 
-// wantUnusable wants an error of which is said that trying again does not mend it.
+// wantUnusable is wantError for an error that wraps ErrUnusable.
 func wantUnusable(t *testing.T, err error, words ...string) {
 	t.Helper()
 	wantError(t, err, words...)
@@ -112,7 +113,8 @@ func aResult(rate float64) trial.Result {
 	}
 }
 
-func TestWhatIsStoredComesBack(t *testing.T) {
+// A study has the same values when it is read again, from the store and from a snapshot.
+func TestStoredValuesComeBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "studies", "llama70b")
 	s := open(t, dir)
 	failed := trial.Result{
@@ -127,31 +129,31 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 
 	if study.Name != "llama70b" || study.Seed != math.MaxUint64 || study.File != llama.File || len(study.ID) < 20 ||
 		!reflect.DeepEqual(study.World, llama.World) || study.State != Stopped || study.Note != "interrupted" {
-		t.Errorf("the study came back as %+v", study)
+		t.Errorf("Study = %+v", study)
 	}
 	if study.Created.IsZero() || study.Updated.Before(study.Created) {
-		t.Errorf("created %s, updated %s", study.Created, study.Updated)
+		t.Errorf("Created = %s, Updated = %s, want Created first", study.Created, study.Updated)
 	}
 	if len(study.Trials) != 3 {
 		t.Fatalf("%d trials, want 3", len(study.Trials))
 	}
 	if got := study.Trials[0]; !reflect.DeepEqual(got.Result, failed) || got.State != Done || got.Ended.IsZero() || len(got.Point) != 0 {
-		t.Errorf("trial 0 came back as %+v", got)
+		t.Errorf("trial 0 = %+v", got)
 	}
 	one := study.Trials[1]
 	want := aTrial(1)
 	want.State, want.Began, want.Ended, want.Version = Done, one.Began, one.Ended, "0.14.1"
 	want.Probes, want.Result = []trial.Probe{aProbe(0, 2), aProbe(1, 2.62)}, aResult(2.71)
 	if !reflect.DeepEqual(one, want) {
-		t.Errorf("trial 1 came back as\n%+v, want\n%+v", one, want)
+		t.Errorf("trial 1 =\n%+v, want\n%+v", one, want)
 	}
 	if two := study.Trials[2]; two.State != Running || len(two.Probes) != 1 || !two.Ended.IsZero() || two.Result.Outcome != "" {
-		t.Errorf("the half-done trial came back as %+v", two)
+		t.Errorf("the half-done trial 2 = %+v", two)
 	}
 	snapshot, err := ReadSnapshot(dir)
 	try(t, err)
 	if !reflect.DeepEqual(snapshot, study) {
-		t.Errorf("the snapshot says\n%+v, the store\n%+v", snapshot, study)
+		t.Errorf("ReadSnapshot =\n%+v, want as in the store\n%+v", snapshot, study)
 	}
 }
 
@@ -162,18 +164,18 @@ func TestResume(t *testing.T) {
 	s, resumed, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err)
 	if !resumed {
-		t.Error("Open did not say that it resumed the study")
+		t.Error("Open = not resumed, want resumed")
 	}
 	study, err := s.Study()
 	try(t, err)
 	if study.State != Stopped || study.Trials[0].State != Running || len(study.Trials[0].Probes) != 1 {
-		t.Errorf("resuming changed the study: %+v", study)
+		t.Errorf("after Open the study is %+v, want no change", study)
 	}
 	try(t, s.Begin(study.Trials[0]), s.Record(0, aProbe(0, 2)), s.Record(0, aProbe(1, 4)))
 	study, err = s.Study()
 	try(t, err, s.Close())
 	if study.State != Running || study.Note != "" || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 2 {
-		t.Errorf("after going on the study is %+v", study)
+		t.Errorf("after another probe the study is %+v, want it running with 2 probes", study)
 	}
 }
 
@@ -188,20 +190,20 @@ func TestCallsOutOfOrder(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		err  error
-		want []string // nothing: no error
+		want []string // words of the error; nil for no error
 	}{
 		{"a probe is recorded again", s.Record(1, aProbe(0, 2)), nil},
-		{"a probe is recorded again after the end", s.Record(0, aProbe(0, 2)), nil},
-		{"another probe takes its place", s.Record(1, aProbe(0, 3)), []string{"record probe 0 of trial 1", "something else is stored already"}},
-		{"a probe of no trial", s.Record(7, aProbe(0, 2)), []string{"record probe 0 of trial 7", "never begun", "study.db"}},
-		{"a probe after the end", s.Record(0, aProbe(1, 2)), []string{"finished already"}},
+		{"a probe of a finished trial is recorded again", s.Record(0, aProbe(0, 2)), nil},
+		{"a different probe has the same number", s.Record(1, aProbe(0, 3)), []string{"record probe 0 of trial 1", "something else is stored already"}},
+		{"a probe of a trial that was never begun", s.Record(7, aProbe(0, 2)), []string{"record probe 0 of trial 7", "never begun", "study.db"}},
+		{"a new probe of a finished trial", s.Record(0, aProbe(1, 2)), []string{"finished already"}},
 		{"a trial is begun again", s.Begin(aTrial(1)), nil},
 		{"a finished trial is begun again", s.Begin(aTrial(0)), []string{"begin trial 0", "finished already"}},
 		{"a trial is begun with another point", s.Begin(other), []string{"begin trial 1", "128", "256"}},
 		{"a trial is begun with other args", s.Begin(otherArgs), []string{"begin trial 1", `"128"`, `"129"`}},
 		{"a trial is finished again", s.Finish(0, aResult(2)), nil},
 		{"a trial is finished with another result", s.Finish(0, otherResult), []string{"finish trial 0", "something else"}},
-		{"no trial is finished", s.Finish(9, aResult(2)), []string{"finish trial 9", "never begun"}},
+		{"a trial that was never begun is finished", s.Finish(9, aResult(2)), []string{"finish trial 9", "never begun"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.want == nil {
@@ -214,7 +216,8 @@ func TestCallsOutOfOrder(t *testing.T) {
 	try(t, s.Finish(1, aResult(3))) // none of these errors breaks the store
 }
 
-func TestNumbersThatAreNoneAreRefused(t *testing.T) {
+// NaN and infinite values are refused, and the store stays usable.
+func TestNaNIsRefused(t *testing.T) {
 	s := open(t, t.TempDir())
 	try(t, s.Begin(aTrial(0)))
 	p := aProbe(0, 2)
@@ -240,37 +243,37 @@ func TestWorldChanged(t *testing.T) {
 	_, _, err := Open(context.Background(), dir, changed, Options{})
 	wantError(t, err, "vllm: 0.14.1 → 0.33.0", "gpu: (nothing) → H200", "seed: 18446744073709551615 → 8", "--accept-drift")
 	if !errors.Is(err, ErrWorldChanged) || strings.Contains(err.Error(), "model:") {
-		t.Errorf("the error is %v", err)
+		t.Errorf("error = %v, want ErrWorldChanged, without the model, which is the same", err)
 	}
 	s, _, err = Open(context.Background(), dir, changed, Options{AcceptDrift: true})
 	try(t, err)
-	// What was half done would have been finished in another world than it was begun in.
+	// Open has ended trial 0, which was half done in the old world.
 	try(t, s.Begin(aTrial(1)), s.Record(1, aProbe(0, 3)), s.Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	i := slices.IndexFunc(study.Events, func(e Event) bool { return e.Kind == Drift })
-	if i < 0 || study.Events[i].Trial != 1 || !strings.Contains(study.Events[i].Text, "vllm: 0.14.1 → 0.33.0") {
-		t.Errorf("the events are %+v, want the drift before trial 1", study.Events)
+	if i < 0 || study.Events[i].Trial != 1 || !strings.Contains(study.Events[i].Text(), "vllm: 0.14.1 → 0.33.0") {
+		t.Errorf("the events are %+v, want a drift before trial 1", study.Events)
 	}
 	if !reflect.DeepEqual(study.World, changed.World) || study.Seed != 8 {
-		t.Errorf("after the accepted drift the study is %+v", study)
+		t.Errorf("after the accepted drift the study is %+v, want the new world and seed 8", study)
 	}
 	first := study.Trials[0]
 	if first.State != Done || first.Result.Outcome != trial.Unknown || first.Result.GPUTime != 3*time.Minute || !strings.Contains(first.Result.Evidence, "the world changed before the trial was finished: gpu") {
-		t.Errorf("what was half done is %+v", first)
+		t.Errorf("the trial that was half done is %+v, want it done, with an unknown outcome", first)
 	}
 	worlds, now := study.Worlds(), study.Present()
 	if len(worlds) != 2 || len(worlds[0]) != 1 || len(now.Trials) != 1 || now.Trials[0].Number != 1 || len(now.Prior) != 1 || now.Prior[0].Source != "trials 0 to 0, before the world changed" {
-		t.Errorf("the worlds are %+v, and now it is %+v", worlds, now)
+		t.Errorf("Worlds = %+v and Present = %+v, want a trial in each of two worlds", worlds, now)
 	}
 	if numbers := study.WorldNumbers(); numbers[0] != 1 || numbers[1] != 2 || study.Deciding() != 2 {
-		t.Errorf("the worlds of the trials are %v, and %d decides; want the second", numbers, study.Deciding())
+		t.Errorf("WorldNumbers = %v, Deciding = %d; want world 2 for trial 1, and world 2", numbers, study.Deciding())
 	}
 	if asked := study.Asked(); !reflect.DeepEqual(asked, []map[string]string{llama.World, changed.World}) {
-		t.Errorf("it was asked for %v, want %v and %v", asked, llama.World, changed.World)
+		t.Errorf("Asked = %v, want %v and %v", asked, llama.World, changed.World)
 	}
 	try(t, err)
-	for _, is := range []New{llama, changed} { // there and back, and nothing measured between
+	for _, is := range []New{llama, changed} { // a change that is taken back before a measurement
 		s, _, err = Open(context.Background(), dir, is, Options{AcceptDrift: true})
 		try(t, err, s.Close())
 	}
@@ -279,7 +282,7 @@ func TestWorldChanged(t *testing.T) {
 	study, err = ReadSnapshot(dir)
 	try(t, err)
 	if worlds, numbers := study.Worlds(), study.WorldNumbers(); len(worlds) != 2 || numbers[1] != 2 || numbers[2] != 2 || len(study.ChangesBefore(2)) > 0 {
-		t.Errorf("the worlds of the trials are %v, the changes before the last %q; want it in the second", numbers, study.ChangesBefore(2))
+		t.Errorf("WorldNumbers = %v and the changes before trial 2 = %q; want trial 2 in world 2", numbers, study.ChangesBefore(2))
 	}
 	other := llama
 	other.Name = "qwen"
@@ -340,7 +343,7 @@ func TestDirectoriesWithOddNames(t *testing.T) {
 	}
 }
 
-// The page for those who query a study names every table and every column.
+// docs/schema.md names every table and every column.
 func TestSchemaIsDescribed(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "docs", "schema.md"))
 	try(t, err)
@@ -354,17 +357,17 @@ func TestSchemaIsDescribed(t *testing.T) {
 		_, section, _ := strings.Cut(string(page), "\n## "+table)
 		section, _, _ = strings.Cut(section, "\n## ")
 		if !strings.Contains(section, "`"+column+"`") {
-			t.Errorf("docs/schema.md says nothing of %s.%s", table, column)
+			t.Errorf("docs/schema.md does not name %s.%s", table, column)
 		}
 		n++
 	}
 	try(t, rows.Err(), rows.Close())
 	if n < 40 {
-		t.Errorf("only %d columns were looked at", n)
+		t.Errorf("the database has %d columns, want more than 40", n)
 	}
 }
 
-// BenchmarkReadSnapshot reads a long study, as every `best` and `status` does.
+// BenchmarkReadSnapshot reads a study of 1,000 trials with 4 probes each.
 func BenchmarkReadSnapshot(b *testing.B) {
 	dir := b.TempDir()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
@@ -403,8 +406,9 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	b.ReportMetric(float64(info.Size())/4000, "bytes/probe")
 }
 
-// A removed or replaced database can still be written through an open file. What it acknowledged would then be gone.
-func TestADatabaseThatIsTakenAwayAcknowledgesNothing(t *testing.T) {
+// A removed or replaced database can still be written through an open file, but its content would be lost. The store
+// must notice.
+func TestRemovedDatabase(t *testing.T) {
 	for _, tt := range []struct {
 		name, want string
 		replace    bool
@@ -428,7 +432,8 @@ func TestADatabaseThatIsTakenAwayAcknowledgesNothing(t *testing.T) {
 	}
 }
 
-// A found fact may become known later and must then stay. A noted fact may change, and an event says so.
+// A found fact may become known later, and must stay the same from then on. A noted fact may change; an event records
+// the change.
 func TestDriftOfTheMachine(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(options Options, found, noted map[string]string) (Study, error) {
@@ -439,7 +444,7 @@ func TestDriftOfTheMachine(t *testing.T) {
 			return Study{}, err
 		}
 		study, err := s.Study()
-		if err == nil && len(study.Trials) == 0 { // a study that has measured nothing fits any machine
+		if err == nil && len(study.Trials) == 0 { // without a probe the study would fit any machine
 			err = errors.Join(s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 		}
 		return study, errors.Join(err, s.Close())
@@ -450,12 +455,12 @@ func TestDriftOfTheMachine(t *testing.T) {
 	study, err := begin(Options{}, h200, map[string]string{"host": "node-b"})
 	try(t, err)
 	if study.Found["gpu"] != h200["gpu"] || study.Noted["host"] != "node-b" {
-		t.Errorf("found %v, noted %v", study.Found, study.Noted)
+		t.Errorf("Found = %v, Noted = %v; want the H200 and node-b", study.Found, study.Noted)
 	}
-	study, err = begin(Options{}, nil, nil) // a driver that does not answer forgets nothing
+	study, err = begin(Options{}, nil, nil) // as when the driver does not answer
 	try(t, err)
 	if study.Found["gpu"] != h200["gpu"] {
-		t.Errorf("found %v", study.Found)
+		t.Errorf("Found = %v", study.Found)
 	}
 	_, err = begin(Options{}, map[string]string{"gpu": "1 × NVIDIA L4"}, nil)
 	wantError(t, err, "gpu: 1 × NVIDIA H200 → 1 × NVIDIA L4", "--accept-drift")
@@ -465,19 +470,19 @@ func TestDriftOfTheMachine(t *testing.T) {
 	study, err = begin(Options{AcceptDrift: true}, map[string]string{"gpu": "1 × NVIDIA L4"}, nil)
 	try(t, err)
 	if study.Found["gpu"] != "1 × NVIDIA L4" {
-		t.Errorf("found %v", study.Found)
+		t.Errorf("Found = %v", study.Found)
 	}
 	db, err := openFile(database(t, dir), settings)
 	try(t, err)
 	var texts string
 	try(t, db.QueryRow(`SELECT group_concat(kind || ' ' || fact || ': ' || was || ' → ' || now, '; ') FROM events JOIN changes ON event=id`).Scan(&texts), db.Close())
 	if want := "noted host: node-a → node-b; drift gpu: 1 × NVIDIA H200 → 1 × NVIDIA L4"; texts != want {
-		t.Errorf("the events say %q, want %q", texts, want)
+		t.Errorf("the stored changes are %q, want %q", texts, want)
 	}
 }
 
-// Changes before one trial are merged, and those that were taken back make no other world.
-func TestChangesThatWereTakenBack(t *testing.T) {
+// ChangesBefore merges changes of one fact. A change that was taken back begins no world.
+func TestChangesBefore(t *testing.T) {
 	change := func(fact, was, is string) Change { return Change{Fact: fact, Was: parseValue(was), Is: parseValue(is)} }
 	version := func(was string, in int, is string) Change {
 		return VersionChange(Trial{Version: was, Number: in}, is)
@@ -503,13 +508,13 @@ func TestChangesThatWereTakenBack(t *testing.T) {
 			worlds = 1
 		}
 		if got := s.ChangesBefore(1).String(); got != c.want || len(s.Worlds()) != worlds {
-			t.Errorf("%q come to %q and %d worlds, want %q and %d", c.changes, got, len(s.Worlds()), c.want, worlds)
+			t.Errorf("ChangesBefore of %q = %q in %d worlds, want %q in %d", c.changes, got, len(s.Worlds()), c.want, worlds)
 		}
 	}
 }
 
-// The text of an old event is read into values that print the same text.
-func TestOldChangesAreReadOnce(t *testing.T) {
+// parseChanges turns the text of an old event into changes that print the same text.
+func TestParseChanges(t *testing.T) {
 	for text, want := range map[string]Changes{
 		"gpu: A → B\nmodel: x → y":             {{Fact: "gpu", Was: new("A"), Is: new("B")}, {Fact: "model", Was: new("x"), Is: new("y")}},
 		"image: (nothing) → a":                 {{Fact: "image", Is: new("a")}},
@@ -521,10 +526,10 @@ func TestOldChangesAreReadOnce(t *testing.T) {
 		"server args: a → b\nof a second line": {{Fact: "server args", Was: new("a"), Is: new("b\nof a second line")}},
 	} {
 		if got := parseChanges(text); !reflect.DeepEqual(got, want) || got.String() != text {
-			t.Errorf("%q is read as %q, want %q", text, got, want)
+			t.Errorf("parseChanges(%q) = %q, want %q", text, got, want)
 		}
 	}
 	if got := parseChanges("something else"); len(got) != 1 || *got[0].Is != "something else" {
-		t.Errorf("text that is no change is read as %q", got)
+		t.Errorf("parseChanges of a text without a change = %q", got)
 	}
 }

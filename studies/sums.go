@@ -14,7 +14,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table is a table whose rows each carry a checksum in the column sum. All answers are made from such tables.
+// A table describes a table whose rows have a checksum in the column sum. Readers use such tables alone.
 type table struct {
 	name    string
 	columns []string // the columns that the checksum covers, in its order; the key first
@@ -41,10 +41,11 @@ var (
 	eventsTable = newTable("events", "event %v", 1, `id time kind text trial`)
 
 	changesTable = newTable("changes", "change %[2]v of event %[1]v", 2, `event seq fact was now was_in_trial`)
+	sourcesTable = newTable("sources", "the source %v", 1, `name path world`)
 )
 
 // heldTables are the tables whose rows and sums are in the study's row.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable}
+var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable, sourcesTable}
 
 // column returns the index of a column of the table.
 func (t *table) column(name string) int { return slices.Index(t.columns, name) }
@@ -87,7 +88,8 @@ func (c cells) real(i int) float64 {
 	return 0
 }
 
-// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum in any column.
+// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum
+// in any column.
 func (t *table) sum(row cells) int64 {
 	b := make([]byte, 0, 1024) // on the stack, except for long rows
 	b = append(append(b, t.name...), 0)
@@ -116,7 +118,7 @@ func appendValue(b []byte, v any) []byte {
 	return append(b, '-')
 }
 
-// valuesOf converts Go values to the values that SQLite returns for them.
+// valuesOf converts Go values to the types that SQLite returns.
 func valuesOf(values []any) (cells, error) {
 	row := make(cells, len(values))
 	for i, v := range values {
@@ -140,7 +142,7 @@ func valuesOf(values []any) (cells, error) {
 	return row, nil
 }
 
-// longSum is the checksum of a probe's compressed columns, which most readers skip; nil where there are none.
+// longSum is the checksum of a probe's compressed columns, which most readers skip. It is nil for a probe without them.
 func longSum(series, sketches []byte) any {
 	if series == nil && sketches == nil {
 		return nil
@@ -148,7 +150,7 @@ func longSum(series, sketches []byte) any {
 	return int64(xxhash.Sum64(appendValue(appendValue(nil, series), sketches)))
 }
 
-// A holding is the number of rows, and the sum of their checksums, in any order.
+// A holding is a number of rows and the sum of their checksums. The order of the rows does not matter.
 type holding struct {
 	Rows int64 `json:"rows"`
 	Sum  int64 `json:"sum"`
@@ -158,7 +160,8 @@ func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum 
 func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
 func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings are the holdings of a study's tables by name. The study's row has them, so that a missing or foreign row shows.
+// holdings has the holding of each table by its name. It is stored in the study's row, so that a missing or foreign row
+// shows.
 type holdings map[string]holding
 
 // check compares a table with its stored holding.
@@ -185,8 +188,8 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the next row. more are
-// further columns, which the checksum does not cover.
+// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the
+// next row. more are further columns, which the checksum does not cover.
 func (t *table) read(q querier, more, where string, args []any, each func(row cells) error) (err error) {
 	columns := strings.Join(t.columns, ", ") + ", sum" + more
 	rows, err := q.Query("SELECT "+columns+" FROM "+t.name+" "+where, args...)
@@ -227,7 +230,7 @@ func (t *table) verify(row cells) error {
 // named returns a row's name for people.
 func (t *table) named(row cells) string { return fmt.Sprintf(t.row, row[:t.key]...) }
 
-// readHead returns the study's own row and the holdings of its tables; sql.ErrNoRows without a study.
+// readHead returns the study's own row and the holdings of its tables, or sql.ErrNoRows without a study.
 func readHead(q querier) (head cells, holds holdings, err error) {
 	err = studiesTable.read(q, "", "", nil, func(row cells) error {
 		if head != nil {

@@ -16,8 +16,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A half-done trial may
-// begin again with the same point and args; after an accepted drift the args may differ.
+// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A
+// half-done trial may begin again with the same point and args. With AcceptDrift the args may differ.
 func (s *Store) Begin(t Trial) error {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -54,8 +54,8 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores the version of a running trial's server, before the trial's first probe. A change is one that the user has accepted:
-// it begins another world with this trial. The zero Change is none.
+// Served stores the version of a running trial's server, before the trial's first probe. A change, which the user
+// has accepted, begins another world with this trial. The zero Change is none.
 func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
@@ -74,7 +74,8 @@ func (s *Store) Served(number int, version string, change Change) error {
 	})
 }
 
-// Finish stores the result of a running trial and publishes it. Finishing twice is legal with an equal result.
+// Finish stores the result of a running trial and publishes it. A finished trial may be finished again with an equal
+// result.
 func (s *Store) Finish(number int, r trial.Result) error {
 	what := fmt.Sprintf("finish trial %d", number)
 	text, err := encode(r)
@@ -97,7 +98,7 @@ func (s *Store) Finish(number int, r trial.Result) error {
 	})
 }
 
-// abandon ends a half-done trial, whose other probes would be measured in another world.
+// abandon ends a half-done trial, because its next probes would be measured in another world.
 func (s *Store) abandon(tx *transaction, why string) error {
 	half := tx.rows(trialsTable, "WHERE state=?", Running)
 	if len(half) == 0 {
@@ -112,11 +113,11 @@ func (s *Store) abandon(tx *transaction, why string) error {
 	return s.finish(tx, half[0], r, text)
 }
 
-// finish stores a result, and the GPU time that no probe took.
+// finish stores a result, and books the GPU time that was not spent on probes.
 func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) error {
 	number := int(was.integer(0))
 	var log any
-	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server has none
+	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server writes no log
 		log = logs.Name(number)
 	}
 	nearRate, nearHeadroom, err := nearest(tx, number)
@@ -137,7 +138,7 @@ func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) 
 	return nil
 }
 
-// nearest returns the rate and headroom of a trial's failed probe nearest to the SLO; nulls if none failed.
+// nearest returns the rate and headroom of a trial's failed probe nearest to the SLO, or NULLs if no probe failed.
 func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err error) {
 	err = tx.scan(`SELECT rate, headroom FROM probes WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1`, []any{number}, &rate, &headroom)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -162,7 +163,6 @@ func setRunning(tx *transaction) {
 	}
 }
 
-// insertTrial stores a new trial.
 func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
 	row := make([]any, len(trialsTable.columns)) // the other columns are not known yet
 	for name, value := range map[string]any{"number": t.Number, "origin": t.Origin, "point": point, "args": args, "state": Running,
@@ -187,7 +187,8 @@ func trialRow(tx *transaction, number int) (cells, error) {
 	return rows[0], nil
 }
 
-// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have known fewer fields.
+// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have
+// known fewer fields.
 func sameResult(was, is string) error {
 	var v trial.Result
 	if err := decode(was, &v); err != nil {

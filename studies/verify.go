@@ -24,7 +24,7 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 	return r.study.Commits, r.verifyParts()
 }
 
-// verifyParts checks results and probes row by row, because they are too long for the memory.
+// verifyParts checks results and probes row by row, because all of them may not fit into the memory.
 func (r *reading) verifyParts() error {
 	found := map[int]holding{}
 	for _, t := range []*table{resultsTable, probesTable} {
@@ -55,7 +55,8 @@ func (r *reading) verifyParts() error {
 	return nil
 }
 
-// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error unchanged.
+// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error
+// unchanged.
 func explainSQLite(err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok {
@@ -74,7 +75,7 @@ func explainSQLite(err error) error {
 	return err
 }
 
-// explainFile is explainSQLite for a file that may be of a kind that SQLite does not open.
+// explainFile is explainSQLite, and also explains the error for a file that SQLite cannot open.
 func explainFile(path string, err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {

@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// The kinds of facts: see Study.
+// These are the kinds of facts, which are Study.World, Study.Found and Study.Noted.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by that of a new run. Facts that were found or noted before, and are not known now, stay.
+// writeWorld replaces the stored world by that of a new run. Found and noted facts stay when the new run does not know
+// them.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -44,7 +45,7 @@ func (r *reading) loadWorld() error {
 	})
 }
 
-// drift lists what must not have changed since a study began, and has.
+// drift lists the changes of facts that must not change after a study has begun.
 func drift(was Study, is New) Changes {
 	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
 	if was.Seed != is.Seed {
@@ -53,7 +54,7 @@ func drift(was Study, is New) Changes {
 	return all
 }
 
-// final lists the changes that are refused whatever was accepted.
+// final lists the changes that are refused even with AcceptDrift.
 func (is New) final(was Study) Changes {
 	before, now := map[string]string{}, map[string]string{}
 	for _, key := range is.Final {
@@ -62,20 +63,20 @@ func (is New) final(was Study) Changes {
 	return difference(before, now)
 }
 
-// noticed lists the noted facts that had another value before.
+// noticed lists the changes of noted facts.
 func noticed(was Study, is New) Changes {
 	return difference(knownTo(is.Noted, was.Noted), is.Noted)
 }
 
-// knownTo returns the facts whose keys the others have too.
+// knownTo returns the facts whose keys are among the others.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
 	return both
 }
 
-// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A change that was taken
-// back before a trial was measured begins no world.
+// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A
+// change that was taken back before a trial was measured begins no world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -87,7 +88,8 @@ func (s Study) Worlds() (worlds [][]Trial) {
 	return append(worlds, s.Trials[first:])
 }
 
-// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted changes.
+// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted
+// changes.
 func (s Study) Asked() []map[string]string {
 	worlds := s.Worlds()
 	asked := make([]map[string]string, len(worlds))
@@ -103,7 +105,7 @@ func (s Study) Asked() []map[string]string {
 				delete(facts, c.Fact)
 			}
 		}
-		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but nobody asked for them
+		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but are no part of World
 			_, isFound := s.Found[key]
 			_, isNoted := s.Noted[key]
 			return isFound || isNoted || key == factSeed
@@ -112,15 +114,14 @@ func (s Study) Asked() []map[string]string {
 	return asked
 }
 
-// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one event.
-// Changes that cancel each other out are left out.
+// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one
+// event. Changes that cancel each other out are left out.
 func (s Study) Changes() (all []Event) {
 	for _, e := range s.Events {
 		if e.Kind != Drift {
 			continue
 		}
 		e.Changes = s.ChangesBefore(e.Trial)
-		e.Text = e.Changes.String()
 		switch last := len(all) - 1; {
 		case len(e.Changes) == 0:
 		case last >= 0 && all[last].Trial == e.Trial:
@@ -132,7 +133,8 @@ func (s Study) Changes() (all []Event) {
 	return all
 }
 
-// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken back before it.
+// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken
+// back before it.
 func (s Study) ChangesBefore(trial int) Changes {
 	var all Changes
 	for _, e := range s.Events {
@@ -147,14 +149,15 @@ func (s Study) ChangesBefore(trial int) Changes {
 func (s Study) WorldNumbers() map[int]int {
 	numbers := make(map[int]int, len(s.Trials))
 	for i, trials := range s.Worlds() {
-		for j := range trials { // by index: a trial is a kilobyte, and there may be many
+		for j := range trials { // by index, because a trial is a kilobyte
 			numbers[trials[j].Number] = i + 1
 		}
 	}
 	return numbers
 }
 
-// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the newest with trials.
+// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the
+// newest with trials.
 func (s Study) Deciding() int {
 	newest := 1
 	for i, trials := range slices.Backward(s.Worlds()) {

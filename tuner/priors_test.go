@@ -124,7 +124,7 @@ func TestAStudyWithPriors(t *testing.T) {
 	store := open(t, t.TempDir())
 	defer store.Close()
 	priors := []studies.Trial{elsewhere("", "8", 10), elsewhere("", "16", 30), elsewhere("", "9", 20)}
-	if err := store.AddPriors([]studies.Source{{Name: "a", Path: "a", Trials: priors}}); err != nil {
+	if err := store.AddPriors([]studies.Source{{Path: "a", Trials: priors}}); err != nil {
 		t.Fatal(err)
 	}
 	const trials = 4

@@ -439,7 +439,7 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 		t.Errorf("there are %d worlds, the first of %d trials; want two trials in each, the default in both", len(worlds), len(worlds[0]))
 	}
 	if i := slices.IndexFunc(got.Events, func(e studies.Event) bool { return e.Kind == studies.Drift }); i < 0 ||
-		got.Events[i].Text != "server version: simulated small-fast in trial 1 → 0.33.0" {
+		got.Events[i].Text() != "server version: simulated small-fast in trial 1 → 0.33.0" {
 		t.Errorf("the events are %+v, want the change of version", got.Events)
 	}
 }

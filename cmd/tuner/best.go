@@ -33,7 +33,7 @@ Examples:
 			if err != nil {
 				return err
 			}
-			study, err := readSummary(c, report.Whole(0))
+			study, err := readSummary(c, c.App.ErrWriter, report.Whole(0))
 			if err != nil {
 				return err
 			}

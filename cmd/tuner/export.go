@@ -112,7 +112,7 @@ func exportAction(c *cli.Context) error {
 		return err
 	}
 	study, err := format.export(c, dir)
-	warnBehind(c.App.ErrWriter, study)
+	warnReader(c.App.ErrWriter, dir, study)
 	return err
 }
 

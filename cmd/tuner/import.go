@@ -177,7 +177,7 @@ func storePriors(ctx context.Context, dir string, begun studies.New, takeover ti
 	var useful []studies.Source
 	for _, s := range sources {
 		if len(s.Taken) > 0 {
-			useful = append(useful, studies.Source{Name: s.Name, Path: s.Path, Trials: s.Taken})
+			useful = append(useful, studies.Source{Path: s.Path, World: s.World, Trials: s.Taken})
 		}
 	}
 	return store.AddPriors(useful)

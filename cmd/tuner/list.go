@@ -57,6 +57,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 			entry.Error = render.Error(err)
 		} else {
 			entry = report.NewEntry(name, study, reportOptions(study))
+			entry.OtherName = studies.OtherName(dir, study)
 		}
 		entry.Link, _ = os.Readlink(dir) // a study that is no link leaves the text empty
 		list.Studies = append(list.Studies, entry)

@@ -18,30 +18,33 @@ import (
 
 const studyArgument = "the study's name, its study file, or its directory"
 
-// readStudy reads the study that the command's argument names, and warns if its snapshot is old.
-func readStudy(c *cli.Context, read func(dir string) (studies.Study, error)) (studies.Study, error) {
+// readStudy reads the study that the command's argument names. It warns if the study has another name or its snapshot is old.
+func readStudy(c *cli.Context, warnings io.Writer, read func(dir string) (studies.Study, error)) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
 		return studies.Study{}, err
 	}
 	study, err := studies.ReadLive(c.Context, dir, read)
-	warnBehind(c.App.ErrWriter, study)
+	warnReader(warnings, dir, study)
 	return study, err
 }
 
-// warnBehind warns if the study was read from an older snapshot.
-func warnBehind(w io.Writer, study studies.Study) {
+// warnReader warns that the study in dir has another name, or is shown from an older snapshot. Without a study it does nothing.
+func warnReader(w io.Writer, dir string, study studies.Study) {
+	if other := studies.OtherName(dir, study); other != "" {
+		fmt.Fprintln(w, "warning:", other)
+	}
 	if study.Behind != "" {
 		fmt.Fprintf(w, "warning: %s\nthis is the snapshot of %s; later results appear when the study continues\n",
 			study.Behind, study.Updated.Local().Format(time.DateTime))
 	}
 }
 
-// readSummary reads a study for a report. It reads probes only of the trials that whole returns, and without their long
-// lists.
-func readSummary(c *cli.Context, withProbes func(studies.Study) []int) (studies.Study, error) {
+// readSummary reads a study for a report. It reads probes only of the trials that withProbes returns, and without their
+// long lists.
+func readSummary(c *cli.Context, warnings io.Writer, withProbes func(studies.Study) []int) (studies.Study, error) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without garbage collection, reading a long study takes two thirds of the time
-	return readStudy(c, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
+	return readStudy(c, warnings, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
 }
 
 // studyDir returns the directory of the study that the command's argument names.

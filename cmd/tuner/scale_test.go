@@ -166,7 +166,7 @@ ALTER TABLE studies DROP COLUMN holds; ALTER TABLE studies DROP COLUMN sum; ALTE
 ALTER TABLE trials DROP COLUMN holds_rows; ALTER TABLE trials DROP COLUMN holds_sum; ALTER TABLE trials DROP COLUMN sum;
 ALTER TABLE results DROP COLUMN sum; ALTER TABLE probes DROP COLUMN long_sum; ALTER TABLE probes DROP COLUMN sum;
 ALTER TABLE ledger DROP COLUMN sum; ALTER TABLE priors DROP COLUMN sum; ALTER TABLE events DROP COLUMN sum;
-DROP TABLE changes;
+DROP TABLE changes; DROP TABLE sources;
 `
 
 // readerTimes returns lines with the wall times of `tuner best` and `tuner status`. The page cache has the snapshot.

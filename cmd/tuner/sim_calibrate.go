@@ -71,7 +71,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	if c.Duration("time-limit") <= 0 {
 		return usage("--time-limit %s: give a time above 0, such as 10m", c.Duration("time-limit"))
 	}
-	study, err := readStudy(c, studies.ReadSnapshot)
+	study, err := readStudy(c, c.App.ErrWriter, studies.ReadSnapshot)
 	if err != nil {
 		return err
 	}

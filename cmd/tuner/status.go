@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"math"
 	"slices"
 	"strings"
@@ -41,7 +42,11 @@ Examples:
 			if err != nil {
 				return err
 			}
-			study := func() (studies.Study, error) { return readSummary(c, report.Whole(rows)) }
+			warnings := c.App.ErrWriter
+			study := func() (studies.Study, error) {
+				defer func() { warnings = io.Discard }() // a watched study is read often
+				return readSummary(c, warnings, report.Whole(rows))
+			}
 			options := func(study studies.Study) report.Options {
 				o := reportOptions(study)
 				o.Rows, o.Sort, o.Width = rows, order, render.Columns(c.App.Writer)

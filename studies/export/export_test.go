@@ -33,7 +33,7 @@ func example() studies.Study {
 	return studies.Study{
 		ID: "abc", Name: "llama70b", Seed: 1<<64 - 1, State: studies.Running, Created: began, Updated: began.Add(time.Hour), Commits: 9,
 		World: map[string]string{"model": "m"}, Found: map[string]string{"gpu": "1 × NVIDIA H200"}, File: "version: 1\n",
-		Events: []studies.Event{{Time: began, Kind: "begun", Text: "pid 7 on node-a"}, {Time: began, Kind: studies.Drift, Text: "model length: 2048 → 4096", Trial: 2,
+		Events: []studies.Event{{Time: began, Kind: "begun", Note: "pid 7 on node-a"}, {Time: began, Kind: studies.Drift, Trial: 2,
 			Changes: studies.Changes{{Fact: "model length", Was: new("2048"), Is: new("4096")}}}},
 		Trials: []studies.Trial{
 			{Origin: studies.Default, State: studies.Done, Began: began, Ended: began.Add(time.Minute), Probes: []trial.Probe{probe},

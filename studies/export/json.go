@@ -99,7 +99,7 @@ func headOf(s studies.Study) head {
 		Created: s.Created, Updated: s.Updated, Commits: s.Commits, World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{}, File: s.File,
 	}
 	for _, e := range s.Events {
-		h.Events = append(h.Events, eventItem{e.Time, e.Kind, e.Text, e.Trial})
+		h.Events = append(h.Events, eventItem{e.Time, e.Kind, e.Text(), e.Trial})
 	}
 	return h
 }

@@ -1,5 +1,5 @@
-// Package faultfs is a disk that fails when and how a test says. It mounts a directory a second time by FUSE and numbers each call. It is
-// for tests alone and never fails by itself.
+// Package faultfs is a disk that fails when and how a test says. It mounts a directory a second time by FUSE and
+// numbers each call. It is for tests alone and never fails by itself.
 package faultfs
 
 import (
@@ -19,9 +19,9 @@ import (
 
 // A Call is a request of the kernel to the disk.
 type Call struct {
-	N    int    // from 1, in order of arrival
+	N    int    // number of the call, from 1
 	Op   string // such as "write"
-	Path string // below the directory; for a rename, the old path
+	Path string // path below the mounted directory; the old path of a rename
 }
 
 // Changes reports whether the call would change the disk.
@@ -37,8 +37,8 @@ func (c Call) Changes() bool {
 type Fault struct {
 	Before func()        // called first, for example to kill the caller or to make it wait
 	Skip   bool          // the call is not done
-	Half   bool          // a write is done for its first half only
-	Errno  syscall.Errno // the caller gets this error; 0 is the true result
+	Half   bool          // only the first half of a write is done
+	Errno  syscall.Errno // the caller gets this error; 0 means the true result
 	After  func()        // called last, before the caller gets the result
 }
 
@@ -48,10 +48,12 @@ type Mount struct {
 	disk   *disk
 }
 
-// kind is the type of file system that the mount reports: one whose locks all hosts see. With unknown locks, owners would wait for each other.
+// kind is the type of file system that the mount reports. Its locks are shared ones; with unknown locks, a takeover
+// would wait for the TTL.
 const kind = "ceph-fuse"
 
-// New mounts the directory from at the directory at, until Close. fault is called for each call. New needs root and /dev/fuse.
+// New mounts the directory named from at the directory named at, until Close. fault is called for each call. New needs
+// root and /dev/fuse.
 func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	root, err := fs.NewLoopbackRoot(from)
 	if err != nil {
@@ -70,13 +72,15 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A child that outlives this process must not hold the FUSE device: a caller of the disk would then wait for ever.
+	// A child that outlives this process must not hold the FUSE device. Otherwise a process that uses the disk would
+	// wait for ever.
 	if err := closeOnExec("/dev/fuse"); err != nil {
 		return nil, errors.Join(err, server.Unmount())
 	}
 	go server.Serve() // until Close
-	// WaitMount opens a file in the mount. A child that is forked meanwhile inherits it and closes it before exec. This process must answer that
-	// close, but it may be about to stop for the garbage collector until the child has started.
+	// WaitMount opens a file in the mount. A child that is forked meanwhile inherits it and closes it before exec. This
+	// process must answer that close, but the garbage collector may have stopped it until the child has started. So no
+	// child may be forked during WaitMount.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return &Mount{server, d}, server.WaitMount()
@@ -100,13 +104,6 @@ func closeOnExec(name string) error {
 	return nil
 }
 
-// Calls returns the number of calls so far.
-func (m *Mount) Calls() int {
-	m.disk.mu.Lock()
-	defer m.disk.mu.Unlock()
-	return m.disk.calls
-}
-
 // Close unmounts the directory once all its files are closed. A killed process closes its files a moment later.
 func (m *Mount) Close() error {
 	for range 1000 {
@@ -121,7 +118,7 @@ func (m *Mount) Close() error {
 	return m.server.Unmount()
 }
 
-// disk passes calls on to a directory. It does not count calls that close something, because they have no result.
+// A disk passes calls on to a directory. It does not number calls that close a file, because they have no result.
 type disk struct {
 	fuse.RawFileSystem
 	fault func(Call) Fault
@@ -240,18 +237,18 @@ func (d *disk) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, ou
 	})
 	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
 	if done && !status.Ok() {
-		d.untold(out.NodeId, out.Fh)
+		d.closeUnknown(out.NodeId, out.Fh)
 	}
 	return status
 }
 
-// untold closes a file that the kernel does not know to be open.
-func (d *disk) untold(node, handle uint64) {
+// closeUnknown closes a file whose Create got an error, so that the kernel will not close it.
+func (d *disk) closeUnknown(node, handle uint64) {
 	d.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: node}, Fh: handle})
 	d.Forget(node, 1)
 }
 
-// Open makes the kernel ask the disk for every read and write, and not its page cache.
+// Open makes the kernel bypass its page cache, so that every read and write becomes a call.
 func (d *disk) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	in.Flags &^= syscall.O_DIRECT // our buffers are not aligned
 	done := false
@@ -295,12 +292,12 @@ func (d *disk) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n u
 	return n, status
 }
 
-// Writev makes the caller join the pieces.
+// Writev is not supported, so that the kernel makes one Write of the pieces.
 func (d *disk) Writev(<-chan struct{}, *fuse.WriteIn, [][]byte) (uint32, fuse.Status) {
 	return 0, fuse.ENOSYS
 }
 
-// CopyFileRange makes the caller read and write.
+// CopyFileRange is not supported, so that the caller reads and writes.
 func (d *disk) CopyFileRange(<-chan struct{}, *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	return 0, fuse.ENOSYS
 }

@@ -29,10 +29,10 @@ type Loss struct {
 func (m *Mount) PowerCut(into string, loss Loss) error {
 	m.disk.mu.Lock()
 	defer m.disk.mu.Unlock()
-	return m.disk.nodes[1].left(into, m.disk.base(), loss)
+	return m.disk.nodes[1].writeLeft(into, m.disk.base(), loss)
 }
 
-// load reads a directory as if it was synced.
+// load reads a directory. Its content counts as synced.
 func load(dir string) (*node, error) {
 	root := &node{name: dir, isDir: true, names: map[string]*node{}}
 	err := filepath.WalkDir(dir, func(at string, entry fs.DirEntry, err error) error {
@@ -67,7 +67,7 @@ func (n *node) keepAll(base string) error {
 	return nil
 }
 
-// path returns the path below the root.
+// path returns the node's path below the root.
 func (n *node) path() string {
 	if n.parent == nil {
 		return ""
@@ -93,7 +93,7 @@ func (n *node) move(name string, into *node, newName string) {
 	into.names[newName] = child
 }
 
-// keep records a sync.
+// keep records a sync of the node.
 func (n *node) keep(base string) (err error) {
 	if n.isDir {
 		n.synced = maps.Clone(n.names)
@@ -106,8 +106,8 @@ func (n *node) keep(base string) (err error) {
 	return err
 }
 
-// left writes what a power cut leaves of the node.
-func (n *node) left(at, base string, loss Loss) error {
+// writeLeft writes the node's state after a power cut.
+func (n *node) writeLeft(at, base string, loss Loss) error {
 	if !n.isDir {
 		text := n.text
 		if !loss.Text && n.parent.names[n.name] == n {
@@ -126,7 +126,7 @@ func (n *node) left(at, base string, loss Loss) error {
 		names = n.synced
 	}
 	for name, child := range names {
-		if err := child.left(filepath.Join(at, name), base, loss); err != nil {
+		if err := child.writeLeft(filepath.Join(at, name), base, loss); err != nil {
 			return err
 		}
 	}

@@ -1,14 +1,16 @@
-// Package fence gives a study one owner at a time on a disk that several hosts share. It trusts neither locks nor clocks, and never
-// looks into the study.
+// Package fence gives a study one owner at a time on a disk that several hosts share. It trusts neither locks nor
+// clocks, and never looks into the study.
 //
-// An owner acknowledges in numbered slots, files made with O_EXCL. An owner that makes slot n+1 after its own slot n knows that nobody
-// came between. A successor claims the next slot; after that the old owner can acknowledge nothing. Writes of the old owner may still
-// arrive late, so the successor works on a copy of the study in a directory of its own, an epoch. Locks only tell how long to wait.
+// An owner acknowledges in numbered slots, files made with O_EXCL. An owner that makes slot n+1 after its own slot n
+// knows that nobody took the study in between. A successor claims the next slot; after that the old owner can
+// acknowledge nothing. Writes of the old owner may still arrive late, so the successor works on a copy of the study in
+// a directory of its own, an epoch. Locks only tell how long to wait.
 //
-// An owner removes its own slots, except the newest two and the first two of its epoch. Its successor removes the ones it had no time
-// to remove. So each owner leaves at most four slots, and a failed takeover leaves one. Removing them is safe:
-//   - The newest slot of all is never removed. A claim has a number one above a listed slot. So it is the newest slot when it is made,
-//     or it lies below the newest, and the next listing shows that.
+// An owner removes its own slots, except the newest two and the first two of its epoch. If it is killed before that,
+// its successor removes them. So each owner leaves at most four slots, and a failed takeover leaves one. Removing them
+// is safe:
+//   - The newest slot of all is never removed. A claim has the number after a listed slot. If that listing was old, the claim is not
+//     the newest slot, and the next listing shows that.
 //   - Claims are never removed. The next slot of a superseded owner is the claim of its successor, so that owner learns of it.
 package fence
 
@@ -18,7 +20,7 @@ import (
 	"time"
 )
 
-// The files of an epoch.
+// These are the files of an epoch.
 const (
 	Database = "study.db"
 	Journal  = Database + "-journal" // SQLite's
@@ -30,29 +32,30 @@ const (
 	OwnerDir = "owners"
 )
 
-// DefaultTTL is the time without a slot after which an owner counts as dead. An owner gives up after half of it, so it has half a minute
-// to reach a restarting server again; starting vLLM once more would take longer.
+// DefaultTTL is the time without a slot after which an owner counts as dead. An owner gives up after half of it, so it
+// has half a minute to reach a file server that restarts. To start vLLM again would take longer.
 const DefaultTTL = time.Minute
 
 // ErrOwned says that another tuner owns the study, or was quicker to take it.
 var ErrOwned = errors.New("another tuner owns this study")
 
-// ErrSilent says that the disk did not answer for so long that others may take this owner for dead.
+// ErrSilent says that the disk did not answer for half the TTL, so that others may soon take the study over.
 var ErrSilent = errors.New("the study's disk does not answer")
 
-// ErrLost says that the disk lost what was acknowledged.
+// ErrLost says that the disk lost acknowledged commits.
 var ErrLost = errors.New("the disk lost what it had stored")
 
-// A DamagedError says that the slots are not as tuners leave them. The study's owner, or its newest copy, is then unknown.
+// A DamagedError says that the slots are not as tuners leave them. The study's owner, or its newest copy, is then
+// unknown.
 type DamagedError string
 
 func (e DamagedError) Error() string { return string(e) }
 
-// A Disk keeps a study. Names are relative to the study's directory. A listing, or the news that a file does not exist, may be a minute
-// old, as on NFS, unless this host has changed the same directory since.
+// A Disk keeps a study. Names are relative to the study's directory. A listing, or the news that a file does not exist,
+// may be a minute old, as on NFS, unless this host has changed the same directory since.
 type Disk interface {
-	// Create makes a file, or returns fs.ErrExist if the disk has one, whatever this host has cached. When it returns nil the
-	// content is on the disk. After another error the file may be there, empty or whole.
+	// Create makes a file, or returns fs.ErrExist if the disk has one, whatever this host has cached. When it returns
+	// nil the content is on the disk. After another error the file may be there, empty or whole.
 	Create(name string, content []byte) error
 	// Open reads a file as it is on the disk at the time of each Read.
 	Open(name string) (io.ReadCloser, error)

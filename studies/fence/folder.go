@@ -48,11 +48,11 @@ func (f *Folder) Create(name string, content []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Open implements Disk. It bypasses the page cache where the disk can: on NFS a cached page may be stale for as long as the server's time
-// stamps are coarse.
+// Open implements Disk. It bypasses the page cache if the disk supports that: on NFS a cached page may be stale,
+// because the server's time stamps are coarse.
 func (f *Folder) Open(name string) (io.ReadCloser, error) {
 	file, err := f.open(name, os.O_RDONLY|unix.O_DIRECT)
-	if errors.Is(err, unix.EINVAL) { // tmpfs, and others that have no direct reads
+	if errors.Is(err, unix.EINVAL) { // tmpfs, for example, has no direct reads
 		return f.open(name, os.O_RDONLY)
 	}
 	if err != nil {
@@ -117,15 +117,15 @@ func (f *Folder) Sync(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Lock implements Disk with flock, which belongs to the open file, so that no other open and close of the same file in this process can
-// lose it. On NFS Linux makes it a lock of the whole file on the server (flock(2), since 2.6.12).
+// Lock implements Disk with flock. Such a lock belongs to the open file: it stays when this process opens and closes
+// the same file again. On NFS, Linux makes it a lock of the whole file on the server (flock(2), since 2.6.12).
 func (f *Folder) Lock(name string) (io.Closer, error) {
 	file, err := f.open(name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, err
 	}
 	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil || f.locks == NoLocks { // without locks nobody asks for it
+	if err == nil || f.locks == NoLocks { // NoLocks: Locked is never called
 		return file, nil
 	}
 	return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", name, err), file.Close())
@@ -134,7 +134,7 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 // Locked implements Disk.
 func (f *Folder) Locked(name string) (held bool, err error) {
 	file, err := f.open(name, os.O_RDONLY)
-	_, other := errors.AsType[DamagedError](err) // such as OwnerDir itself, for an owner without an ID
+	_, other := errors.AsType[DamagedError](err) // no regular file, such as OwnerDir itself for an owner without an ID
 	if errors.Is(err, fs.ErrNotExist) || other {
 		return false, nil
 	}
@@ -152,11 +152,11 @@ func (f *Folder) Locked(name string) (held bool, err error) {
 // direct reads a file in aligned blocks, as O_DIRECT requires.
 type direct struct {
 	file  *os.File
-	block []byte // aligned
-	rest  []byte // the part of block that is not yet read
+	block []byte // memory at a page's beginning
+	rest  []byte // the unread part of block
 }
 
-// directBlock is a multiple of every block size there is.
+// directBlock is a multiple of all block sizes of disks.
 const directBlock = 1 << 20
 
 func (d *direct) Read(into []byte) (int, error) {

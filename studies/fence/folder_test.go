@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What somebody has put in the place of a file is an error, and holds nobody up.
-func TestAFolderOpensFilesAlone(t *testing.T) {
+// A pipe or directory in place of a file is an error. No call waits for it.
+func TestAFolderOpensOnlyFiles(t *testing.T) {
 	dir := t.TempDir()
 	f, err := OpenFolder(dir, CertainLocks)
 	if err != nil {
@@ -34,7 +34,7 @@ func TestAFolderOpensFilesAlone(t *testing.T) {
 				return err
 			},
 			"Write": func() error { return f.Write(name, strings.NewReader("text")) },
-			"Locked": func() error { // by nobody
+			"Locked": func() error { // it counts as not locked
 				held, err := f.Locked(name)
 				if !held && err == nil {
 					err = fs.ErrNotExist
@@ -49,27 +49,27 @@ func TestAFolderOpensFilesAlone(t *testing.T) {
 				return err
 			},
 		} {
-			soon(t, call+" of a "+name, func() bool { return do() != nil })
+			failsSoon(t, call+" of a "+name, func() bool { return do() != nil })
 		}
 	}
-	soon(t, "List of a pipe", func() bool { _, err := f.List("pipe"); return err != nil })
-	soon(t, "Sync of a pipe", func() bool { return f.Sync("pipe") != nil })
+	failsSoon(t, "List of a pipe", func() bool { _, err := f.List("pipe"); return err != nil })
+	failsSoon(t, "Sync of a pipe", func() bool { return f.Sync("pipe") != nil })
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// soon wants an error, and not to wait for it.
-func soon(t *testing.T, what string, fails func() bool) {
+// failsSoon checks that a call fails within 10 s.
+func failsSoon(t *testing.T, what string, fails func() bool) {
 	t.Helper()
 	done := make(chan bool, 1)
 	go func() { done <- fails() }()
 	select {
 	case failed := <-done:
 		if !failed {
-			t.Errorf("%s is no error", what)
+			t.Errorf("%s succeeds, want an error", what)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatalf("%s waits", what)
+		t.Fatalf("%s does not return within 10 s", what)
 	}
 }

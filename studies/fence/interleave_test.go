@@ -14,7 +14,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A scenario is what its actors do, each by itself, in a world that is prepared.
+// A scenario is a prepared world, and what each of its actors does in it.
 type scenario struct {
 	actors  []string
 	crashes int
@@ -22,22 +22,23 @@ type scenario struct {
 	do      map[string]func(a *actor)
 }
 
-// A move is one possible next step: an actor's call is done in one of its ways, an actor crashes, or a call that a crashed actor had sent is
-// done late.
+// A move is one possible next step. An actor's call is done in one of its ways, an actor crashes, or a call that an
+// actor sent before its crash is done late.
 type move struct {
 	actor *actor
 	way   int
 	crash bool
-	late  int // index of what is pending; -1 is none
+	late  int // index of the late call in world.pending; -1 for other moves
 }
 
-// explored says how much was tried.
-type explored struct{ runs, states, moves int }
+// An effort counts what explore has tried.
+type effort struct{ runs, states, moves int }
 
-// explore tries all orders of a scenario's moves and returns the first that goes wrong. It follows each state that it meets only once.
-func explore(s scenario) (wrong string, tried explored) {
+// explore tries all orders of a scenario's moves. It returns the moves and the error of the first order that goes
+// wrong. It goes on from each state only once.
+func explore(s scenario) (wrong string, tried effort) {
 	known := map[[sha256.Size]byte]bool{}
-	path := []int{} // which of the moves was made at each step
+	path := []int{} // index of the move made at each step
 	for {
 		w := newWorld(s.actors...)
 		w.crashes = s.crashes
@@ -66,7 +67,7 @@ func explore(s scenario) (wrong string, tried explored) {
 type fork struct{ made, of int }
 
 // run follows the given path, then always the first move, to the end or to a known state.
-func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tried *explored) (forks []fork) {
+func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tried *effort) (forks []fork) {
 	ended := map[*actor]chan struct{}{}
 	for _, a := range w.actors {
 		end := make(chan struct{})
@@ -76,7 +77,7 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 			s.do[a.name](a)
 		}()
 	}
-	defer func() { // whoever is not done is stopped
+	defer func() { // stop the actors that are not done
 		for _, a := range w.actors {
 			w.crash(a)
 			<-ended[a]
@@ -99,7 +100,7 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 		}
 		moves := w.moves()
 		if len(moves) == 0 {
-			w.judge()
+			w.checkEnd()
 			return forks
 		}
 		next := 0
@@ -115,12 +116,12 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 		}
 		forks = append(forks, fork{next, len(moves)})
 		tried.moves++
-		w.make(moves[next])
+		w.perform(moves[next])
 	}
 }
 
-// moves lists the possible next moves. An actor that crashes before its call is done is the same as one that crashes after the call was sent,
-// if the call is never done.
+// moves lists the possible next moves. A crash before a call was sent is not listed: it equals a crash after which the
+// sent call is never done.
 func (w *world) moves() (moves []move) {
 	for _, a := range w.actors {
 		if a.gone || a.waiting == nil {
@@ -139,35 +140,37 @@ func (w *world) moves() (moves []move) {
 	return moves
 }
 
-// make makes a move.
-func (w *world) make(m move) {
+// perform makes a move.
+func (w *world) perform(m move) {
 	switch {
 	case m.late >= 0:
 		late := w.pending[m.late]
 		w.log = append(w.log, late.what+", after its crash")
 		w.pending = slices.Delete(w.pending, m.late, m.late+1)
-		_ = late.do() // nobody is there to be told
+		_ = late.do() // its sender has crashed
 	case m.crash:
-		w.log = append(w.log, m.actor.name+" crashes; it "+m.actor.waiting.what)
+		w.log = append(w.log, m.actor.name+" crashes instead of this: "+m.actor.waiting.what)
 		w.crashes--
 		w.crash(m.actor)
 	default:
 		w.log = append(w.log, m.actor.waiting.what)
 		if m.way > 0 {
-			w.log = append(w.log, "    as it was before")
+			w.log = append(w.log, "    and gets the cached answer")
 		}
-		w.grant(m.actor, m.way)
+		w.execute(m.actor, m.way)
 	}
 }
 
-func (w *world) grant(a *actor, way int) {
+// execute does the call that an actor waits for.
+func (w *world) execute(a *actor, way int) {
 	c := a.waiting
 	a.waiting = nil
-	told := c.do(way)
-	a.seen = sha256.Sum256(append(a.seen[:], told...))
+	answer := c.do(way)
+	a.heard = sha256.Sum256(append(a.heard[:], answer...))
 	close(c.done)
 }
 
+// crash ends an actor. Its waiting call may still be done later, if the server can have got it.
 func (w *world) crash(a *actor) {
 	c := a.waiting
 	a.waiting = nil
@@ -182,34 +185,34 @@ func (w *world) crash(a *actor) {
 	close(c.done)
 }
 
-// judge looks at what is left: all that was acknowledged, for the next owner to find.
-func (w *world) judge() {
+// checkEnd lets one more owner take the study over. It must find every acknowledged value.
+func (w *world) checkEnd() {
 	last := &actor{w: w, name: "last", listed: map[string][]string{}, missing: map[string]bool{}, calls: make(chan call)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		h, err := last.takeOver(all())
+		lease, err := last.takeOver(stepsWithout())
 		if w.loses && errors.Is(err, ErrLost) {
-			return // which is what it is to be told
+			return // the takeover reports the loss, as it must
 		}
 		if err != nil {
 			w.fail("the study cannot be taken over: %v", err)
 			return
 		}
-		text := strings.Join(w.files[h.Dir()+"/"+Database], "")
+		text := strings.Join(w.files[lease.Dir()+"/"+Database], "")
 		stored, _, _ := strings.Cut(text, "|")
 		for _, ack := range w.acks {
 			if !slices.Contains(strings.Fields(stored), ack.value) {
-				w.fail("%s was acknowledged, and is lost: %q is left", ack.value, stored)
+				w.fail("%s was acknowledged and is lost; the study has %q", ack.value, stored)
 			}
 		}
 	}()
-	w.alone(last, done)
+	w.runAlone(last, done)
 }
 
-// takeOver takes the study over in at most two attempts; more would multiply the orders beyond what can be tried.
+// takeOver takes the study over in at most two attempts. With more attempts there are too many orders to try.
 func (a *actor) takeOver(steps []step) (*Lease, error) {
-	t := &takeover{disk: a, me: Owner{ID: a.name, Host: "host-" + a.name}, ttl: time.Hour, recoverCopy: a.settled}
+	t := &takeover{disk: a, me: Owner{ID: a.name, Host: "host-" + a.name}, ttl: time.Hour, recoverCopy: a.recoverCopy}
 	err := t.once(context.Background(), steps)
 	if errors.Is(err, errAgain) {
 		err = t.once(context.Background(), steps)
@@ -218,27 +221,28 @@ func (a *actor) takeOver(steps []step) (*Lease, error) {
 		return nil, err
 	}
 	if a.prunes {
-		_ = t.pruneLast() // one that is stopped here is no owner
+		_ = t.pruneLast() // it fails only for an actor that has crashed
 	}
 	return newLease(t, &pages{}), nil
 }
 
-// all returns the steps of a takeover, except waiting, which the order of moves replaces, and except those left out.
-func all(without ...string) []step {
+// stepsWithout returns the steps of a takeover without the named ones. It always omits "wait": the order of the moves
+// stands for the waiting.
+func stepsWithout(without ...string) []step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == "wait" || slices.Contains(without, s.name) })
 }
 
-// A way of writing that an actor may have.
-type manner struct {
-	unacknowledged bool // values count without a slot
-	tooEarly       bool // the slot is taken first
-	prunesClaim    bool // the first slots of an epoch are removed too
-	prunesNewest   bool // so are the newest
-	prunesNothing  bool // all slots stay, as of one that is killed
+// Mistakes are deviations from the protocol of an owner that writes.
+type mistakes struct {
+	unacknowledged bool // a value counts without a slot
+	tooEarly       bool // the slot is taken before the value is stored
+	prunesClaim    bool // the first two slots of the epoch are removed too
+	prunesNewest   bool // the newest two slots are removed too
+	prunesNothing  bool // all slots stay, as after a kill
 }
 
-// writes stores and acknowledges values until it may no more.
-func (a *actor) writes(l *Lease, m manner, values ...string) {
+// write stores and acknowledges values until an error ends it.
+func (a *actor) write(l *Lease, m mistakes, values ...string) {
 	if m.prunesClaim {
 		l.old = append(l.old, l.epoch, l.epoch+1)
 	}
@@ -248,7 +252,7 @@ func (a *actor) writes(l *Lease, m manner, values ...string) {
 		switch {
 		case m.unacknowledged:
 			err = a.store(l.Dir(), value)
-			l.slot++ // it would have been
+			l.slot++ // the slot that it did not take
 		case m.tooEarly:
 			if err = acknowledge(); err == nil {
 				err = a.store(l.Dir(), value)
@@ -275,8 +279,8 @@ func (a *actor) writes(l *Lease, m manner, values ...string) {
 	}
 }
 
-// succeeds takes the study over, and writes.
-func (a *actor) succeeds(steps []step, m manner, values ...string) {
+// takeOverAndWrite takes the study over with these steps, and writes the values.
+func (a *actor) takeOverAndWrite(steps []step, m mistakes, values ...string) {
 	l, err := a.takeOver(steps)
 	if err != nil {
 		return
@@ -284,30 +288,30 @@ func (a *actor) succeeds(steps []step, m manner, values ...string) {
 	var next Slot
 	text := strings.Join(a.w.files[slotName(l.epoch+1)], "")
 	if json.Unmarshal([]byte(text), &next) == nil && next.Owner.ID != a.name {
-		a.w.fail("%s goes to work, although %s took the study from it before", a.name, next.Owner.ID)
+		a.w.fail("%s owns the study, although %s has taken it over since", a.name, next.Owner.ID)
 	}
-	a.writes(l, m, values...)
+	a.write(l, m, values...)
 }
 
-// opened lets an actor own the study before anything else happens.
-func (a *actor) opened(values []string) (l *Lease) {
+// ownFirst lets an actor take the study and write values before anything else happens.
+func (a *actor) ownFirst(values []string) (l *Lease) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		var err error
-		if l, err = a.takeOver(all()); err != nil {
+		if l, err = a.takeOver(stepsWithout()); err != nil {
 			a.w.fail("the first owner: %v", err)
 			return
 		}
-		a.writes(l, manner{prunesNothing: a.prunes}, values...)
+		a.write(l, mistakes{prunesNothing: a.prunes}, values...)
 	}()
-	a.w.alone(a, done)
-	a.seen = [sha256.Size]byte{}
+	a.w.runAlone(a, done)
+	a.heard = [sha256.Size]byte{}
 	return l
 }
 
-// alone lets an actor do all that it wants.
-func (w *world) alone(a *actor, done <-chan struct{}) {
+// runAlone does all calls of one actor until done is closed.
+func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	for {
 		select {
 		case <-done:
@@ -319,32 +323,33 @@ func (w *world) alone(a *actor, done <-chan struct{}) {
 	}
 }
 
-// A trouble is what is different in a scenario.
-type trouble struct {
-	coarse       bool
-	crashes      int
-	before       []string // of a, which owns the study at first, before anything else happens
-	values       []string // of a
-	more         []string // of b, which takes it over
-	third        bool     // c takes it over too
-	loses        bool     // the server loses what it said was on the disk
-	without      []string // steps of the takeovers
-	manner       manner
-	long         bool // takes a minute under the race detector
-	prunes       bool // whoever comes next removes the slots that stay of one who was killed
-	deaf, sloppy bool
+// A setup describes a scenario in which a owns the study first, and b takes it over while a writes.
+type setup struct {
+	coarse   bool     // see world
+	crashes  int      // see world
+	before   []string // values that a writes before anything else happens
+	values   []string // values that a writes while b takes the study over
+	more     []string // values that b writes
+	third    bool     // another actor, c, takes the study over too
+	loses    bool     // see world
+	without  []string // steps that the takeovers leave out
+	mistakes mistakes // both owners make these
+	long     bool     // the test takes a minute under the race detector
+	prunes   bool     // see actor
+
+	staleCache, ignoresExcl bool // see actor
 }
 
-// scenario is an owner who writes while another, which has listed the directories when they were new, takes the study over.
-func (tr trouble) scenario() scenario {
-	holds := map[*world]*Lease{}
-	s := scenario{actors: []string{"a", "b"}, crashes: tr.crashes, do: map[string]func(a *actor){
-		"a": func(a *actor) { a.writes(holds[a.w], tr.manner, tr.values...) },
-		"b": func(a *actor) { a.succeeds(all(tr.without...), tr.manner, tr.more...) },
-		"c": func(a *actor) { a.succeeds(all(tr.without...), tr.manner, "c1") },
+// scenario returns the scenario of a setup. When it begins, b and c have cached listings of the directories.
+func (s setup) scenario() scenario {
+	leases := map[*world]*Lease{}
+	is := scenario{actors: []string{"a", "b"}, crashes: s.crashes, do: map[string]func(a *actor){
+		"a": func(a *actor) { a.write(leases[a.w], s.mistakes, s.values...) },
+		"b": func(a *actor) { a.takeOverAndWrite(stepsWithout(s.without...), s.mistakes, s.more...) },
+		"c": func(a *actor) { a.takeOverAndWrite(stepsWithout(s.without...), s.mistakes, "c1") },
 		"server": func(a *actor) {
 			a.change("loses the newest value", func() error {
-				db := holds[a.w].Dir() + "/" + Database
+				db := leases[a.w].Dir() + "/" + Database
 				first, _, _ := strings.Cut(strings.Join(a.w.files[db], ""), "|")
 				first = first[:max(0, strings.LastIndex(first, " "))]
 				a.w.files[db] = content{first + "|", first}
@@ -352,34 +357,35 @@ func (tr trouble) scenario() scenario {
 			})
 		},
 	}}
-	if tr.third {
-		s.actors = append(s.actors, "c")
+	if s.third {
+		is.actors = append(is.actors, "c")
 	}
-	if tr.loses {
-		s.actors = append(s.actors, "server")
+	if s.loses {
+		is.actors = append(is.actors, "server")
 	}
-	s.prepare = func(w *world) {
-		clear(holds)
-		w.coarse = tr.coarse
-		w.loses = tr.loses
+	is.prepare = func(w *world) {
+		clear(leases)
+		w.coarse = s.coarse
+		w.loses = s.loses
 		a, b := w.actors[0], w.actors[1]
 		for _, one := range w.actors {
-			one.prunes = tr.prunes
+			one.prunes = s.prunes
 		}
-		h := a.opened(tr.before)
-		holds[w] = h
+		lease := a.ownFirst(s.before)
+		leases[w] = lease
 		for _, other := range w.actors[1:] {
 			other.listed[SlotDir] = w.names(SlotDir)
-			other.deaf, other.sloppy = tr.deaf, tr.sloppy
+			other.staleCache, other.ignoresExcl = s.staleCache, s.ignoresExcl
 		}
-		a.sloppy = tr.sloppy
-		b.missing[h.Dir()+"/"+Journal] = true
+		a.ignoresExcl = s.ignoresExcl
+		b.missing[lease.Dir()+"/"+Journal] = true
 	}
-	return s
+	return is
 }
 
+// Every acknowledged value is there for the next owner, in each order of the moves, with crashes and stale caches.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
-	troubles := map[string]trouble{
+	setups := map[string]setup{
 		"two owners, page by page":             {long: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners, more slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
 		"two owners and a crash, page by page": {long: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
@@ -387,16 +393,16 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		"two owners, many slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
 		"two owners, few slots":                {coarse: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners and a crash":               {coarse: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
-		"slots of one who was killed":          {coarse: true, before: []string{"a1", "a2"}, values: []string{"a3"}, more: []string{"b1"}, prunes: true},
-		"a server that loses what it had":      {coarse: true, before: []string{"a1"}, more: []string{"b1"}, loses: true},
+		"slots that a killed owner left":       {coarse: true, before: []string{"a1", "a2"}, values: []string{"a3"}, more: []string{"b1"}, prunes: true},
+		"a server that loses synced data":      {coarse: true, before: []string{"a1"}, more: []string{"b1"}, loses: true},
 	}
-	for name, tr := range troubles {
+	for name, s := range setups {
 		t.Run(name, func(t *testing.T) {
-			if tr.long {
+			if s.long {
 				realtime.Only(t, "a minute each")
 			}
 			synctest.Test(t, func(t *testing.T) {
-				wrong, tried := explore(tr.scenario())
+				wrong, tried := explore(s.scenario())
 				if wrong != "" {
 					t.Fatal(wrong)
 				}
@@ -406,32 +412,32 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	}
 }
 
-// Whatever part of the protocol is left out, something is lost, or two owners are at work.
+// Each part of the protocol is necessary: without it, some order of the moves loses a value or has two owners at work.
 func TestNothingCanBeLeftOut(t *testing.T) {
 	few := []string{"a1", "a2"}
 	more := []string{"b1", "b2"}
-	for name, tr := range map[string]trouble{
-		"claim":                       {values: few, more: more[:1], without: []string{"claim"}},
-		"list again":                  {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4", "a5"}, more: more[:1], without: []string{"list again"}},
-		"copy again":                  {values: few, more: more[:1], without: []string{"copy again"}},
-		"second look for the journal": {values: few[:1], deaf: true},
-		"recover":                     {values: few[:1], more: more[:1], without: []string{"recover"}},
-		"check":                       {coarse: true, before: few, more: more[:1], loses: true, without: []string{"check"}},
-		"open":                        {coarse: true, more: more[:1], third: true, without: []string{"open"}},
-		"O_EXCL":                      {coarse: true, values: few, more: more[:1], sloppy: true},
-		"acknowledgement by a slot":   {coarse: true, values: few[:1], manner: manner{unacknowledged: true}},
-		"slot after the commit":       {coarse: true, values: few[:1], manner: manner{tooEarly: true}},
-		"claims that stay":            {long: true, coarse: true, values: few[:1], more: []string{"b1", "b2", "b3"}, manner: manner{prunesClaim: true}},
-		"newest slot that stays":      {coarse: true, values: few, more: more[:1], manner: manner{prunesNewest: true}},
+	for name, s := range map[string]setup{
+		"claim":                      {values: few, more: more[:1], without: []string{"claim"}},
+		"list again":                 {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4", "a5"}, more: more[:1], without: []string{"list again"}},
+		"copy again":                 {values: few, more: more[:1], without: []string{"copy again"}},
+		"refresh before the journal": {values: few[:1], staleCache: true},
+		"recover":                    {values: few[:1], more: more[:1], without: []string{"recover"}},
+		"check":                      {coarse: true, before: few, more: more[:1], loses: true, without: []string{"check"}},
+		"open":                       {coarse: true, more: more[:1], third: true, without: []string{"open"}},
+		"O_EXCL":                     {coarse: true, values: few, more: more[:1], ignoresExcl: true},
+		"acknowledgement by a slot":  {coarse: true, values: few[:1], mistakes: mistakes{unacknowledged: true}},
+		"slot after the commit":      {coarse: true, values: few[:1], mistakes: mistakes{tooEarly: true}},
+		"claims that stay":           {coarse: true, values: few[:1], more: more, mistakes: mistakes{prunesClaim: true}},
+		"newest slot that stays":     {coarse: true, values: few, more: more[:1], mistakes: mistakes{prunesNewest: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if tr.long {
+			if s.long {
 				realtime.Only(t, "a minute each")
 			}
 			synctest.Test(t, func(t *testing.T) {
-				wrong, tried := explore(tr.scenario())
+				wrong, tried := explore(s.scenario())
 				if wrong == "" {
-					t.Fatalf("nothing goes wrong: %+v", tried)
+					t.Fatalf("no order goes wrong, of %+v", tried)
 				}
 				t.Logf("%+v: %s", tried, wrong)
 			})

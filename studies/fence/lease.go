@@ -20,12 +20,12 @@ type Lease struct {
 	epoch int64
 	lock  io.Closer
 
-	putting sync.Mutex // guards slot, commits and old; held while the disk is asked
+	putting sync.Mutex // guards slot, commits and old; held during calls of the disk
 	slot    int64
 	commits int64
-	old     []int64 // own slots that may be removed once they are not the newest two; ascending
+	old     []int64 // own slots, ascending; prune removes them, except the newest two
 
-	mu    sync.Mutex // guards err and alive; never held while the disk is asked
+	mu    sync.Mutex // guards err and alive; never held during calls of the disk
 	err   error
 	alive time.Time // when the newest slot was taken
 
@@ -66,7 +66,8 @@ func (l *Lease) Err() error {
 	return l.err
 }
 
-// Acknowledge records that the study has so many commits, all on the disk. Only when it returns nil may anyone rely on them.
+// Acknowledge records that the study has this number of commits, all on the disk. Nobody may rely on them before it
+// returns nil.
 func (l *Lease) Acknowledge(commits int64) error {
 	l.putting.Lock()
 	defer l.putting.Unlock()
@@ -104,8 +105,8 @@ func (l *Lease) lose(err error) error {
 	return l.err
 }
 
-// heartbeatsPerTTL is how often per TTL an idle owner makes a slot. The heartbeat never gets slower than DefaultTTL asks for, because
-// another tuner may be less patient than this one.
+// heartbeatsPerTTL is how often per TTL an idle owner makes a slot. With a long TTL it makes them as often as with
+// DefaultTTL, because another tuner may use that.
 const heartbeatsPerTTL = 4
 
 // every calls do at each interval until the study is released or lost.
@@ -126,7 +127,7 @@ func (l *Lease) every(interval time.Duration, do func()) {
 
 // heartbeat makes a slot to show that the owner lives, and removes old slots.
 func (l *Lease) heartbeat() {
-	if !l.putting.TryLock() { // an acknowledgement is on its way, and is a sign of life too
+	if !l.putting.TryLock() { // an acknowledgement is on its way, which shows the same
 		return
 	}
 	defer l.putting.Unlock()
@@ -135,13 +136,13 @@ func (l *Lease) heartbeat() {
 	}
 }
 
-// prune removes old slots. The next heartbeat tries again to remove one that stays. The caller holds putting.
+// prune removes old slots. If a removal fails, the next heartbeat tries it again. The caller holds putting.
 func (l *Lease) prune() {
 	l.old = slices.DeleteFunc(l.old, func(n int64) bool { return n < l.slot-1 && l.disk.Remove(slotName(n)) == nil })
 }
 
-// checkExpiry gives the study up when the disk has been silent for half the TTL. Others take over after the whole TTL, so no two owners
-// are at work. It does not ask the disk, which may not answer.
+// checkExpiry gives the study up when the disk has been silent for half the TTL. Others take over after the whole TTL,
+// so two owners are never at work. It makes no call of the disk, which may not answer.
 func (l *Lease) checkExpiry() {
 	l.mu.Lock()
 	silent := time.Since(l.alive)
@@ -151,8 +152,8 @@ func (l *Lease) checkExpiry() {
 	}
 }
 
-// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Lease is left. It waits at most
-// DefaultTTL for a silent disk. The next owner then waits instead.
+// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Lease is left. It
+// waits at most DefaultTTL for a silent disk. The next owner then waits instead.
 func (l *Lease) Release() error {
 	close(l.stop)
 	done := make(chan error, 1)
@@ -160,7 +161,7 @@ func (l *Lease) Release() error {
 		l.work.Wait()
 		l.putting.Lock()
 		defer l.putting.Unlock()
-		if l.Err() != nil { // the study is lost, and Acknowledge has said so
+		if l.Err() != nil { // the study is lost; Err has the reason
 			done <- nil
 			return
 		}

@@ -17,25 +17,25 @@ import (
 	"time"
 )
 
-// A server keeps files in memory, and locks with them.
+// A server keeps files and their locks in memory.
 type server struct {
 	mu     sync.Mutex
 	files  map[string]string
 	locked map[string]bool
 }
 
-// A client of the server may be cut off: what it asks for then waits until it is not.
+// A client implements Disk on a server. While it is cut off, its calls wait.
 type client struct {
 	*server
 	locks Locks
-	cut   chan struct{} // nil while it is not; closed when it is healed
+	cut   chan struct{} // nil while the client is connected; closed by heal
 	full  bool          // nothing can be written
-	lies  Kind          // slots of this kind are taken, and said to have failed
+	lies  Kind          // Create stores slots of this kind, and then returns an error
 }
 
 func newServer() *server { return &server{files: map[string]string{}, locked: map[string]bool{}} }
 
-// ask waits for the network, and then has the server to itself until done is called.
+// ask waits while the client is cut off, and then locks the server until done is called.
 func (c *client) ask() (done func()) {
 	c.mu.Lock()
 	for c.cut != nil {
@@ -151,23 +151,23 @@ const ttl = 20 * time.Second
 // take takes the study for an owner. Its database has as many commits as were acknowledged.
 func take(c *client, name string) (*Lease, time.Duration, error) {
 	began := time.Now()
-	h, err := takeAfter(c, name, ttl)
-	return h, time.Since(began), err
+	lease, err := takeAfter(c, name, ttl)
+	return lease, time.Since(began), err
 }
 
-// takeAfter is take by somebody of another patience.
-func takeAfter(c *client, name string, silence time.Duration) (*Lease, error) {
-	return Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: time.Now()}, silence,
+// takeAfter is take with another TTL.
+func takeAfter(c *client, name string, ttl time.Duration) (*Lease, error) {
+	return Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: time.Now()}, ttl,
 		func(_ string, acknowledged int64) (int64, error) { return acknowledged, nil })
 }
 
 func mustTake(t *testing.T, c *client, name string) *Lease {
 	t.Helper()
-	h, _, err := take(c, name)
+	lease, _, err := take(c, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return h
+	return lease
 }
 
 func try(t *testing.T, errs ...error) {
@@ -177,7 +177,7 @@ func try(t *testing.T, errs ...error) {
 	}
 }
 
-// A living owner is not displaced, however long it has nothing to store, on any kind of disk.
+// A living owner keeps the study on any kind of disk, even if it stores nothing for a long time.
 func TestALivingOwnerStays(t *testing.T) {
 	for _, locks := range []Locks{NoLocks, SharedLocks, CertainLocks} {
 		synctest.Test(t, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestALivingOwnerStays(t *testing.T) {
 				time.Sleep(ttl)
 				_, took, err := take(&client{server: s, locks: locks}, "b")
 				if !errors.Is(err, ErrOwned) || !strings.Contains(err.Error(), "pid 7 on host-a since 2000-01-01T") || took > ttl {
-					t.Fatalf("locks %d: after %s: %v; want that host-a owns it", locks, took, err)
+					t.Fatalf("locks %d: take = %v after %s, want ErrOwned that names host-a", locks, err, took)
 				}
 			}
 			try(t, a.Err(), a.Acknowledge(1), a.Release())
@@ -195,7 +195,7 @@ func TestALivingOwnerStays(t *testing.T) {
 	}
 }
 
-// Nor is one that is more patient than the usual, which others cannot know.
+// An owner with a longer TTL than DefaultTTL keeps the study too. Others do not know its TTL.
 func TestAPatientOwnerStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -203,22 +203,22 @@ func TestAPatientOwnerStays(t *testing.T) {
 		try(t, err)
 		for range 3 {
 			if _, err := takeAfter(&client{server: s}, "b", DefaultTTL); !errors.Is(err, ErrOwned) {
-				t.Fatalf("a patient owner was taken for dead: %v", err)
+				t.Fatalf("take = %v while an owner with a long TTL lives, want ErrOwned", err)
 			}
 		}
 		try(t, a.Acknowledge(1), a.Release())
 	})
 }
 
-// How long a takeover takes, by how the owner went.
-func TestHowLongATakeoverTakes(t *testing.T) {
+// The time of a takeover depends on how the last owner ended, and on the disk's locks.
+func TestTakeoverTime(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		locks      Locks
 		released   bool
-		lockIsHeld bool // that of a host that is lost
-		least      time.Duration
-		most       time.Duration
+		lockIsHeld bool // the lost host still has its lock
+		min        time.Duration
+		max        time.Duration
 	}{
 		{"released", NoLocks, true, false, 0, time.Second},
 		{"killed, on a disk of this host", CertainLocks, false, false, 0, time.Second},
@@ -235,7 +235,7 @@ func TestHowLongATakeoverTakes(t *testing.T) {
 				if row.released {
 					try(t, a.Release())
 				} else {
-					close(a.stop) // it is killed
+					close(a.stop) // as if it was killed
 					a.work.Wait()
 					if !row.lockIsHeld {
 						try(t, a.lock.Close())
@@ -243,8 +243,8 @@ func TestHowLongATakeoverTakes(t *testing.T) {
 				}
 				b, took, err := take(&client{server: s, locks: row.locks}, "b")
 				try(t, err)
-				if took < row.least || took > row.most {
-					t.Errorf("it took %s, want %s to %s", took, row.least, row.most)
+				if took < row.min || took > row.max {
+					t.Errorf("the takeover took %s, want %s to %s", took, row.min, row.max)
 				}
 				if b.commits != 1 {
 					t.Errorf("b begins with %d commits, want 1", b.commits)
@@ -255,7 +255,8 @@ func TestHowLongATakeoverTakes(t *testing.T) {
 	}
 }
 
-// An owner whose disk does not answer gives up before anybody takes it for dead. When the disk is back, it cannot acknowledge any more.
+// An owner whose disk does not answer gives up before its TTL ends. When the disk is back, it cannot acknowledge any
+// more.
 func TestAnOwnerThatIsCutOffGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -264,102 +265,102 @@ func TestAnOwnerThatIsCutOffGivesUp(t *testing.T) {
 		try(t, a.Acknowledge(1))
 		ca.partition()
 		began := time.Now()
-		told := make(chan error)
-		go func() { told <- a.Acknowledge(2) }()
+		acknowledged := make(chan error)
+		go func() { acknowledged <- a.Acknowledge(2) }()
 		<-a.Lost()
 		if took := time.Since(began); took > ttl*3/4 || !errors.Is(a.Err(), ErrSilent) {
-			t.Errorf("after %s: %v; want ErrSilent before anybody else begins", took, a.Err())
+			t.Errorf("a gave up after %s with %v, want ErrSilent within %s", took, a.Err(), ttl*3/4)
 		}
 		b := mustTake(t, &client{server: s}, "b")
 		if took := time.Since(began); took < ttl/2 {
 			t.Errorf("b took the study over after %s", took)
 		}
 		ca.heal()
-		if err := <-told; err == nil {
-			t.Error("a acknowledges what b does not have")
+		if err := <-acknowledged; err == nil {
+			t.Error("a acknowledged a commit that b does not have")
 		}
 		try(t, b.Acknowledge(2), a.Release(), b.Release())
 	})
 }
 
-// An owner that was superseded without its knowledge is told by whom.
-func TestASupersededOwnerIsTold(t *testing.T) {
+// The next acknowledgement of a superseded owner fails. The error names the new owner.
+func TestASupersededOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		a := mustTake(t, &client{server: s, locks: CertainLocks}, "a")
-		s.locked = map[string]bool{} // as when a server forgets
+		s.locked = map[string]bool{} // the server lost all locks
 		b := mustTake(t, &client{server: s, locks: CertainLocks}, "b")
 		err := a.Acknowledge(1)
 		if !errors.Is(err, ErrOwned) || !strings.Contains(err.Error(), "host-b") {
-			t.Errorf("a is told %v", err)
+			t.Errorf("Acknowledge = %v, want ErrOwned that names host-b", err)
 		}
 		<-a.Lost()
 		if again := a.Acknowledge(1); !errors.Is(again, ErrOwned) {
-			t.Errorf("the second time it is told %v", again)
+			t.Errorf("the second Acknowledge = %v, want ErrOwned", again)
 		}
 		try(t, a.Release(), b.Acknowledge(1), b.Release())
 	})
 }
 
-// Of many that begin a study at once one has it, and the others say who.
+// When ten tuners begin a study at once, one gets it. The errors of the others name an owner.
 func TestManyBeginAtOnce(t *testing.T) {
 	for _, locks := range []Locks{NoLocks, SharedLocks, CertainLocks} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer()
 			var mu sync.Mutex
-			var holds []*Lease
+			var leases []*Lease
 			var work sync.WaitGroup
 			for i := range 10 {
 				work.Go(func() {
-					h, _, err := take(&client{server: s, locks: locks}, fmt.Sprint("tuner", i))
+					lease, _, err := take(&client{server: s, locks: locks}, fmt.Sprint("tuner", i))
 					mu.Lock()
 					defer mu.Unlock()
 					switch {
 					case err == nil:
-						holds = append(holds, h)
+						leases = append(leases, lease)
 					case !errors.Is(err, ErrOwned) || !strings.Contains(err.Error(), "host-tuner"):
-						t.Errorf("locks %d: %v, want who owns it", locks, err)
+						t.Errorf("locks %d: take = %v, want ErrOwned that names the owner", locks, err)
 					}
 				})
 			}
 			work.Wait()
-			if len(holds) != 1 {
-				t.Fatalf("locks %d: %d own the study, want one", locks, len(holds))
+			if len(leases) != 1 {
+				t.Fatalf("locks %d: %d tuners own the study, want one", locks, len(leases))
 			}
-			try(t, holds[0].Acknowledge(1), holds[0].Release())
+			try(t, leases[0].Acknowledge(1), leases[0].Release())
 		})
 	}
 }
 
-// A long study leaves a handful of slots for each owner that it had.
+// A long study leaves at most five slots for each of its owners.
 func TestSlotsDoNotGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		const owners = 5
 		for owner := range owners {
-			h := mustTake(t, &client{server: s}, fmt.Sprint("tuner", owner))
+			lease := mustTake(t, &client{server: s}, fmt.Sprint("tuner", owner))
 			for commit := range 200 {
 				time.Sleep(time.Second)
-				try(t, h.Acknowledge(int64(200*owner+commit+1)))
+				try(t, lease.Acknowledge(int64(200*owner+commit+1)))
 			}
-			if owner%2 == 1 { // killed: nothing more is asked of the disk
-				h.lose(errBroken)
+			if owner%2 == 1 { // as if it was killed: it makes no more calls
+				lease.lose(errBroken)
 				delete(s.locked, "owners/"+fmt.Sprint("tuner", owner))
 				continue
 			}
 			time.Sleep(time.Hour)
-			try(t, h.Release())
+			try(t, lease.Release())
 		}
 		c := &client{server: s}
 		numbers, err := slotNumbers(c)
 		try(t, err)
 		if len(numbers) > 5*owners {
-			t.Errorf("%d slots are left of %d owners and %d slots in all", len(numbers), owners, numbers[0])
+			t.Errorf("%d owners left %d of %d slots, want at most %d", owners, len(numbers), numbers[0], 5*owners)
 		}
 		left, err := c.List(OwnerDir)
 		try(t, err)
 		if len(left) > 0 {
-			t.Errorf("owners %v are left", left)
+			t.Errorf("the lock files %v are left, want none", left)
 		}
 		last, err := ReadPosition(c)
 		if err != nil || last.Slot.Commits != 200*owners {
@@ -377,23 +378,24 @@ func TestAFullDiskEndsTheOwnership(t *testing.T) {
 		try(t, a.Acknowledge(1))
 		c.full = true
 		if err := a.Acknowledge(2); !errors.Is(err, errFull) {
-			t.Errorf("error %v, want that the disk is full", err)
+			t.Errorf("Acknowledge = %v on a full disk, want %v", err, errFull)
 		}
 		c.full = false
 		if err := a.Acknowledge(2); !errors.Is(err, errFull) {
-			t.Errorf("after an error it goes on: %v", err)
+			t.Errorf("Acknowledge = %v after an error, want the same error", err)
 		}
 		try(t, a.Release())
 		b := mustTake(t, c, "b")
 		if b.commits != 1 {
-			t.Errorf("b has %d commits, want 1: the slot of the second is empty", b.commits)
+			t.Errorf("b has %d commits, want 1: the slot of the second commit is empty", b.commits)
 		}
 		try(t, b.Release())
 	})
 }
 
-// A failed takeover does not know whether its last slot is on the disk. If it is, what it says must be true.
-func TestAFailedTakeoverLeavesWhatItsSlotsSay(t *testing.T) {
+// A failed takeover does not know whether its last slot is on the disk. The next owner must find the whole study in
+// either case.
+func TestAFailedTakeoverLosesNothing(t *testing.T) {
 	for _, kind := range []Kind{Claim, Opened} {
 		synctest.Test(t, func(t *testing.T) {
 			c := &client{server: newServer(), locks: CertainLocks}
@@ -401,88 +403,89 @@ func TestAFailedTakeoverLeavesWhatItsSlotsSay(t *testing.T) {
 			try(t, c.Write(a.Dir()+"/"+Database, strings.NewReader("all of it")), a.Acknowledge(1), a.Release())
 			c.lies = kind
 			if _, _, err := take(c, "b"); !errors.Is(err, errBroken) {
-				t.Fatalf("%s: error %v, want that the disk failed", kind, err)
+				t.Fatalf("%s: take = %v, want %v", kind, err, errBroken)
 			}
 			c.lies = ""
-			h := mustTake(t, c, "c")
-			if got := c.files[h.Dir()+"/"+Database]; got != "all of it" || h.commits != 1 {
-				t.Errorf("%s: the next owner has %q with %d commits", kind, got, h.commits)
+			lease := mustTake(t, c, "c")
+			if got := c.files[lease.Dir()+"/"+Database]; got != "all of it" || lease.commits != 1 {
+				t.Errorf("%s: the next owner has %q with %d commits, want all of it with 1", kind, got, lease.commits)
 			}
-			try(t, h.Release())
+			try(t, lease.Release())
 		})
 	}
 }
 
-// Epochs of the past are kept as a backup, but not all of them.
+// The last two earlier epochs are kept as backups.
 func TestOldEpochsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
 		c := &client{server: s, locks: CertainLocks}
 		for owner := range 6 {
-			h := mustTake(t, c, fmt.Sprint("tuner", owner))
-			try(t, c.Write(h.Dir()+"/"+Database, bytes.NewReader([]byte(h.Dir()))), h.Release())
+			lease := mustTake(t, c, fmt.Sprint("tuner", owner))
+			try(t, c.Write(lease.Dir()+"/"+Database, bytes.NewReader([]byte(lease.Dir()))), lease.Release())
 		}
 		names, err := c.List(".")
 		try(t, err)
 		names = slices.DeleteFunc(names, func(name string) bool { _, ok := epochOf(name); return !ok })
 		if len(names) != keepEpochs+1 {
-			t.Errorf("epochs %v are left, want %d", names, keepEpochs+1)
+			t.Errorf("the epochs %v are left, want %d epochs", names, keepEpochs+1)
 		}
 	})
 }
 
-// A takeover that was killed early leaves an epoch that is no backup, and displaces no backup. The newest such epoch may still be in use, so
-// the owner after the next removes it.
+// A takeover that was killed before it opened its epoch leaves no backup, and displaces none. The newest such epoch may
+// still be in use, so only the owner after the next removes it.
 func TestAnEpochThatWasNeverOpenedIsNoBackup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
 		var whole []string
 		for owner := range 3 {
-			h := mustTake(t, c, fmt.Sprint("tuner", owner))
-			whole = append(whole, h.Dir())
-			try(t, c.Write(h.Dir()+"/"+Database, strings.NewReader(h.Dir())), h.Release())
+			lease := mustTake(t, c, fmt.Sprint("tuner", owner))
+			whole = append(whole, lease.Dir())
+			try(t, c.Write(lease.Dir()+"/"+Database, strings.NewReader(lease.Dir())), lease.Release())
 		}
 		for n := range 3 {
 			at, err := ReadPosition(c)
 			try(t, err, create(c, at.Top+1, Slot{Claim, at.Slot.Epoch, at.Slot.Commits, Owner{ID: fmt.Sprint("killed", n)}, time.Now()}),
 				c.Write(EpochDir(at.Top+1)+"/"+Database, strings.NewReader("half")))
 		}
-		h := mustTake(t, c, "last")
-		defer func() { try(t, h.Release()) }()
+		lease := mustTake(t, c, "last")
+		defer func() { try(t, lease.Release()) }()
 		names, err := c.List(".")
 		try(t, err)
 		names = slices.DeleteFunc(names, func(name string) bool { return !IsEpoch(name) })
 		slices.Sort(names)
-		if want := append(whole[1:], EpochDir(h.Epoch()-1), h.Dir()); !slices.Equal(names, want) {
-			t.Errorf("epochs %v are left, want %v", names, want)
+		if want := append(whole[1:], EpochDir(lease.Epoch()-1), lease.Dir()); !slices.Equal(names, want) {
+			t.Errorf("the epochs %v are left, want %v", names, want)
 		}
 	})
 }
 
-// An owner's ID becomes the name of a file that is removed.
-func TestAnIDLeadsNowhere(t *testing.T) {
+// An owner's ID becomes the name of a file that its successor removes. An ID with a path in it must not remove other
+// files.
+func TestAnIDIsNoPath(t *testing.T) {
 	for _, id := range []string{"../logs", "..", ".", "a/b", ""} {
 		synctest.Test(t, func(t *testing.T) {
 			c := &client{server: newServer(), locks: CertainLocks}
-			h := mustTake(t, c, "a")
-			try(t, c.Write("logs/trial-0001.log", strings.NewReader("precious")), h.Release())
+			lease := mustTake(t, c, "a")
+			try(t, c.Write("logs/trial-0001.log", strings.NewReader("precious")), lease.Release())
 			for name, text := range c.files {
 				c.files[name] = strings.ReplaceAll(text, `"id":"a"`, `"id":"`+id+`"`)
 			}
 			_, _, err := take(c, "b")
 			if _, ok := errors.AsType[DamagedError](err); !ok || c.files["logs/trial-0001.log"] == "" {
-				t.Errorf("id %q: error %v; files %v", id, err, c.files)
+				t.Errorf("id %q: take = %v, want a DamagedError; the files are %v", id, err, c.files)
 			}
 		})
 	}
 }
 
-// Where no slot can be read a study that is there is not begun anew.
-func TestNothingReadableIsNotNothing(t *testing.T) {
+// If no slot can be read, an existing study is not begun again.
+func TestNoReadableSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
-		h := mustTake(t, c, "a")
-		try(t, c.Write(h.Dir()+"/"+Database, bytes.NewReader([]byte("all of it"))), h.Release())
+		lease := mustTake(t, c, "a")
+		try(t, c.Write(lease.Dir()+"/"+Database, bytes.NewReader([]byte("all of it"))), lease.Release())
 		for name := range c.files {
 			if strings.HasPrefix(name, SlotDir+"/") {
 				c.files[name] = "no JSON"
@@ -490,15 +493,15 @@ func TestNothingReadableIsNotNothing(t *testing.T) {
 		}
 		before := len(c.files)
 		if _, _, err := take(c, "b"); err == nil || !strings.Contains(err.Error(), "no slot in fence can be read") {
-			t.Errorf("error %v, want that no slot can be read", err)
+			t.Errorf("take = %v, want no slot in fence can be read", err)
 		}
 		if len(c.files) != before {
-			t.Errorf("%d files, there were %d", len(c.files), before)
+			t.Errorf("there are %d files, want %d as before", len(c.files), before)
 		}
 	})
 }
 
-// An owner that was cut off and taken for dead acknowledges nothing after Stop. A stopped study can be taken again.
+// Stop ends an owner that is cut off: it can acknowledge nothing more. A stopped study can be taken again.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -509,54 +512,54 @@ func TestStop(t *testing.T) {
 			return errors.Join(err, release())
 		}
 		if err := stop(); !errors.Is(err, ErrOwned) {
-			t.Errorf("of an owner that lives: %v, want ErrOwned", err)
+			t.Errorf("Stop = %v while the owner lives, want ErrOwned", err)
 		}
 		a.partition()
 		try(t, stop())
 		a.heal()
 		if err := owner.Acknowledge(1); err == nil {
-			t.Error("it acknowledges after the study was stopped")
+			t.Error("the old owner acknowledged a commit after Stop")
 		}
-		_ = owner.Release() // it is lost
+		_ = owner.Release() // its lease is lost
 		next := mustTake(t, &client{server: s, locks: NoLocks}, "c")
 		try(t, next.Acknowledge(1), next.Release())
 	})
 }
 
-// On a disk with certain locks nobody takes a study between Stop and release.
-func TestStopIsUntilItsRelease(t *testing.T) {
+// On a disk with certain locks nobody can take a study between Stop and release.
+func TestStopLastsUntilRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
 		try(t, mustTake(t, c, "a").Release())
 		release, err := Stop(t.Context(), c, Owner{ID: "b"}, ttl)
 		try(t, err)
 		if _, _, err := take(c, "c"); !errors.Is(err, ErrOwned) {
-			t.Errorf("a study that is stopped is taken: %v", err)
+			t.Errorf("take = %v between Stop and release, want ErrOwned", err)
 		}
 		try(t, release(), mustTake(t, c, "c").Release())
 	})
 }
 
-// A study whose slots are gone, or damaged, is not begun anew over what is there.
-func TestSlotsThatAreGone(t *testing.T) {
+// If slots are missing or damaged, an existing study is not begun again, and no file changes.
+func TestMissingSlots(t *testing.T) {
 	for name, harm := range map[string]struct {
 		do   func(files map[string]string, slots []string)
 		want string
 	}{
-		"all gone":        {func(files map[string]string, slots []string) { deleteAll(files, slots) }, "slots are missing in fence: the newest is 0, and e000000000001 is there"},
-		"the newest gone": {func(files map[string]string, slots []string) { deleteAll(files, slots[2:]) }, "slots are missing in fence: the newest is 2, and e00000000000"},
-		"with a gap": {func(files map[string]string, slots []string) {
+		"all are missing":        {func(files map[string]string, slots []string) { deleteAll(files, slots) }, "slots are missing in fence: the newest is 0, and e000000000001 is there"},
+		"the newest are missing": {func(files map[string]string, slots []string) { deleteAll(files, slots[2:]) }, "slots are missing in fence: the newest is 2, and e00000000000"},
+		"a slot in between is missing": {func(files map[string]string, slots []string) {
 			files[slots[len(slots)-1]] = ""
 			delete(files, slots[len(slots)-2])
 		}, "in fence is damaged"},
-		"says nothing": {func(files map[string]string, slots []string) { files[slots[len(slots)-1]] = "{}" }, "in fence is damaged"},
+		"the newest has no values": {func(files map[string]string, slots []string) { files[slots[len(slots)-1]] = "{}" }, "in fence is damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := &client{server: newServer(), locks: CertainLocks}
 				for range 2 {
-					h := mustTake(t, c, "a")
-					try(t, c.Write(h.Dir()+"/"+Database, strings.NewReader("all of it")), h.Acknowledge(1), h.Release())
+					lease := mustTake(t, c, "a")
+					try(t, c.Write(lease.Dir()+"/"+Database, strings.NewReader("all of it")), lease.Acknowledge(1), lease.Release())
 				}
 				var slots []string
 				for file := range c.files {
@@ -565,7 +568,7 @@ func TestSlotsThatAreGone(t *testing.T) {
 					}
 				}
 				slices.Sort(slots)
-				if name == "all gone" {
+				if name == "all are missing" {
 					for file := range c.files {
 						if strings.HasPrefix(file, "e") && !strings.HasPrefix(file, "e000000000001/") {
 							delete(c.files, file)
@@ -575,10 +578,10 @@ func TestSlotsThatAreGone(t *testing.T) {
 				harm.do(c.files, slots)
 				before := maps.Clone(c.files)
 				if _, _, err := take(c, "b"); err == nil || !strings.Contains(err.Error(), harm.want) {
-					t.Errorf("error %v, want %q", err, harm.want)
+					t.Errorf("take = %v, want %q", err, harm.want)
 				}
 				if !maps.Equal(before, c.files) {
-					t.Errorf("the files were %v and are %v", before, c.files)
+					t.Errorf("the files are %v, want %v as before", c.files, before)
 				}
 			})
 		})

@@ -12,22 +12,23 @@ import (
 // A Life says whether a study's owner lives, as far as a reader can tell.
 type Life struct {
 	Owner  Owner         // the last owner; zero where its slot was not read
-	Alive  bool          // its lock proves it
-	Gone   bool          // it released the study, its lock proves it, or there never was an owner
-	Silent time.Duration // time since the last slot, by the disk's clock, where neither is known
+	Alive  bool          // the owner's lock proves that it lives
+	Gone   bool          // the owner released the study, its lock is free, or there never was an owner
+	Silent time.Duration // time since the last slot, by the disk's clock; 0 when a lock decides
 }
 
-// quiet is a normal time without a slot: a heartbeat comes every 15 s, and one may come late.
+// quiet is the longest normal time without a slot: a heartbeat comes every 15 s, and one may be missing.
 const quiet = 2 * DefaultTTL / heartbeatsPerTTL
 
 // Doubtful reports whether the owner has been silent for longer than a living owner would be.
 func (l Life) Doubtful() bool { return l.Silent >= quiet }
 
-// LifeOf says whether a study's owner lives. It is for readers: it writes nothing, and cannot hold the owner up.
+// LifeOf says whether a study's owner lives. It is for readers: it writes nothing and never delays the owner.
 //
-// On a shared disk it opens nothing while the slots are fresh. An NFS server may promise a reader that an open file does not change.
-// The owner, which removes its slots, would have to wait for a reader that is cut off. LifeOf takes a free lock for a moment, as a
-// shared lock. No owner wants that lock again: each has a lock of its own, and takes it before its first slot.
+// On a shared disk it opens no file while the slots are fresh. An NFS server may promise a reader that an open file
+// does not change. If that reader is cut off, the owner cannot remove its slots until the promise ends. LifeOf takes a
+// free lock for a moment, as a shared lock. This disturbs nobody: each owner has a lock of its own, and takes it before
+// its first slot.
 func LifeOf(ctx context.Context, f *Folder) (life Life, err error) {
 	for range maxAttempts {
 		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since the listing
@@ -87,8 +88,8 @@ func (l Life) byLock(ctx context.Context, f *Folder, at Position) (Life, error) 
 	return l, err
 }
 
-// changed returns the time of the last change of a file or directory, by the disk's clock. It bypasses this host's cache, so a later
-// listing of that directory is up to date.
+// changed returns the time of the last change of a file or directory, by the disk's clock. It refreshes this host's
+// cache, so the next listing of that directory is up to date.
 func (f *Folder) changed(name string) (time.Time, error) {
 	dir, err := f.root.Open(".")
 	if err != nil {

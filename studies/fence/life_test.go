@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// What a reader says of an owner, on each kind of disk, for each state of its slots and its lock.
-func TestLifeOfAnOwner(t *testing.T) {
+// LifeOf on each kind of disk, for each state of the owner's slots and lock.
+func TestLifeOf(t *testing.T) {
 	const fresh, old = 5 * time.Second, 3 * time.Minute
 	for _, c := range []struct {
 		name  string
@@ -19,18 +19,18 @@ func TestLifeOfAnOwner(t *testing.T) {
 		kind  Kind // of the newest slot; "" is no slot at all
 		held  bool
 		age   time.Duration
-		want  Life // Silent is true or false only: not 0 stands for the age
+		want  Life
 	}{
-		{"this host's disk: a held lock proves the owner alive, however long it is silent", CertainLocks, Heartbeat, true, old, Life{Alive: true}},
+		{"this host's disk: a held lock proves the owner alive, even after a long silence", CertainLocks, Heartbeat, true, old, Life{Alive: true}},
 		{"this host's disk: a free lock proves it gone at once", CertainLocks, Commit, false, fresh, Life{Gone: true}},
-		{"this host's disk: an owner that gave the study up is gone", CertainLocks, Released, true, fresh, Life{Gone: true}},
-		{"no slot: nobody ever owned it here", SharedLocks, "", false, fresh, Life{Gone: true}},
+		{"this host's disk: a Released slot proves the owner gone", CertainLocks, Released, true, fresh, Life{Gone: true}},
+		{"no slot: the study never had an owner", SharedLocks, "", false, fresh, Life{Gone: true}},
 		{"a shared disk: a fresh slot is a sign of life, and nothing is opened", SharedLocks, Heartbeat, false, fresh, Life{Silent: fresh}},
 		{"a shared disk: a free lock proves a silent owner gone", SharedLocks, Heartbeat, false, old, Life{Gone: true, Silent: old}},
-		{"a shared disk: a held lock proves nothing, for its host may be cut off", SharedLocks, Heartbeat, true, old, Life{Silent: old}},
-		{"a shared disk: a slot says that it was given up", SharedLocks, Released, true, old, Life{Gone: true, Silent: old}},
-		{"a disk without locks: silence alone proves nothing to a reader", NoLocks, Heartbeat, false, old, Life{Silent: old}},
-		{"a disk without locks: a slot says that it was given up", NoLocks, Released, false, old, Life{Gone: true, Silent: old}},
+		{"a shared disk: a held lock proves nothing, because its host may be cut off", SharedLocks, Heartbeat, true, old, Life{Silent: old}},
+		{"a shared disk: a Released slot proves the owner gone", SharedLocks, Released, true, old, Life{Gone: true, Silent: old}},
+		{"a disk without locks: silence proves nothing to a reader", NoLocks, Heartbeat, false, old, Life{Silent: old}},
+		{"a disk without locks: a Released slot proves the owner gone", NoLocks, Released, false, old, Life{Gone: true, Silent: old}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -44,18 +44,18 @@ func TestLifeOfAnOwner(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // a busy machine
-				t.Errorf("it is silent for %s, want %s", got.Silent, c.want.Silent)
+			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // the machine may be busy
+				t.Errorf("Silent = %s, want %s", got.Silent, c.want.Silent)
 			}
 			if got.Alive != c.want.Alive || got.Gone != c.want.Gone {
-				t.Errorf("alive %t, gone %t; want %t, %t", got.Alive, got.Gone, c.want.Alive, c.want.Gone)
+				t.Errorf("LifeOf = %+v, want Alive %t and Gone %t", got, c.want.Alive, c.want.Gone)
 			}
 		})
 	}
 }
 
-// A reader that looks again and again neither takes an owner's lock away nor keeps a successor from the study.
-func TestLifeDisturbsNobody(t *testing.T) {
+// A reader that calls LifeOf all the time neither takes an owner's lock away nor keeps a successor from the study.
+func TestLifeOfDisturbsNoOwner(t *testing.T) {
 	folder, _ := ownedFolder(t, CertainLocks, Heartbeat, 0)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -66,26 +66,27 @@ func TestLifeDisturbsNobody(t *testing.T) {
 		}
 		ended <- err
 	}()
-	for range 20 { // each opens, owns and releases the study of the one before
-		lastOwner := Owner{ID: "successor", Host: "h", PID: 1, Since: time.Now()}
-		if err := os.RemoveAll(filepath.Join(folder.root.Name(), OwnerDir, "first")); err != nil { // it is dead
+	for range 20 { // each owner takes the study of the last one and releases it
+		next := Owner{ID: "successor", Host: "h", PID: 1, Since: time.Now()}
+		if err := os.RemoveAll(filepath.Join(folder.root.Name(), OwnerDir, "first")); err != nil { // the first owner is dead
 			t.Fatal(err)
 		}
-		hold, err := Take(ctx, folder, lastOwner, time.Minute, func(string, int64) (int64, error) { return 0, nil })
+		lease, err := Take(ctx, folder, next, time.Minute, func(string, int64) (int64, error) { return 0, nil })
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(hold.Acknowledge(0), hold.Release()); err != nil {
+		if err := errors.Join(lease.Acknowledge(0), lease.Release()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stop()
 	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-		t.Errorf("the reader ended with %v", err)
+		t.Errorf("LifeOf = %v", err)
 	}
 }
 
-// ownedFolder is a study's directory with one slot of such an age, and the lock of its owner.
+// ownedFolder returns a study's directory, whose newest slot has the given kind and age, and its owner's lock. If kind
+// is "", it has no slot.
 func ownedFolder(t *testing.T, locks Locks, kind Kind, age time.Duration) (*Folder, io.Closer) {
 	t.Helper()
 	dir := t.TempDir()

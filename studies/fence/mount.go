@@ -15,7 +15,7 @@ type Mount struct {
 	Point   string   `json:"point"`
 	Type    string   `json:"type"`    // such as ext4, nfs4
 	Source  string   `json:"source"`  // such as server:/export
-	Options []string `json:"options"` // of the mount and of the file system, such as hard, vers=4.2
+	Options []string `json:"options"` // options of the mount and of the file system, such as hard, vers=4.2
 }
 
 // MountOf returns the mount of a directory that exists.
@@ -34,7 +34,8 @@ func MountOf(dir string) (Mount, error) {
 	return innermost(dir, above)
 }
 
-// innermost returns the mount that a path is on, of those above it. A later mount on the same point hides an earlier one.
+// innermost returns the mount that a path is on. above are the mounts on its parents. A later mount hides an earlier
+// one on the same point.
 func innermost(path string, above []*mountinfo.Info) (Mount, error) {
 	if len(above) == 0 {
 		return Mount{}, fmt.Errorf("%s is below no mount of /proc/self/mountinfo", path)
@@ -56,13 +57,13 @@ func (m Mount) Has(option string) bool { return slices.Contains(m.Options, optio
 // NFS reports whether the file system is NFS, of any version.
 func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
 
-// own are the types of file systems that one host has for itself.
+// own are types of file systems that belong to one host.
 var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
 
-// shared are the types of file systems whose locks (flock(2)) all hosts see, unless the mount options say otherwise.
+// shared are types of file systems whose locks (flock(2)) all hosts see, unless mount options forbid it.
 var shared = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
 
-// Locks says what locks on the mount prove. An unknown file system may keep them on each host alone.
+// Locks says what locks on the mount prove. An unknown file system may keep its locks on one host.
 func (m Mount) Locks() Locks {
 	switch {
 	case slices.Contains(own, m.Type):
@@ -73,7 +74,7 @@ func (m Mount) Locks() Locks {
 	return SharedLocks
 }
 
-// Check returns why the mount is unfit for a study, as an error, and what a user should know of it.
+// Check returns an error if the mount is unfit for a study, and warnings for the user.
 func (m Mount) Check() (warnings []string, err error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -82,7 +83,7 @@ func (m Mount) Check() (warnings []string, err error) {
 	return m.check(host)
 }
 
-// check is Check on a host with that name.
+// check is Check with the host's name.
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {
@@ -102,11 +103,11 @@ func (m Mount) check(host string) (warnings []string, err error) {
 			m.Point, strings.Join(m.lockOptions(), ", ")))
 	}
 	if m.Has("nocto") {
-		warnings = append(warnings, fmt.Sprintf("%s is mounted with nocto: a host that opens a file may find what was in it long before, so that readers see an older study, and "+
-			"tuners what is no longer so (nfs(5)); mount it without", m.Point))
+		warnings = append(warnings, fmt.Sprintf("%s is mounted with nocto: a host may read old content of a file, so that readers and tuners see an older study "+
+			"(nfs(5)); mount it without", m.Point))
 	}
 	if host == "" || host == "localhost" || strings.HasPrefix(host, "localhost.") {
-		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients of one name take each other's locks away; give each host its own name", host))
+		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients with the same name take each other's locks away; give each host its own name", host))
 	}
 	return warnings, nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// Lines as Linux 6.1 writes them.
+// mounts is a /proc/self/mountinfo as Linux 6.1 writes it.
 const mounts = `22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard
 30 22 0:25 / /dev/shm rw,nosuid - tmpfs tmpfs rw
 40 22 0:52 / /mnt rw,relatime shared:7 - nfs4 10.0.0.1:/ rw,vers=4.2,rsize=131072,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.0.0.11,local_lock=none,addr=10.0.0.1
@@ -50,22 +50,23 @@ func TestMountOf(t *testing.T) {
 	} {
 		m, err := mountOf(mounts, path)
 		if err != nil || m.Point != want.point || m.Type != want.kind || m.Locks() != want.locks {
-			t.Errorf("%s is on %+v with locks %d, %v; want %+v", path, m, m.Locks(), err, want)
+			t.Errorf("mountOf(%s) = %+v with locks %d, %v; want %+v", path, m, m.Locks(), err, want)
 		}
 		warnings, err := m.check("node-a")
 		if (err != nil) != (want.refused != "") || err != nil && !strings.Contains(err.Error(), want.refused) {
-			t.Errorf("%s: %v, want %q", path, err, want.refused)
+			t.Errorf("%s: check = %v, want %q", path, err, want.refused)
 		}
 		if text := strings.Join(warnings, "\n"); !strings.Contains(text, want.warned) || (text == "") != (want.warned == "") {
 			t.Errorf("%s: warnings %q, want %q", path, text, want.warned)
 		}
 	}
 	if _, err := mountOf("", "/x"); err == nil {
-		t.Error("a mount was found where there is none")
+		t.Error("mountOf finds a mount in an empty table")
 	}
 }
 
-func TestHostsOfOneName(t *testing.T) {
+// On NFS a host needs a name of its own.
+func TestHostName(t *testing.T) {
 	m, err := mountOf(mounts, "/mnt/studies")
 	if err != nil {
 		t.Fatal(err)
@@ -73,13 +74,13 @@ func TestHostsOfOneName(t *testing.T) {
 	for _, host := range []string{"localhost", "localhost.localdomain", ""} {
 		warnings, err := m.check(host)
 		if err != nil || !slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "give each host its own name") }) {
-			t.Errorf("%q: warnings %q, %v", host, warnings, err)
+			t.Errorf("%q: warnings %q, %v; want give each host its own name", host, warnings, err)
 		}
 	}
 }
 
-// This very machine's table can be read.
-func TestMountOfHere(t *testing.T) {
+// MountOf can read the table of the machine that runs the test.
+func TestMountOfThisMachine(t *testing.T) {
 	m, err := MountOf(t.TempDir())
 	if err != nil || m.Type == "" {
 		t.Errorf("MountOf = %+v, %v", m, err)

@@ -32,7 +32,7 @@ func (o Owner) String() string {
 	return fmt.Sprintf("pid %d on %s since %s", o.PID, o.Host, o.Since.Format(time.RFC3339))
 }
 
-// lockName is the file that an owner keeps locked as long as it lives.
+// lockName is the file that an owner keeps locked while it lives.
 func (o Owner) lockName() string { return path.Join(OwnerDir, o.ID) }
 
 // A Kind says why a slot was made.
@@ -50,15 +50,15 @@ const (
 // A Slot is one step in the life of a study. The slots in their order tell who owned it when.
 type Slot struct {
 	Kind    Kind      `json:"kind"`
-	Epoch   int64     `json:"epoch"`   // the epoch that has the study; of a claim, the epoch to copy; 0 is none yet
-	Commits int64     `json:"commits"` // acknowledged so far
+	Epoch   int64     `json:"epoch"`   // the epoch that has the study, or for a claim the epoch to copy; 0 means none yet
+	Commits int64     `json:"commits"` // number of acknowledged commits
 	Owner   Owner     `json:"owner"`
 	Time    time.Time `json:"time"` // by the owner's clock, for people only
 }
 
 // A Position is the end of a study's slots.
 type Position struct {
-	Top  int64 // number of the newest slot; 0 is none
+	Top  int64 // number of the newest slot; 0 means that there is none
 	Slot Slot  // the newest readable slot: an owner may die before it has written the one it made
 }
 
@@ -96,7 +96,7 @@ func ReadPosition(d Disk) (Position, error) {
 	}
 	p := Position{Top: numbers[0]}
 	for i, n := range numbers {
-		// An owner that made a slot and could not write it has not removed the slot before it, its own or its predecessor's.
+		// An owner whose newest slot is empty has not removed the slot before it. So there is no gap between them.
 		if i > 0 && n != numbers[i-1]-1 {
 			return p, damaged(numbers[i-1])
 		}
@@ -133,7 +133,8 @@ func slotNumbers(d Disk) ([]int64, error) {
 	return numbers, nil
 }
 
-// A sealedSlot is a slot as it is stored, with a checksum over its content without Sum. Slots of older tuners have none.
+// A sealedSlot is a slot as it is stored, with a checksum over its content without Sum. Slots of older tuners have
+// none.
 type sealedSlot struct {
 	Slot
 	Sum string `json:"sum,omitempty"`
@@ -149,7 +150,8 @@ func (s Slot) seal() ([]byte, error) {
 	return append(content, '\n'), err
 }
 
-// unseal reads what seal returns. It reports damaged when the content is complete but was changed; other errors mean that it is incomplete.
+// unseal reads what seal returns. It reports damaged when the content is complete but was changed; other errors mean
+// that it is incomplete.
 func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.DisallowUnknownFields() // such as a changed letter in the name sum
@@ -170,16 +172,16 @@ func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	return is.Slot, false, err
 }
 
-// errUnwritten says that a slot was made and nothing written into it.
+// errUnwritten says that a slot was made but not written.
 var errUnwritten = errors.New("the slot is empty")
 
-// An owner needs a moment between making a slot and writing it.
+// readSlot reads an empty slot again, because its owner may be about to write it.
 const (
 	readAgain = 10
 	readPause = 20 * time.Millisecond
 )
 
-// readSlot reads a slot. It waits a moment for one that is still empty.
+// readSlot reads a slot. It waits up to 200 ms for an empty slot to be written.
 func readSlot(d Disk, n int64) (s Slot, err error) {
 	for range readAgain {
 		var content []byte
@@ -198,7 +200,7 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 	return Slot{}, errUnwritten
 }
 
-// damaged says that a slot is not as a tuner leaves it.
+// damaged is the error for a slot that no tuner has written like that.
 func damaged(n int64) error {
 	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so the study's owner is unknown: restore it from a backup, or begin a study under another name "+
 		"and import this one (tuner import)", n, SlotDir))

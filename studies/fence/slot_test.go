@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A change of any byte damages a slot. An incomplete slot counts as none. A slot of an older tuner has no checksum.
+// A slot with a changed byte is damaged. The beginning of a slot is incomplete. A slot of an older tuner has no
+// checksum and can be read.
 func TestEachByteOfASlotCounts(t *testing.T) {
 	slot := Slot{Commit, 12, 30, Owner{"abc123", "node-a", 77, time.Unix(1770000000, 0).UTC()}, time.Unix(1770000009, 5).UTC()}
 	whole, err := slot.seal()
@@ -15,15 +16,15 @@ func TestEachByteOfASlotCounts(t *testing.T) {
 	}
 	for i := range whole {
 		for _, change := range []byte{1, 6, 0x20, 0x80} {
-			harmed := append([]byte{}, whole...)
-			harmed[i] ^= change
-			if got, isDamaged, err := unseal(harmed); err == nil && got != slot || err != nil && !isDamaged {
-				t.Errorf("%q is %+v, damaged %t, %v", harmed, got, isDamaged, err)
+			changed := append([]byte{}, whole...)
+			changed[i] ^= change
+			if got, isDamaged, err := unseal(changed); err == nil && got != slot || err != nil && !isDamaged {
+				t.Errorf("unseal(%q) = %+v, damaged %t, %v; want damaged", changed, got, isDamaged, err)
 			}
 		}
-		if i < len(whole)-1 { // the last is the end of the line
+		if i < len(whole)-1 { // the last byte only ends the line
 			if _, isDamaged, err := unseal(whole[:i]); err == nil || isDamaged {
-				t.Errorf("the beginning %q is damaged %t, %v; want that it was not written to its end", whole[:i], isDamaged, err)
+				t.Errorf("unseal(%q) = damaged %t, %v; want incomplete", whole[:i], isDamaged, err)
 			}
 		}
 	}
@@ -32,6 +33,6 @@ func TestEachByteOfASlotCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, _, err := unseal(append(old, '\n')); err != nil || got != slot {
-		t.Errorf("a slot of an older tuner is %+v, %v", got, err)
+		t.Errorf("unseal of a slot without a checksum = %+v, %v", got, err)
 	}
 }

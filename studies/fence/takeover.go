@@ -22,9 +22,9 @@ type takeover struct {
 	at      Position // the end of the slots before mine
 	slot    int64    // my newest slot
 	epoch   int64
-	opened  bool // or unknown: the next owner may go on from my epoch
+	opened  bool // the next owner may go on from my epoch; true also when that is unknown
 	copied  [2]digest
-	commits int64 // in my copy of the study
+	commits int64 // number of commits in my copy of the study
 }
 
 // A step returns errAgain when another owner has made a slot meanwhile, so that the takeover must begin again.
@@ -33,9 +33,9 @@ type step struct {
 	do   func(*takeover, context.Context) error
 }
 
-// steps are in order, and all are necessary.
+// steps are the steps of a takeover, in order. TestNothingCanBeLeftOut shows that each is necessary.
 var steps = []step{
-	{"look", (*takeover).readPosition},
+	{"read position", (*takeover).readPosition},
 	{"wait", (*takeover).wait},
 	{"claim", (*takeover).claim},
 	{"list again", (*takeover).listAgain},
@@ -51,14 +51,14 @@ var errAgain = errors.New("another tuner made progress meanwhile")
 // maxAttempts is how often a takeover begins again. Each time another owner has made progress.
 const maxAttempts = 5
 
-// A RecoverCopy rolls back what is incomplete in the copy of a study in an epoch's directory, checks that the copy is whole, and returns
-// its number of commits. acknowledged is the number of commits in the last slot.
+// A RecoverCopy rolls back an incomplete transaction in the copy of a study in an epoch's directory, checks that the
+// copy is whole, and returns its number of commits. acknowledged is the number of commits in the last slot.
 type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
 //
-// It does not disturb a living owner: the error wraps ErrOwned and says who it is. On a disk with CertainLocks an owner lives while its
-// lock is held. On other disks it is dead when it has made no slot for ttl.
+// It does not disturb a living owner: the error wraps ErrOwned and says who it is. On a disk with CertainLocks an owner
+// lives while its lock is held. On other disks it is dead when it has made no slot for ttl.
 func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy RecoverCopy) (*Lease, error) {
 	lock, err := prepare(d, me)
 	if err != nil {
@@ -66,23 +66,23 @@ func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy 
 	}
 	t := &takeover{disk: d, me: me, ttl: ttl, recoverCopy: recoverCopy}
 	if err := t.run(ctx, steps); err != nil {
-		if t.epoch != 0 && !t.opened { // nobody will ever go on from this epoch
+		if t.epoch != 0 && !t.opened { // no later owner goes on from this epoch
 			err = errors.Join(err, d.Remove(EpochDir(t.epoch)))
 		}
 		return nil, errors.Join(err, lock.Close(), d.Remove(me.lockName()))
 	}
-	h := newLease(t, lock).keep()
+	lease := newLease(t, lock).keep()
 	if err := t.tidy(); err != nil {
-		return nil, errors.Join(err, h.Release())
+		return nil, errors.Join(err, lease.Release())
 	}
-	return h, nil
+	return lease, nil
 }
 
-// untilMine is the number of steps after which the old owner can acknowledge nothing.
+// untilMine is the number of steps after which the old owner can acknowledge nothing more.
 const untilMine = 4
 
-// Stop ends a study's owner without a successor: the old owner can acknowledge nothing more. Like Take it does not disturb a living
-// owner. Until release is called, others see the study as owned. release is never nil.
+// Stop ends a study's owner without a successor: the old owner can acknowledge nothing more. Like Take it does not
+// disturb a living owner. Until release is called, others see the study as owned. release is never nil.
 func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release func() error, err error) {
 	lock, err := prepare(d, me)
 	if err != nil {
@@ -95,7 +95,7 @@ func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release fun
 // keepEpochs is how many earlier epochs stay as backups.
 const keepEpochs = 2
 
-// tidy removes what earlier owners left and nobody needs: all but the last epochs, and locks.
+// tidy removes old epochs, except the last ones, and the last owner's lock and slots.
 func (t *takeover) tidy() error {
 	names, err := t.disk.List(".")
 	if err != nil {
@@ -109,10 +109,10 @@ func (t *takeover) tidy() error {
 	}
 	slices.Sort(older)
 	slices.Reverse(older)
-	keep := keepEpochs - 1 // this owner's source is the other
+	keep := keepEpochs - 1 // the epoch that this owner copied is kept too
 	for _, epoch := range older {
 		unopened := neverOpened(t.disk, epoch)
-		if unopened && epoch == t.epoch-1 { // its owner may not know yet that its claim was overtaken
+		if unopened && epoch == t.epoch-1 { // its owner may still be at work on it
 			continue
 		}
 		if keep > 0 && !unopened {
@@ -131,14 +131,14 @@ func (t *takeover) tidy() error {
 	return t.pruneLast()
 }
 
-// neverOpened reports whether a takeover ended right after its claim, by the slot after that. Its epoch is no backup.
+// neverOpened reports whether a takeover ended right after its claim, by the slot after that. Its epoch has no backup.
 func neverOpened(d Disk, epoch int64) bool {
 	next, err := readSlot(d, epoch+1)
 	return err == nil && (next.Kind != Opened || next.Epoch != epoch)
 }
 
-// pruneLast removes slots that the last owner was killed too early to remove: see the package's comment. Slots of the owners before
-// it are gone, because it removed them itself.
+// pruneLast removes slots that the last owner would have removed if it had not been killed. Slots of earlier owners are
+// removed already.
 func (t *takeover) pruneLast() error {
 	numbers, err := slotNumbers(t.disk)
 	if err != nil {
@@ -150,7 +150,7 @@ func (t *takeover) pruneLast() error {
 		}
 		s, err := readSlot(t.disk, n)
 		switch {
-		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // a claim perhaps, or already removed
+		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // it may be a claim, or another tuner has removed it
 		case err != nil:
 			return err
 		case s.Kind == Commit || s.Kind == Heartbeat:
@@ -234,7 +234,8 @@ func (t *takeover) refresh(dir string) error {
 	return t.disk.Remove(name)
 }
 
-// lockPause is the time between two looks at a free lock: a client that lost its NFS server takes a moment to get the lock back.
+// lockPause is the time between two checks of a free lock. A client that lost its NFS server needs a moment to get its
+// lock back.
 const lockPause = time.Second
 
 // wait waits until the owner is known to be gone, or returns ErrOwned.
@@ -267,7 +268,7 @@ func (t *takeover) wait(ctx context.Context) error {
 	return err
 }
 
-// waitQuiet returns nil if nobody makes a slot for so long.
+// waitQuiet waits, and returns ErrOwned if an owner makes a slot meanwhile.
 func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
 	for began := time.Now(); time.Since(began) < quiet; {
 		if err := sleep(ctx, quiet/20); err != nil {
@@ -295,7 +296,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 func owned(by Owner) error { return fmt.Errorf("%w: %s", ErrOwned, by) }
 
-// claim makes the next slot. From here on the old owner can acknowledge nothing.
+// claim makes the next slot. From now on the old owner can acknowledge nothing.
 func (t *takeover) claim(context.Context) error {
 	err := t.put(Claim, t.at.Slot.Epoch, t.at.Slot.Commits)
 	switch {
@@ -316,7 +317,8 @@ func (t *takeover) put(kind Kind, epoch, commits int64) error {
 	return nil
 }
 
-// listAgain checks that the claim is the newest slot of all. It may have filled an old gap that an owner left by removing slots.
+// listAgain checks that the claim is the newest slot. If the first listing was old, the claim may have filled a gap
+// that removed slots left.
 func (t *takeover) listAgain(context.Context) error {
 	numbers, err := slotNumbers(t.disk)
 	if err == nil && (len(numbers) == 0 || numbers[0] != t.slot) {
@@ -333,14 +335,14 @@ func (t *takeover) copy(context.Context) (err error) {
 	return err
 }
 
-// Limits of copyAgain while the study is still being written.
+// These limit copyAgain when the old owner still writes the study.
 const (
 	maxCopyRounds = 100
 	copyPause     = 20 * time.Millisecond
 )
 
-// copyAgain copies the study until two rounds read the same bytes. Each round reads the journal first. A transaction that wrote to the
-// database during two equal rounds is either in that journal, or was complete before.
+// copyAgain copies the study until two rounds read the same bytes. Each round reads the journal first. A transaction
+// that wrote to the database during two equal rounds is either in that journal, or was complete before.
 func (t *takeover) copyAgain(ctx context.Context) error {
 	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {
@@ -358,7 +360,7 @@ func (t *takeover) copyAgain(ctx context.Context) error {
 	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), maxCopyRounds, t.at.Slot.Owner)
 }
 
-// copyRound copies the files of the study, and returns what they were.
+// copyRound copies the files of the study, and returns their digests.
 func (t *takeover) copyRound() (copied [2]digest, err error) {
 	for i, name := range [...]string{Journal, Database} {
 		if copied[i], err = t.copyFile(t.source(), EpochDir(t.epoch), name); err != nil {
@@ -382,8 +384,8 @@ type digest [sha256.Size]byte
 // copyFile copies one file, if there is one.
 func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	f, err := t.disk.Open(path.Join(from, name))
-	if errors.Is(err, fs.ErrNotExist) { // the cache of this host may be old, and a journal that is not seen is not rolled back
-		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // the whole epoch may be lost
+	if errors.Is(err, fs.ErrNotExist) { // this host's cache may be old, and a journal that it hides would not be rolled back
+		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // also when the whole epoch is missing
 			return d, err
 		}
 		f, err = t.disk.Open(path.Join(from, name))
@@ -407,7 +409,7 @@ func (t *takeover) recover(context.Context) (err error) {
 	return nil
 }
 
-// check requires every acknowledged commit. There may be one more, which was stored but not yet acknowledged.
+// check requires every acknowledged commit. The copy may have one more, which was stored but not yet acknowledged.
 func (t *takeover) check(context.Context) error {
 	if t.commits < t.at.Slot.Commits {
 		return fmt.Errorf("%w: %s has %d commits, and %d were acknowledged", ErrLost, t.source(), t.commits, t.at.Slot.Commits)
@@ -415,10 +417,10 @@ func (t *takeover) check(context.Context) error {
 	return nil
 }
 
-// open says that the epoch has the whole study: the next owner goes on from here.
+// open makes the slot that says that the epoch has the whole study. The next owner goes on from this epoch.
 func (t *takeover) open(context.Context) error {
 	err := t.put(Opened, t.epoch, t.commits)
-	t.opened = !errors.Is(err, fs.ErrExist) // after any other error the slot may be there
+	t.opened = !errors.Is(err, fs.ErrExist) // after any other error the slot may exist
 	if !t.opened {
 		return supersededBy(t.disk, t.slot+1)
 	}

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -13,27 +14,27 @@ import (
 	"strings"
 )
 
-// A world is a file server and its clients, each one process on a host of its own. It does one thing at a time, and its caller chooses which,
-// so that all orders can be tried.
+// A world is a file server and its clients, each one process on a host of its own. It does one call at a time. Its
+// caller chooses the next call, so that it can try all orders.
 type world struct {
 	files   map[string]content
 	actors  []*actor
-	pending []effect // sent by a client that is gone, and not yet done
-	crashes int      // that may still happen
-	loses   bool     // the server loses what it said was on the disk
+	pending []effect // changes that a client sent before its crash, and that are not done yet
+	crashes int      // number of crashes that may still happen
+	loses   bool     // the server loses data that it reported as synced
 	coarse  bool     // databases are read and written as a whole
-	log     []string // what was done, for a person
-	acks    []ack    // what was acknowledged
-	wrong   string   // what must never happen, and did
+	log     []string // the moves so far, for a person
+	acks    []ack
+	wrong   string // the first violation of the protocol; "" while there is none
 }
 
-// content is a file, in pages that are written and read one at a time.
+// A content is a file's content, in pages that are written and read one at a time.
 type content []string
 
-// An effect is a change of the files. It says what its sender is told.
+// An effect is a change of the files.
 type effect struct {
 	what string
-	do   func() error
+	do   func() error // returns the answer to the sender
 }
 
 // An actor is one process that takes the study over and writes it.
@@ -42,25 +43,26 @@ type actor struct {
 	name    string
 	calls   chan call
 	waiting *call
-	gone    bool // it has ended, or crashed
+	gone    bool // it has returned, or crashed
 	crashed bool
-	seen    [sha256.Size]byte // digest of all that it was told, which is all that its next step depends on
+	heard   [sha256.Size]byte // digest of all answers so far; the actor's next step depends on them alone
 
-	listed  map[string][]string // directories as this client saw them last; it may believe that for long
-	missing map[string]bool     // files that this client believes are not there
+	listed  map[string][]string // directories in this client's cache
+	missing map[string]bool     // files that do not exist according to this client's cache
 	empty   string              // the file that it found empty last
-	prunes  bool                // what the last owner has left
-	deaf    bool                // what it believes of an epoch's directory does not change when it changes the directory
-	sloppy  bool                // it makes files that are there already
+	prunes  bool                // it removes slots that a killed owner left
+
+	staleCache  bool // its cache of an epoch's directory survives its own changes of the directory
+	ignoresExcl bool // its Create succeeds for a file that exists
 }
 
-// A call is what an actor wants done next. It is done in one of several ways.
+// A call is an actor's next request. It is done in one of several ways.
 type call struct {
 	effect
-	ways  int // at least one
-	do    func(way int) (told string)
-	fails func() // it is never done: the actor has crashed
-	lasts bool   // it may be done although the actor has crashed
+	ways  int // number of ways, at least one; way 0 asks the server, way 1 answers from the cache
+	do    func(way int) (answer string)
+	fails func() // called instead of do when the actor crashes
+	lasts bool   // the effect may happen after the actor's crash
 	done  chan struct{}
 }
 
@@ -76,7 +78,7 @@ func newWorld(names ...string) *world {
 	return w
 }
 
-// ask has something done when it is this actor's turn.
+// ask waits until it is this actor's turn and the call is done.
 func (a *actor) ask(c call) {
 	if a.crashed {
 		c.fails()
@@ -98,21 +100,20 @@ func (a *actor) change(what string, do func() error) (err error) {
 	return err
 }
 
-// The actor is a Disk.
-
+// Create implements Disk, as the methods below do.
 func (a *actor) Create(name string, text []byte) error {
-	if strings.HasPrefix(path.Base(name), "look-") { // only to be told what is new
-		if !a.deaf || strings.HasPrefix(name, SlotDir) {
-			a.changed(name)
+	if strings.HasPrefix(path.Base(name), "look-") { // a refresh
+		if !a.staleCache || strings.HasPrefix(name, SlotDir) {
+			a.refreshed(name)
 		}
 		return nil
 	}
 	err := a.change("takes "+name, func() error {
-		if _, ok := a.w.files[name]; ok && !a.sloppy {
+		if _, ok := a.w.files[name]; ok && !a.ignoresExcl {
 			return fs.ErrExist
 		}
 		a.w.files[name] = content{""}
-		a.changed(name)
+		a.refreshed(name)
 		return nil
 	})
 	if err != nil {
@@ -120,7 +121,7 @@ func (a *actor) Create(name string, text []byte) error {
 	}
 	var s Slot
 	if json.Unmarshal(text, &s) == nil {
-		s.Time = s.Owner.Since // or no two ways would lead to the same state
+		s.Time = s.Owner.Since // with true times no two orders would lead to the same state
 		text, _ = json.Marshal(s)
 	}
 	return a.change("writes "+name+" "+string(s.Kind), func() error {
@@ -131,15 +132,15 @@ func (a *actor) Create(name string, text []byte) error {
 	})
 }
 
-// changed says that this client will look anew at a directory.
-func (a *actor) changed(name string) {
+// refreshed removes a file's directory from this client's cache.
+func (a *actor) refreshed(name string) {
 	dir := path.Dir(name)
 	delete(a.listed, dir)
 	maps.DeleteFunc(a.missing, func(n string, _ bool) bool { return path.Dir(n) == dir })
 }
 
 func (a *actor) Open(name string) (r io.ReadCloser, err error) {
-	if a.empty == name && a.w.isEmpty(name) { // had it looked again later it would be the first look
+	if a.empty == name && a.w.isEmpty(name) { // reading it again changes nothing; the first read could have come as late
 		return &pages{a: a, name: name, next: 1}, nil
 	}
 	ways := 1
@@ -164,7 +165,7 @@ func (a *actor) Open(name string) (r io.ReadCloser, err error) {
 	return r, err
 }
 
-// pages reads a file a page at a time.
+// pages reads a file a page at a time. The zero value is a lock that is closed.
 type pages struct {
 	a    *actor
 	name string
@@ -197,7 +198,7 @@ func (p *pages) Read(into []byte) (n int, err error) {
 		})
 		p.next++
 		if err != nil || p.rest == "" {
-			return 0, cmpErr(err, io.EOF)
+			return 0, cmp.Or(err, io.EOF)
 		}
 	}
 	n = copy(into, p.rest)
@@ -210,20 +211,13 @@ func (w *world) isEmpty(name string) bool {
 	return ok && strings.Join(file, "") == ""
 }
 
-func cmpErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
-}
-
 func (p *pages) Close() error { return nil }
 
-// Write is of files that nobody else looks at, so that its moment does not matter.
+// Write writes at once: it writes only files that no other actor reads, so the moment does not matter.
 func (a *actor) Write(name string, r io.Reader) error {
 	text, err := io.ReadAll(r)
 	if err != nil || a.crashed {
-		return cmpErr(err, errCrashed)
+		return cmp.Or(err, errCrashed)
 	}
 	a.w.files[name] = splitPages(string(text))
 	return nil
@@ -270,7 +264,7 @@ func (a *actor) Remove(name string) error {
 	}
 	return a.change("removes "+name, func() error {
 		delete(a.w.files, name)
-		a.changed(name)
+		a.refreshed(name)
 		return nil
 	})
 }
@@ -281,11 +275,10 @@ func (a *actor) Lock(string) (io.Closer, error) { return &pages{}, nil }
 func (a *actor) Locked(string) (bool, error)    { return false, nil }
 func (a *actor) Locks() Locks                   { return SharedLocks }
 
-// The actors' study has a database of two pages, each with all values stored so far. Its journal holds the old pages during a write.
-
+// The actors' study has a database of two pages, each with all values stored so far. These words begin its journal.
 const (
-	cold = "cold"
-	hot  = "hot:"
+	hot  = "hot:" // then come the old pages, to be rolled back to
+	cold = "cold" // there is nothing to roll back
 )
 
 func splitPages(text string) content {
@@ -301,7 +294,7 @@ func (a *actor) store(dir, value string) error {
 	was := strings.Join(a.w.files[db], "")
 	before, second, _ := strings.Cut(was, "|")
 	if before != second {
-		a.w.fail("%s writes into a torn study: %q and %q", a.name, before, second)
+		a.w.fail("%s writes into a study whose pages differ: %q and %q", a.name, before, second)
 	}
 	now := strings.TrimPrefix(before+" "+value, " ")
 	write := func(what, name string, do func(content) content) error {
@@ -327,8 +320,8 @@ func (a *actor) store(dir, value string) error {
 	)
 }
 
-// settled recovers a database that nobody else sees, and counts its values.
-func (a *actor) settled(dir string, _ int64) (commits int64, err error) {
+// recoverCopy rolls a copy back as SQLite does, and counts its values. No other actor sees the copy.
+func (a *actor) recoverCopy(dir string, _ int64) (commits int64, err error) {
 	db, journal := path.Join(dir, Database), path.Join(dir, Journal)
 	if before, ok := strings.CutPrefix(strings.Join(a.w.files[journal], ""), hot); ok {
 		a.w.files[db] = content{before + "|", before}
@@ -336,11 +329,12 @@ func (a *actor) settled(dir string, _ int64) (commits int64, err error) {
 	}
 	first, second, _ := strings.Cut(strings.Join(a.w.files[db], ""), "|")
 	if first != second {
-		a.w.fail("%s goes on with a torn study: %q and %q", a.name, first, second)
+		a.w.fail("%s recovers a study whose pages differ: %q and %q", a.name, first, second)
 	}
 	return int64(len(strings.Fields(first))), nil
 }
 
+// fail records the first violation.
 func (w *world) fail(format string, args ...any) {
 	if w.wrong == "" {
 		w.wrong = fmt.Sprintf(format, args...)
@@ -353,25 +347,25 @@ type ack struct {
 	slot, epoch int64
 }
 
-// acknowledged is called when a value was.
-func (w *world) acknowledged(value string, h *Lease) {
-	is := ack{value, h.slot, h.epoch}
+// acknowledged records an acknowledged value. It fails if the slots show two owners at the same time.
+func (w *world) acknowledged(value string, l *Lease) {
+	is := ack{value, l.slot, l.epoch}
 	for _, was := range w.acks {
 		if was.slot == is.slot || (was.slot < is.slot) != (was.epoch <= is.epoch) {
-			w.fail("two owners at a time: %+v and %+v were acknowledged", was, is)
+			w.fail("two owners at the same time acknowledged %+v and %+v", was, is)
 		}
 	}
 	w.acks = append(w.acks, is)
 }
 
-// state tells two worlds apart in which something else may happen next.
+// state identifies all that the next moves depend on: two worlds with the same state have the same future.
 func (w *world) state() [sha256.Size]byte {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(w.files)) {
 		fmt.Fprintf(&b, "%s=%q\n", name, w.files[name])
 	}
 	for _, a := range w.actors {
-		fmt.Fprintf(&b, "%s %x %v %v\n", a.name, a.seen, a.gone, a.crashed)
+		fmt.Fprintf(&b, "%s %x %v %v\n", a.name, a.heard, a.gone, a.crashed)
 		if a.gone {
 			continue
 		}

@@ -12,36 +12,37 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// retryAfter is the pause after a disk error: each attempt on a lost file server may take long.
+// retryAfter is the pause after a disk error, because each attempt may take long when the file server is lost.
 const retryAfter = time.Second
 
-// A disk writes the log of one trial: the head, then the parts. One goroutine uses it. Nothing is synced: a power cut takes the last
-// seconds of a log, and an NFS client sends everything when a file is closed.
+// A disk writes the log of one trial: the head, then the parts. One goroutine uses it. It syncs nothing, so a power cut
+// loses the last seconds of a log. An NFS client sends all data when a file is closed.
 type disk struct {
 	limits
 	dir   string // the study's directory
 	trial int
 
 	root  *os.Root // the folder; nil before it is opened, and after an error
-	file  *os.File // likewise
-	part  int      // the file's number; 0 is the head
-	size  int64    // of the file
+	file  *os.File // the newest file; nil before it is opened, and after an error
+	part  int      // number of the file; 0 is the head
+	size  int64    // size of the file in bytes
 	torn  bool     // the file ends within a line
-	known bool     // the files of an earlier run were looked at
-	again bool     // there were such files, and the log does not yet say so
+	known bool     // open has checked whether an earlier run left files
+	again bool     // an earlier run left files, and the log does not yet say so
 
 	cause   error     // error of the last attempt; nil when it succeeded
 	retry   time.Time // the next attempt
-	missing int64     // bytes left out since the last line about it
-	lost    int64     // all bytes left out
-	first   error     // why the first of them were left out
+	missing int64     // bytes left out since the last line about left-out bytes
+	lost    int64     // number of all bytes left out
+	first   error     // the first error for which bytes were left out
 
-	closeErr error // of the last file
+	closeErr error // error from closing the last file
 }
 
 func (d *disk) path() string { return filepath.Join(d.dir, folder) }
 
-// write puts lines on the disk or counts them as left out. The last attempt waits for nothing.
+// write puts lines on the disk, or counts them as left out. The last write is tried even during the pause after an
+// error.
 func (d *disk) write(lines []byte, last bool) {
 	n := 0
 	if last || d.cause == nil || !time.Now().Before(d.retry) {
@@ -54,8 +55,8 @@ func (d *disk) write(lines []byte, last bool) {
 	d.lost += int64(len(lines) - n)
 }
 
-// put opens the log if necessary, adds the lines that the log still lacks, and then the text. It returns how many bytes of the text are
-// on the disk.
+// put opens the log if necessary, adds the tuner's own lines that are due, and then the server's lines. It returns how
+// many bytes of the server's lines are on the disk.
 func (d *disk) put(lines []byte) (int, error) {
 	if err := d.open(); err != nil {
 		return 0, err
@@ -76,14 +77,14 @@ func (d *disk) put(lines []byte) (int, error) {
 	return d.add(lines)
 }
 
-// fail waits before the next attempt, which opens the files again: the folder may be another then, or the handle stale.
+// fail delays the next attempt. That attempt opens the files again, because the handles may be stale.
 func (d *disk) fail(err error) {
 	d.cause, d.retry = err, time.Now().Add(retryAfter)
 	if d.first == nil {
 		d.first = err
 	}
 	if d.file != nil {
-		_ = d.file.Close() // err tells more
+		_ = d.file.Close() // err says more
 		d.file = nil
 	}
 	d.closeRoot()
@@ -116,7 +117,7 @@ func (d *disk) open() error {
 	if err := d.openPart(newest); err != nil {
 		return err
 	}
-	if lost := size - d.size; lost > 0 && newest == part { // NFS reports only later that it could not keep written bytes
+	if lost := size - d.size; lost > 0 && newest == part { // NFS may lose written bytes and report it later
 		d.missing += lost
 		d.lost += lost
 	}
@@ -126,7 +127,7 @@ func (d *disk) open() error {
 	return nil
 }
 
-// openPart opens a file at its end, for reading too: its last byte tells whether its last line is whole.
+// openPart opens a file at its end. It reads the last byte, which shows whether the last line is whole.
 func (d *disk) openPart(part int) error {
 	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, rights.File(d.path()))
 	if err != nil {
@@ -146,7 +147,7 @@ func (d *disk) openPart(part int) error {
 	return nil
 }
 
-// note adds a line of the tuner's own.
+// note adds a line of the tuner.
 func (d *disk) note(line string) error {
 	if d.torn {
 		line = "\n" + line
@@ -177,7 +178,8 @@ func (d *disk) add(text []byte) (n int, err error) {
 	return n, nil
 }
 
-// fits returns how many bytes of the text go into the present file: whole lines, unless a line is longer than a file.
+// fits returns how many bytes of the text go into the present file. They are whole lines, unless a line is longer than
+// a file.
 func (d *disk) fits(text []byte) int {
 	room := d.limits.part - d.size
 	if d.part == 0 {
@@ -186,7 +188,7 @@ func (d *disk) fits(text []byte) int {
 	switch {
 	case int64(len(text)) <= room:
 		return len(text)
-	case room <= 0: // also for a log that was written without bounds
+	case room <= 0: // negative for a log that an older tuner wrote without bounds
 		return 0
 	}
 	whole := bytes.LastIndexByte(text[:room], '\n') + 1
@@ -201,7 +203,7 @@ func (d *disk) next() error {
 	err := d.file.Close()
 	d.file = nil
 	if err != nil {
-		return err // on NFS the error of an earlier write
+		return err // on NFS this may be the error of an earlier write
 	}
 	if oldest := d.part + 1 - d.parts; oldest > 0 {
 		if err := d.root.Remove(fileName(d.trial, oldest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -221,7 +223,7 @@ func (d *disk) close() {
 
 func (d *disk) closeRoot() {
 	if d.root != nil {
-		_ = d.root.Close() // nothing was written through it
+		_ = d.root.Close() // it was only read
 		d.root = nil
 	}
 }

@@ -1,5 +1,5 @@
-// Package logs keeps the full log of each trial's server on disk, bounded in size. It always keeps the beginning and the end, and the
-// middle as long as there is room. It never understands what a line says.
+// Package logs keeps the log of each trial's server on disk, bounded in size. It always keeps the beginning and the
+// end, and the middle while there is room. It never interprets a line.
 package logs
 
 import (
@@ -20,22 +20,22 @@ const folder = "logs"
 type limits struct {
 	head  int64 // bytes of the first file, which holds the beginning
 	part  int64 // bytes of each file after it
-	parts int   // how many of them are kept, the newest
+	parts int   // number of parts to keep; older parts are deleted
 
-	patience time.Duration // how long a Write waits for a slow disk, once until the disk takes something
-	closing  time.Duration // how long Close waits for it
-	follow   time.Duration // between two looks of a follower; a Writer writes at least each second
+	patience time.Duration // how long a Write waits for a slow disk
+	closing  time.Duration // how long Close waits for a slow disk
+	follow   time.Duration // how often a follower reads; a Writer writes at least each second
 }
 
-// ordinary bounds a trial's log to 16 MiB. The head has room for the longest start, with its configuration, in debug mode. The parts hold
-// the end. The oldest part is deleted before a new one begins, so 6 to 8 MiB of the end are kept.
+// ordinary bounds a trial's log to 16 MiB. The head has room for the longest start, with its configuration, in debug
+// mode. The parts hold the end. The oldest part is deleted before a new one begins, so 6 to 8 MiB of the end are kept.
 var ordinary = limits{
 	head: 8 << 20, part: 2 << 20, parts: 4,
 	patience: time.Second, closing: 10 * time.Second, follow: 250 * time.Millisecond,
 }
 
-// fileName is the name of a part; part 0 is the head. Names are made of numbers and used through an os.Root, so that nothing outside the
-// folder can be reached, even by a link.
+// fileName is the name of a part; part 0 is the head. An os.Root resolves the names, so that even a link cannot lead
+// out of the folder.
 func fileName(trial, part int) string {
 	name := fmt.Sprintf("trial-%04d.log", trial)
 	if part > 0 {
@@ -44,7 +44,8 @@ func fileName(trial, part int) string {
 	return name
 }
 
-// partNumbers returns the numbers of the parts that a trial's log has, sorted. They count up from 1 and are never used again.
+// partNumbers returns the numbers of the parts that a trial's log has, sorted. They count up from 1. A number is used
+// once.
 func partNumbers(root *os.Root, trial int) ([]int, error) {
 	dir, err := root.Open(".")
 	if err != nil {
@@ -91,7 +92,7 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%.*f %cB", digits, v, units[0])
 }
 
-// reason is a disk error without its path, which is the log's own.
+// reason returns the text of a disk error without the log's path.
 func reason(err error) string {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err.Error()

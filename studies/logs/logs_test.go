@@ -16,12 +16,13 @@ import (
 	"time"
 )
 
-// small are limits that a test fills quickly.
+// small has limits that a test reaches quickly.
 var small = limits{
 	head: 4000, part: 1000, parts: 4,
 	patience: time.Second, closing: time.Minute, follow: 10 * time.Millisecond,
 }
 
+// try ends the test at the first error.
 func try(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -29,10 +30,10 @@ func try(t testing.TB, errs ...error) {
 	}
 }
 
-// line is the i-th line of a test's log; lines are of different lengths.
+// line returns the i-th line of a test's log. The lines have different lengths.
 func line(i int) string { return fmt.Sprintf("line %06d %s\n", i, strings.Repeat("x", i%17)) }
 
-// writeLines writes a log of lines from up to, but without, to.
+// writeLines writes lines to a log. Their numbers begin at from and end before to.
 func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
 	t.Helper()
 	w, err := create(dir, trial, l)
@@ -44,7 +45,7 @@ func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
 	try(t, w.Close())
 }
 
-// read returns the log as a Reader gives it.
+// read returns a log as a Reader reads it.
 func read(t testing.TB, dir string, trial int, l limits) string {
 	t.Helper()
 	r, err := open(dir, trial, l)
@@ -54,7 +55,7 @@ func read(t testing.TB, dir string, trial int, l limits) string {
 	return string(text)
 }
 
-// files returns the names in the folder, sorted, and their bytes.
+// files returns the sorted names of a study's log files, and their total size.
 func files(t testing.TB, dir string) (names []string, size int64) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(dir, folder))
@@ -67,7 +68,7 @@ func files(t testing.TB, dir string) (names []string, size int64) {
 	return names, size
 }
 
-// runs says which lines stand in a text, each run as first-last, and what else does.
+// runs returns each series of successive lines in a text, as first-last, and all other lines as they are.
 func runs(t testing.TB, text string) []string {
 	t.Helper()
 	var found []string
@@ -86,7 +87,7 @@ func runs(t testing.TB, text string) []string {
 			continue
 		}
 		if text != line(i) {
-			t.Fatalf("%q is not the whole of line %d", text, i)
+			t.Fatalf("line %d is %q, want %q", i, text, line(i))
 		}
 		if last < 0 || i != last+1 {
 			end()
@@ -119,12 +120,12 @@ func TestALongLogKeepsItsBeginningAndItsEnd(t *testing.T) {
 	}
 	names, size := files(t, dir)
 	if size > small.head+int64(small.parts)*small.part || len(names) != 1+small.parts {
-		t.Errorf("%d bytes are in %q, want at most 8000 in a head and 4 parts", size, names)
+		t.Errorf("the files %q have %d bytes, want a head and 4 parts with at most 8000", names, size)
 	}
 	text := read(t, dir, 12345, small)
 	got := runs(t, text)
 	if len(got) != 3 || !strings.HasPrefix(got[0], "0-") || !strings.HasSuffix(got[2], fmt.Sprintf("-%d", lines-1)) {
-		t.Fatalf("read %q, want the first lines, what was left out, and the last lines", got)
+		t.Fatalf("read %q, want the first lines, a line about left-out bytes, and the last lines", got)
 	}
 	head, err := os.Stat(filepath.Join(dir, folder, "trial-12345.log"))
 	try(t, err)
@@ -136,7 +137,7 @@ func TestALongLogKeepsItsBeginningAndItsEnd(t *testing.T) {
 		t.Fatalf("%q: %v", got[1], err)
 	}
 	if left := float64(total-int(size)) / 1000; said < left*0.98 || said > left*1.05 {
-		t.Errorf("it is said that %g kB are missing, %g kB are", said, left)
+		t.Errorf("the log says that %g kB were left out, want about %g kB", said, left)
 	}
 }
 
@@ -150,11 +151,12 @@ func TestALogThatIsJustFullHasNoPart(t *testing.T) {
 	}
 	try(t, w.Close())
 	if names, size := files(t, dir); len(names) != 1 || size != small.head {
-		t.Errorf("%d bytes are in %q, want %d in one file", size, names, small.head)
+		t.Errorf("the files %q have %d bytes, want one file with %d", names, size, small.head)
 	}
 }
 
-func TestLinesWithoutEndArriveWhole(t *testing.T) {
+// Lines without an end, and very long lines, are stored whole.
+func TestUnusualLines(t *testing.T) {
 	const longest = 3 * maxPending
 	for _, row := range []struct {
 		name   string
@@ -162,8 +164,8 @@ func TestLinesWithoutEndArriveWhole(t *testing.T) {
 	}{
 		{"a last line without a break", []string{"a\n", "b"}},
 		{"a line in pieces", []string{"a", "b", "c\nd", "\n"}},
-		{"a line that is longer than a part", []string{strings.Repeat("a", 3990) + "\n", strings.Repeat("b", 2500), "\nc\n"}},
-		{"a line that is longer than the head", []string{strings.Repeat("b", 5500), "\nc\n"}},
+		{"a line longer than a part", []string{strings.Repeat("a", 3990) + "\n", strings.Repeat("b", 2500), "\nc\n"}},
+		{"a line longer than the head", []string{strings.Repeat("b", 5500), "\nc\n"}},
 		{"nothing", nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -176,11 +178,11 @@ func TestLinesWithoutEndArriveWhole(t *testing.T) {
 			}
 			try(t, w.Close())
 			if got, want := read(t, dir, 0, small), strings.Join(row.pieces, ""); got != want {
-				t.Errorf("%d bytes were written, %d are read: %.100q", len(want), len(got), got)
+				t.Errorf("read %d bytes, want the %d bytes that were written: %.100q", len(got), len(want), got)
 			}
 		})
 	}
-	t.Run("a line that is longer than all that may wait", func(t *testing.T) {
+	t.Run("a line longer than maxPending", func(t *testing.T) {
 		dir := t.TempDir()
 		w, err := create(dir, 0, ordinary)
 		try(t, err)
@@ -191,12 +193,12 @@ func TestLinesWithoutEndArriveWhole(t *testing.T) {
 		}
 		try(t, w.Close())
 		if got := read(t, dir, 0, ordinary); len(got) != longest/len(text)*len(text) {
-			t.Errorf("%d bytes are read of %d", len(got), longest)
+			t.Errorf("read %d bytes, want %d", len(got), longest)
 		}
 	})
 }
 
-func TestARepeatedTrialGoesOnInItsLog(t *testing.T) {
+func TestARepeatedTrialAppendsToItsLog(t *testing.T) {
 	again := regexp.MustCompile(`^=== trial 7 is run again: \d{4}-\d\d-\d\dT[\d:]+.* ===$`)
 	dir := t.TempDir()
 	writeLines(t, dir, 7, small, 0, 10)
@@ -206,24 +208,24 @@ func TestARepeatedTrialGoesOnInItsLog(t *testing.T) {
 	writeLines(t, dir, 7, small, 10, 20)
 	got := runs(t, read(t, dir, 7, small))
 	if len(got) != 4 || got[0] != "0-9" || got[1] != "a torn li" || !again.MatchString(got[2]) || got[3] != "10-19" {
-		t.Errorf("read %q, want 0-9, a torn line, a line that says it is run again, and 10-19", got)
+		t.Errorf("read %q, want 0-9, a torn line, a line about the repetition, and 10-19", got)
 	}
 
 	writeLines(t, dir, 7, small, 20, 1000)
-	writeLines(t, dir, 7, small, 1000, 1010) // goes on in the newest part
+	writeLines(t, dir, 7, small, 1000, 1010) // appends to the newest part
 	names, size := files(t, dir)
 	if size > 8000 || len(names) != 5 {
-		t.Errorf("%d bytes are in %q, want at most 8000 in 5 files", size, names)
+		t.Errorf("the files %q have %d bytes, want 5 files with at most 8000", names, size)
 	}
 	got = runs(t, read(t, dir, 7, small))
 	n := len(got)
 	if !strings.HasSuffix(got[n-3], "-999") || !again.MatchString(got[n-2]) || got[n-1] != "1000-1009" {
-		t.Errorf("read %q, want …-999, a line that says it is run again, and 1000-1009", got)
+		t.Errorf("read %q, want …-999, a line about the repetition, and 1000-1009", got)
 	}
 }
 
-// A log that an older tuner wrote without bounds goes on in parts.
-func TestALogWithoutBoundsIsKept(t *testing.T) {
+// An older tuner wrote logs without bounds. Such a log is kept whole, and new lines go to parts.
+func TestALogWithoutBounds(t *testing.T) {
 	dir := t.TempDir()
 	var old bytes.Buffer
 	for i := range 1000 {
@@ -234,18 +236,18 @@ func TestALogWithoutBoundsIsKept(t *testing.T) {
 	writeLines(t, dir, 0, small, 1000, 1010)
 	got := runs(t, read(t, dir, 0, small))
 	if len(got) != 3 || got[0] != "0-999" || got[2] != "1000-1009" {
-		t.Errorf("read %q, want 0-999, that it is run again, and 1000-1009", got)
+		t.Errorf("read %q, want 0-999, a line about the repetition, and 1000-1009", got)
 	}
 }
 
 func TestTailIsTheLastLines(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 100)   // one file
-	writeLines(t, dir, 1, small, 0, 20000) // head and parts
+	writeLines(t, dir, 1, small, 0, 20000) // a head and parts
 	try(t, os.WriteFile(filepath.Join(dir, folder, "trial-0002.log"), nil, 0o644),
 		os.WriteFile(filepath.Join(dir, folder, "trial-0003.log"), []byte("a\n\nlast without end"), 0o644))
 	long := runs(t, read(t, dir, 1, small))
-	var kept int // of the lines in the parts
+	var kept int // number of lines in the parts
 	{
 		var first, last int
 		_, err := fmt.Sscanf(long[2], "%d-%d", &first, &last)
@@ -258,16 +260,16 @@ func TestTailIsTheLastLines(t *testing.T) {
 		lines int
 		want  []string
 	}{
-		{"the last of a short log", 0, 3, []string{"97-99"}},
-		{"none", 0, 0, nil},
-		{"more than there are", 0, 1000, []string{"0-99"}},
-		{"as many as there are", 0, 100, []string{"0-99"}},
-		{"the last of the newest part", 1, 5, []string{"19995-19999"}},
-		{"over several parts", 1, kept - 1, []string{fmt.Sprintf("%d-19999", 20000-kept+1)}},
-		{"exactly the parts: nothing is missing", 1, kept, []string{fmt.Sprintf("%d-19999", 20000-kept)}},
-		{"what was left out is said and no line", 1, kept + 1, []string{strings.TrimPrefix(long[0], "0-") + "-" + strings.TrimPrefix(long[0], "0-"), long[1], long[2]}},
-		{"none of an empty log", 2, 5, nil},
-		{"a last line without a break is one", 3, 2, []string{"", "last without end"}},
+		{"the last lines of a short log", 0, 3, []string{"97-99"}},
+		{"no line", 0, 0, nil},
+		{"more lines than the log has", 0, 1000, []string{"0-99"}},
+		{"all lines", 0, 100, []string{"0-99"}},
+		{"the last lines of the newest part", 1, 5, []string{"19995-19999"}},
+		{"lines of several parts", 1, kept - 1, []string{fmt.Sprintf("%d-19999", 20000-kept+1)}},
+		{"all lines of the parts, without a line about left-out bytes", 1, kept, []string{fmt.Sprintf("%d-19999", 20000-kept)}},
+		{"a line of the head too: the line about left-out bytes does not count", 1, kept + 1, []string{strings.TrimPrefix(long[0], "0-") + "-" + strings.TrimPrefix(long[0], "0-"), long[1], long[2]}},
+		{"an empty log", 2, 5, nil},
+		{"a last line without a break counts", 3, 2, []string{"", "last without end"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r, err := open(dir, row.trial, small)
@@ -276,7 +278,7 @@ func TestTailIsTheLastLines(t *testing.T) {
 			text, err := io.ReadAll(r)
 			try(t, err, r.Close())
 			if got := runs(t, string(text)); !slices.Equal(got, row.want) {
-				t.Errorf("the last %d lines are %q, want %q", row.lines, got, row.want)
+				t.Errorf("Tail(%d) leaves %q, want %q", row.lines, got, row.want)
 			}
 		})
 	}
@@ -292,34 +294,35 @@ func TestLastLinesOfLongTexts(t *testing.T) {
 	for n := 1; n <= len(starts); n++ {
 		offset, found, err := lastLines(strings.NewReader(text.String()), int64(text.Len()), n)
 		if want := starts[len(starts)-n]; err != nil || offset != want || found != n {
-			t.Errorf("the last %d of %d lines are %d from %d on, %v; want from %d on", n, len(starts), found, offset, err, want)
+			t.Errorf("lastLines(%d) = %d, %d, %v; want %d, %d", n, offset, found, err, want, n)
 		}
 	}
 }
 
-func TestWhatIsNoLog(t *testing.T) {
+// Open and Create refuse what is no log.
+func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := Open(dir, 0); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a folder: %v, want that it does not exist", err)
+		t.Errorf("Open without a folder = %v, want fs.ErrNotExist", err)
 	}
 	writeLines(t, dir, 0, small, 0, 1)
 	if _, err := Open(dir, 1); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "log of trial 1 in "+dir) {
-		t.Errorf("without a file: %v, want that it does not exist, and where", err)
+		t.Errorf("Open without a file = %v, want fs.ErrNotExist and the directory", err)
 	}
 	if _, err := Open(dir, -1); err == nil || !strings.Contains(err.Error(), "trials count from 0") {
-		t.Errorf("of trial -1: %v", err)
+		t.Errorf("Open of trial -1 = %v", err)
 	}
 	if _, err := Create(dir, -1); err == nil || !strings.Contains(err.Error(), "trials count from 0") {
-		t.Errorf("of trial -1: %v", err)
+		t.Errorf("Create of trial -1 = %v", err)
 	}
 	outside := filepath.Join(t.TempDir(), "outside")
 	try(t, os.WriteFile(outside, []byte("secret"), 0o644), os.Symlink(outside, filepath.Join(dir, folder, "trial-0002.log")))
 	if _, err := Open(dir, 2); err == nil {
-		t.Error("a link out of the folder was followed")
+		t.Error("Open follows a link out of the folder")
 	}
 }
 
-// Whoever goes to the end of a log, or follows it, does not wait for a pipe in its place.
+// Tail and Follow return ErrNoLog for a pipe in the place of a log, and do not wait for it.
 func TestAPipeIsNoLog(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 1)
@@ -337,15 +340,15 @@ func TestAPipeIsNoLog(t *testing.T) {
 		select {
 		case err := <-ended:
 			if !errors.Is(err, ErrNoLog) {
-				t.Errorf("%s = %v, want that it is no log", what, err)
+				t.Errorf("%s = %v, want ErrNoLog", what, err)
 			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("%s waits for a pipe", what)
+			t.Fatalf("%s still waits for the pipe after 10 s", what)
 		}
 	}
 }
 
-func TestBytesAsPeopleSayThem(t *testing.T) {
+func TestBytesText(t *testing.T) {
 	for n, want := range map[int64]string{
 		0: "0 bytes", 999: "999 bytes", 1000: "1.0 kB", 9_940: "9.9 kB", 9_960: "10 kB", 123_456: "123 kB", 999_600: "1.0 MB",
 		1_234_567_890: "1.2 GB", 2 << 40: "2.2 TB", 1 << 62: "4.6 EB",

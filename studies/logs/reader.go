@@ -13,20 +13,22 @@ import (
 	"time"
 )
 
-// A Reader reads the log of one trial: its beginning, a line that says how much was left out, and its end. It may read while the Writer
-// writes, also from another machine. Parts that are deleted before a slow Reader reaches them are left out in the same way.
+// A Reader reads the log of one trial: its beginning, a line that says how many bytes were left out, and its end. It
+// may read while the Writer writes, also on another machine. If parts are deleted before a slow Reader reaches them, it
+// gives such a line for them too.
 type Reader struct {
 	limits
 	trial int
 	root  *os.Root
 	file  *os.File
-	part  int    // the file's number; 0 is the head
-	note  []byte // to be read before the file
+	part  int    // number of the file; 0 is the head
+	note  []byte // text that Read returns before the rest of the file
 	torn  bool   // the last text read did not end a line
 	whole bool   // the file has a successor and no longer grows
 }
 
-// Open opens the log of a trial in dir/logs, where dir is the study's directory. It wraps fs.ErrNotExist when there is none.
+// Open opens the log of a trial in dir/logs, where dir is the study's directory. It wraps fs.ErrNotExist when there is
+// none.
 func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinary) }
 
 func open(dir string, trial int, l limits) (*Reader, error) {
@@ -52,7 +54,7 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 	return r, nil
 }
 
-// ErrNoLog says that a log's name, or that of the logs' directory, belongs to something else.
+// ErrNoLog says that a log is no regular file, or that the logs' directory is no directory.
 var ErrNoLog = errors.New("it is not as a tuner leaves it: move it away")
 
 // openLog opens a regular file and refuses anything else: opening a pipe would block.
@@ -100,7 +102,7 @@ func (r *Reader) advance() error {
 	}
 	i, _ := slices.BinarySearch(parts, r.part+1)
 	if i < len(parts) && !r.whole {
-		r.whole = true // it may have grown after its end was read and before its successor began
+		r.whole = true // it may have grown between the last read and the beginning of its successor
 		return nil
 	}
 	for _, next := range parts[i:] {
@@ -119,7 +121,7 @@ func (r *Reader) advance() error {
 	return io.EOF
 }
 
-// leaveOut inserts a line for deleted parts. Each deleted part was full, except for a part of a line.
+// leaveOut inserts a line about n bytes in deleted parts. A deleted part had less than a line of free space.
 func (r *Reader) leaveOut(n int64) {
 	if r.torn {
 		r.note = append(r.note, '\n')
@@ -144,7 +146,7 @@ func (r *Reader) Tail(n int) error {
 	for _, part := range slices.Backward(append([]int{0}, parts...)) {
 		found, err := r.tailOf(part, n)
 		if errors.Is(err, fs.ErrNotExist) && part > 0 {
-			continue // deleted meanwhile, with everything before it
+			continue // deleted meanwhile, and so are all parts before it
 		}
 		if err != nil {
 			return fmt.Errorf("log of trial %d: %w", r.trial, err)
@@ -201,13 +203,13 @@ func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, er
 		end = begin
 	}
 	if size > 0 {
-		found++ // no line break precedes the first line
+		found++ // the first line, which follows no line break
 	}
 	return 0, found, nil
 }
 
-// Follow writes the unread log to w and goes on as the log grows. It ends when done is closed and everything is written, or with the cause
-// of ctx, or with the error of w.
+// Follow copies the unread log to w, and goes on as the log grows. It ends when done is closed and the whole log is
+// copied, or returns the cause of ctx, or an error of w.
 func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) error {
 	buffer := make([]byte, 64<<10)
 	for ended := false; ; {
@@ -229,7 +231,7 @@ func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) 
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-done:
-			ended = true // the last lines are still to be read
+			ended = true // the next round reads the last lines
 		case <-time.After(r.follow):
 		}
 		if err := r.renew(); err != nil {
@@ -238,8 +240,9 @@ func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) 
 	}
 }
 
-// renew reopens the file at the same offset. An NFS client asks the server for a file's size when it opens the file. Without that, a line
-// from another machine is seen up to a minute late (nfs(5), close-to-open cache consistency, acregmax).
+// renew reopens the file at the same offset. An NFS client asks the server for a file's size when it opens the file.
+// Without that, a line from another machine is seen up to a minute late (nfs(5), close-to-open cache consistency,
+// acregmax).
 func (r *Reader) renew() error {
 	offset, err := r.file.Seek(0, io.SeekCurrent)
 	if err != nil {
@@ -247,7 +250,7 @@ func (r *Reader) renew() error {
 	}
 	f, err := openLog(r.root, fileName(r.trial, r.part))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // deleted; the open file still has its end
+		return nil // deleted; the open file can still be read
 	}
 	if err != nil {
 		return err

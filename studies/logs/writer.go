@@ -12,15 +12,17 @@ import (
 const (
 	// flushEvery is how long a line waits before it goes to the disk, where a follower sees it.
 	flushEvery = time.Second
-	// flushAt is the number of bytes that go to the disk at once. One write call takes hundreds of lines, because each call may be a request
-	// to a file server.
+	// flushAt is the number of bytes that go to the disk at once. One write call takes hundreds of lines, because each
+	// call may be a request to a file server.
 	flushAt = 64 << 10
-	// maxPending is the number of bytes that may wait for the disk, about a thousand lines. Beyond it Write waits too.
+	// maxPending is the number of bytes that may wait for the disk, about a thousand lines. While more would wait,
+	// Write waits.
 	maxPending = 1 << 20
 )
 
-// A Writer takes the log of one trial's server. A disk that is full, gone or slow neither fails the Writer nor holds up the server. Lines
-// that cannot be written are left out and counted. The log says so as soon as it can be written again, and so does the error of Close.
+// A Writer takes the log of one trial's server. A disk that is full, lost or slow gives no error of Write, and hardly
+// delays the server. The Writer leaves out lines that it cannot write, and counts their bytes. It writes that number to
+// the log when the disk works again, and the error of Close has it too.
 //
 // It may be used by several goroutines, each of which should write whole lines.
 type Writer struct {
@@ -28,25 +30,26 @@ type Writer struct {
 	limits
 
 	mu       sync.Mutex    // guards the fields up to closed
-	pending  []byte        // for the disk
-	room     chan struct{} // closed and replaced when pending has been taken
-	stuck    bool          // a Write has waited in vain, and the disk has taken nothing since
-	overflow int64         // bytes without room since the last line about it
-	dropped  int64         // all bytes without room
+	pending  []byte        // bytes that wait for the disk
+	room     chan struct{} // closed and replaced when the disk has taken pending
+	stuck    bool          // a Write has waited for its whole patience, and the disk has taken nothing since
+	overflow int64         // bytes left out for lack of room, since the last line about them
+	dropped  int64         // number of all bytes left out for lack of room
 	closed   bool
 
-	wake    chan struct{} // holds one value when the disk has work
+	wake    chan struct{} // has one value when the goroutine shall write
 	closing chan struct{}
 	gone    chan struct{} // the goroutine has ended
-	spare   []byte        // belongs to the goroutine, as disk does
-	disk    disk
+	spare   []byte        // the last batch, to be used again; only the goroutine uses it
+	disk    disk          // only the goroutine uses it
 
 	close    sync.Once
 	closeErr error
 }
 
-// Create opens the log of a trial in dir/logs, where dir is the study's directory. A repeated trial continues its log after a line that
-// says so. The only error is a negative number: a disk that cannot be written is tried again while the server runs. The caller must Close.
+// Create opens the log of a trial in dir/logs, where dir is the study's directory. If the trial is run again, its log
+// goes on after a line that says so. The only error is for a negative number. If the disk cannot be written, the Writer
+// tries again while the server runs. The caller must Close.
 func Create(dir string, trial int) (*Writer, error) { return create(dir, trial, ordinary) }
 
 func create(dir string, trial int, l limits) (*Writer, error) {
@@ -58,13 +61,13 @@ func create(dir string, trial int, l limits) (*Writer, error) {
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
 		disk: disk{limits: l, dir: dir, trial: trial},
 	}
-	w.signal() // the file shall exist before the server's first line
+	w.signal() // so that the file exists before the server's first line
 	go w.run()
 	return w, nil
 }
 
-// Write takes a piece of the log. Its only error is os.ErrClosed. It waits at most a second while 1 MiB waits for the disk. After that it
-// waits no more until the disk has taken something.
+// Write takes a piece of the log. Its only error is os.ErrClosed. While 1 MiB waits for the disk, Write waits too, for
+// at most a second. After such a second no Write waits until the disk has taken some bytes.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,7 +109,7 @@ func (w *Writer) waitForRoom() {
 	}
 }
 
-// noteOverflow adds a line for the bytes without room, at their place in the log. The caller holds mu.
+// noteOverflow adds a line about bytes left out for lack of room, where they would have been. The caller holds mu.
 func (w *Writer) noteOverflow() {
 	if w.overflow == 0 {
 		return
@@ -129,7 +132,7 @@ func leftOut(n int64, why error) string {
 func (w *Writer) signal() {
 	select {
 	case w.wake <- struct{}{}:
-	default: // it is awake already
+	default: // the goroutine has not taken the last signal yet
 	}
 }
 
@@ -150,7 +153,8 @@ func (w *Writer) run() {
 	w.disk.close()
 }
 
-// take returns the whole pending lines, and at the end everything. It does not hold mu while the disk writes.
+// take returns the pending lines that are whole, or all pending bytes the last time. The disk writes them when mu is
+// free again.
 func (w *Writer) take(last bool) []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -166,8 +170,9 @@ func (w *Writer) take(last bool) []byte {
 	return batch
 }
 
-// Close writes the rest and returns when the Writer's goroutine has ended, or after ten seconds, because a call of a hanging disk cannot be
-// interrupted. Its error says how much of the log was left out, and why. The error concerns the log alone. A second Close returns the same.
+// Close writes the pending bytes and waits for the Writer's goroutine, for at most ten seconds: a call to a hanging
+// disk cannot be interrupted. Its error says how many bytes of the log were left out, and why. A second Close returns
+// the same error.
 func (w *Writer) Close() error {
 	w.close.Do(func() {
 		w.mu.Lock()

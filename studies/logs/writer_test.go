@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary is the child too: in its role it writes a log without end.
+// TestMain runs the tests. As a child of a test, the binary writes an endless log instead.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("LOGS_ENDLESS"); dir != "" {
 		endless(dir)
@@ -39,13 +39,14 @@ func endless(dir string) {
 		fmt.Fprint(w, line(i))
 		if i == 10_000 {
 			for parts := []string(nil); len(parts) == 0; time.Sleep(time.Millisecond) {
-				parts, _ = filepath.Glob(filepath.Join(dir, folder, "trial-0000.log.*")) // the pattern is right
+				parts, _ = filepath.Glob(filepath.Join(dir, folder, "trial-0000.log.*")) // the pattern is valid
 			}
 			fmt.Println("a part is on the disk")
 		}
 	}
 }
 
+// Lines are on the disk within a second, or as soon as 64 KiB wait. A part of a line waits for its end.
 func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -56,27 +57,28 @@ func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 		time.Sleep(flushEvery)
 		synctest.Wait()
 		if got := read(t, dir, 0, ordinary); got != line(0) {
-			t.Errorf("after a second %q is on the disk, want the line", got)
+			t.Errorf("after a second the log is %q, want the line", got)
 		}
 		many := strings.Repeat(line(1), flushAt/len(line(1))+1)
 		_, err = io.WriteString(w, many)
 		try(t, err)
 		synctest.Wait()
 		if got := read(t, dir, 0, ordinary); len(got) == len(line(0)) {
-			t.Error("64 KiB wait for the second to be over")
+			t.Error("64 KiB are not on the disk yet, want them there at once")
 		}
 		_, err = io.WriteString(w, "half a line")
 		try(t, err)
 		time.Sleep(flushEvery)
 		synctest.Wait()
 		if got := read(t, dir, 0, ordinary); !strings.HasSuffix(got, line(1)) {
-			t.Errorf("the log ends %q, want whole lines while more may come", got[max(0, len(got)-50):])
+			t.Errorf("the log ends with %q, want a whole line", got[max(0, len(got)-50):])
 		}
 		try(t, w.Close())
 	})
 }
 
-// A file in place of the folder stands for a disk that cannot be written. The Writer tries it again after a second, not before.
+// A file in place of the folder stands for a disk that cannot be written. The Writer tries again after a second, and
+// not before.
 func TestADiskThatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -97,31 +99,31 @@ func TestADiskThatComesBack(t *testing.T) {
 		time.Sleep(retryAfter / 2)
 		write(0, 10)
 		if _, err := os.Stat(blocked); err == nil {
-			t.Error("the disk was tried again within a second")
+			t.Error("the Writer tried again within a second")
 		}
 		time.Sleep(retryAfter/2 + time.Millisecond)
 		write(10, 20)
 		if got := runs(t, read(t, dir, 0, small)); len(got) != 2 || !strings.HasPrefix(got[0], "… 175 bytes left out here: ") || got[1] != "10-19" {
-			t.Errorf("read %q, want that the first 10 lines are missing, and 10-19", got)
+			t.Errorf("read %q, want a line about the first 10 lines, and 10-19", got)
 		}
 		err = w.Close()
 		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 bytes of it were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
-			t.Errorf("Close() = %v, want how much is missing, and why", err)
+			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 		if again := w.Close(); again != err {
-			t.Errorf("a second Close() = %v, want the same", again)
+			t.Errorf("a second Close() = %v, want %v", again, err)
 		}
 		if _, err := w.Write([]byte("x")); !errors.Is(err, os.ErrClosed) {
-			t.Errorf("Write after Close: %v, want that it is closed", err)
+			t.Errorf("Write after Close = %v, want os.ErrClosed", err)
 		}
 	})
 }
 
-// While the disk is full, the Writer takes everything without an error. When there is room again, the log says what is missing.
+// While the disk is full, Write returns no error. When there is room again, the log says how many bytes are missing.
 func TestAFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=2m"); err != nil {
-		t.Skipf("a small disk needs the right to mount: %v", err)
+		t.Skipf("this user may not mount a small disk: %v", err)
 	}
 	t.Cleanup(func() { try(t, unix.Unmount(disk, unix.MNT_DETACH)) })
 	synctest.Test(t, func(t *testing.T) {
@@ -138,9 +140,9 @@ func TestAFullDisk(t *testing.T) {
 		}
 		write(0, 1000)
 		if err := os.WriteFile(ballast, make([]byte, 4<<20), 0o644); !errors.Is(err, syscall.ENOSPC) {
-			t.Fatalf("the disk is not full: %v", err)
+			t.Fatalf("WriteFile = %v, want a full disk", err)
 		}
-		write(1000, 9000) // a page of the last file is still free, so a part of them is on the disk
+		write(1000, 9000) // some of these lines still fit into the last page of the file
 		write(9000, 9100)
 		try(t, os.Remove(ballast))
 		time.Sleep(2 * retryAfter)
@@ -149,30 +151,30 @@ func TestAFullDisk(t *testing.T) {
 		i := slices.IndexFunc(got, func(s string) bool { return strings.HasPrefix(s, "… ") })
 		if i < 1000 || !strings.HasSuffix(got[i], " kB left out here: no space left on device …") ||
 			!strings.HasPrefix(got[i+1], "line 009100 ") || !strings.HasPrefix(got[len(got)-2], "line 009199 ") {
-			t.Fatalf("%d lines are read, line %d of them is %q", len(got), i, got[max(0, i)])
+			t.Fatalf("read %d lines, and line %d is %q; want a line about left-out bytes, then lines 9100 to 9199", len(got), i, got[max(0, i)])
 		}
 		if err := w.Close(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), " kB of it were left out: ") {
-			t.Errorf("Close() = %v, want how much is missing, and why", err)
+			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 	})
 }
 
-// What a file server took and could not keep is missing too.
+// Bytes that a file server took and then lost count as left out too.
 func TestADiskThatForgets(t *testing.T) {
 	dir := t.TempDir()
 	d := disk{limits: small, dir: dir}
 	lines := line(0) + line(1) + line(2)
 	d.write([]byte(lines), false)
 	try(t, os.Truncate(filepath.Join(dir, folder, "trial-0000.log"), int64(len(line(0)))))
-	d.fail(syscall.EIO) // as the next write would
+	d.fail(syscall.EIO) // the error that the next write would get
 	d.write([]byte(line(3)), true)
 	d.close()
 	if got := runs(t, read(t, dir, 0, small)); !slices.Equal(got, []string{"0-0", "… 29 bytes left out here: input/output error …", "3-3"}) || d.lost != 29 {
-		t.Errorf("read %q, and %d bytes are counted; want that lines 1 and 2 are missing", got, d.lost)
+		t.Errorf("read %q, and %d bytes are lost; want 29, which are lines 1 and 2", got, d.lost)
 	}
 }
 
-// A pipe that nobody reads stands for a hanging disk. A Write waits for it once, as long as its patience lasts.
+// A pipe without a reader stands for a hanging disk. One Write waits for its patience, and later ones do not wait.
 func TestADiskThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, folder, "trial-0000.log")
@@ -187,14 +189,14 @@ func TestADiskThatHangs(t *testing.T) {
 		_, err := w.Write(text)
 		try(t, err)
 	}
-	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each had waited: 48 times
-		t.Errorf("65 writes took %s, want one of them to wait for %s", took, hasty.patience)
+	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, it would be 48 times the patience
+		t.Errorf("the writes took %s, want %s, for which one of them waits", took, hasty.patience)
 	}
 	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "has not taken its end within 200ms") {
-		t.Errorf("Close() = %v, want that the disk hangs", err)
+		t.Errorf("Close() = %v, want that the disk has not taken the end", err)
 	}
 
-	// The disk works again: all that waited for it arrives, with a line for what did not.
+	// When the disk works again, it gets all waiting lines, and a line about those that were left out.
 	f, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	try(t, err)
 	defer f.Close()
@@ -205,15 +207,15 @@ func TestADiskThatHangs(t *testing.T) {
 		}
 	}
 	if lines < maxPending/1000 || !strings.HasSuffix(gap, " MB left out here: the disk did not keep up …") {
-		t.Errorf("after %d lines it is said that %q, want so after at least %d", lines, gap, maxPending/1000)
+		t.Errorf("after %d lines the log says %q, want a line about left-out bytes after at least %d lines", lines, gap, maxPending/1000)
 	}
 	_, err = io.Copy(io.Discard, f)
 	try(t, err)
 	<-w.gone
 }
 
-// Lines that come faster than the disk takes them wait for it, so that the end is there.
-func TestABurstIsNotLost(t *testing.T) {
+// If lines come faster than the disk takes them, Write waits, so that the log has the end.
+func TestABurst(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, 0)
 	try(t, err)
@@ -237,10 +239,10 @@ func TestABurstIsNotLost(t *testing.T) {
 		next = i + 1
 	}
 	if len(gaps) != 1 || !strings.HasPrefix(gaps[0], "… about 1") || next != lines {
-		t.Errorf("the log ends with line %d and has the gaps %q; want all lines with one gap of 13 to 15 MB", next-1, gaps)
+		t.Errorf("the log ends with line %d and has the gaps %q; want the last line and one gap of 13 to 15 MB", next-1, gaps)
 	}
 	if _, size := files(t, dir); size > 16<<20 || size < 14<<20-2000 {
-		t.Errorf("%d bytes are kept, want 14 to 16 MiB", size)
+		t.Errorf("the log has %d bytes, want 14 to 16 MiB", size)
 	}
 }
 
@@ -263,17 +265,17 @@ func TestSeveralWriteWholeLines(t *testing.T) {
 	try(t, w.Close())
 	got := strings.SplitAfter(read(t, dir, 0, ordinary), "\n")
 	slices.Sort(got)
-	for i, text := range got[1:] { // the first is what follows the last break
+	for i, text := range got[1:] { // the first is empty: it follows the last line break
 		if text != line(i) {
 			t.Fatalf("line %d is %q", i, text)
 		}
 	}
 	if len(got) != 4*each+1 {
-		t.Errorf("%d lines are read, want %d", len(got)-1, 4*each)
+		t.Errorf("read %d lines, want %d", len(got)-1, 4*each)
 	}
 }
 
-// A Writer that is killed leaves whole lines, but for the last, and a log that goes on.
+// A killed Writer leaves whole lines, except the last one. Another Writer can append to its log.
 func TestKilledAndRunAgain(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
@@ -283,7 +285,7 @@ func TestKilledAndRunAgain(t *testing.T) {
 	out, err := child.StdoutPipe()
 	try(t, err, child.Start())
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Errorf("the child says nothing: %v", err)
+		t.Errorf("the child printed no line: %v", err)
 	}
 	try(t, child.Process.Kill())
 	_ = child.Wait() // killed
@@ -299,14 +301,14 @@ func TestKilledAndRunAgain(t *testing.T) {
 		}
 	}
 	if torn > 1 || !strings.Contains(text, "=== trial 0 is run again") || !strings.HasSuffix(text, line(9)) {
-		t.Errorf("%d lines are torn, and the log ends %q", torn, text[max(0, len(text)-200):])
+		t.Errorf("%d lines are torn, want at most 1; the log ends with %q", torn, text[max(0, len(text)-200):])
 	}
 	if _, size := files(t, dir); size > 8000 {
-		t.Errorf("%d bytes are on the disk, want at most 8000", size)
+		t.Errorf("the log has %d bytes, want at most 8000", size)
 	}
 }
 
-// A follower that keeps up sees every line once, over all files. It ends when the trial is done.
+// A follower that keeps up gets every line once, from all files. It ends when the trial is done.
 func TestFollowingOverSeveralFiles(t *testing.T) {
 	dir := t.TempDir()
 	l := small
@@ -316,7 +318,7 @@ func TestFollowingOverSeveralFiles(t *testing.T) {
 	_, err = io.WriteString(w, line(0))
 	try(t, err)
 	r := openSoon(t, dir, l)
-	got, done, ended := new(heard), make(chan struct{}), make(chan error, 1)
+	got, done, ended := new(output), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- r.Follow(t.Context(), got, done) }()
 	const step, steps = 4000, 6 // 84 kB each
 	for n := 1; n <= steps*step; n += step {
@@ -334,12 +336,13 @@ func TestFollowingOverSeveralFiles(t *testing.T) {
 		t.Errorf("followed %q, want all lines once", got)
 	}
 	if names, _ := files(t, dir); slices.Contains(names, "trial-0000.log.1") || len(names) != 3 {
-		t.Errorf("the files are %q: nothing was deleted while it was followed", names)
+		t.Errorf("the files are %q, want 3 without part 1, which was deleted", names)
 	}
 }
 
-// Between the end of a file and the look at its successor, the file may grow and the successor appear.
-func TestWhatComesLastInAFileIsRead(t *testing.T) {
+// After a Reader has read the end of a file, the file may grow and get a successor. The Reader must read the new end
+// first.
+func TestAFileGrowsBeforeItsSuccessor(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 150)
 	r, err := open(dir, 0, small)
@@ -355,7 +358,8 @@ func TestWhatComesLastInAFileIsRead(t *testing.T) {
 	}
 }
 
-func TestAFollowerThatIsTooSlowIsToldWhatItMissed(t *testing.T) {
+// A follower that is too slow gets a line about the deleted parts.
+func TestASlowFollower(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 150)
 	r, err := open(dir, 0, small)
@@ -363,14 +367,14 @@ func TestAFollowerThatIsTooSlowIsToldWhatItMissed(t *testing.T) {
 	first := make([]byte, 1000)
 	_, err = io.ReadFull(r, first)
 	try(t, err)
-	writeLines(t, dir, 0, small, 150, 20_000) // meanwhile
+	writeLines(t, dir, 0, small, 150, 20_000) // deletes parts that the Reader has not read
 	done := make(chan struct{})
 	close(done)
 	var rest bytes.Buffer
 	try(t, r.Follow(t.Context(), &rest, done), r.Close())
 	got := runs(t, string(first)+rest.String())
 	if n := len(got); !strings.HasPrefix(got[n-2], "… about ") || !strings.HasSuffix(got[n-1], "-19999") {
-		t.Errorf("followed %q, want a gap that is said, and the end", got)
+		t.Errorf("followed %q, want a line about the gap, and the end", got)
 	}
 }
 
@@ -381,7 +385,7 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 	try(t, err)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("seen enough")
-	got, ended := new(heard), make(chan error, 1)
+	got, ended := new(output), make(chan error, 1)
 	go func() { ended <- r.Follow(ctx, got, nil) }()
 	got.wait(t, line(9))
 	cancel(enough)
@@ -391,7 +395,7 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 	try(t, r.Close())
 }
 
-// openSoon opens a log as soon as there is one.
+// openSoon opens a log as soon as it exists.
 func openSoon(t *testing.T, dir string, l limits) *Reader {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -400,34 +404,34 @@ func openSoon(t *testing.T, dir string, l limits) *Reader {
 			return r
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("there is no log after 10 s: %v", err)
+			t.Fatalf("Open = %v after 10 s", err)
 		}
 	}
 }
 
-// heard keeps what was written to it, and lets others wait for a text.
-type heard struct {
+// An output keeps all that was written to it. A test can wait for a text in it.
+type output struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (h *heard) Write(b []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.Write(b)
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
 }
 
-func (h *heard) String() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.text.String()
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
-func (h *heard) wait(t *testing.T, text string) {
+func (o *output) wait(t *testing.T, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(h.String(), text); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(o.String(), text); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%q was not heard within 20 s", text)
+			t.Fatalf("%q was not written within 20 s", text)
 		}
 	}
 }

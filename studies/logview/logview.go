@@ -1,5 +1,5 @@
-// Package logview prints the log of a trial's server as a person reads it, and follows it while the trial runs. It never
-// writes to the study.
+// Package logview prints the log of a trial's server as a person reads it, and follows it while the trial runs. It
+// never writes to the study.
 package logview
 
 import (
@@ -17,18 +17,18 @@ import (
 
 // A View prints the log of one trial.
 type View struct {
-	Dir     string // the study's
+	Dir     string // the study's directory
 	Study   studies.Study
 	Trial   studies.Trial
-	Profile string // of a study whose servers are simulated in virtual time, which write no logs; else empty
+	Profile string // the profile when servers are simulated in virtual time, without logs; else ""
 	Follow  bool
-	Lines   int // only so many of the last; negative means all
+	Lines   int // how many of the last lines to print; negative means all
 	Out     io.Writer
-	Notes   io.Writer // gets what is not from the log
+	Notes   io.Writer // gets messages that are not from the log
 }
 
-// Open reads the study in a directory, without the logs, for the View of one of its trials. The trials' numbers are in study
-// when the View is nil: the study has no such trial.
+// Open reads the study in a directory and returns the View of one of its trials. The View is nil when the study has no
+// such trial.
 func Open(ctx context.Context, dir string, trial int) (v *View, study studies.Study, err error) {
 	if study, err = read(ctx, dir, trial); err != nil {
 		return nil, study, err
@@ -41,7 +41,7 @@ func Open(ctx context.Context, dir string, trial int) (v *View, study studies.St
 	return nil, study, nil
 }
 
-// read reads the study, and of its trials only one in full.
+// read reads the study. Only the given trial has its result and probes.
 func read(ctx context.Context, dir string, trial int) (studies.Study, error) {
 	whole := func(study studies.Study) []int {
 		for _, t := range study.Trials {
@@ -112,8 +112,8 @@ func (v *View) follow(ctx context.Context, log *logs.Reader) error {
 	return err
 }
 
-// complete reports whether the log cannot grow: the trial is done, or nobody runs the study. A log is closed before its trial
-// is done.
+// complete reports whether the log cannot grow: the trial is done, or no process runs the study. A log is closed before
+// its trial is done.
 func (v *View) complete() bool {
 	return v.Trial.State == studies.Done || v.Study.State != studies.Running
 }
@@ -138,8 +138,8 @@ func (v *View) refresh(ctx context.Context) error {
 	return nil
 }
 
-// explain says why the trial has no log, and prints the last lines that the study itself keeps. A missing log is an error
-// unless the servers write none.
+// explain says why the trial has no log, and prints the last lines of the server that the study keeps. Without such
+// lines it returns an error, unless the servers write no logs.
 func (v *View) explain() error {
 	why := fmt.Sprintf("trial %d has no log: ", v.Trial.Number)
 	switch {

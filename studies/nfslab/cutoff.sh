@@ -1,10 +1,10 @@
 #!/bin/sh
-# What a writer does to its successor that is cut off, killed or stopped at a chosen system call within its commit: first with one SQLite file
-# and its locks, which loses what was acknowledged, then with a study, which does not. ROUNDS is how often.
+# A writer is cut off, killed or stopped at a chosen system call within its commit, and a successor takes over. Plain SQLite, one file with
+# its locks, loses acknowledged rows. A study must not. ROUNDS is the number of rounds.
 . /payload/lib.sh
-TAKEOVER=20s # more than the lease
+TAKEOVER=20s # longer than the NFS lease
 
-# lost NODE: a plain successor on the node finds that acknowledged rows are lost.
+# lost NODE succeeds if a plain successor on the node finds that acknowledged rows are lost.
 lost() {
   cat /tmp/*.acks >/tmp/all
   on "$1" env STUDIES_TEST_ROLE=plain-verify STUDIES_TEST_CHILD_DIR=$DIR $T </tmp/all >/tmp/verify.log 2>&1
@@ -14,16 +14,17 @@ lost() {
   grep -q ^lost /tmp/verify.log
 }
 
-# shown SCENARIO: it loses rows, at the third try at the latest: what a client sends first when its network is back is its own affair.
+# shown SCENARIO: the scenario must lose rows in one of three tries. A client chooses the order in which it sends its writes when its network
+# is back, so not every try loses rows.
 shown() {
   for TRY in 1 2 3; do
     if $1; then ok "$NAME: $end, at try $TRY"; return; fi
     echo "again: $NAME: $end"
   done
-  fail "$NAME: the control shows nothing"
+  fail "$NAME: plain SQLite lost no row in three tries"
 }
 
-plain_stale_journal() { # the journal of the writer that was cut off arrives when its successor is done
+plain_stale_journal() { # the journal of a writer that was cut off arrives when its successor is done
   NAME="plain SQLite, stale journal" DIR=/mnt/nfs/plain1-$ROUND-$TRY
   export STUDIES_TEST_JOURNAL="PERSIST&_locking_mode=EXCLUSIVE" # as a study's own database
   start a plain-write a STUDIES_TEST_PAUSE=journal:0:$HALT-a; A=$PID
@@ -34,7 +35,7 @@ plain_stale_journal() { # the journal of the writer that was cut off arrives whe
   lost b
 }
 
-plain_hidden_journal() { # node b believes that there is no journal
+plain_hidden_journal() { # by the cache of node b there is no journal
   NAME="plain SQLite, hidden journal" DIR=/mnt/nfs/plain2-$ROUND-$TRY
   export STUDIES_TEST_JOURNAL=DELETE
   start a plain-write a STUDIES_TEST_COMMITS=3; ends $PID 30
@@ -46,7 +47,7 @@ plain_hidden_journal() { # node b believes that there is no journal
   lost b
 }
 
-plain_journal_removed() { # the writer that was cut off removes its successor's journal
+plain_journal_removed() { # a writer that was cut off removes its successor's journal
   NAME="plain SQLite, removed journal" DIR=/mnt/nfs/plain3-$ROUND-$TRY
   export STUDIES_TEST_JOURNAL=DELETE
   start a plain-write a STUDIES_TEST_PAUSE=commit:0:$HALT-a; A=$PID
@@ -57,7 +58,7 @@ plain_journal_removed() { # the writer that was cut off removes its successor's 
   lost b
 }
 
-# kept NODE FIGURES: a successor on the node finds that nothing is lost.
+# kept NODE FIGURES: a successor on the node must find all acknowledged probes.
 kept() {
   cat /tmp/*.acks >/tmp/all
   if on "$1" env STUDIES_TEST_ROLE=verify STUDIES_TEST_CHILD_DIR=$DIR STUDIES_TEST_TAKEOVER=$TAKEOVER $T </tmp/all >/tmp/verify.log 2>&1; then
@@ -69,28 +70,28 @@ kept() {
 
 reading() { start b read reader; READER=$PID; waits reader "reads" 60; }
 
-# read_well: the reader on node b has read all the while.
+# read_well: the reader on node b must still run, without an error.
 read_well() {
   if kill -0 "$READER" 2>/dev/null && ! grep -q FAIL /tmp/reader.err; then reads="$(grep -c reads, /tmp/reader.acks) reads"; else fail "$NAME: reader: $(said reader)"; fi
   killed "$READER"
 }
 
-# superseded LOG ACKS: the owner before has ended, and acknowledged nothing since it was held up.
+# superseded LOG ACKS: the old owner must have ended, with no more than ACKS acknowledged probes.
 superseded() { [ "$(acks "$1")" = "$2" ] || fail "$NAME: $1 acknowledged $(($(acks "$1") - $2)) after it was superseded"; }
 
-# hot: what was halted has left a journal on the server that must be rolled back.
+# hot: the halted writer must have left a journal on the server that has a transaction to roll back.
 hot() {
   srv sh -c "for j in /srv/export/${DIR##*/}/e*/study.db-journal; do od -A n -t x1 -N 4 \$j; done" | grep -q "d9 d5 05 f9" ||
-    fail "$NAME: there is no hot journal, so nothing is shown"
+    fail "$NAME: there is no hot journal, so the scenario tests nothing"
 }
 
-# outrun LOG: nothing but the slot that its successor took has stopped it.
+# outrun LOG: the slot of its successor must have ended the old owner.
 outrun() { grep -q "another tuner owns this study: pid .* on node-b" "/tmp/$1.err" || fail "$NAME: $1 ended otherwise: $(said "$1")"; }
 
-# A study's owner would give it up by itself after half of --takeover-after. Those here have so long that only slots can stop them.
+# A study's owner gives up after half of --takeover-after. With ten minutes only its successor's slots end it.
 PATIENT=STUDIES_TEST_TAKEOVER=10m
 
-cut_off() { # POINT [PAGE]: cut off at this point, taken over, and back
+cut_off() { # POINT [PAGE]: the owner is cut off at this point, taken over, and connected again
   NAME="cut off at its $1" DIR=/mnt/nfs/study-$1-$ROUND
   start a write a $PATIENT STUDIES_TEST_PAUSE="$1:${2:-0}:$HALT-a"; A=$PID
   waits a ack 60; reading; halted a a; [ "$1" = journal ] || hot; n=$(acks a)
@@ -103,9 +104,9 @@ cut_off() { # POINT [PAGE]: cut off at this point, taken over, and back
 }
 
 cut_off_journal() { cut_off journal; }
-cut_off_page() { cut_off page $((2 + (ROUND - 1) % 2)); } # before the second, or the third
+cut_off_page() { cut_off page $((2 + (ROUND - 1) % 2)); } # before the second page, or the third
 
-cut_off_commit() { # comes back while its successor is in the middle of a commit, which is killed then
+cut_off_commit() { # the owner is connected again while its successor is in the middle of a commit; then the successor is killed
   NAME="cut off at its commit" DIR=/mnt/nfs/study-commit-$ROUND
   start a write a $PATIENT STUDIES_TEST_PAUSE="commit:0:$HALT-a"; A=$PID
   waits a ack 60; reading; halted a a; hot; n=$(acks a)
@@ -117,7 +118,7 @@ cut_off_commit() { # comes back while its successor is in the middle of a commit
   kept b "$over, $reads, then: $end"; clean
 }
 
-stopped() { # nothing is cut off: locks and lease are the old owner's all the time
+stopped() { # no node is cut off, so the old owner keeps its locks and its NFS lease
   NAME="stopped at its commit" DIR=/mnt/nfs/study-stopped-$ROUND
   start a write a $PATIENT STUDIES_TEST_PAUSE="commit:0:$HALT-a"; A=$PID
   waits a ack 60; reading; halted a a; hot; n=$(acks a)
@@ -129,7 +130,7 @@ stopped() { # nothing is cut off: locks and lease are the old owner's all the ti
   kept a "$over, $reads, then: $end"; clean
 }
 
-hidden_journal() { # killed between two pages; the other node has looked at the study and its journal seconds before
+hidden_journal() { # the owner is killed between two pages; the other node has read the study and its journal seconds before
   NAME="killed between two pages" DIR=/mnt/nfs/study-hidden-$ROUND
   start a write a; A=$PID; waits a ack 60; killed $A
   on b env STUDIES_TEST_ROLE=verify STUDIES_TEST_CHILD_DIR=$DIR STUDIES_TEST_TAKEOVER=$TAKEOVER $T </dev/null >/dev/null

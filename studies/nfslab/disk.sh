@@ -1,11 +1,11 @@
 #!/bin/sh
-# What a study does when the server's disk is full, and when what it has open is no longer there.
+# The server's disk is full, or the study's directory is replaced under its owner.
 . /payload/lib.sh
 EXPORT=/srv/export
 DIR=/mnt/nfs/study
 : >/tmp/before
 
-# fill leaves so many MiB of the server's disk; 0 leaves no block.
+# fill MIB fills the server's disk except for the given number of MiB. fill 0 leaves no free block.
 fill() {
   srv rm -f $EXPORT/ballast
   if [ "$1" = 0 ]; then
@@ -19,13 +19,13 @@ fill() {
 }
 empty() { srv rm $EXPORT/ballast; srv sync; }
 
-# ends_with LOG PID WORDS: the child ends, and its last words are these.
+# ends_with LOG PID WORDS: the child must end with these words.
 ends_with() {
-  ends "$2" 90 # what a directory holds may be news of a minute ago
+  ends "$2" 90 # a cached directory may be a minute old
   grep -Eqi "$3" "/tmp/$1.err" || fail "$NAME: $1 does not say $3: $(tail -n 3 "/tmp/$1.err")"
 }
 
-# goes_on FIGURES: the next run finds all that was acknowledged, and acknowledges more.
+# goes_on FIGURES: the next run must find all acknowledged probes, and acknowledge more.
 goes_on() {
   cat /tmp/before /tmp/*.acks >/tmp/all
   on b env STUDIES_TEST_ROLE=verify STUDIES_TEST_CHILD_DIR=$DIR STUDIES_TEST_TAKEOVER=$TAKEOVER $T </tmp/all >/tmp/verify.log 2>&1 || { fail "$NAME: $1; $(tail -n 3 /tmp/verify.log)"; return; }
@@ -33,7 +33,7 @@ goes_on() {
   ok "$NAME: $1; $(tail -n 1 /tmp/verify.log), and it goes on"
 }
 
-# done_with the scenario: what it acknowledged must be there after the next ones too.
+# done_with: later scenarios must find the probes of this scenario too.
 done_with() { cat /tmp/*.acks >>/tmp/before; clean; }
 
 full_at_begin() {
@@ -55,7 +55,7 @@ full() {
   empty; goes_on "after $n and $(($(acks a) - n)) more: $end"; killed "$READER"; done_with
 }
 
-stale() { # the study's directory comes back from a backup that has all; what the owner has open is gone
+stale() { # a complete copy replaces the study's directory; the files that the owner has open are removed
   NAME="restored under its owner"
   start a write a; A=$PID; waits a ack 60
   kill -STOP "$A"; sync
@@ -64,7 +64,7 @@ stale() { # the study's directory comes back from a backup that has all; what th
   goes_on "$end"; done_with
 }
 
-older() { # and from one that has not
+older() { # an older copy of the database replaces it under its owner
   NAME="an older one restored under its owner"
   start a write a; A=$PID; waits a ack 60; more a 4 60
   epoch=$(ls $DIR | grep '^e0' | tail -n 1)

@@ -1,7 +1,8 @@
-# What the scenarios share. Every acknowledgement is written down in /tmp of node a, which is no NFS, and looked for in the end.
+# Functions for the scenarios. They record every acknowledged probe in /tmp of node a, which is not on NFS, and check in the end that the
+# study has it.
 T=/payload/studies.test
-HALT=/run/halt # is seen on both nodes; the file that a child waits for has the node's name at its end
-TAKEOVER=60s   # an owner that finds no server for half of it gives up, and this machine may be slow
+HALT=/run/halt # both nodes see it; a child waits while $HALT-NODE exists
+TAKEOVER=60s   # an owner gives up after half of it without a server; a slow machine needs that long
 bad=0
 now() { cut -d' ' -f1 /proc/uptime; }
 ok() { echo "ok $*"; }
@@ -10,7 +11,8 @@ acks() { grep -c '^ack' "/tmp/$1.acks"; }
 said() { tail -n 1 "/tmp/$1.err" | cut -c1-300; }
 clean() { rm -f /tmp/*.acks /tmp/*.err "$HALT"*; }
 
-# start NODE ROLE LOG [VARIABLE=VALUE…] starts a child in the background. What it acknowledges is in /tmp/LOG.acks, its errors are in /tmp/LOG.err.
+# start NODE ROLE LOG [VARIABLE=VALUE…] starts a child in the background. Its output, with the acknowledged probes, goes to /tmp/LOG.acks,
+# and its errors go to /tmp/LOG.err.
 start() {
   _node=$1 _role=$2 _log=$3
   shift 3
@@ -19,14 +21,14 @@ start() {
   PID=$!
 }
 
-# waits LOG WORD SECONDS until the word is in what the child prints.
+# waits LOG WORD SECONDS waits until the child has printed the word.
 waits() {
   _i=0
   while ! grep -q "$2" "/tmp/$1.acks" && [ $_i -lt $(($3 * 5)) ]; do sleep 0.2; _i=$((_i + 1)); done
-  grep -q "$2" "/tmp/$1.acks" || { fail "$NAME: $1 does not say $2 within $3 s: $(said "$1")"; return 1; }
+  grep -q "$2" "/tmp/$1.acks" || { fail "$NAME: $1 does not print $2 within $3 s: $(said "$1")"; return 1; }
 }
 
-# more LOG N SECONDS until the child has acknowledged N more.
+# more LOG N SECONDS waits until the child has acknowledged N more probes.
 more() {
   _have=$(acks "$1") _i=0
   while [ "$(acks "$1")" -lt $((_have + $2)) ] && [ $_i -lt $(($3 * 5)) ]; do sleep 0.2; _i=$((_i + 1)); done
@@ -43,7 +45,7 @@ ends() {
 
 killed() { kill -9 "$1" 2>/dev/null; wait "$1" 2>/dev/null; }
 
-# halted LOG NODE has the child wait at its next commit, with all that it has written so far on the server.
+# halted LOG NODE makes the child wait at its next commit. All that it has written so far is then on the server.
 halted() {
   touch "$HALT-$2"
   waits "$1" paused 30

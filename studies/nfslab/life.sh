@@ -1,11 +1,11 @@
 #!/bin/sh
-# What a study lives through on real NFS: a server that restarts, and one whose power is cut CRASHES times, a second tuner, a
-# network that is cut, and KILLS kills, with a reader all the while; and what the command says of a disk that does not answer.
+# A study on real NFS goes through a restart of the server, CRASHES power cuts of the server, a second tuner, a cut network, and KILLS kills.
+# A reader reads all the time. At the end commands run on a disk that does not answer.
 . /payload/lib.sh
 DIR=/mnt/nfs/study
 TAKEOVER=20s
 
-# verified FIGURES: all that was acknowledged so far is there, as node a finds it.
+# verified FIGURES: node a must find all probes that were acknowledged so far.
 verified() {
   cat /tmp/*.acks >/tmp/all
   if on a env STUDIES_TEST_ROLE=verify STUDIES_TEST_CHILD_DIR=$DIR STUDIES_TEST_TAKEOVER=$TAKEOVER $T </tmp/all >/tmp/verify.log 2>&1; then
@@ -17,7 +17,7 @@ verified() {
 
 echo "$(grep -c ' nfs4 ' /proc/self/mountinfo) NFS mount: $(grep ' nfs4 ' /proc/self/mountinfo | sed 's/.* - //' | cut -c1-60)"
 NAME="start"
-start a write 0 STUDIES_TEST_TAKEOVER=2m; A=$PID; waits 0 ack 60 # a server takes half a minute to come back
+start a write 0 STUDIES_TEST_TAKEOVER=2m; A=$PID; waits 0 ack 60 # the server needs half a minute to restart
 start b read reader; READER=$PID; waits reader reads 60
 sleep 3
 
@@ -33,7 +33,7 @@ while [ $n -lt "${CRASHES:-1}" ]; do
   more 0 3 120; n=$((n + 1))
 done
 crashes="$n times, from $t to $(now), $(acks 0) acknowledged by one owner"
-[ "$(srv dmesg | grep -c 'vda): recovery complete')" = "$n" ] || fail "$NAME: the server lost nothing, so nothing is shown"
+[ "$(srv dmesg | grep -c 'vda): recovery complete')" = "$n" ] || fail "$NAME: the server lost no data, so the scenario tests nothing"
 
 NAME="second tuner"
 start b write second; S=$PID; ends $S 60
@@ -65,7 +65,7 @@ kill -0 $READER 2>/dev/null && ! grep -q FAIL /tmp/reader.err && ok "$NAME: $(ta
 killed $READER
 
 NAME="commands on a disk that does not answer"
-# tuner N ARG… runs the command on node b; what it says and its exit code are in /tmp/tunerN.err.
+# tuner N ARG… runs the command on node b. Its output and exit code go to /tmp/tunerN.err.
 tuner() {
   _log=/tmp/tuner$1.err
   shift

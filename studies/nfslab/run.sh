@@ -3,21 +3,21 @@
 #
 #   run.sh [options] -- PROGRAM [ARGS…]
 #
-# The machine boots Debian's cloud kernel with a small file system of its own. In it a kernel nfsd exports an ext4 disk, and two nodes,
-# each with a network, mounts, a host name and an NFS client of its own, have it at /mnt/nfs over a bridge. PROGRAM runs on node a; what it
-# prints is printed here, and its exit code is this script's.
+# The machine boots Debian's cloud kernel with a small file system of its own. In it a kernel nfsd exports an ext4 disk. Two
+# nodes mount it at /mnt/nfs over a bridge; each has a network, mounts, a host name and an NFS client of its own. PROGRAM runs on node a.
+# This script prints its output and has its exit code.
 #
 # Inside, for PROGRAM:
-#   on a|b CMD…          run CMD on a node               partition a|b, heal a|b   cut its network, mend it
-#   nfsd-restart [S]     stop nfsd, start it S later     srv CMD…                  run CMD on the server, which has the export in /srv/export
+#   on a|b CMD…          run CMD on a node               partition a|b, heal a|b   cut its network, connect it
+#   nfsd-restart [S]     stop nfsd, start it S later     srv CMD…                  run CMD on the server; the export is its /srv/export
 #   server-crash [S]     cut the server's power and start it S later, while its clients live on (studies.test must be in /payload)
 # Options:
-#   --disk FILE      keep the exported disk in FILE (else it is a fresh one, removed afterwards)
+#   --disk FILE      keep the exported disk in FILE (by default it is a new one, removed afterwards)
 #   --add FILE       put a file into /payload; repeatable
 #   --env K=V        environment of PROGRAM; repeatable
 #   --lease S        NFSv4 lease and grace in seconds (10; Linux has 90)
 #   --timeout S      end the machine after S seconds (300), with exit code 124
-#   --kill-after S   cut the power S seconds after PROGRAM acknowledged something (a line that begins with ack), with exit code 99
+#   --kill-after S   cut the power S seconds after the first line of PROGRAM that begins with ack, with exit code 99
 #   --setup          no more than set it up
 #
 # Needs root, Debian packages (installed: qemu, busybox, cpio, e2fsprogs, kmod; unpacked only: a kernel and the NFS tools), 60 MB in
@@ -54,7 +54,7 @@ setup() { # Debian packages only; kernel and nfs-utils are unpacked, never insta
   if [ ! -e "$CACHE/x.ok" ]; then
     rm -rf "$x" "$d"; mkdir -p "$x" "$d"
     local kpkg; kpkg=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/{print $2; exit}')
-    # libraries are fetched too, so nothing but libc has to exist on the host
+    # libraries are downloaded too, so the host needs only libc
     local libs; libs=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances nfs-kernel-server nfs-common 2>/dev/null |
         grep -E '^(lib(nfsidmap|tirpc|event|sqlite3|krb5|gssapi|k5crypto|com-err|keyutils|blkid|uuid|mount|selinux|pcre2|cap|wrap|devmapper|nl-|udev|xml2|lzma|icu|z)|zlib)' | grep -v -E ':|-dev|-bin' | sort -u)
     (cd "$d" && apt-get download -qq "$kpkg" nfs-common nfs-kernel-server $libs 2>/dev/null) || { echo "run.sh: a kernel and the NFS tools cannot be downloaded" >&2; exit 77; }
@@ -69,7 +69,7 @@ setup() { # Debian packages only; kernel and nfs-utils are unpacked, never insta
   local lp; lp=$(find "$x" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)
   for b in "${bins[@]}"; do cp "$x/$b" "$r/sbin/"; copylibs "$r" "$x/$b" "$lp"; done
   ln -sf mount.nfs "$r/sbin/mount.nfs4"
-  # modules: only what is needed
+  # only the modules that are needed
   local m="$x/lib/modules/$kv"; [ -e "$m/modules.dep" ] || depmod -b "$x" "$kv"
   for mod in virtio_pci virtio_blk virtio_net virtio_mmio nfsd nfs nfsv4 nfsv3 lockd veth bridge; do
     for f in $(awk -v t="/$mod.ko:" 'index($1,t){gsub(":","");print}' "$m/modules.dep"); do

@@ -38,6 +38,7 @@ type Reader struct {
 type Source struct {
 	Name  string // name for the user
 	Path  string // path; for several files that were read together, a name for all of them
+	World int    // as in studies.Source
 	Kind  Kind
 	Taken []studies.Trial
 	Left  []Left

@@ -35,7 +35,7 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 	for _, w := range slices.Backward(worlds) {
 		s := Source{Name: path, Path: path, Kind: tunerStudy}
 		if len(worlds) > 1 {
-			s.Name = studies.WorldSource(path, w.number)
+			s.Name, s.World = studies.WorldSource(path, w.number), w.number
 		}
 		r.readWorld(&s, w)
 		all = append(all, s)
@@ -180,7 +180,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	for _, number := range slices.Backward(slices.Sorted(maps.Keys(worlds))) {
 		s := Source{Name: path, Path: path, Kind: optunaFile}
 		if len(worlds) > 1 {
-			s.Name = studies.WorldSource(path, number)
+			s.Name, s.World = studies.WorldSource(path, number), number
 		}
 		if number != best {
 			s.note("its trials were measured in another world than the best trial of that study")

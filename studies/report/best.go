@@ -103,7 +103,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 func (l *lines) restored(study studies.Study) {
 	for _, e := range study.Events {
 		if e.Kind == studies.Restored {
-			l.Item("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Text)
+			l.Item("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Note)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func Outdated(study studies.Study, best Winner) (lines []string) {
 func changedSince(study studies.Study, best Winner) (changes []string) {
 	for _, e := range study.Changes() {
 		if best.Trial.Number < e.Trial {
-			changes = append(changes, strings.ReplaceAll(e.Text, "\n", "; "))
+			changes = append(changes, strings.ReplaceAll(e.Text(), "\n", "; "))
 		}
 	}
 	return changes
@@ -223,7 +223,7 @@ type driftItem struct {
 
 func driftItems(study studies.Study) (items []driftItem) {
 	for _, e := range study.Changes() {
-		items = append(items, driftItem{e.Time, e.Text})
+		items = append(items, driftItem{e.Time, e.Text()})
 	}
 	return items
 }

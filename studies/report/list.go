@@ -34,8 +34,9 @@ type Entry struct {
 	Simulated bool           `json:"simulated"`
 	GPU       float64        `json:"gpu_seconds"`
 	Updated   time.Time      `json:"updated,omitzero"`
-	Behind    string         `json:"behind,omitempty"` // why the newest snapshot is not shown
-	Error     string         `json:"error,omitempty"`  // why the study cannot be read; then only Name and Link are known
+	OtherName string         `json:"other_name,omitempty"` // a warning: the study's own name is not Name
+	Behind    string         `json:"behind,omitempty"`     // why this is older than the newest snapshot
+	Error     string         `json:"error,omitempty"`      // why the study cannot be read; all but Name and Link is then unknown
 
 	state string // replaces a State that is in doubt
 }
@@ -117,6 +118,9 @@ func (e *Entry) remarks() (all []string) {
 	}
 	if e.Link != "" {
 		all = append(all, "a link to the study in "+e.Link)
+	}
+	if e.OtherName != "" {
+		all = append(all, e.OtherName)
 	}
 	if e.Doubt != "" {
 		all = append(all, e.Doubt)

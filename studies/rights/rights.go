@@ -6,8 +6,9 @@ import (
 	"os"
 )
 
-// File returns the mode of a new file in a directory, before the umask. User and group may read it, because logs and study files tell of a
-// company's models and traffic. A directory with the setgid bit is shared, and its subdirectories inherit the bit: its group may write too.
+// File returns the mode of a new file in a directory, before the umask. User and group may read it, because logs and
+// study files tell of a company's models and traffic. A directory with the setgid bit is shared, and its subdirectories
+// inherit the bit: its group may write too.
 func File(dir string) fs.FileMode {
 	if shared(dir) {
 		return 0o660

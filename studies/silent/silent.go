@@ -1,7 +1,7 @@
 // Package silent gives up on disks that no longer answer. It never looks at what is on them.
 //
-// A network disk that is mounted hard, as it must be, never answers while its server is gone. A call to it then waits in the
-// kernel, and only the end of the process ends it.
+// A network disk that is mounted hard, as it must be, never answers while its server is gone. A call to it then waits
+// in the kernel, and only the end of the process ends it.
 package silent
 
 import (
@@ -19,11 +19,12 @@ import (
 )
 
 const (
-	// Patience is how long a disk may take to answer. With the default timeo=600 its client has then asked twice.
+	// Patience is how long a disk may take to answer. With the default timeo=600, an NFS client has then sent its
+	// request twice.
 	Patience    = 90 * time.Second
-	noticeAfter = 5 * time.Second // until the user is told which disk he waits for
+	noticeAfter = 5 * time.Second // when the user learns which disk the command waits for
 	askInterval = 2 * time.Second
-	finishTime  = 5 * time.Second // for the current step when the user stops at once
+	finishTime  = 5 * time.Second // how long the current step may go on after the user stops the command
 )
 
 // A DiskError says that the disk of a path does not answer.
@@ -36,7 +37,8 @@ func (path DiskError) Error() string {
 // Is matches fence.ErrSilent: nothing is lost, and the next try may succeed.
 func (DiskError) Is(target error) bool { return target == fence.ErrSilent }
 
-// Await returns what do returns, or the cause of ctx if that ends first. In that case do goes on until the process ends.
+// Await returns the results of do, or the cause of ctx if ctx ends first. In that case do goes on until the process
+// ends.
 func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -56,20 +58,20 @@ func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	}
 }
 
-// Within runs do, which must take less than Patience. If it takes longer, the error is that the disk of path does not answer.
+// Within runs do. If do takes longer than Patience, Within returns a DiskError for path.
 func Within[T any](ctx context.Context, path string, do func() (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, Patience, DiskError(path))
 	defer cancel()
 	return Await(ctx, do)
 }
 
-// Watch runs do for as long as the disks of the paths answer, and gives up when one of them is silent for Patience. When ctx
-// ends, do gets another five seconds. Notes to the user about a slow disk go to notes.
+// Watch runs do for as long as the disks of the paths answer, and gives up when one of them is silent for Patience.
+// When ctx ends, do gets another five seconds. Notes to the user about a slow disk go to notes.
 func Watch[T any](ctx context.Context, notes io.Writer, paths []string, do func() (T, error)) (T, error) {
 	return watch(ctx, watcher{notes: notes, paths: paths, ask: askDisk}, do)
 }
 
-// A watcher asks disks again and again whether they answer.
+// A watcher checks again and again that disks answer.
 type watcher struct {
 	notes io.Writer
 	paths []string
@@ -83,7 +85,7 @@ func watch[T any](ctx context.Context, w watcher, do func() (T, error)) (T, erro
 	go func() {
 		defer close(gone)
 		err := w.run(watching)
-		if err == nil && sleep(waiting, finishTime) { // do is not done, so ctx must have ended
+		if err == nil && sleep(waiting, finishTime) { // ctx has ended, and do has not
 			err = context.Cause(ctx)
 		}
 		giveUp(err)
@@ -136,8 +138,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// askDisk asks the disk of a path, or of the nearest directory above it that exists, for its size: no cache on this host knows
-// that. It ignores errors.
+// askDisk asks the disk of a path, or of the nearest directory above it that exists, for its size, which this host does
+// not cache. It ignores errors.
 func askDisk(path string) {
 	var s unix.Statfs_t
 	for errors.Is(unix.Statfs(path, &s), fs.ErrNotExist) && path != filepath.Dir(path) {

@@ -13,24 +13,24 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A command waits for its disks only while they answer.
+// Watch ends when a disk is silent for too long, when the user stops it, or when the command is done.
 func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 	errDone, errStop, never := errors.New("done"), errors.New("stopped at once"), 24*time.Hour
 	for _, tt := range []struct {
 		name          string
-		silent, takes time.Duration // the second disk is silent for so long, from 10 s on; the command takes so long
-		signal        time.Duration // when the user stops it at once
+		silent, takes time.Duration // how long the second disk is silent, from 10 s on; how long the command takes
+		signal        time.Duration // when the user stops the command
 		want          string        // part of the error
 		after         time.Duration
 		noted         bool
 	}{
-		{"it answers", 0, 10 * time.Minute, never, "done", 10 * time.Minute, false},
-		{"it is slow", 3 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, false},
-		{"it answers again", 80 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
-		{"it is silent", never, never, never, "/mnt/b does not answer within 1m30s", 100 * time.Second, true},
-		{"the command needs nothing of it", never, 20 * time.Second, never, "done", 20 * time.Second, true},
-		{"the user stops it", never, never, 12 * time.Second, errStop.Error(), 17 * time.Second, false},
-		{"the user stops it, and it ends well a moment later", 0, 14 * time.Second, 12 * time.Second, "done", 14 * time.Second, false},
+		{"the disk answers", 0, 10 * time.Minute, never, "done", 10 * time.Minute, false},
+		{"the disk is slow", 3 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, false},
+		{"the disk answers again", 80 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
+		{"the disk is silent", never, never, never, "/mnt/b does not answer within 1m30s", 100 * time.Second, true},
+		{"the command does not need the silent disk", never, 20 * time.Second, never, "done", 20 * time.Second, true},
+		{"the user stops the command", never, never, 12 * time.Second, errStop.Error(), 17 * time.Second, false},
+		{"the user stops the command, and it ends a moment later", 0, 14 * time.Second, 12 * time.Second, "done", 14 * time.Second, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -48,21 +48,21 @@ func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 					return 0, errDone
 				})
 				if took := time.Since(began); err == nil || !strings.Contains(err.Error(), tt.want) || took != tt.after {
-					t.Errorf("it ends after %s with %v, want %s and %q", took, err, tt.after, tt.want)
+					t.Errorf("watch = %v after %s, want %q after %s", err, took, tt.want, tt.after)
 				}
 				if silent := strings.Contains(tt.want, "does not answer"); errors.Is(err, fence.ErrSilent) != silent {
-					t.Errorf("%v is fence.ErrSilent: %v, want %v", err, !silent, silent)
+					t.Errorf("%v is fence.ErrSilent: %t, want %t", err, !silent, silent)
 				}
 				if noted := strings.Count(notes.String(), "waiting for /mnt/b, whose disk does not answer"); (noted > 0) != tt.noted || noted > 1 {
-					t.Errorf("it says %q, want a note: %v", &notes, tt.noted)
+					t.Errorf("the notes are %q, want a note: %t", &notes, tt.noted)
 				}
-				time.Sleep(2 * never) // the goroutines that were left end in this bubble
+				time.Sleep(2 * never) // the goroutines that still wait must end in this bubble
 			})
 		})
 	}
 }
 
-// A path that does not exist is on the disk of the directory above it.
+// askDisk ends for any path, also for one that does not exist.
 func TestAskDiskEnds(t *testing.T) {
 	for _, path := range []string{"", ".", "no-study", "no/such/study", t.TempDir() + "/no/such/study", "/no-such-root/study", "no\x00path"} {
 		askDisk(path)

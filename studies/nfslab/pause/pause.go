@@ -1,6 +1,7 @@
 //go:build nfs
 
-// Package pause stops a process at a chosen system call of SQLite, so that a test can cut it off there. It never changes what the call does.
+// Package pause stops a process at a chosen system call of SQLite, so that a test can cut it off there. It never
+// changes what the call does.
 package pause
 
 /*
@@ -11,7 +12,7 @@ package pause
 
 typedef void (*call)(void);
 typedef struct vfs vfs;
-struct vfs { // sqlite3_vfs; only the last three are called
+struct vfs { // sqlite3_vfs; only set and get are called
 	int version, file_size, path_size; vfs *next; const char *name; void *data;
 	call open, delete, access, path, dl_open, dl_error, dl_sym, dl_close, random, sleep, time, error, time64;
 	int (*set)(vfs *, const char *, call);
@@ -20,8 +21,8 @@ struct vfs { // sqlite3_vfs; only the last three are called
 };
 extern vfs *sqlite3_vfs_find(const char *);
 
-static char point, file[4096]; // the point; it is active while the file exists
-static int before, pages; // which page to stop at; pages written since the journal
+static char point, file[4096]; // first letter of the Point; the process stops there while the file exists
+static int before, pages; // the page to stop at; number of pages written since the journal
 
 static void halt(void) {
 	if (access(file, F_OK)) return;
@@ -43,7 +44,7 @@ static void look(int fd, off_t at, char first) {
 	if (is(path, "/study.db")) {
 		if (++pages == before && point == 'p') halt();
 	} else if (is(path, "/study.db-journal")) {
-		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // the write that makes a journal valid begins with its magic number
+		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // the write that makes a journal valid begins with a magic number
 		pages = 0;
 	}
 }
@@ -84,10 +85,10 @@ type Point string
 const (
 	Journal Point = "journal" // before the first write of the old pages into the journal
 	Page    Point = "page"    // between two writes of the new pages into the database
-	Commit  Point = "commit"  // before the journal is invalidated, which makes the commit
+	Commit  Point = "commit"  // before the write that invalidates the journal and so makes the commit
 )
 
-// At stops this process at a point of each commit as long as the file exists. At Page it stops before the nth page.
+// At stops this process at a point of each commit while the file exists. At Page it stops before the given page.
 func At(p Point, page int, file string) error {
 	if C.hook(C.CString(string(p)), C.int(page), C.CString(file)) != 0 {
 		return errors.New("SQLite's system calls cannot be replaced")
