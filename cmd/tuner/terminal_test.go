@@ -244,7 +244,7 @@ func TestWatchEndsWithTheStudy(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
 	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
-	if !s.until("running: 0 of 3 trials done") || !s.until("1 probe, failed") {
+	if !s.until("running: 0 of 3 trials done") || !s.until("1 probe; the last failed") {
 		t.Fatalf("the watched status shows\n%s", &s.text)
 	}
 	must(t, store.SetState(studies.Failed, "the model is gone"), store.Close())
