@@ -52,7 +52,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 			c.OnUsageError = wrongFlag
 			for _, flag := range c.Flags {
 				if flag, ok := flag.(*cli.BoolFlag); ok {
-					flag.DisableDefaultText = true // every default is false, so the help need not say it
+					flag.DisableDefaultText = true // the help need not say that the default is false
 				}
 			}
 		}
@@ -97,7 +97,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// expectedBy says which values a flag takes. why is the library's explanation.
+// expectedBy says which values the named flag takes. For a flag of another type it returns why, the library's
+// explanation.
 func expectedBy(flags []cli.Flag, name, why string) string {
 	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 	if i < 0 {
@@ -122,7 +123,7 @@ func expectedBy(flags []cli.Flag, name, why string) string {
 	return why
 }
 
-// unknownCommand handles a command line without a known command.
+// unknownCommand prints the help for an empty command line, and refuses an unknown command.
 func unknownCommand(c *cli.Context) error {
 	if c.Args().Len() == 0 {
 		return cli.ShowAppHelp(c)
@@ -144,7 +145,8 @@ func noCommand(of, word string, list []*cli.Command) error {
 // rootFlag returns the flag that names the directory of the studies.
 func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
 
-// rootFlagOf is rootFlag with another default. The help shows text for the default, unless text is empty.
+// rootFlagOf returns rootFlag with value as the default. If text is not empty, the help shows it instead of the
+// default.
 func rootFlagOf(value, text string) cli.Flag {
 	return &cli.StringFlag{Name: "root", Value: value, DefaultText: text, EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
 		Action: func(_ *cli.Context, root string) error {
@@ -177,7 +179,7 @@ func printDocuments(c *cli.Context, format string) {
 	}
 }
 
-// writeDocument writes value as JSON or YAML, or writes text for the format text.
+// writeDocument writes value as JSON or YAML if format says so. Otherwise it writes text.
 func writeDocument(w io.Writer, format string, value any, text string) error {
 	switch format {
 	case "json":
@@ -195,7 +197,8 @@ func writeDocument(w io.Writer, format string, value any, text string) error {
 	return err
 }
 
-// oneArg returns the only argument of a command. The error for another number of arguments has the description.
+// oneArg returns the only argument of a command. If there is not exactly one, its error says that the command needs the
+// described argument.
 func oneArg(c *cli.Context, description string) (string, error) {
 	if c.Args().Len() != 1 {
 		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, description, c.Command.Name)

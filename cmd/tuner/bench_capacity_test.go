@@ -53,7 +53,7 @@ func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
 	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
 	err = app.Run(append(args, flags...))
-	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // the note about repeats, which ends here, is not wrapped
+	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // skips the note about repeats, which is longer than 80 columns
 	if !slices.Contains(flags, "json") {
 		ours += out.String()
 	}

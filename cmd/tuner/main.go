@@ -20,7 +20,7 @@ import (
 )
 
 func main() {
-	proc.Main() // a tuner starts a copy of itself as the watchdog of its servers
+	proc.Main() // serves as the watchdog if a tuner started this process for that
 	os.Exit(run())
 }
 
@@ -69,8 +69,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process ignores
-// SIGHUP; signal.Notify would undo this, so endSignals then leaves SIGHUP out.
+// endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process
+// ignores SIGHUP; signal.Notify would undo this, so endSignals then leaves SIGHUP out.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

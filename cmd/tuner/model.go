@@ -66,7 +66,7 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 	return files, err
 }
 
-// bytesInterval is the time between two reports of progress in bytes.
+// bytesInterval is the minimum time between two progress reports of byteProgress.
 const bytesInterval = 10 * time.Second
 
 // byteProgress returns a function that reports, once in bytesInterval, how much is done and how long the rest will

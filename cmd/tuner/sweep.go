@@ -156,7 +156,7 @@ func sweepPlan(file *studyfile.File) trial.Sweep {
 	for _, streams := range f.Concurrencies {
 		s.Levels = append(s.Levels, trial.Level{Streams: streams})
 	}
-	if file.Server.Simulate != "" { // an idle server does nothing in virtual time
+	if file.Server.Simulate != "" { // in virtual time an idle server need not wait
 		s.Pause = func(ctx context.Context, _ time.Duration) error { return context.Cause(ctx) }
 	}
 	return s
