@@ -18,7 +18,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// goWords matches words from errors of Go's library, which must not reach a user.
+// goWords matches words from the errors of Go's standard library. Users must not see these words.
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
@@ -230,7 +230,7 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 		for _, what := range slices.Sorted(maps.Keys(w.noFiles)) {
 			path := w.noFiles[what]
 			if name == "list" && what == "a directory" || name == "run's root" && (what == "a directory" || what == "nothing") {
-				continue // these are valid: an empty root, and a root that the run makes
+				continue // list accepts an empty root, and run makes its root
 			}
 			w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path, filepath.Base(path), filepath.Dir(path))
 		}
