@@ -22,7 +22,7 @@ import (
 // TestMain makes the test binary act as the command too. Scripts and tests run it under the name tuner.
 func TestMain(m *testing.M) {
 	proc.Main()
-	os.Setenv("GORACE", quickExit) // affects only the children: our own runtime has read the variable already
+	os.Setenv("GORACE", quickExit) // for the children only: this process has read the variable at its start
 	if os.Getenv(everyStep) != "" {
 		render.LogEvery, render.DrawEvery = 0, 20*time.Millisecond
 	}

@@ -66,7 +66,7 @@ func startOwner(t *testing.T) *owner {
 	return o
 }
 
-// await waits until the first trial has reached a moment.
+// await waits until the study is at a moment of its first trial.
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {

@@ -10,7 +10,7 @@ import (
 
 // A run or a delete that the user stops before it owns the study changes nothing.
 func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {
-	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
+	path, root := writeStudy(t, inVirtual, 1, 2), t.TempDir()
 	args := []string{"tuner", "run", path, "--root", root}
 	must(t, app(io.Discard, io.Discard, nil).RunContext(t.Context(), flagsFirst(args)))
 	dirs, err := filepath.Glob(filepath.Join(root, "*"))

@@ -62,7 +62,7 @@ func (r benchRound) foreign() float64 { return max(r.ours.foreign, r.theirs.fore
 func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	var best tinyBest
 	if err := s.read(ctx, &best, "best", "tiny"); err != nil {
-		t.Fatal(err) // best fails also when no trial met the SLO
+		t.Fatal(err) // best also fails if no trial met the SLO
 	}
 	rate := best.Best.Capacity.Low
 	t.Logf("winner: trial %d at %g req/s: %q", best.Best.Number, rate, best.Best.Args)

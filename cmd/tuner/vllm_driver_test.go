@@ -42,7 +42,7 @@ func TestRealVLLMBenchAsDriver(t *testing.T) {
 			own, err := load.Client.Run(t.Context(), again.Schedule(), nil)
 			must(t, err)
 			ours := bench.Measure(own, scope)
-			t.Logf("vllm bench serve %s: %d of %d completed, TTFT p50 %.1f p99 %.1f ms, TPOT p50 %.2f ms, %d others", version, theirs.Completed, n, theirs.TTFT.P50, theirs.TTFT.P99, theirs.TPOT.P50, run.Others)
+			t.Logf("vllm bench serve %s: %d of %d completed, TTFT p50 %.1f p99 %.1f ms, TPOT p50 %.2f ms, %d requests outside the window", version, theirs.Completed, n, theirs.TTFT.P50, theirs.TTFT.P99, theirs.TPOT.P50, run.Others)
 			t.Logf("tuner:                  TTFT p50 %.1f p99 %.1f ms, TPOT p50 %.2f ms", ours.TTFT.P50, ours.TTFT.P99, ours.TPOT.P50)
 			if theirs.Completed != n || theirs.OutputTokens != theirs.WantTokens || run.Broken > 0 || run.Others == 0 {
 				t.Errorf("%d of %d requests completed with %d of %d tokens, %d of %d requests outside the window failed: %v", theirs.Completed, n, theirs.OutputTokens, theirs.WantTokens, run.Broken, run.Others, theirs.Failures)

@@ -69,7 +69,7 @@ func (w writerFunc) Write(b []byte) (int, error) { return w(b) }
 // engineName matches the engine's name in the log: EngineCore_DP0 in 0.14.1, EngineCore in 0.32.0.
 const engineName = `EngineCore(?:_DP0)?`
 
-// noProcess is a PID that no process or group has. It is not 0, because kill(2) would signal our own group then.
+// noProcess is a PID that no process or group has. It is not 0: for PID 0, kill(2) signals our own group.
 const noProcess = 1 << 30
 
 // processOf returns the PID of the process whose log lines begin with a name, or noProcess.

@@ -127,7 +127,7 @@ func (p *parity) drawPrompts(t *testing.T) {
 			words[i] = parityWords[draw.IntN(len(parityWords))]
 		}
 		tokens := shortAnswer
-		if draw.IntN(3) == 0 { // a third are long: with half, a median could lie between the two lengths
+		if draw.IntN(3) == 0 { // only a third of the answers are long; with one half, a median could lie between the two lengths
 			tokens = longAnswer
 		}
 		row := map[string]any{"prompt": strings.Join(words, " "), "output_tokens": tokens}
@@ -185,7 +185,7 @@ const paritySeed = 1
 // the usage chunk for the end of the answer, but the two are only microseconds apart.
 const parityRules = string(bench.Rules0141)
 
-// parityGoodput is a limit that the short answers of eight simulated streams keep and the long ones break.
+// parityGoodput is an E2E limit. In eight simulated streams, short answers keep the limit and long answers break it.
 const parityGoodput = "e2el:300"
 
 // ours sends the case with tuner bench.
@@ -238,7 +238,7 @@ func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) pari
 	return readParityResult(t, "vllm bench serve", text)
 }
 
-// A parityResult has the figures of one run by their names in vLLM.
+// A parityResult maps vLLM's names of the figures to their values in one run.
 type parityResult map[string]float64
 
 func readParityResult(t *testing.T, tool string, text []byte) parityResult {

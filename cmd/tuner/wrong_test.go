@@ -18,7 +18,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// goWords matches words from errors of Go's library, which must not reach a user.
+// goWords matches words from the errors of Go's standard library. Users must not see these words.
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
@@ -33,7 +33,7 @@ const hangTime = 45 * time.Second
 type wrongs struct {
 	dir      string
 	study    string            // path of a valid study file
-	root     string            // root directory with the study small
+	root     string            // root directory; flagsRefuse makes the study small in it
 	noFiles  map[string]string // paths that do not lead to a regular file; the key says what they lead to
 	badFiles []string          // paths of files with invalid contents
 }
@@ -57,9 +57,6 @@ func newWrongs(t *testing.T) *wrongs {
 		os.WriteFile(w.badFiles[0], []byte("\x00\x01\xff\xfe\x1b[31m"), 0o600),
 		os.WriteFile(w.badFiles[1], nil, 0o600),
 		os.WriteFile(w.badFiles[2], []byte("[1, 2"), 0o600))
-	if out, errs, code := inProcess(t, "run", w.study, "--root", w.root); code != 0 {
-		t.Fatalf("run ends with %d: %s%s", code, out, errs)
-	}
 	return w
 }
 
@@ -129,7 +126,8 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(_ string, values []string) []string { return values })
 }
 
-// Each flag of each command refuses one value from each of the two lists of wrongValues. The length of the flag's name picks it.
+// Each flag of each command refuses one value from each list of wrongValues, and one of its misspellings. The length of the flag's
+// name picks them.
 func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(flag string, values []string) []string {
 		if len(values) == 0 {
@@ -139,10 +137,14 @@ func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	})
 }
 
-// flagsRefuse gives each flag of each command wrong values. pick chooses them from each list of wrongValues.
+// flagsRefuse gives each flag of each command wrong values, and misspells the flag. pick chooses from each list of wrongValues and
+// from the misspellings.
 func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
 	t.Helper()
 	w := newWrongs(t)
+	if out, errs, code := inProcess(t, "run", w.study, "--root", w.root); code != 0 {
+		t.Fatalf("run ends with %d: %s%s", code, out, errs)
+	}
 	missing := w.noFiles["nothing"]
 	bases := map[string][]string{
 		"init": {}, "check": {missing}, "run": {missing}, "demo": {"--print"}, "list": {"--root", w.root}, "status": {"small", "--root", w.root}, "best": {"small", "--root", w.root},
@@ -183,7 +185,7 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 			for _, value := range pick(flag, perhaps) {
 				w.check(t, with(value), []int{0, exitFailed, exitUsage, exitNothingMet}, "--"+flag, strings.ReplaceAll(flag, "-", " "), value, strings.ToValidUTF8(value, "\ufffd"), missing, "127.0.0.1:1", "nothing", "no study", "not ready")
 			}
-			for _, alike := range []string{"-" + flag + "x", "--" + flag + "x", "--x" + flag} {
+			for _, alike := range pick(flag, []string{"-" + flag + "x", "--" + flag + "x", "--x" + flag}) {
 				w.check(t, slices.Concat(strings.Fields(name), base, []string{alike}), []int{exitUsage}, "x")
 			}
 		}
@@ -230,7 +232,7 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 		for _, what := range slices.Sorted(maps.Keys(w.noFiles)) {
 			path := w.noFiles[what]
 			if name == "list" && what == "a directory" || name == "run's root" && (what == "a directory" || what == "nothing") {
-				continue // these are valid: an empty root, and a root that the run makes
+				continue // list accepts an empty root, and run makes its root
 			}
 			w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path, filepath.Base(path), filepath.Dir(path))
 		}
