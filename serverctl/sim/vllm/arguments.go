@@ -17,7 +17,7 @@ func nonDefault(o sim.Options) string {
 	r := releaseOf(o)
 	var pairs []string
 	add := func(name string, v any) {
-		if slices.Contains(secretArgs, name) && r.modern {
+		if slices.Contains(secretArgs, name) && r.since032 {
 			v = "***"
 		}
 		pairs = append(pairs, pythonValue(name)+": "+pythonValue(v))

@@ -142,29 +142,29 @@ func ignoreTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
 }
 
 // zombies starts children that end at once, and does not wait for them.
-func (g *gate) zombies(f Fault) {
+func (h *faultHandler) zombies(f Fault) {
 	var pids []int
 	for range f.Count {
-		cmd := g.server.subprocess("child", roleExit)
+		cmd := h.server.subprocess("child", roleExit)
 		if err := cmd.Start(); err != nil {
-			g.log.apiError("simulated:1", "Fault zombies: %v", err)
+			h.log.apiError("simulated:1", "Fault zombies: %v", err)
 			break
 		}
 		pids = append(pids, cmd.Process.Pid)
 	}
-	g.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
+	h.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
 }
 
 // stopItself sends SIGSTOP, which no process can ignore.
-func (g *gate) stopItself(Fault) {
-	g.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
+func (h *faultHandler) stopItself(Fault) {
+	h.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
 }
 
 // crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal into a traceback
 // and exit code 2, so crash restores the kernel's default first. It writes no core file.
-func (g *gate) crash(Fault) {
-	g.log.write(g.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
+func (h *faultHandler) crash(Fault) {
+	h.log.write(h.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // lowering a limit is always allowed
 	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same on
@@ -175,5 +175,5 @@ func (g *gate) crash(Fault) {
 	if errno == 0 {
 		_ = unix.Kill(os.Getpid(), unix.SIGSEGV) // a process may always signal itself
 	}
-	<-g.stopped
+	<-h.stopped
 }

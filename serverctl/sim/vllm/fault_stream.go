@@ -29,9 +29,9 @@ var (
 // An answerWriter writes the answer to one request, unchanged or spoilt by a fault.
 type answerWriter struct {
 	http.ResponseWriter
-	gate  *gate
-	gone  <-chan struct{} // closed when the client has gone or the engine is dead
-	spoil writeAction     // nil without a fault
+	faults *faultHandler
+	gone   <-chan struct{} // closed when the client has gone or the engine is dead
+	spoil  writeAction     // nil without a fault
 
 	chunks int
 	began  bool // something was written
@@ -43,7 +43,7 @@ func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write writes a chunk of a stream, or a body.
 func (w *answerWriter) Write(piece []byte) (int, error) {
-	if !w.gate.waitWhileDeaf(w.gone) {
+	if !w.faults.waitWhileSilent(w.gone) {
 		return 0, errGone
 	}
 	if w.spoil != nil {
@@ -77,15 +77,15 @@ func (w *answerWriter) endDead(chat bool) {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
-		w.gate.release().refuseDead(w.ResponseWriter, chat)
+		w.faults.release().refuseDead(w.ResponseWriter, chat)
 	default:
-		source, kind := w.gate.release().log.completionFailed, "completion"
+		source, kind := "serving_completion.py:512", "completion"
 		if chat {
-			source, kind = w.gate.release().log.chatFailed, "chat completion"
+			source, kind = "serving_chat.py:1343", "chat completion"
 		}
-		w.gate.log.apiError(source, "Error in %s stream generator.\n"+
+		w.faults.log.apiError(source, "Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.gate.release().deadEngineMessage()) // fails when the client has gone
+		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has gone
 	}
 }
 
@@ -104,7 +104,7 @@ func (w *answerWriter) endWith(message string) error {
 // bodies (vllm/entrypoints/openai/api_server.py).
 func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
 	kind := "InternalServerError"
-	if chat && !f.modern {
+	if chat && !f.since032 {
 		kind = "Internal Server Error"
 	}
 	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.deadEngineMessage()}).write(w)
@@ -156,7 +156,7 @@ func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
 	}
-	w.gate.log.apiError("serving_engine.py:820", "Request failed with an internal error during generation")
+	w.faults.log.apiError("serving_engine.py:820", "Request failed with an internal error during generation")
 	if err := w.endWith("Internal server error"); err != nil {
 		return 0, err
 	}

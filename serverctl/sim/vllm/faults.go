@@ -27,7 +27,7 @@ type Fault struct {
 	Count   int
 
 	text string // as it was given
-	kind *kind
+	kind *faultKind
 }
 
 // String returns the fault as it was given.
@@ -50,9 +50,9 @@ type FaultError struct{ Text string }
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A kind describes one kind of fault. A kind with start acts during the start, one with act on the whole server under load, and one
+// A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under load, and one
 // with answer or write on single requests. The code that stops the server looks up the others by name.
-type kind struct {
+type faultKind struct {
 	name     string
 	keys     []string // its keys other than triggers
 	trigger  bool     // at=, request=, running= and p= trigger it
@@ -62,7 +62,7 @@ type kind struct {
 	start startAction
 	last  func(*sim.Profile, sim.Options) string // the exception of which the engine, or the API server, dies
 
-	act    func(*gate, Fault)
+	act    func(*faultHandler, Fault)
 	answer answerAction
 	write  writeAction
 }
@@ -76,8 +76,8 @@ var lasting = []string{"for"}
 // defaultLoad has the default trigger of a fault under load.
 var defaultLoad = Fault{Trigger: "request", Request: defaultRequest}
 
-// kinds are all faults in the order of a server's life. docs/simulator.md describes them.
-var kinds = []kind{
+// faultKinds are all faults in the order of a server's life. docs/simulator.md describes them.
+var faultKinds = []faultKind{
 	{name: "model-not-found", point: atBegin, start: raise, last: modelNotFound},
 	{name: "gated-model", point: atBegin, start: raise, last: gatedModel},
 	{name: "never-ready", point: whileLoading, keys: lasting, start: delay},
@@ -89,24 +89,24 @@ var kinds = []kind{
 
 	// Without a trigger these act during the start, with one under load.
 	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: diskFull},
+		act: (*faultHandler).killEngine, last: diskFull},
 	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: tooManyFiles},
+		act: (*faultHandler).killEngine, last: tooManyFiles},
 	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: ncclFailed},
+		act: (*faultHandler).killEngine, last: ncclFailed},
 
-	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: outOfMemory},
-	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: illegalAccess},
-	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine},
-	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*gate).exit},
-	{name: "crash", trigger: true, defaults: defaultLoad, act: (*gate).crash},
-	{name: "hang", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).hang},
-	{name: "no-acceptance", keys: lasting, trigger: true, defaults: Fault{Trigger: "at"}, act: (*gate).rejectDrafts},
-	{name: "deaf", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).deaf},
-	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*gate).flood,
+	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: outOfMemory},
+	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: illegalAccess},
+	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine},
+	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*faultHandler).exit},
+	{name: "crash", trigger: true, defaults: defaultLoad, act: (*faultHandler).crash},
+	{name: "hang", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).hang},
+	{name: "no-acceptance", keys: lasting, trigger: true, defaults: Fault{Trigger: "at"}, act: (*faultHandler).rejectDrafts},
+	{name: "deaf", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).ignoreClients},
+	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*faultHandler).flood,
 		defaults: Fault{Trigger: "request", Request: defaultRequest, Bytes: 1 << 30}},
-	{name: "stop", trigger: true, defaults: defaultLoad, act: (*gate).stopItself},
-	{name: "zombies", keys: []string{"n"}, trigger: true, defaults: Fault{Trigger: "at", Count: 8}, act: (*gate).zombies},
+	{name: "stop", trigger: true, defaults: defaultLoad, act: (*faultHandler).stopItself},
+	{name: "zombies", keys: []string{"n"}, trigger: true, defaults: Fault{Trigger: "at", Count: 8}, act: (*faultHandler).zombies},
 
 	{name: "status-500", keys: lasting, trigger: true, defaults: defaultLoad, answer: internalError},
 	{name: "wrong-type", keys: lasting, trigger: true, defaults: defaultLoad, answer: webPage},
@@ -123,10 +123,10 @@ var kinds = []kind{
 	{name: "leak-gpu", keys: lasting},
 }
 
-// faultKinds returns the names of all kinds.
-func faultKinds() []string {
-	names := make([]string, len(kinds))
-	for i, k := range kinds {
+// faultNames returns the names of all kinds.
+func faultNames() []string {
+	names := make([]string, len(faultKinds))
+	for i, k := range faultKinds {
 		names[i] = k.name
 	}
 	return names
@@ -147,11 +147,11 @@ func parseFaults(texts ...string) (Faults, error) {
 
 func parseFault(text string) (Fault, error) {
 	name, rest, keyed := strings.Cut(text, ":")
-	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+	i := slices.IndexFunc(faultKinds, func(k faultKind) bool { return k.name == name })
 	if i < 0 {
 		return Fault{}, unknownKind(name)
 	}
-	k := &kinds[i]
+	k := &faultKinds[i]
 	f := k.defaults
 	f.Kind, f.text, f.kind = name, text, k
 	var seen []string
@@ -171,7 +171,7 @@ func parseFault(text string) (Fault, error) {
 }
 
 func unknownKind(name string) error {
-	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultKinds()))}
+	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultNames()))}
 }
 
 func (f *Fault) wrong(format string, args ...any) error {

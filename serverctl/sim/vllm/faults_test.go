@@ -133,7 +133,7 @@ func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	hits := func(text string) (numbers []int) {
-		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
+		g := newFaultHandler(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
 		for range 1000 {
 			number, fault, _ := g.enter(func() {})
 			if fault != nil {
@@ -162,7 +162,7 @@ func TestTheDocumentHasEveryFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range faultKinds() {
+	for _, kind := range faultNames() {
 		if !strings.Contains(string(text), "\n| `"+kind+"` |") {
 			t.Errorf("docs/simulator.md has no row for %s", kind)
 		}

@@ -13,21 +13,9 @@ type sequence struct {
 	request *sim.Request
 	index   int      // among those that are answered together
 	updates *updates // shared by all of them
-	group   *group
 
-	// Times are in seconds of the engine's clock.
-	arrived   float64 // at the API server
-	queued    float64 // at the scheduler
-	scheduled float64 // for the first time
-	first     float64 // end of the step of the first token
-	last      float64 // end of the step of the last token so far
-	reported  int     // tokens in updates so far
-}
-
-// A group are the n answers to one prompt.
-type group struct {
-	n, left int
-	longest int // tokens of the longest finished answer
+	counted  bool // its prompt is in stats
+	reported int  // tokens in updates so far
 }
 
 // progress is what one step gives one sequence: its tokens are one chunk of a stream.
@@ -72,9 +60,8 @@ func (u *updates) take(before []update) []update {
 
 // A delivery is the progress of all sequences in one step.
 type delivery struct {
-	at  time.Time // when the clients shall see it
-	end float64   // of the step, in seconds of the engine's clock
-	to  []addressee
+	at time.Time // when the clients shall see it
+	to []addressee
 }
 
 // An addressee is a sequence and its progress.
@@ -94,9 +81,7 @@ type live struct {
 	now    float64 // the engine's clock, seconds since began
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
-	queue  []*sequence // not scheduled yet, in the order in which they came
-	frozen int         // calls of freeze without a thaw; above 0 the engine computes nothing and forgets nothing
-	asleep int         // level of sleep; 0 is awake
+	frozen int // calls of freeze without a thaw; above 0 the engine computes nothing and forgets nothing
 	stats  *stats
 
 	due []delivery // not delivered yet, in order; only run uses it
@@ -109,7 +94,7 @@ func newLive(e *sim.Engine) *live {
 	e.Each = true
 	return &live{
 		engine: e, began: time.Now(), wake: make(chan struct{}, 1), open: make(map[*sim.Request]*sequence),
-		stats: newStats(e.Options.MaxModelLen),
+		stats: &stats{since: time.Now()},
 	}
 }
 
@@ -126,9 +111,8 @@ func (l *live) submit(sequences []*sequence) *updates {
 		l.now = max(l.now, now) // the last step may end later: one GPU does one step at a time
 	}
 	for i, s := range sequences {
-		s.index, s.updates, s.queued = i, updates, now
+		s.index, s.updates = i, updates
 		l.open[s.request] = s
-		l.queue = append(l.queue, s)
 		l.engine.Submit(s.request)
 	}
 	select {
@@ -205,7 +189,7 @@ func (l *live) step() (end time.Time, busy bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.frozen > 0 || l.asleep > 0:
+	case l.frozen > 0:
 		return time.Now().Add(frozenPoll), true
 	case l.engine.Idle():
 		return time.Time{}, false
@@ -216,9 +200,8 @@ func (l *live) step() (end time.Time, busy bool) {
 		return time.Now().Add(time.Second), true
 	}
 	l.now = then
-	l.noteScheduled(began)
 	end = l.began.Add(seconds(then))
-	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]addressee, 0, len(l.engine.Emitted))}
+	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), to: make([]addressee, 0, len(l.engine.Emitted))}
 	for _, r := range l.engine.Emitted {
 		if s := l.open[r]; s != nil {
 			d.to = append(d.to, addressee{s, progress{tokens: r.Tokens - s.reported, last: r.Finished()}})
@@ -227,19 +210,6 @@ func (l *live) step() (end time.Time, busy bool) {
 	}
 	l.due = append(l.due, d)
 	return end, true
-}
-
-// noteScheduled stamps the sequences that left the queue in the step that began now. The scheduler takes them in their order.
-func (l *live) noteScheduled(now float64) {
-	for len(l.queue) > 0 {
-		s := l.queue[0]
-		if l.open[s.request] != nil && s.request.Cached < 0 {
-			return
-		}
-		s.scheduled = now
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-	}
 }
 
 // deliver hands out what clients shall see by now.
@@ -253,13 +223,29 @@ func (l *live) deliver(now time.Time) {
 		d := l.due[0]
 		l.due[0] = delivery{}
 		l.due = l.due[1:]
-		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
 		for _, to := range d.to {
+			l.count(to)
 			to.sequence.updates.put(update{to.sequence.index, to.progress})
 			if to.progress.last {
 				delete(l.open, to.sequence.request)
 			}
 		}
+	}
+}
+
+// count adds the progress of a sequence to stats while its client still waits.
+func (l *live) count(to addressee) {
+	q := to.sequence
+	if l.open[q.request] != q { // the client has gone
+		return
+	}
+	l.stats.generationTokens += to.progress.tokens
+	if !q.counted {
+		q.counted = true
+		l.stats.promptTokens += q.request.Prompt
+	}
+	if to.progress.last {
+		l.stats.finished++
 	}
 }
 

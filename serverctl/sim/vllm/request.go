@@ -208,17 +208,16 @@ func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError 
 type completion struct {
 	chat     bool
 	prompts  [][]int32
-	output   int     // tokens of each answer
-	n        int     // answers to each prompt
-	stream   bool    // chunks, not one body
-	usage    bool    // a stream ends with its usage
-	allUsage bool    // every chunk has its usage
-	arrived  float64 // seconds of the engine's clock
+	output   int  // tokens of each answer
+	n        int  // answers to each prompt
+	stream   bool // chunks, not one body
+	usage    bool // a stream ends with its usage
+	allUsage bool // every chunk has its usage
 }
 
 // readCompletion reads and checks a request for a completion or a chat.
 func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool) (*completion, *apiError) {
-	c := &completion{chat: isChat, n: 1, arrived: a.live.clock()}
+	c := &completion{chat: isChat, n: 1}
 	var body completionBody
 	if refusal := a.readJSON(w, r, &body); refusal != nil {
 		return nil, refusal
@@ -237,7 +236,7 @@ func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool
 		return nil, badRequest("prompt", "prompt must not be empty")
 	case body.Suffix != nil:
 		return nil, badRequest("suffix", "suffix is not supported")
-	case a.release.modern && len(body.Prompt) > maxPrompts:
+	case a.release.since032 && len(body.Prompt) > maxPrompts:
 		return nil, badRequest("prompt", "prompt list length %d exceeds the maximum allowed count of %d", len(body.Prompt), maxPrompts)
 	default:
 		c.prompts = body.Prompt
@@ -262,7 +261,7 @@ func (a *api) checkModel(name string) *apiError {
 		return nil
 	}
 	e := &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
-	if a.release.modern {
+	if a.release.since032 {
 		e.message += fmt.Sprintf(" Valid aliases: %s.", strings.Join(append([]string{o.Model}, o.Aliases...), ", "))
 	}
 	return e
@@ -302,9 +301,9 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 			"(parameter=%s, value=%d)", limit, longest, c.output, param, value)
 	}
 	switch room := limit - longest; {
-	case room < 0 || c.chat && !a.release.modern && room == 0:
+	case room < 0 || c.chat && !a.release.since032 && room == 0:
 		return refuse("input_tokens", longest)
-	case a.release.modern:
+	case a.release.since032:
 		c.output = min(c.output, room)
 	case c.output > room:
 		return refuse("max_tokens", c.output)
@@ -315,7 +314,7 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 // checkSampling refuses the sampling parameters that vLLM refuses (_verify_args in vllm/sampling_params.py).
 func (c *completion) checkSampling(r *release, body *completionBody) *apiError {
 	maxTemperature := math.Inf(1)
-	if r.modern {
+	if r.since032 {
 		maxTemperature = 2
 	}
 	for _, f := range []struct {
@@ -356,7 +355,7 @@ func (c *completion) checkSampling(r *release, body *completionBody) *apiError {
 		return badRequest("top_k", "top_k must be 0 (disable), or at least 1, got %d.", body.TopK)
 	case slices.Contains(body.Stop, ""):
 		return badRequest("stop", "stop cannot contain an empty string.")
-	case r.modern && len(body.Stop) > maxStops:
+	case r.since032 && len(body.Stop) > maxStops:
 		return badRequest("stop", "stop must have at most %d texts, got %d.", maxStops, len(body.Stop))
 	}
 	return nil
