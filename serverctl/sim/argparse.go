@@ -22,7 +22,7 @@ var flagFiles embed.FS
 // A Flag is one flag of `vllm serve`, as argparse has it.
 type Flag struct {
 	Names    []string        `json:"names"`    // in the help
-	Accepted []string        `json:"accepted"` // those, and the names that the help hides
+	Accepted []string        `json:"accepted"` // Names, and the names that the help hides
 	Dest     string          `json:"dest"`
 	Nargs    json.RawMessage `json:"nargs"` // null takes one value, 0 none, "?" at most one, "+" some, "*" any number
 	Action   string          `json:"action"`

@@ -59,7 +59,7 @@ type Engine struct {
 	Seed    uint64 // of the noise in the step times, and of the acceptance of drafts
 	Totals  Totals
 	Served  int        // requests that got tokens in the last step
-	Emitted []*Request // those that got their first or their last token; with Each, all of them. Valid until the next step
+	Emitted []*Request // requests that got their first or last token in the last step; with Each, all served requests; valid until the next step
 
 	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
@@ -238,8 +238,8 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of them nobody holds.
-// It holds none of them. At least one token is left to compute. As in vLLM, every lookup counts as a query, even when the request
+// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of these blocks no request
+// holds. It does not hold the blocks yet. At least one token is left to compute. As in vLLM, every lookup counts as a query, even when the request
 // then finds no room; lookups of preempted requests do not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
 func (e *Engine) findCached(r *Request) (unheld int) {
 	if !e.caching {

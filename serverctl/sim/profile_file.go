@@ -83,8 +83,8 @@ func (p *Profile) Value(path string) *float64 {
 	return nil
 }
 
-// Set changes the values of a constant and their origin. It reports whether there is such a constant and it takes so many values.
-// Copies of the profile stay as they were.
+// Set changes the values of a constant and their origin. It returns false for an unknown constant and for a wrong number of values.
+// Copies of the profile do not change.
 func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
 	i := slices.IndexFunc(p.entries(), func(f entry) bool { return f.path == path })
 	if i < 0 {

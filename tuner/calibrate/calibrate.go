@@ -3,10 +3,10 @@
 package calibrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,11 +22,11 @@ import (
 // An Input is what a profile is calibrated to.
 type Input struct {
 	Study  studies.Study
-	Model  string       // that the study measured
-	Runner trial.Runner // how its probes were measured; its Start is not used
-	From   *sim.Profile // where the fit begins, and the source of constants that the study does not determine
+	Model  string       // the model that the study measured
+	Runner trial.Runner // how the study's probes were measured; the fit replaces Start
+	From   *sim.Profile // the first values of the fit; constants that the study does not determine keep them
 
-	// Limit ends the fit, whose result is then the best so far; 0 means no limit.
+	// Limit is the time after which the fit ends with the best result so far; 0 means no limit.
 	Limit time.Duration
 	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be nil.
 	Progress func(done, expected int)
@@ -88,7 +88,7 @@ type Result struct {
 
 // Memory says how well the profile predicts the sizes of the KV cache.
 type Memory struct {
-	N, Refused    int     // starts whose log has a size, and those of them that were refused
+	N, Refused    int     // starts whose log has a size, and how many of these were refused
 	Before, After float64 // root of the mean square error, GiB
 }
 
@@ -230,7 +230,7 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 			for _, other := range f.reading.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
-			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", orOthers(change.With), what, c.Study.Name)
+			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", cmp.Or(strings.Join(change.With, " and "), "the other constants"), what, c.Study.Name)
 		default:
 			change.Standing, change.After = Unseen, before
 			c.held(p, one.path, "has no effect on %s of study %s", what, c.Study.Name)
@@ -239,36 +239,11 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 	}
 }
 
-func orOthers(names []string) string {
-	if len(names) == 0 {
-		return "the other constants"
-	}
-	return strings.Join(names, " and ")
-}
-
 // reportProgress calls Progress.
 func (c *calibration) reportProgress() {
 	if c.Progress != nil {
 		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
 	}
-}
-
-// each calls do for every i below n, on as many goroutines as there are processors, and waits for all of them.
-func (c *calibration) each(n int, do func(i int)) {
-	indexes := make(chan int)
-	var workers sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
-		workers.Go(func() {
-			for i := range indexes {
-				do(i)
-			}
-		})
-	}
-	for i := range n {
-		indexes <- i
-	}
-	close(indexes)
-	workers.Wait()
 }
 
 // timeUp reports whether an error comes from the limit and not from ctx.

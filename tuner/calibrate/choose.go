@@ -3,7 +3,10 @@ package calibrate
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -24,11 +27,11 @@ const (
 // A candidate is a trial and its probes to predict.
 type candidate struct {
 	trial   studies.Trial
-	args    []string      // those that the simulator models
+	args    []string      // of the flags that the simulator models
 	options sim.Options   // from args
 	probes  []trial.Probe // to replay, in order
-	used    []bool        // by probe: it is compared; the others are replayed only for their effect on the cache
-	heldOut []bool        // by probe: it is compared and not fitted
+	used    []bool        // by probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
+	heldOut []bool        // by probe: it is compared with the prediction, and the fit ignores it
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -178,10 +181,15 @@ func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*can
 	c.rig.Profile = p
 	runner := c.Runner
 	runner.Start = c.rig.Start
-	c.each(len(chosen), func(i int) {
-		one := chosen[i]
-		predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
-	})
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, one := range chosen {
+		workers.Go(func() error {
+			predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
+			return nil // one trial's error does not stop the others
+		})
+	}
+	_ = workers.Wait() // always nil
 	c.replays++
 	c.reportProgress()
 	if ctx.Err() != nil {

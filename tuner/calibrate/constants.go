@@ -6,7 +6,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A constant can be fitted.
+// A constant is a figure of a profile that can be fitted.
 type constant struct {
 	path   string
 	anchor bool    // a fact about the device or the model, which is trusted more than other constants

@@ -9,8 +9,8 @@ import (
 const (
 	// maxReleases limits how many held constants are released after the slope was read.
 	maxReleases = 2
-	// worse is how much cost per residual the held constants may add. A residual of one standard deviation costs 0.5.
-	worse = 0.25
+	// maxAdded is the cost per residual that holding constants may add. A residual of one standard deviation costs 0.5.
+	maxAdded = 0.25
 )
 
 // A fit moves constants to the values that predict the measurements best.
@@ -62,7 +62,7 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	}
 	j = j.weighted(f.residuals)
 	f.reading = separate(j, anchors(f.list))
-	tolerated := worse * float64(len(f.residuals))
+	tolerated := maxAdded * float64(len(f.residuals))
 	maxCost := cost(f.residuals) + tolerated
 	for k, left := f.worstHeld(j, best); left*left/2 > tolerated; k, left = f.worstHeld(j, best) {
 		f.reading.release(j, k)
@@ -81,8 +81,8 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	}
 }
 
-// worstHeld returns the held constant whose effect the others can replace worst. left is the length of the residuals that remain
-// when it is moved to its first value; 0 when no constant is held.
+// worstHeld returns the held constant whose effect the other constants replace least well. left is the length of the residuals that
+// remain when this constant moves to its first value; 0 when no constant is held.
 func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
 		if f.reading.known[k] || !f.reading.visible[k] {

@@ -141,8 +141,8 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets the memory that must be free outside the utilization: between what starts had that ran out of memory, and what
-// starts had that did not.
+// boundReserve sets the memory that must be free outside the utilization. Starts with less than that ran out of memory, and starts with
+// more did not.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)

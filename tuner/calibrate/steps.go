@@ -36,7 +36,7 @@ const (
 	difference = 0.04
 	// typicalReplays is the typical number of replays for each constant.
 	typicalReplays = 12
-	// minReplays is the minimum number for each constant: one step, and one look at its effect.
+	// minReplays is the minimum number of replays for each constant: enough for one slope and one step.
 	minReplays = 4
 	// firstPart is the share of the time limit for the first pass.
 	firstPart = 0.5

@@ -33,16 +33,16 @@ const (
 // Failed trials are invisible. Whole numbers never reach their upper end and have no logarithmic scale. A resumed start repeats itself.
 //
 // The table is the regret of the best measured point in %, after 30 trials with the server's default first. For each surface of TestRegret,
-// under log-normal noise of 3 and 8 %, it gives the median and the 90th percentile over 300 seeds.
+// under log-normal noise of 3 and 8 %, the table gives the median and the 90th percentile over 300 seeds.
 //
 //	                           H200 3 %    H200 8 %    inner 3 %   inner 8 %   mixed 3 %   mixed 8 %
 //	tpe                        2.8   5.5   4.6  10.3   6.0  11.8   8.3  16.0   9.7  32.5  10.4  31.5
 //	goptuna's sampler, seeded  4.2   8.9   7.1  13.5   7.7  16.2  10.5  19.5  17.5  37.9  19.7  39.5
 //	random                     6.4  12.9   8.3  15.6  14.8  27.9  16.4  28.4  30.4  45.1  30.7  46.0
 //
-// Over 200 seeds other settings are no better. Within the error are 4 to 10 start trials, a good part of 0.15 or 0.25, 8 suggestions, prior
-// weights of 0.3 and 2, and endpoints. A little worse are 100 suggestions and a good part of 0.1 or 0.33. Without the magic clip the regret
-// is 1 to 2 points higher.
+// Over 200 seeds other settings are no better. These differ by less than the error: 4 to 10 start trials, a good part of 0.15 or 0.25,
+// 8 suggestions, prior weights of 0.3 and 2, and endpoints. These are a little worse: 100 suggestions, and a good part of 0.1 or 0.33.
+// Without the magic clip the regret is 1 to 2 points higher.
 type tpe struct {
 	space  *space.Space
 	seed   uint64

@@ -67,5 +67,5 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 		s.whole()
 		return
 	}
-	_ = s.end() // fails when the client has gone
+	_ = s.end() // fails when the client has disconnected
 }

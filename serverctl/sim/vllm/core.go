@@ -36,15 +36,15 @@ type core struct {
 
 	mu      sync.Mutex
 	logged  bool          // the engine logged why it died
-	outlive time.Duration // how long the API server lives on; 0 means as long as vLLM's
+	outlive time.Duration // how long the API server outlives the engine; 0 means watchdogTime
 	die     func()        // closes dead
 }
 
-// A coreError is an engine that did not become ready, as the API server reports it.
+// A coreError says that the engine did not become ready.
 type coreError struct {
 	release *release
 	exit    int   // exit code, or minus the signal
-	cause   error // nil when another process knows it
+	cause   error // nil when the engine has its own process, which logs the cause
 }
 
 // Error returns the cause, if it is known, and the API server's report.
@@ -102,7 +102,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	c.orders = orderer
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, faultsVariable+"=") // the args have them already
+		return strings.HasPrefix(variable, faultsVariable+"=") // the args have the faults already
 	})
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = orders, s.Out, s.Err
 	told, err := startWithPipe(c.cmd)
@@ -137,7 +137,7 @@ func exitOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// kill makes the engine die of a fault. The engine logs words first, if there are any.
+// kill makes the engine die of a fault. If words is not empty, the engine logs it first.
 func (c *core) kill(f Fault, words string) {
 	c.mu.Lock()
 	c.logged, c.outlive = words != "", f.For
@@ -152,11 +152,11 @@ func (c *core) kill(f Fault, words string) {
 	case words == "":
 		_ = c.cmd.Process.Kill() // fails when it has ended already
 	default:
-		_, _ = fmt.Fprintln(c.orders, f.Kind) // as above
+		_, _ = fmt.Fprintln(c.orders, f.Kind) // fails when it has ended already
 	}
 }
 
-// death returns whether the engine logged why it died, and how long the API server lives on.
+// death returns whether the engine logged why it died, and how long the API server outlives it.
 func (c *core) death() (logged bool, outlive time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +176,7 @@ func (c *core) stop() {
 	select {
 	case <-c.dead:
 	case <-time.After(engineGrace):
-		_ = c.cmd.Process.Kill() // as above
+		_ = c.cmd.Process.Kill() // fails when it has ended
 		<-c.dead
 	}
 	_ = c.orders.Close() // fails at the second call
@@ -208,7 +208,7 @@ func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	return err
 }
 
-// obey waits for the engine's end. The API server's orders are names of faults that the engine dies of.
+// obey waits for the engine's end. An order of the API server is the name of the fault that the engine shall die of.
 func (s *Server) obey(ctx context.Context, o sim.Options, log *logger) error {
 	const stdin = 0
 	if err := syscall.SetNonblock(stdin, true); err != nil {

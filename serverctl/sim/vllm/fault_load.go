@@ -32,7 +32,7 @@ type faultHandler struct {
 	core   *core
 	live   *live
 	log    *logger
-	began  time.Time // of the process
+	began  time.Time // start of the process
 
 	ended   chan struct{} // closed when the server shall end by itself
 	stopped chan struct{} // closed when the server ends, and the faults with it
@@ -43,9 +43,9 @@ type faultHandler struct {
 	active   []*activeFault
 	requests int // completion requests so far
 	inFlight map[int]context.CancelFunc
-	dead     bool // the engine is
-	over     bool // ended is closed
-	closed   bool // stopped is closed
+	dead     bool // the engine is dead
+	over     bool // the channel ended is closed
+	closed   bool // the channel stopped is closed
 	abrupt   bool // the server ends without closing its streams properly
 }
 
@@ -53,7 +53,7 @@ type faultHandler struct {
 type activeFault struct {
 	Fault
 	acted  bool
-	chance *rand.Rand // of p=
+	chance *rand.Rand // random numbers for p=
 }
 
 func newFaultHandler(s *Server, c *core, l *live, log *logger, began time.Time) *faultHandler {
@@ -89,7 +89,7 @@ func (h *faultHandler) open() {
 	}
 }
 
-// close ends the faults and returns when none runs any more. It may be called again.
+// close ends the faults and returns when all have ended. It may be called again.
 func (h *faultHandler) close() {
 	h.mu.Lock()
 	if !h.closed {
@@ -289,7 +289,7 @@ func (h *faultHandler) engineDied() {
 	}
 }
 
-// killEngine makes the engine die, with the exception of the fault, if it has one.
+// killEngine makes the engine die. If the fault has an exception, the engine logs it first.
 func (h *faultHandler) killEngine(f Fault) {
 	words := ""
 	if f.kind.last != nil {
@@ -309,7 +309,7 @@ func (h *faultHandler) hang(f Fault) {
 	}
 }
 
-// rejectDrafts is the fault no-acceptance, as with a drafter for another model.
+// rejectDrafts is the fault no-acceptance. It acts like a drafter for another model.
 func (h *faultHandler) rejectDrafts(f Fault) {
 	reject := func(now bool) { h.live.with(func(e *sim.Engine) { e.NoAcceptance = now }) }
 	reject(true)
@@ -318,7 +318,8 @@ func (h *faultHandler) rejectDrafts(f Fault) {
 	}
 }
 
-// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in progress. It stays so while the server ends.
+// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in progress. The
+// fault lasts until the server has ended.
 func (h *faultHandler) ignoreClients(f Fault) {
 	silence := make(chan struct{})
 	h.silence.Store(&silence)

@@ -72,7 +72,7 @@ func tellParent(word string) error {
 	return pipe.Close()
 }
 
-// startWithPipe starts a subprocess and returns the pipe on which it will send its word.
+// startWithPipe starts a subprocess and returns the pipe to which the subprocess will write.
 func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	told, teller, err := os.Pipe()
 	if err != nil {
@@ -102,7 +102,7 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	defer told.Close()
 	err = told.SetReadDeadline(time.Now().Add(childStartLimit))
 	if err == nil {
-		_, err = told.Read(make([]byte, 1)) // before that it does not ignore signals yet
+		_, err = told.Read(make([]byte, 1)) // the daemon writes when it ignores signals
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the daemon of fault %q: %w", f, errors.Join(err, cmd.Process.Kill()))
@@ -114,8 +114,8 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 // shmDir has the POSIX shared memory segments, shm_overview(7).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment with a name as from Python's multiprocessing.shared_memory, maps it while the process lives, and leaves it
-// behind. Like the segments of a killed vLLM, it is much larger than the memory that it uses.
+// leakShm makes a segment, maps it while the process lives, and leaves it behind. Its name looks like those of Python's
+// multiprocessing.shared_memory. Like the segments of a killed vLLM, it is much larger than the memory that it uses.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
 	rand.Read(name) // never fails: crypto/rand would end the program

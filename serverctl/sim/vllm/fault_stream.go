@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// midway is the number of chunks before a stream is spoilt: it has begun, and real answers are longer.
+	// midway is the number of chunks that a client gets before a fault spoils its stream. Real answers are longer.
 	midway = 3
 	// lorisPause is the pause between two bytes of slow-loris.
 	lorisPause = time.Second
@@ -30,7 +30,7 @@ var (
 type answerWriter struct {
 	http.ResponseWriter
 	faults *faultHandler
-	gone   <-chan struct{} // closed when the client has gone or the engine is dead
+	gone   <-chan struct{} // closed when the client has disconnected or the engine is dead
 	spoil  writeAction     // nil without a fault
 
 	chunks int
@@ -85,7 +85,7 @@ func (w *answerWriter) endDead(chat bool) {
 		}
 		w.faults.log.apiError(source, "Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has gone
+		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has disconnected
 	}
 }
 
@@ -118,7 +118,7 @@ func internalError(w http.ResponseWriter) {
 // webPage is the fault wrong-type: the answer of a proxy instead of the server.
 func webPage(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	// Fails when the client has gone.
+	// Fails when the client has disconnected.
 	_, _ = w.Write([]byte("<!doctype html>\n<html><body><h1>It works!</h1></body></html>\n"))
 }
 

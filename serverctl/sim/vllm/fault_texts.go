@@ -8,9 +8,9 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// These are the texts with which vLLM dies, from 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57; each version has its
-// own names. serverctl's rules read them. They come from the sources, or from vLLM's log on a CPU. Those that only a GPU produces (out of
-// memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
+// vLLM logs these texts when it dies, and serverctl's rules read them. All versions get the texts of 0.14.1 with torch 2.9.1,
+// huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts that only a GPU produces
+// (out of memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
 
 // packages is the directory of the Python modules in vLLM's image.
 const packages = "/usr/local/lib/python3.12/dist-packages"
@@ -18,7 +18,7 @@ const packages = "/usr/local/lib/python3.12/dist-packages"
 // deadEngine is the log's message about a dead engine (vllm/v1/engine/exceptions.py).
 const deadEngine = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
-// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 tells them less than its log.
+// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 says less to clients than in its log.
 func (f *release) deadEngineMessage() string {
 	if f.version == "0.33.0" {
 		return "The server had an error while processing your request."
@@ -70,7 +70,7 @@ func profilingDisturbed(before, after float64) string {
 		roundGiB(before), roundGiB(after))
 }
 
-// disturbed is profilingDisturbed after another process has freed a sixteenth of the GPU.
+// disturbed returns the assertion for another process that frees a sixteenth of the GPU's memory.
 func disturbed(p *sim.Profile, _ sim.Options) string {
 	return profilingDisturbed(p.Memory.GPUGiB*15/16, p.Memory.GPUGiB-0.5)
 }
@@ -97,7 +97,7 @@ func modelNotFound(_ *sim.Profile, o sim.Options) string {
 			"`hf auth login` or by passing `token=<your_token>`")
 }
 
-// gatedModel returns the same for a gated model.
+// gatedModel returns the exceptions of the same two libraries for a gated model.
 func gatedModel(_ *sim.Profile, o sim.Options) string {
 	denied := "401 Client Error. " + requestID + "\n\n" +
 		"Cannot access gated repo for url https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -108,7 +108,7 @@ func gatedModel(_ *sim.Profile, o sim.Options) string {
 			o.Source()+".\n"+denied)
 }
 
-// caused joins an exception to the one that it caused.
+// caused returns an exception of transformers that the exception before it caused.
 func caused(next string) string {
 	return "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n" +
 		"  File \"" + packages + "/transformers/utils/hub.py\", line 543, in cached_files\n    raise OSError(\n" + next
@@ -170,7 +170,7 @@ func (f *release) initFailed(exit int) string {
 			f.engine, exit)
 }
 
-// adapt returns the text of a failed start as the version has it. Package sim has the texts of 0.14.1; later versions corrected
+// adapt returns the text of a failed start in the words of the version. Package sim has the texts of 0.14.1; later versions corrected
 // "models's".
 func (f *release) adapt(text string) string {
 	if f.since032 {

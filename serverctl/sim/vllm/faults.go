@@ -17,11 +17,11 @@ import (
 type Fault struct {
 	Kind    string
 	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
-	At      time.Duration // since the start of the process
+	At      time.Duration // time since the start of the process
 	Request int           // the number of the completion request, from 1; failed requests count
-	Running int           // requests that run
-	P       float64       // chance that a completion request triggers it
-	Seed    uint64        // of that chance
+	Running int           // the fault begins at this number of running requests
+	P       float64       // chance that a completion request triggers the fault
+	Seed    uint64        // of the random numbers for P
 	For     time.Duration // how long it lasts; 0 means to the end
 	Bytes   int64
 	Count   int
@@ -51,16 +51,16 @@ type FaultError struct{ Text string }
 func (e *FaultError) Error() string { return e.Text }
 
 // A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under load, and one
-// with answer or write on single requests. The code that stops the server looks up the others by name.
+// with answer or write on single requests. The code that stops the server looks up all other kinds by name.
 type faultKind struct {
 	name     string
-	keys     []string // its keys other than triggers
-	trigger  bool     // at=, request=, running= and p= trigger it
-	defaults Fault    // without keys
+	keys     []string // other than triggers
+	trigger  bool     // the fault accepts at=, request=, running= and p=
+	defaults Fault    // the fault without keys
 
 	point startPoint
 	start startAction
-	last  func(*sim.Profile, sim.Options) string // the exception of which the engine, or the API server, dies
+	last  func(*sim.Profile, sim.Options) string // the exception that ends the engine or the API server
 
 	act    func(*faultHandler, Fault)
 	answer answerAction
@@ -70,7 +70,7 @@ type faultKind struct {
 // defaultRequest triggers the faults under load by default. By then a server is warmed up.
 const defaultRequest = 10
 
-// lasting are the keys of faults that last.
+// lasting has the key of faults with a duration.
 var lasting = []string{"for"}
 
 // defaultLoad has the default trigger of a fault under load.

@@ -24,9 +24,9 @@ type fakeGPU struct{ dir string }
 // A holding is the content of one such file.
 type holding struct {
 	PID   int       `json:"pid,omitempty"`   // the holder; a leak counts when this process has ended; 0 means no process
-	Start uint64    `json:"start,omitempty"` // of that process, in clock ticks since boot, because the kernel reuses PIDs
+	Start uint64    `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64   `json:"mib"`
-	Until time.Time `json:"until,omitzero"` // of a leak; zero means for ever
+	Until time.Time `json:"until,omitzero"` // end of a leak; zero means for ever
 }
 
 const (
@@ -76,7 +76,7 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the size in MiB, or otherwise when no server has opened the GPU yet.
+// total returns the size in MiB. When no server has opened the GPU yet, it returns otherwise.
 func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	size := otherwise
 	err := g.read(totalFile, &size)
@@ -100,7 +100,7 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 		var h holding
 		err := g.read(file.Name(), &h)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // released in the meantime
+		case errors.Is(err, fs.ErrNotExist): // its process has released the memory in the meantime
 		case err != nil:
 			return 0, nil, err
 		case leak && !lives(h) && (h.Until.IsZero() || now.Before(h.Until)):
@@ -198,8 +198,8 @@ func (m *memory) hold(mib float64) error {
 	return errors.Join(m.updateLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
 }
 
-// disturbed returns vLLM's refusal when another process has released memory since the start: as much is free as before the weights, or
-// more.
+// disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much memory is free as
+// before the weights were loaded.
 func (m *memory) disturbed() error {
 	if m.gpu == nil {
 		return nil
@@ -256,7 +256,7 @@ func (m *memory) release() {
 	close(m.stop)
 	m.keeper.Wait()
 	if m.leak != nil {
-		_ = m.updateLeak() // as in keepLeaking
+		_ = m.updateLeak() // fails when a test has removed its directory
 		return
 	}
 	// The file does not count after the end of the process, so an error does no harm.

@@ -13,12 +13,12 @@ const (
 	maxBody   = 16 << 20         // bytes: several times the longest context of a model, as text or as token ids
 	smallBody = 64 << 10         // bytes; any number of smaller bodies may arrive at once
 	bodiesIn  = 64 << 20         // bytes of larger bodies that may arrive at once
-	bodyTime  = time.Minute      // for a body to arrive
-	maxValues = 1 << 18          // in a body, or twice the model's length: vLLM refuses a longer prompt anyway
+	bodyTime  = time.Minute      // within which a body must arrive
+	maxValues = 1 << 18          // in a body; the limit is at least twice the model's length, because vLLM refuses a longer prompt anyway
 	maxHead   = 64 << 10         // bytes of a request's line and headers, uvicorn's own limit
-	headTime  = 20 * time.Second // for them to arrive
-	idleTime  = 5 * time.Minute  // a connection may be open without a request
-	maxConns  = 8192             // at once; others wait to be accepted
+	headTime  = 20 * time.Second // within which the line and the headers must arrive
+	idleTime  = 5 * time.Minute  // for which a connection may be open without a request
+	maxConns  = 8192             // that are open at once; further clients wait to be accepted
 )
 
 // readBody reads the body of a request.
@@ -58,7 +58,7 @@ func tooLarge(limit string) *apiError {
 		message: "The request body has more than " + limit + ", the simulated server's limit"}
 }
 
-// countValues returns about how many values a JSON text has: the commas between them. encoding/json limits their depth.
+// countValues estimates the number of values in a JSON text by the commas between them. encoding/json limits their depth.
 func countValues(text []byte) (n int) {
 	inString := false
 	for i := 0; i < len(text); i++ {

@@ -11,27 +11,27 @@ import (
 // A sequence is one answer that a client waits for. A request with several prompts or answers has several.
 type sequence struct {
 	request *sim.Request
-	index   int      // among those that are answered together
-	updates *updates // shared by all of them
+	index   int      // of this sequence among those of its request
+	updates *updates // of all sequences of the request
 
-	counted  bool // its prompt is in stats
-	reported int  // tokens in updates so far
+	counted  bool // stats include the prompt
+	reported int  // tokens that were put into updates so far
 }
 
-// progress is what one step gives one sequence: its tokens are one chunk of a stream.
+// progress is the result of one step for one sequence. Its tokens are one chunk of a stream.
 type progress struct {
 	tokens int
 	last   bool
 }
 
-// An update is the progress of one of the sequences that are answered together.
+// An update is the progress of one sequence of a request.
 type update struct {
 	index int
 	progress
 }
 
-// updates are those that the request's handler has not taken yet. The engine never waits for a handler, and the list takes no more
-// memory than it has entries.
+// updates holds the updates of one request until its handler takes them. The engine never waits for a handler, and the list uses memory
+// only for its entries.
 type updates struct {
 	mu    sync.Mutex
 	list  []update
@@ -49,7 +49,7 @@ func (u *updates) put(one update) {
 	}
 }
 
-// take returns the list, which may be empty, and reuses the memory of the one that it returned before.
+// take returns the list, which may be empty. It reuses the memory of before, the list that the previous call returned.
 func (u *updates) take(before []update) []update {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -58,9 +58,9 @@ func (u *updates) take(before []update) []update {
 	return list
 }
 
-// A delivery is the progress of all sequences in one step.
+// A delivery is the progress of all sequences in one step, for their clients.
 type delivery struct {
-	at time.Time // when the clients shall see it
+	at time.Time // when the clients shall see the tokens
 	to []addressee
 }
 
@@ -81,7 +81,7 @@ type live struct {
 	now    float64 // the engine's clock, seconds since began
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
-	frozen int // calls of freeze without a thaw; above 0 the engine computes nothing and forgets nothing
+	frozen int // calls of freeze without a thaw; above 0 the engine stands still
 	stats  *stats
 
 	due []delivery // not delivered yet, in order; only run uses it
@@ -101,7 +101,7 @@ func newLive(e *sim.Engine) *live {
 // clock returns the time since the engine began, in seconds.
 func (l *live) clock() float64 { return time.Since(l.began).Seconds() }
 
-// submit queues sequences that are answered together. Their tokens come as updates.
+// submit queues the sequences of one request. Their tokens come as updates.
 func (l *live) submit(sequences []*sequence) *updates {
 	updates := &updates{ready: make(chan struct{}, 1)}
 	l.mu.Lock()
@@ -122,7 +122,7 @@ func (l *live) submit(sequences []*sequence) *updates {
 	return updates
 }
 
-// abort drops those of the sequences that have not ended.
+// abort drops the sequences that have not ended.
 func (l *live) abort(sequences []*sequence) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,14 +141,14 @@ func (l *live) with(f func(*sim.Engine)) {
 	f(l.engine)
 }
 
-// freeze stops the engine as it is: requests stay and get no tokens.
+// freeze stops the engine. Requests stay in it and get no tokens.
 func (l *live) freeze() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.frozen++
 }
 
-// thaw lets the engine go on. It does not catch up on the time that it was frozen.
+// thaw lets the engine go on. The engine does not catch up on the frozen time.
 func (l *live) thaw() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,7 +236,7 @@ func (l *live) deliver(now time.Time) {
 // count adds the progress of a sequence to stats while its client still waits.
 func (l *live) count(to addressee) {
 	q := to.sequence
-	if l.open[q.request] != q { // the client has gone
+	if l.open[q.request] != q { // the client has disconnected
 		return
 	}
 	l.stats.generationTokens += to.progress.tokens

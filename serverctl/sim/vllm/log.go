@@ -129,7 +129,7 @@ func (l *logger) engineError(source, format string, args ...any) {
 	l.line(engineCore, "ERROR", source, format, args...)
 }
 
-// trace writes output of a process that does not go through its logger.
+// trace writes output that a process does not send through its logger.
 func (l *logger) trace(process, text string) { l.write(l.errors, l.prefix(process), text) }
 
 // uvicorn writes one line of uvicorn.

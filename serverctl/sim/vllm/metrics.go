@@ -20,7 +20,7 @@ func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 		}
 	})
 	w.Header().Set("Content-Type", metricsType)
-	_, _ = w.Write(e.buf.Bytes()) // fails when the client has gone
+	_, _ = w.Write(e.buf.Bytes()) // fails when the client has disconnected
 }
 
 // metricsType is the content type of prometheus_client 0.26, with which all versions were recorded.

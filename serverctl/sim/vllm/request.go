@@ -36,7 +36,7 @@ func (e *apiError) write(w http.ResponseWriter) {
 		quoteJSON(e.message), quoteJSON(e.kind), param, e.status))
 }
 
-// writeJSON sends a body. It ignores the error of a client that has gone.
+// writeJSON sends a body. It ignores the error of a client that has disconnected.
 func writeJSON(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -52,8 +52,8 @@ func quoteJSON(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody is the body of a completion or a chat, as far as the simulation checks it. A field that is null is as one that is
-// not there.
+// A completionBody is the body of a completion or a chat, as far as the simulation checks it. A null field means the same as
+// a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`

@@ -83,7 +83,7 @@ func (s *Server) check() error {
 	return nil
 }
 
-// serve goes through the server's life.
+// serve runs the server from its start to its end.
 func (s *Server) serve(ctx context.Context, args []string, began time.Time, log *logger) error {
 	options, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 	return s.serveHTTP(ctx, newFaultHandler(s, core, newLive(engine), log, began), listener)
 }
 
-// startUp starts the engine and returns the GPU memory that it holds.
+// startUp starts the engine and returns the GPU memory that the engine holds.
 func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
 	log.engine("core.py:97", "Initializing a V1 LLM engine (v%s) with config: model='%s', simulated profile %s",
 		log.release.version, o.Source(), s.Profile.Name)
@@ -282,7 +282,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	if server.Shutdown(ctx) != nil {
-		_ = server.Close() // as above
+		_ = server.Close() // a listener is closed even when Close fails
 	}
 }
 

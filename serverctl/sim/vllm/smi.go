@@ -32,7 +32,7 @@ type property[T any] struct {
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// byLoad returns one constant while a process holds memory, and another while none does. Neither is simulated: only the memory is.
+// byLoad returns one constant while a process holds memory, and another while none does. Only the memory is simulated.
 func byLoad(idle, busy string) func(card) string {
 	return func(c card) string {
 		if len(c.holders) > 0 {
@@ -107,7 +107,7 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 			return 1
 		}
 		if err := q.print(out, c); err != nil {
-			return 0 // the reader has gone
+			return 0 // nobody reads the output any more
 		}
 		q.header = false
 		if q.every == 0 {
@@ -196,7 +196,7 @@ func unknownField[T any](asked []string, known []property[T]) string {
 	return ""
 }
 
-// print writes the answer. It fails when the reader has gone.
+// print writes the answer. It fails when nobody reads the output any more.
 func (q smi) print(out io.Writer, c card) error {
 	switch {
 	case q.gpu != nil:

@@ -131,7 +131,7 @@ func (s *answer) send(c choice) error {
 	return s.write(chunk)
 }
 
-// write writes a chunk. It fails when the client has gone.
+// write writes a chunk. It fails when the client has disconnected.
 func (s *answer) write(chunk body) error {
 	text, err := json.Marshal(chunk)
 	if err == nil {
@@ -178,7 +178,7 @@ func (s *answer) whole() {
 		panic("vllm: an answer that is not JSON: " + err.Error()) // a body has only texts and integers
 	}
 	s.w.Header().Set("Content-Type", "application/json")
-	_, _ = s.w.Write(text) // fails when the client has gone
+	_, _ = s.w.Write(text) // fails when the client has disconnected
 }
 
 // appendWords appends n tokens of an answer, each as a word with its number.
