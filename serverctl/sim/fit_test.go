@@ -305,8 +305,8 @@ func simulated(c cell) float64 { return c.simulated }
 // fitReport is the page on how well the profiles fit.
 const fitReport = "../../docs/simulator-fit.md"
 
-// TestFit compares the profiles with measurements on real servers, and the report in the documentation with the fit. With SIM_FIT it writes
-// the report.
+// TestFit compares the profiles with measurements on real servers, and docs/simulator-fit.md with the report of the fit. With SIM_FIT it
+// writes the report.
 func TestFit(t *testing.T) {
 	realtime.Only(t, "simulates all sweeps that were measured")
 	f := fitAll(t)
@@ -316,8 +316,8 @@ func TestFit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if text, err := os.ReadFile(fitReport); err != nil || runtime.GOARCH == "amd64" && string(text) != report { // others fuse multiplication and addition
-		t.Errorf("%s is not of this fit (%v); run make sim-fit", fitReport, err)
+	if text, err := os.ReadFile(fitReport); err != nil || runtime.GOARCH == "amd64" && string(text) != report { // other processors fuse multiplication and addition
+		t.Errorf("%s differs from this fit (%v); run make sim-fit", fitReport, err)
 	}
 	for _, c := range f.kv {
 		if math.Abs(c.simulated-c.observed) > 0.02 {
@@ -341,7 +341,7 @@ func TestFit(t *testing.T) {
 		}
 	}
 	if same := f.same(); same < 66 {
-		t.Errorf("%d of %d cells fail for the same reasons, want 66", same, len(f.verdicts()))
+		t.Errorf("%d of %d cells break the same limits, want at least 66", same, len(f.verdicts()))
 	}
 	for metric, bound := range map[string]float64{"ttft_p99_ms": 0.02, "tpot_p99_ms": 0.02} {
 		if want, got := f.gain(metric, observed, baselines...), f.gain(metric, simulated, baselines...); math.Abs(got-want) > bound {

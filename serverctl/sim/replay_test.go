@@ -114,7 +114,7 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
 	type pending struct{ sent float64 }
-	var due []pending // in order: all end times are
+	var due []pending // in the order of sent
 	for range concurrency {
 		due = append(due, pending{})
 	}

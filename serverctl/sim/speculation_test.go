@@ -129,7 +129,7 @@ func TestAWrongSpeculationIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal that says %q", config, err, want)
 		}
 	}
-	l4 := profile(t, "l4-qwen0.5b") // it was never measured with speculation
+	l4 := profile(t, "l4-qwen0.5b") // this server was never measured with speculation
 	o := l4.Defaults
 	o.SpeculativeTokens, o.SpeculativeMethod = 3, "eagle3"
 	if _, err := NewEngine(l4, o); err == nil || !strings.Contains(err.Error(), "no constants for speculative decoding") {

@@ -21,7 +21,7 @@ type surface struct {
 	name   string
 	space  *space.Space
 	first  space.Point                       // the point of trial 0
-	rate   func(space.Point) (float64, bool) // requests per second, and whether the server lives
+	rate   func(space.Point) (float64, bool) // requests per second, and whether the server starts
 	best   float64
 	atMost float64 // highest allowed median regret of tpe at 3 % noise
 }
@@ -52,7 +52,7 @@ func h200(t testing.TB) surface {
 	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
 }
 
-// inner has its best point inside the space, next to a region of crashes, and numbers that depend on each other.
+// inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each other.
 func inner(t testing.TB) surface {
 	t.Helper()
 	s, err := space.New([]space.Parameter{
@@ -146,7 +146,7 @@ func TestRegret(t *testing.T) { regrets(t, 15, 0.03) }
 
 // TestRegretAtTwoNoises is TestRegret over more seeds, and with more noise.
 func TestRegretAtTwoNoises(t *testing.T) {
-	realtime.Only(t, "hundreds of studies")
+	realtime.Only(t, "runs hundreds of studies")
 	regrets(t, 30, 0.03, 0.08)
 }
 

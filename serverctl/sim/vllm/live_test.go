@@ -9,7 +9,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A waiting sequence takes memory for the tokens that have come, not for those that may come.
+// A waiting sequence takes memory for the tokens that have come, and not for all tokens that it will get.
 func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 	p := profile(t, "small-fast")
 	engine, err := sim.NewEngine(p, p.Defaults)

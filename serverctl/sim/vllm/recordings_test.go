@@ -22,7 +22,7 @@ import (
 
 // The tests of this file compare the simulated server with recordings of real vLLM (testdata/recordings/README.md).
 
-// recordedArgs are those of the recorded servers.
+// recordedArgs are the args of the recorded servers.
 var recordedArgs = []string{"/models/tiny", "--served-model-name", "tiny", "--max-model-len", "128", "--max-num-seqs", "8",
 	"--max-num-batched-tokens", "2048", "--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--api-key", "key", "--host", "127.0.0.1"}
 
@@ -36,7 +36,7 @@ type recordedAnswer struct {
 	Body     string  `json:"body"`
 }
 
-// A recordedRequest is one of requests.json.
+// A recordedRequest is one request of requests.json.
 type recordedRequest struct {
 	Name    string             `json:"name"`
 	Method  string             `json:"method"`
@@ -71,7 +71,7 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 			for _, want := range recorded {
 				i := slices.IndexFunc(requests, func(r recordedRequest) bool { return r.Name == want.Name })
 				if i < 0 {
-					t.Errorf("%s: there is no such request any more; record anew", want.Name)
+					t.Errorf("%s: requests.json lacks this request; record again", want.Name)
 					continue
 				}
 				got := sendRecorded(t, url, requests[i])
@@ -85,7 +85,7 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 				}
 				same++
 			}
-			t.Logf("%d of %d answers are those of vLLM %s", same, len(recorded), version)
+			t.Logf("%d of %d answers are the same as those of vLLM %s", same, len(recorded), version)
 		})
 	}
 }
@@ -187,7 +187,7 @@ var masks = []struct {
 // counts are the token counts that depend on the tokenizer.
 var counts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
 
-// ofTexts are requests whose prompt is a text, or whose answer a real model ended early.
+// ofTexts matches the names of requests whose prompt is a text, or whose answer a real model ended early.
 var ofTexts = regexp.MustCompile(`^chat|^tokenize|no key, tokenize|of a text|two texts|too many tokens together`)
 
 // masked returns an answer without the parts that may differ.
@@ -215,8 +215,8 @@ func masked(t *testing.T, a recordedAnswer) string {
 // unfinished matches a chunk of a completion except the last.
 var unfinished = regexp.MustCompile(`(?m)^data: \{"choices":\[\{"index":\d+,"text":"words"\}\].*\n`)
 
-// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of continuous usage. So it does
-// not matter when a busy server has joined two chunks.
+// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of continuous usage. A busy
+// server may have joined some chunks.
 func chunksOnce(body string) string {
 	var kept []string
 	for chunk := range strings.SplitSeq(body, "\n\n") {
@@ -350,7 +350,7 @@ func TestFlagsAreThoseOfTheHelp(t *testing.T) {
 func TestTheLogIsThatOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	t.Setenv("VLLM_DISABLE_LOG_LOGO", "0")
-	// What a GPU's server says where a CPU's says nothing or something else, by what the line begins with.
+	// Lines that begin with these texts come from a server on a GPU. The recorded servers ran on a CPU.
 	ofGPU := []string{"Chunked prefill is enabled", "Loading weights took", "Model loading took", "Using cache directory", "torch.compile t",
 		"Available KV cache memory", "Graph capturing finished", "Starting to load model", "Loading model from scratch", "GPU KV cache size",
 		"init engine", "CPU KV cache size", "Asynchronous scheduling is enabled"}
@@ -367,7 +367,7 @@ func TestTheLogIsThatOfVLLM(t *testing.T) {
 				of := func(begin string) bool { return strings.Contains(line, "] "+begin) }
 				switch {
 				case slices.ContainsFunc(ofGPU, of):
-				case version == "0.14.1" && of("Route: "): // the recording machine's FastAPI is newer than that vLLM and hides routes from it
+				case version == "0.14.1" && of("Route: "): // the recorded server ran with a newer FastAPI, which hides routes from vLLM
 				case !slices.Contains(recorded, line):
 					t.Errorf("the recording has no line %q", line)
 				default:
@@ -380,7 +380,7 @@ func TestTheLogIsThatOfVLLM(t *testing.T) {
 				t.Errorf("the lines come in this order:\n%s\nthe recording has:\n%s", strings.Join(a, "\n"), strings.Join(b, "\n"))
 			}
 			missing = slices.DeleteFunc(recorded, func(line string) bool { return slices.Contains(said, line) })
-			t.Logf("%d lines are the recording's, %d of it are not said", len(common), len(missing))
+			t.Logf("%d lines are recorded ones, %d recorded lines are missing", len(common), len(missing))
 		})
 	}
 }
@@ -421,7 +421,7 @@ func logForms(text string) (forms []string) {
 	return forms
 }
 
-// vLLM's log line of its args shows how the command line was read. In this table · is a space within a word.
+// vLLM logs how it has read its command line. In this table · is a space within a word.
 func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	for _, row := range []struct{ name, version, args, want string }{
 		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},
@@ -429,7 +429,7 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 		{"an abbreviation", "0.14.1", "m --gpu-mem 0.5", `{'model_tag': 'm', 'model': 'm', 'gpu_memory_utilization': 0.5}`},
 		{"switches", "0.14.1", "m --no-enable-prefix-caching --enforce-eager", `{'model_tag': 'm', 'model': 'm', 'enforce_eager': True, 'enable_prefix_caching': False}`},
 		{"a switch with its inverse", "0.33.0", "m --disable-prefix-caching", `{'model_tag': 'm', 'model': 'm', 'enable_prefix_caching': False}`},
-		{"defaults are not told", "0.14.1", "m --port 8000 --gpu-memory-utilization 0.9", `{'model_tag': 'm', 'model': 'm'}`},
+		{"defaults are left out", "0.14.1", "m --port 8000 --gpu-memory-utilization 0.9", `{'model_tag': 'm', 'model': 'm'}`},
 		{"several values", "0.14.1", "m --served-model-name a b --max-num-seqs 8", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a', 'b'], 'max_num_seqs': 8}`},
 		{"a flag that may come again", "0.14.1", "m --middleware a --middleware b", `{'model_tag': 'm', 'middleware': ['a', 'b'], 'model': 'm'}`},
 		{"keys of a JSON flag", "0.14.1", "m --compilation-config.mode 3", `{'model_tag': 'm', 'model': 'm', 'compilation_config': {'mode': 3}}`},
@@ -437,13 +437,13 @@ func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 		{"JSON with a space", "0.14.1", `m --speculative-config={"method":·"eagle3",·"num_speculative_tokens":·3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'eagle3', 'num_speculative_tokens': 3}}`},
 		{"JSON with a space behind an abbreviation", "0.14.1", `--speculative-c={"method":·"ngram","num_speculative_tokens":·3} m`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
 		{"a name with a space", "0.14.1", "m --served-model-name=a·b", `{'model_tag': 'm', 'model': 'm', 'served_model_name': ['a b']}`},
-		{"an unknown flag with a space is none", "0.14.1", "--no-such=a·b", `{'model_tag': '--no-such=a b', 'model': '--no-such=a b'}`},
+		{"an unknown flag with a space is the model", "0.14.1", "--no-such=a·b", `{'model_tag': '--no-such=a b', 'model': '--no-such=a b'}`},
 		{"a separator", "0.14.1", "--port 1 -- m", `{'model_tag': 'm', 'port': 1, 'model': 'm'}`},
 		{"not a number", "0.14.1", "m --swap-space nan", `{'model_tag': 'm', 'model': 'm', 'swap_space': nan}`},
 		{"JSON behind an equals sign", "0.14.1", `m --speculative-config={"method":"ngram","num_speculative_tokens":3}`, `{'model_tag': 'm', 'model': 'm', 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 3}}`},
 		{"an optimization level", "0.14.1", "m -O1", `{'model_tag': 'm', 'model': 'm', 'optimization_level': '1'}`},
-		{"keys are shown", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
-		{"and later are not", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},
+		{"API keys are shown in 0.14.1", "0.14.1", "m --api-key k", `{'model_tag': 'm', 'api_key': ['k'], 'model': 'm'}`},
+		{"API keys are hidden since 0.32.0", "0.32.0", "m --api-key k", `{'model_tag': 'm', 'api_key': '***', 'model': 'm'}`},
 	} {
 		args := strings.Fields(row.args)
 		for i := range args {
@@ -466,7 +466,7 @@ func TestMetricsAreReadByPrometheus(t *testing.T) {
 			if err != nil {
 				t.Errorf("the parser fails: %v", err)
 			}
-			t.Logf("%d remarks on vLLM's choice of names", len(problems))
+			t.Logf("the linter has %d remarks on vLLM's names", len(problems))
 			if !strings.Contains(text, "\nvllm:spec_decode_num_drafts_total{") {
 				t.Error("no counter of drafts although speculation is on")
 			}

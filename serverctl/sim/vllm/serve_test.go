@@ -155,8 +155,8 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 }
 
-// When a client goes away, its request leaves the engine.
-func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
+// When a client disconnects, its request leaves the engine.
+func TestServeDropsRequestsOfDisconnectedClients(t *testing.T) {
 	url, _ := serve(t, "--max-model-len", "8192")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
@@ -188,7 +188,7 @@ func TestServeDropsTheRequestsOfGoneClients(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	t.Error("the request still runs a second after its client went away")
+	t.Error("the request still runs a second after its client disconnected")
 }
 
 func TestServeRefusesAsVLLMDoes(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// scraped reads all samples of /metrics whose value is a number, by name and labels.
+// scraped reads all samples of /metrics by name and labels.
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
@@ -27,7 +27,7 @@ func scraped(t *testing.T, url string) map[string]float64 {
 	return found
 }
 
-// The metrics agree with three answers to two requests of known lengths.
+// The metrics agree with the known lengths of two requests, one of which has two answers.
 func TestMetricsAreTrue(t *testing.T) {
 	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m")
 	for _, body := range []string{`{"prompt":[1,2,3,4,5],"max_tokens":4,"n":2}`, `{"prompt":[9,8,7],"max_tokens":1}`} {
@@ -46,7 +46,7 @@ func TestMetricsAreTrue(t *testing.T) {
 	}
 	url, _ = serveAs(t, "0.14.1", "--served-model-name", "m", "--disable-log-stats")
 	if m := scraped(t, url); len(m) != 0 {
-		t.Errorf("without log stats there is %v", m)
+		t.Errorf("with --disable-log-stats the metrics are %v, want none", m)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
 		o.MaxModelLen = 2000
 		o.GPUMemoryUtilization = 0.58
 		o.MaxNumBatchedTokens, o.MaxNumSeqs = 512, 16
-		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for two such requests at most
+		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for at most two of the requests below
 			if err != nil {
 				t.Fatal(err)
 			}
