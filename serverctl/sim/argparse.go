@@ -37,7 +37,7 @@ func Flags(version string) []*Flag { return parserOf(version).flags }
 // A parser reads the command lines of one version.
 type parser struct {
 	flags []*Flag
-	named map[string]*Flag // by every accepted name
+	named map[string]*Flag // flags by every accepted name
 }
 
 // parserOf returns the parser of one of Versions.
@@ -123,8 +123,8 @@ func (p *parser) parse(args []string) (model string, values map[string]any, err 
 	return model, values, nil
 }
 
-// isOption reports whether a word is an option and not a value. It is one when it begins with a dash and names a flag. A word
-// that names none is a value when it is a negative number or has a space (_parse_optional in Python's argparse.py, 3.12).
+// isOption reports whether a word is an option and not a value. A word is an option when it begins with a dash and names a flag. A
+// word that names no flag is a value when it is a negative number or has a space (_parse_optional in Python's argparse.py, 3.12).
 func (p *parser) isOption(word string) bool {
 	if len(word) < 2 || word[0] != '-' {
 		return false
@@ -168,7 +168,7 @@ func (p *parser) find(name string) (*Flag, error) {
 // normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py). Underscores in names
 // become dashes, -O3 becomes --optimization-level 3, and all --flag.key value of one flag become one --flag {"key": value}.
 func normalise(args []string) (words []string) {
-	nested := map[string]any{} // by flag
+	nested := map[string]any{} // objects by flag
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
@@ -197,7 +197,7 @@ func normalise(args []string) (words []string) {
 		words = append(words, word)
 	}
 	for _, flag := range slices.Sorted(maps.Keys(nested)) {
-		text, _ := json.Marshal(nested[flag]) // what was read as JSON can be written
+		text, _ := json.Marshal(nested[flag]) // values that were read as JSON can be written
 		words = append(words, flag, string(text))
 	}
 	return words
@@ -259,7 +259,7 @@ func (f *Flag) negates(name string) bool {
 		strings.HasPrefix(name, "--enable-") && strings.HasPrefix(first, "--disable-"))
 }
 
-// read reads one value. The flag's complaint about the value abc tells its type.
+// read reads one value. It knows the flag's type from the complaint about the value abc.
 func (f *Flag) read(word string) (v any, err error) {
 	refusal := ""
 	if f.Refusal != nil {

@@ -5,8 +5,8 @@ import "math"
 // A batch is the work of one engine step.
 type batch struct {
 	decodes        int     // sequences that decode
-	draftTokens    int     // of those sequences, to be verified
-	kvTokens       int     // context tokens that those sequences read
+	draftTokens    int     // draft tokens of the decoding sequences, to be verified
+	kvTokens       int     // context tokens that the decoding sequences read
 	prefillTokens  int     // prompt tokens to compute
 	attentionPairs float64 // sum over prefill chunks of chunk · (context + chunk/2)
 }

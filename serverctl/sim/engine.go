@@ -6,9 +6,9 @@ import "slices"
 type Request struct {
 	Prompt int      // tokens
 	Output int      // tokens to generate
-	Hashes []uint64 // of the full blocks of the prompt, from HashBlocks
+	Hashes []uint64 // one for each full block of the prompt, from HashBlocks
 	Salt   uint64   // tells the output blocks of requests apart
-	Tag    int      // for the caller
+	Tag    int      // free for the caller's use
 
 	First     float64 // end of the step that gave the first token; 0 before
 	Last      float64 // end of the step that gave the last token so far
@@ -47,7 +47,7 @@ type Totals struct {
 	Preemptions, Finished          int
 	Steps                          int
 
-	Drafts, DraftTokens, AcceptedTokens int   // drafts, their tokens, and the draft tokens that the model accepted
+	Drafts, DraftTokens, AcceptedTokens int   // drafts, tokens of drafts, and draft tokens that the model accepted
 	AcceptedPerPos                      []int // accepted tokens by their position in the draft; nil without speculation
 }
 
@@ -56,7 +56,7 @@ type Totals struct {
 type Engine struct {
 	Profile *Profile
 	Options Options
-	Seed    uint64 // of the noise in the step times, and of the acceptance of drafts
+	Seed    uint64 // decides the noise in the step times and the acceptance of drafts
 	Totals  Totals
 	Served  int        // requests that got tokens in the last step
 	Emitted []*Request // requests that got their first or last token in the last step; with Each, all served requests; valid until the next step
@@ -73,7 +73,7 @@ type Engine struct {
 	running []*Request
 	span    span
 	steps   *stepTimer
-	caching bool // of prefixes
+	caching bool // prefix caching is on
 }
 
 // NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a *ConfigError
@@ -93,7 +93,7 @@ func NewEngine(p *Profile, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Submit queues a request.
+// Submit appends a request to the queue.
 func (e *Engine) Submit(r *Request) {
 	r.Cached = -1
 	e.waiting = append(e.waiting, r)

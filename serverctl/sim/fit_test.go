@@ -11,8 +11,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A cell is one figure: measured on a real server, simulated, and guessed without a simulator as the mean over all configurations at that
-// rate.
+// A cell is one figure of a configuration at a rate. It was measured on a real server, simulated, and guessed without a simulator. The
+// guess is the mean of the measured figures of all configurations at this rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -25,15 +25,15 @@ func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
 // A fit has all figures on how well the profiles agree with the measurements.
 type fit struct {
-	kv     []cell // GiB of the KV caches
+	kv     []cell // sizes of the KV caches in GiB
 	phase1 []cell
-	detail []cell // of phase1 at 2 requests/s
+	detail []cell // all percentiles of phase1 at 2 requests/s
 	eagle  []cell
 	l4     []cell
 	noisy  []fit // phase1 again, with the profile's noise: one for each seed
 }
 
-// The limits of the measured sweeps, in ms.
+// ttftLimit and tpotLimit are the limits of the measured sweeps, in ms.
 const (
 	ttftLimit = 1000.0
 	tpotLimit = 60.0
@@ -122,7 +122,7 @@ func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint6
 	return out
 }
 
-// fitNoisy is the fit of the first sweep with the noise of the profile, for eight seeds.
+// fitNoisy returns the fit of the first sweep with the noise of the profile, for eight seeds.
 func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []traceRequest) []fit {
 	t.Helper()
 	p := profile(t, "h200-llama70b-fp8")

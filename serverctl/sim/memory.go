@@ -62,7 +62,8 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 // maxKVTokens limits the cache, which is simulated block by block.
 const maxKVTokens = 200_000_000
 
-// checkSimulated refuses, with a *ConfigError, what the profile has no constants for and what is too large to simulate.
+// checkSimulated returns a *ConfigError for options that the profile has no constants for, and for a KV cache that is too large to
+// simulate.
 func (p *Profile) checkSimulated(o Options) error {
 	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
 		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants for speculative decoding", p.Name)}

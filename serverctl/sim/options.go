@@ -23,9 +23,9 @@ type Options struct {
 	Port   int
 	Leader string // positional model argument
 
-	Version      string   // of vLLM; empty means the first of Versions
+	Version      string   // version of vLLM; empty means the first of Versions
 	Aliases      []string // further served names
-	APIKeys      []string // a request must bring one of them; empty means that none is needed
+	APIKeys      []string // a request must have one of these keys; empty means that it needs no key
 	NoStats      bool     // /metrics is empty
 	TokenDetails bool     // usage reports the cached tokens
 
@@ -59,7 +59,7 @@ var effects = map[string]func(o *Options, value any) error{
 	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
 	"max_num_batched_tokens": func(o *Options, v any) error { return set(&o.MaxNumBatchedTokens, v) },
 	"max_model_len": func(o *Options, v any) error {
-		if v == autoLength { // the longest that fits, which is the profile's
+		if v == autoLength { // vLLM takes the longest that fits; this is the profile's default
 			return nil
 		}
 		return set(&o.MaxModelLen, v)

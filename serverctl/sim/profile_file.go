@@ -113,11 +113,11 @@ func (p *Profile) Set(path string, values []float64, confidence, source string) 
 // A profileReader reads a profile's file and collects all errors in it.
 type profileReader struct {
 	file  string
-	nodes map[string]ast.Node // by path
+	nodes map[string]ast.Node // nodes of the file by their path
 	errs  []error
 }
 
-// ParseProfile reads a profile. Its error joins all mistakes in the file, each with the line; file is the name in these messages.
+// ParseProfile reads a profile. Its error joins all mistakes in the file, each with its line. The messages call the file by the name file.
 func ParseProfile(file string, text []byte) (*Profile, error) {
 	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {

@@ -5,9 +5,9 @@ package sim
 // becomes full in this step. endSpan then updates the fields of all requests at once.
 type span struct {
 	left   int                // steps that may follow
-	steps  int                // computed so far
-	end    float64            // of the last step
-	tokens int                // in the KV cache, of all requests, before the next step
+	steps  int                // steps computed so far
+	end    float64            // end of the last step
+	tokens int                // tokens of all requests in the KV cache before the next step
 	phase  [BlockSize][]int32 // indexes into running by computed tokens modulo the block size when the span began
 }
 

@@ -20,7 +20,7 @@ type view struct {
 	requests []requestView
 	totals   Totals
 	content  map[uint64]int32
-	free     []int32 // in the order in which they will be taken
+	free     []int32 // free blocks in the order in which requests will take them
 }
 
 func viewOf(e *Engine, reqs []*Request) view {

@@ -15,11 +15,11 @@ type Speculation struct {
 	PerDraftToken            float64   // ms for each token of the draft, whatever the batch
 	PerDraftTokenAndSequence float64   // ms
 	PerVerifiedToken         float64   // ms, on top of the token's compute
-	Acceptance               []float64 // chance of the j-th draft token, if those before it were accepted; the last value holds for all later tokens
-	LookupAcceptance         []float64 // the same for tokens that are looked up in the text so far (ngram, suffix)
+	Acceptance               []float64 // chance that the j-th draft token is accepted after all earlier tokens of its draft; the last value holds for all later tokens
+	LookupAcceptance         []float64 // the same chances for drafts that are looked up in the text so far (ngram, suffix)
 }
 
-// The methods that look drafts up in the text so far. They have no drafter.
+// ngram and suffix look drafts up in the text so far. They have no drafter.
 const (
 	ngram  = "ngram"
 	suffix = "suffix"
@@ -86,7 +86,7 @@ func (e *Engine) accept(r *Request) int {
 	return n
 }
 
-// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted those before.
+// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted all before.
 // It is 0 where the profile has no constants for the method.
 func (e *Engine) acceptance(position int) float64 {
 	chances := e.Profile.Speculation.Acceptance

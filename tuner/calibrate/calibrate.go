@@ -32,7 +32,7 @@ type Input struct {
 	Progress func(done, expected int)
 }
 
-// An InputError says why a study cannot be used for a calibration, and what to do.
+// An InputError says why a study cannot be used for a calibration, and what the user can do.
 type InputError struct{ Text string }
 
 // Error returns the text.
@@ -43,11 +43,10 @@ func refuse(format string, args ...any) error { return &InputError{fmt.Sprintf(f
 // A Standing says how well the measurements determine a constant.
 type Standing string
 
-// The standings.
 const (
 	Known    Standing = "known"    // the measurements determine it
 	Together Standing = "together" // fitted, but only its joint effect with held constants is known
-	Held     Standing = "held"     // has an effect, but other constants can have the same
+	Held     Standing = "held"     // has an effect, but other constants can have the same effect
 	Unseen   Standing = "unseen"   // has no effect on the measurements
 )
 
@@ -55,7 +54,7 @@ const (
 type Change struct {
 	Path, Unit    string
 	Before, After float64
-	Error         float64 // standard error, as a part of After; 0 when there is none
+	Error         float64 // relative standard error of After; 0 when there is none
 	Standing      Standing
 	With          []string // constants with the same effect
 }
@@ -82,7 +81,7 @@ type Result struct {
 
 	Converged bool
 	TimeUp    bool // the limit ended the fit
-	Replays   int  // each of all probes
+	Replays   int  // one replay covers all probes
 	Took      time.Duration
 }
 
@@ -98,7 +97,7 @@ type calibration struct {
 	rig     simload.Rig
 	result  Result
 	replays int
-	planned int // replays
+	planned int // expected number of replays
 }
 
 // Fit calibrates a profile. Its error is an *InputError when the study has too few measurements.
@@ -204,7 +203,7 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record stores a fit in the profile, each constant with its standing. what names the measurements.
+// record stores a fit in the profile, each constant with its standing. Texts call the measurements by the name what.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.reading.together()
 	moved := with(p, f.list, f.logs)

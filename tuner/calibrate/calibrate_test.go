@@ -164,7 +164,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		for j, p := range want.Trials[i].Probes {
 			for _, m := range metrics {
 				off := math.Abs(m.of(have.Trials[i].Probes[j].Measurement)/m.of(p.Measurement) - 1)
-				if m.name == "p99 TTFT" { // one or two of the 150 requests decide it
+				if m.name == "p99 TTFT" { // one or two of the 150 requests decide this metric
 					tails = append(tails, off)
 				} else if off > 0.09 {
 					t.Errorf("%s at %g req/s: %s is %.1f %% off, want within 9 %%", elsewhere[i], p.Rate, m.name, 100*off)

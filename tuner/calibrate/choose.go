@@ -17,7 +17,7 @@ import (
 const (
 	// minProbes is the number of probes that a fit needs. Five figures of each determine a dozen constants.
 	minProbes = 10
-	// heldOutEvery says which probes are held out: every fifth is compared with the fit and not fitted.
+	// heldOutEvery says which probes are held out: the fit ignores every fifth probe, which is only compared with the result.
 	heldOutEvery = 5
 	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a queue that grows
 	// with the window, and say nothing about the constants.
@@ -28,8 +28,8 @@ const (
 type candidate struct {
 	trial   studies.Trial
 	args    []string      // of the flags that the simulator models
-	options sim.Options   // from args
-	probes  []trial.Probe // to replay, in order
+	options sim.Options   // parsed from args
+	probes  []trial.Probe // probes to replay, in order
 	used    []bool        // by probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
 	heldOut []bool        // by probe: it is compared with the prediction, and the fit ignores it
 }
@@ -147,7 +147,7 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 }
 
 // trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is emptied before each
-// probe, it drops all that are not compared.
+// probe, it drops all probes that are not compared.
 func (c *candidate) trim(reset bool, last int) {
 	var probes []trial.Probe
 	var used, heldOut []bool

@@ -16,7 +16,7 @@ const (
 // A fit moves constants to the values that predict the measurements best.
 type fit struct {
 	list      []constant
-	first     []float64 // logs at the beginning; held constants keep them
+	first     []float64 // first values of logs, which held constants keep
 	logs      []float64
 	reading   reading
 	residuals []float64
@@ -43,7 +43,7 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		return residuals, nil
 	}
 	residuals, converged, err := penalised.minimise(ctx, f.logs, f.all())
-	if residuals != nil { // also when the fit was ended early
+	if residuals != nil { // minimise returns residuals even when the fit ended early
 		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
 	return err

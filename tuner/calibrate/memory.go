@@ -12,7 +12,7 @@ import (
 
 const (
 	gib = 1 << 30
-	// kvError is the standard deviation of a KV size in GiB: logs write it to 0.01.
+	// kvError is the standard deviation of a KV size in GiB: logs show two decimals.
 	kvError = 0.005
 	// halfBlock is the mean error, in tokens, of a size in whole blocks of 16.
 	halfBlock = 8
@@ -22,7 +22,7 @@ const (
 type kvSize struct {
 	options sim.Options
 	gib     float64
-	refused bool // the start was refused because of it
+	refused bool // the start was refused because of this size
 }
 
 // kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its args.
@@ -34,7 +34,7 @@ func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 		}
 		options, err := p.ParseArgs(args)
 		if err != nil {
-			continue // as above
+			continue // choose reports it
 		}
 		facts := t.Result.Facts
 		refusal, refused := serverctl.AvailableKVGiB(t.Result.Evidence)
@@ -141,8 +141,8 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets the memory that must be free outside the utilization. Starts with less than that ran out of memory, and starts with
-// more did not.
+// boundReserve sets the memory that must be free outside the utilization. Starts with less free memory than that ran out of memory,
+// and starts with more did not.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)

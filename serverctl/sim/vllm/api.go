@@ -22,7 +22,7 @@ type api struct {
 	release *release
 	keys    []string
 	routes  []route
-	next    atomic.Uint64       // number of the last answer
+	next    atomic.Uint64       // number of the last sequence
 	bodies  *semaphore.Weighted // bytes of large bodies that are being read
 }
 

@@ -26,12 +26,12 @@ const (
 	tellReady = "ready"
 )
 
-// A core is the API server's handle on the engine: in this process or in its own, alive or dead.
+// A core is the API server's handle on the engine, which runs in this process or in its own.
 type core struct {
 	log    *logger
 	memory *memory       // held by an engine in this process
 	cmd    *exec.Cmd     // nil for an engine in this process
-	orders *os.File      // to the engine's process
+	orders *os.File      // pipe to the engine's process
 	dead   chan struct{} // closed when the engine is dead
 
 	mu      sync.Mutex
@@ -102,7 +102,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	c.orders = orderer
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, faultsVariable+"=") // the args have the faults already
+		return strings.HasPrefix(variable, faultsVariable+"=") // the args hold the faults already
 	})
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = orders, s.Out, s.Err
 	told, err := startWithPipe(c.cmd)
@@ -111,11 +111,11 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	}
 	defer told.Close()
 	c.log.enginePID = c.cmd.Process.Pid
-	go func() { // ends with the process; stop waits for it
+	go func() { // ends when the process ends; stop waits for that
 		_ = c.cmd.Wait() // ProcessState has the result
 		c.die()
 	}()
-	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) }) // fails when the pipe is closed: then the wait is over
+	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) }) // fails when the pipe is closed, after the wait
 	defer unwait()
 	word, _ := bufio.NewReader(told).ReadString('\n') // when the engine ends first, the pipe ends without a word
 	switch {
@@ -183,7 +183,7 @@ func (c *core) stop() {
 }
 
 // RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time to start, holds the simulated
-// GPU's memory, and lives until ctx ends, which SIGTERM does. The API server computes the tokens. Like vLLM's engine, it lives on when
+// GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's engine, it lives on when
 // its API server is killed. It logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)

@@ -35,9 +35,9 @@ type faultHandler struct {
 	began  time.Time // start of the process
 
 	ended   chan struct{} // closed when the server shall end by itself
-	stopped chan struct{} // closed when the server ends, and the faults with it
+	stopped chan struct{} // closed when the server ends; this ends the faults
 	actions sync.WaitGroup
-	silence atomic.Pointer[chan struct{}] // while it is set and open, the server answers nothing
+	silence atomic.Pointer[chan struct{}] // while it holds an open channel, the server answers nothing
 
 	mu       sync.Mutex
 	active   []*activeFault
@@ -268,7 +268,7 @@ func (h *faultHandler) watchEngine() {
 	}
 }
 
-// engineDied does what an API server does when its engine has died. /health answers 503, streams get an error and end, new requests get
+// engineDied makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an error and end, new requests get
 // an error, and after a while the server exits with code 0 (vllm/entrypoints/launcher.py, 0.14.1).
 func (h *faultHandler) engineDied() {
 	h.live.freeze()
@@ -318,8 +318,8 @@ func (h *faultHandler) rejectDrafts(f Fault) {
 	}
 }
 
-// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in progress. The
-// fault lasts until the server has ended.
+// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in progress. It
+// also sends nothing while the server ends.
 func (h *faultHandler) ignoreClients(f Fault) {
 	silence := make(chan struct{})
 	h.silence.Store(&silence)

@@ -170,7 +170,7 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 		name, flags string
 		code        int
 		signal      syscall.Signal
-		want        string // in the log
+		want        string // part of the log
 	}{
 		{"an exit with code 0", "--sim-fault exit-0:request=2", 0, -1, ""},
 		{"an exit with an engine process", "--sim-fault exit-0:request=2 --sim-engine-process", 0, -1, ""},
@@ -255,7 +255,7 @@ func TestAnAPIServerThatIsDeaf(t *testing.T) {
 	}
 }
 
-// A server that is deaf for ever still ends at SIGTERM. (The fault ignore-term makes one that does not.)
+// A server that is deaf for ever still ends at SIGTERM. Only the fault ignore-term makes a server ignore SIGTERM.
 func TestADeafServerEndsAtSIGTERM(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "deaf:request=1")

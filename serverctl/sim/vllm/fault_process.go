@@ -29,7 +29,7 @@ func (s *Server) subprocess(words ...string) *exec.Cmd {
 	return cmd
 }
 
-// The roles of RunChild.
+// RunChild has these roles.
 const (
 	roleExit   = "exit"
 	roleDaemon = "daemon"
@@ -61,7 +61,7 @@ func runDaemon(lifetime time.Duration) error {
 	return nil
 }
 
-// tellParent writes a word to the pipe from the parent, which is the first file after the standard ones.
+// tellParent writes a word to the parent's pipe, whose file descriptor follows the three standard ones.
 func tellParent(word string) error {
 	const fd = 3
 	pipe := os.NewFile(fd, "pipe to the parent")
@@ -86,10 +86,10 @@ func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	return told, nil
 }
 
-// childStartLimit limits the start of a child. This program starts in 0.1 s, and in some seconds on a busy machine.
+// childStartLimit limits the start of a child. This program starts in 0.1 s, but on a busy machine it needs some seconds.
 const childStartLimit = 20 * time.Second
 
-// startDaemon starts a process with its own session and an empty environment, which ignores SIGTERM. The server does not wait for it;
+// startDaemon starts a process that ignores SIGTERM and has its own session and an empty environment. The server does not wait for it;
 // when the server has ended, init reaps it.
 func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
 	cmd := s.subprocess("child", roleDaemon, f.For.String())
@@ -115,7 +115,8 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 const shmDir = "/dev/shm"
 
 // leakShm makes a segment, maps it while the process lives, and leaves it behind. Its name looks like those of Python's
-// multiprocessing.shared_memory. Like the segments of a killed vLLM, it is much larger than the memory that it uses.
+// multiprocessing.shared_memory. Like the segments of a killed vLLM, its size
+// is much larger than its memory in use.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
 	rand.Read(name) // never fails: crypto/rand would end the program
@@ -124,7 +125,7 @@ func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) 
 	if err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
-	defer file.Close() // the mapping keeps the memory
+	defer file.Close() // the mapping keeps the segment open
 	if err := file.Truncate(f.Bytes); err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}

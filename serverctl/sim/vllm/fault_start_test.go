@@ -25,7 +25,7 @@ func TestServersThatDoNotStart(t *testing.T) {
 		name  string
 		flags string
 		code  int
-		want  []string // in this order
+		want  []string // parts of the log in this order
 	}{
 		{"out of memory", "--sim-fault oom-start", 1, engineFailed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of 16.00 GiB")},
 		{"an engine that is killed", "--sim-fault die-loading", 1, []string{"Starting to load model", "Failed core proc(s): {'EngineCore_DP0': -9}\n"}},

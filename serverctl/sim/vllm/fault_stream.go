@@ -18,7 +18,7 @@ const (
 // An answerAction is a fault that answers instead of the server.
 type answerAction func(w http.ResponseWriter)
 
-// A writeAction is a fault in the writing of an answer. It replaces the write of one piece.
+// A writeAction is a fault while an answer is written. It writes one piece instead of answerWriter.pass.
 type writeAction func(w *answerWriter, piece []byte) (int, error)
 
 var (
@@ -31,7 +31,7 @@ type answerWriter struct {
 	http.ResponseWriter
 	faults *faultHandler
 	gone   <-chan struct{} // closed when the client has disconnected or the engine is dead
-	spoil  writeAction     // nil without a fault
+	spoil  writeAction     // nil when no fault spoils the answer
 
 	chunks int
 	began  bool // something was written

@@ -12,7 +12,7 @@ import (
 // huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts that only a GPU produces
 // (out of memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
 
-// packages is the directory of the Python modules in vLLM's image.
+// packages is the directory of the Python packages in vLLM's image.
 const packages = "/usr/local/lib/python3.12/dist-packages"
 
 // deadEngine is the log's message about a dead engine (vllm/v1/engine/exceptions.py).
@@ -141,7 +141,7 @@ func (l *logger) engineFatal(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost logs that the API server has lost its engine. An engine that logged nothing is found by its process
+// engineLost logs that the API server has lost its engine. An engine that died without a log line is noticed by the end of its process
 // (monitor_engine_cores in vllm/v1/engine/core_client.py).
 func (l *logger) engineLost(logged bool) {
 	switch {

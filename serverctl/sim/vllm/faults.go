@@ -21,16 +21,16 @@ type Fault struct {
 	Request int           // the number of the completion request, from 1; failed requests count
 	Running int           // the fault begins at this number of running requests
 	P       float64       // chance that a completion request triggers the fault
-	Seed    uint64        // of the random numbers for P
-	For     time.Duration // how long it lasts; 0 means to the end
+	Seed    uint64        // seed of the random numbers for P
+	For     time.Duration // how long the fault lasts; 0 means until the server ends
 	Bytes   int64
 	Count   int
 
-	text string // as it was given
+	text string // the fault as the user wrote it
 	kind *faultKind
 }
 
-// String returns the fault as it was given.
+// String returns the fault as the user wrote it.
 func (f Fault) String() string { return f.text }
 
 // Faults are the faults of one server.
@@ -54,7 +54,7 @@ func (e *FaultError) Error() string { return e.Text }
 // with answer or write on single requests. The code that stops the server looks up all other kinds by name.
 type faultKind struct {
 	name     string
-	keys     []string // other than triggers
+	keys     []string // the kind's keys other than triggers
 	trigger  bool     // the fault accepts at=, request=, running= and p=
 	defaults Fault    // the fault without keys
 
@@ -87,7 +87,7 @@ var faultKinds = []faultKind{
 	{name: "die-profiling", point: whileProfiling, start: raise, last: disturbed},
 	{name: "bind-late", point: beforeListening, keys: lasting, defaults: Fault{For: 5 * time.Second}, start: delay},
 
-	// Without a trigger these act during the start, with one under load.
+	// These faults act during the start without a trigger, and under load with one.
 	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
 		act: (*faultHandler).killEngine, last: diskFull},
 	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,

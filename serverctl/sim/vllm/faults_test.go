@@ -15,7 +15,7 @@ func TestParseFaults(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
 		want       Fault  // only its trigger and values
-		wrong      string // in the error; empty when it parses
+		wrong      string // part of the error; empty when the fault is valid
 	}{
 		{"a kind alone has its default trigger", "oom-load", Fault{Trigger: "request", Request: 10}, ""},
 		{"a fault of the start has no trigger", "oom-start", Fault{}, ""},

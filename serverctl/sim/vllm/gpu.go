@@ -23,7 +23,7 @@ type fakeGPU struct{ dir string }
 
 // A holding is the content of one such file.
 type holding struct {
-	PID   int       `json:"pid,omitempty"`   // the holder; a leak counts when this process has ended; 0 means no process
+	PID   int       `json:"pid,omitempty"`   // the process that holds the memory; a leak counts when it has ended; 0 means no process
 	Start uint64    `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64   `json:"mib"`
 	Until time.Time `json:"until,omitzero"` // end of a leak; zero means for ever
@@ -133,7 +133,7 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 	}
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	const (
-		state     = 0 // the rest begins with field 3, the state
+		state     = 0 // the text after the name begins with field 3, the state
 		startTime = 22 - 3
 	)
 	if len(fields) <= startTime {
@@ -146,9 +146,9 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 // A memory is the GPU memory that this process holds. The zero memory belongs to a server without a GPU.
 type memory struct {
 	gpu     *fakeGPU
-	free    float64 // MiB before anything was held
+	free    float64 // MiB that were free before this process held any
 	holding holding
-	leak    *Fault // nil when the memory is released at the end
+	leak    *Fault // the fault leak-gpu; nil when the memory is free at the end
 
 	mu       sync.Mutex // guards holding and released
 	released bool
@@ -232,7 +232,7 @@ func (m *memory) updateLeak() error {
 	return m.gpu.put(leakPrefix+strconv.Itoa(leak.PID), leak)
 }
 
-// keepLeaking calls updateLeak until release.
+// keepLeaking calls updateLeak every leakEvery until release stops it.
 func (m *memory) keepLeaking() {
 	for {
 		select {

@@ -24,7 +24,7 @@ func (s *Server) Help(args []string) (text string, ok bool) {
 	}
 	help, err := helpFiles.ReadFile("versions/" + s.version() + "/" + name)
 	if err != nil {
-		panic("vllm: the help of vLLM " + s.version() + ": " + err.Error()) // tests read them all
+		panic("vllm: the help of vLLM " + s.version() + ": " + err.Error()) // tests read the help of all versions
 	}
 	return string(help), true
 }

@@ -105,7 +105,7 @@ func TestTheLargestBodies(t *testing.T) {
 	}
 }
 
-// answerTo sends the head of a request as it is and returns the status of the answer.
+// answerTo sends the given head of a request and returns the status of the answer.
 func answerTo(t *testing.T, url, head string) int {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -113,7 +113,7 @@ func answerTo(t *testing.T, url, head string) int {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	go func() { _, _ = io.WriteString(conn, head) }() // the server may answer before it has read all
+	go func() { _, _ = io.WriteString(conn, head) }() // the server may answer before it has read the whole head
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Errorf("the answer cannot be read: %v", err)

@@ -8,11 +8,11 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A sequence is one answer that a client waits for. A request with several prompts or answers has several.
+// A sequence is one answer that a client waits for. A request with several prompts or answers has several sequences.
 type sequence struct {
 	request *sim.Request
-	index   int      // of this sequence among those of its request
-	updates *updates // of all sequences of the request
+	index   int      // number of the sequence within its request
+	updates *updates // one list for all sequences of the request
 
 	counted  bool // stats include the prompt
 	reported int  // tokens that were put into updates so far
@@ -84,7 +84,7 @@ type live struct {
 	frozen int // calls of freeze without a thaw; above 0 the engine stands still
 	stats  *stats
 
-	due []delivery // not delivered yet, in order; only run uses it
+	due []delivery // deliveries to come, in order; only run uses them
 }
 
 // frozenPoll is how often a frozen engine checks whether it may go on.
@@ -160,7 +160,7 @@ func (l *live) thaw() {
 func (l *live) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var end time.Time // of the current step
+	var end time.Time // end of the current step
 	busy := false
 	for {
 		if !busy || !time.Now().Before(end) {
@@ -196,7 +196,7 @@ func (l *live) step() (end time.Time, busy bool) {
 	}
 	began := l.now
 	then := l.engine.Step(began)
-	if then == began { // a request that can never fit: wait for its client to give up
+	if then == began { // the request can never fit: wait until its client gives up
 		return time.Now().Add(time.Second), true
 	}
 	l.now = then
@@ -212,7 +212,7 @@ func (l *live) step() (end time.Time, busy bool) {
 	return end, true
 }
 
-// deliver hands out what clients shall see by now.
+// deliver hands out the tokens that clients shall see by now.
 func (l *live) deliver(now time.Time) {
 	if len(l.due) == 0 || l.due[0].at.After(now) {
 		return

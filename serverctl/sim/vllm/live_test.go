@@ -37,7 +37,7 @@ func TestUpdatesComeInOrder(t *testing.T) {
 	const all = 10_000
 	u := &updates{ready: make(chan struct{}, 1)}
 	u.put(update{index: 0})
-	u.put(update{index: 1}) // nobody takes
+	u.put(update{index: 1}) // the test takes neither of the two yet
 	go func() {
 		for i := 2; i < all; i++ {
 			u.put(update{index: i})

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The two processes of the log. The second one's name depends on the version: EngineCore_DP0 until 0.14.1, EngineCore later.
+// The two processes of the log. The log calls the second one release.engine.
 const (
 	apiServer  = "APIServer"
 	engineCore = "EngineCore"
@@ -52,7 +52,7 @@ func (l *logger) introduce(o sim.Options) {
 	}
 }
 
-// engineReady writes what the API server logs between the start of its engine and its own.
+// engineReady writes what the API server logs when its engine has started and its HTTP server has not.
 func (l *logger) engineReady(address string) {
 	warn := func() {
 		if devMode() {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playSim does what the command does, with a profile that takes no time to start.
+// playSim acts as the command tuner sim, with a profile that takes no time to start.
 func playSim(words []string) int {
 	if words[0] == "child" {
 		return report(RunChild(words[1:]))
@@ -99,7 +99,7 @@ type simProcess struct {
 	exited chan struct{}
 }
 
-// selfCommand runs this binary as tuner sim.
+// selfCommand returns a command that runs this binary as tuner sim.
 func selfCommand(words ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], append([]string{"sim"}, words...)...)
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // without this the race detector makes each child wait for a second at its end
@@ -234,7 +234,7 @@ func (s *simProcess) engine() int {
 // A streamed answer is read while it arrives.
 type streamed struct {
 	ended chan struct{}
-	drop  context.CancelFunc // makes the client go away
+	drop  context.CancelFunc // disconnects the client
 
 	mu     sync.Mutex
 	status int

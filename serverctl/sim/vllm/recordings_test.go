@@ -160,7 +160,7 @@ func normalJSON(t *testing.T, body string) string {
 	for i, line := range lines {
 		text := strings.TrimPrefix(line, "data: ")
 		var v any
-		if json.Unmarshal([]byte(text), &v) != nil { // an empty line or [DONE]
+		if json.Unmarshal([]byte(text), &v) != nil { // the line is empty or [DONE]
 			continue
 		}
 		normal, err := json.Marshal(withoutNulls(v))
@@ -462,7 +462,7 @@ func TestMetricsAreReadByPrometheus(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			url, _ := serveAs(t, version, "--speculative-config", `{"method":"ngram","num_speculative_tokens":2}`)
 			text := sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
-			problems, err := promlint.New(strings.NewReader(text)).Lint() // reads before it lints
+			problems, err := promlint.New(strings.NewReader(text)).Lint() // Lint parses the text first
 			if err != nil {
 				t.Errorf("the parser fails: %v", err)
 			}

@@ -65,11 +65,11 @@ type completionBody struct {
 		ContinuousUsageStats bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	MaxTokens           *int `json:"max_tokens"`
-	MaxCompletionTokens *int `json:"max_completion_tokens"` // of chats
+	MaxCompletionTokens *int `json:"max_completion_tokens"` // for chats, instead of MaxTokens
 	MinTokens           int  `json:"min_tokens"`
 	N                   *int `json:"n"`
 
-	// The rest changes nothing in the simulation. It is checked, because vLLM refuses wrong values.
+	// The other fields change nothing in the simulation. They are checked, because vLLM refuses wrong values.
 	Temperature       *float64           `json:"temperature"`
 	TopP              *float64           `json:"top_p"`
 	TopK              int                `json:"top_k"`
@@ -210,7 +210,7 @@ type completion struct {
 	prompts  [][]int32
 	output   int  // tokens of each answer
 	n        int  // answers to each prompt
-	stream   bool // chunks, not one body
+	stream   bool // the answer is a stream of chunks
 	usage    bool // a stream ends with its usage
 	allUsage bool // every chunk has its usage
 }
@@ -270,7 +270,7 @@ func (a *api) checkModel(name string) *apiError {
 const (
 	defaultMaxTokens = 16 // tokens of a completion without max_tokens
 	maxPrompts       = 1024
-	maxStops         = 4 // since 0.32.0
+	maxStops         = 4 // texts in stop, since 0.32.0
 	// maxAnswers limits n. Since 0.32.0 this is vLLM's own limit; 0.14.1 has none, and would run out of memory.
 	maxAnswers = 16384
 	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such limit.

@@ -24,15 +24,15 @@ const stopGrace = 5 * time.Second
 // A Server is `vllm serve` on a simulated GPU. With only Profile and Out set, it is a healthy server in one process.
 type Server struct {
 	Profile *sim.Profile
-	Version string // of vLLM; empty means the first of sim.Versions
+	Version string // version of vLLM; empty means the first of sim.Versions
 	Faults  Faults
 
 	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
 	EngineProcess bool
-	// GPU is a directory that stands for the GPU's memory; empty means that the memory is not counted.
+	// GPU is a directory that stands for the GPU's memory. If it is empty, the server does not count memory.
 	GPU string
 	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim]. The server appends
-	// engine or child and its args. It always runs /proc/self/exe, whatever the first word.
+	// engine or child and their args. It always runs /proc/self/exe, whatever the first word.
 	Reexec []string
 
 	Out io.Writer // vLLM's log
@@ -64,7 +64,7 @@ func (s *Server) logger() *logger {
 
 func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
 
-// check refuses faults that need a setting that is missing.
+// check refuses faults that need a missing setting.
 func (s *Server) check() error {
 	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
 		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
@@ -181,7 +181,7 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache is the rest of a start: the KV cache and the CUDA graphs. As in vLLM it comes after the weights, so a start with too small a
+// sizeCache ends a start with the KV cache and the CUDA graphs. As in vLLM this comes after the weights, so a start with too small a
 // cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
@@ -246,7 +246,7 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 		h.log.stopping()
 		s.delayStop()
 		stopEngine()
-		h.close() // first, so that the stopped engine does not count as dead
+		h.close() // before the engine stops, so that it does not count as dead
 		h.core.stop()
 		h.log.stopped()
 	}

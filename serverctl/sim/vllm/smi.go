@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The simulated GPU's names, which no real GPU has.
+// No real GPU has these names.
 const (
 	gpuName   = "Simulated GPU"
 	gpuUUID   = "GPU-simulated-0000-0000-0000-000000000000"
@@ -83,7 +83,7 @@ type smi struct {
 	gpu, apps []string // fields of the query
 	header    bool
 	units     bool
-	every     time.Duration // 0 means once
+	every     time.Duration // interval of a loop; 0 means to print once
 	list      bool
 }
 

@@ -128,7 +128,7 @@ func TestPythonFloats(t *testing.T) {
 	}
 }
 
-// A recorder keeps what is written.
+// A recorder is a ResponseWriter that keeps the body.
 type recorder struct{ strings.Builder }
 
 func (r *recorder) Header() http.Header { return http.Header{} }

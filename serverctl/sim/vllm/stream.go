@@ -39,9 +39,9 @@ type body struct {
 // A choice is one sequence of a body.
 type choice struct {
 	Index        int      `json:"index"`
-	Text         *string  `json:"text,omitempty"`    // of a completion
-	Message      *message `json:"message,omitempty"` // of a chat in one body
-	Delta        *message `json:"delta,omitempty"`   // of a chat's chunk
+	Text         *string  `json:"text,omitempty"`    // set for completions
+	Message      *message `json:"message,omitempty"` // set for chats in one body
+	Delta        *message `json:"delta,omitempty"`   // set for chunks of a chat
 	FinishReason *string  `json:"finish_reason"`     // null until the last token
 }
 
@@ -159,7 +159,7 @@ func (s *answer) total() *usage {
 
 // whole sends the answer as one body.
 func (s *answer) whole() {
-	_ = s.begin(false) // sends nothing
+	_ = s.begin(false) // it sends nothing and cannot fail
 	all := s.head
 	for i, q := range s.sequences {
 		s.sent[i] = q.request.Output

@@ -100,7 +100,7 @@ func cpuSeconds(t *testing.T, pid int) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const user, system, ticks = 11, 12, 100 // fields after the name, proc(5); USER_HZ
+	const user, system, ticks = 11, 12, 100 // indexes of the fields after the name, proc(5), and USER_HZ
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	sum := 0.0
 	for _, i := range []int{user, system} {
