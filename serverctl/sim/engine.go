@@ -51,8 +51,9 @@ type Totals struct {
 	AcceptedPerPos                      []int // accepted tokens by their position in the draft; nil without speculation
 }
 
-// An Engine is vLLM V1's scheduler and KV cache in virtual time. It schedules first come first served, with chunked prefill,
-// prefix caching, preemption by recomputing, and speculative decoding. It is deterministic and not safe for concurrent use.
+// An Engine is vLLM V1's scheduler and KV cache in virtual time. It schedules first come first served, with chunked
+// prefill, prefix caching, preemption by recomputing, and speculative decoding. It is deterministic and not safe for
+// concurrent use.
 type Engine struct {
 	Profile *Profile
 	Options Options
@@ -64,8 +65,8 @@ type Engine struct {
 	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
 
-	// Each puts every served request into Emitted and updates its fields after every step. That costs time in proportion
-	// to the running requests.
+	// Each puts every served request into Emitted and updates its fields after every step. That costs time in
+	// proportion to the running requests.
 	Each bool
 
 	pool    *blockPool
@@ -76,8 +77,8 @@ type Engine struct {
 	caching bool // prefix caching is on
 }
 
-// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a *ConfigError
-// for what cannot be simulated.
+// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a
+// *ConfigError for what cannot be simulated.
 func NewEngine(p *Profile, o Options) (*Engine, error) {
 	if err := p.checkSimulated(o); err != nil {
 		return nil, err
@@ -155,7 +156,8 @@ func (e *Engine) AbortAll() {
 	e.running, e.waiting = e.running[:0], e.waiting[:0]
 }
 
-// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it returns now.
+// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it
+// returns now.
 func (e *Engine) Step(now float64) float64 {
 	e.Served, e.Emitted = 0, e.Emitted[:0]
 	if e.inSpan() && e.stepSpan(&now) {
@@ -188,8 +190,8 @@ func (e *Engine) duration(b batch) float64 {
 	return e.Profile.Noise.add(ms, e.Seed, e.Totals.Steps) / 1000
 }
 
-// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill gets
-// the rest of the budget. It reports whether it preempted a request.
+// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill
+// gets the rest of the budget. It reports whether it preempted a request.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
@@ -238,9 +240,10 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of these blocks no request
-// holds. It does not hold the blocks yet. At least one token is left to compute. As in vLLM, every lookup counts as a query, even when the request
-// then finds no room; lookups of preempted requests do not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
+// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of these
+// blocks no request holds. It does not hold the blocks yet. At least one token is left to compute. As in vLLM, every
+// lookup counts as a query, even when the request then finds no room; lookups of preempted requests do not count
+// (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
 func (e *Engine) findCached(r *Request) (unheld int) {
 	if !e.caching {
 		return 0
@@ -316,8 +319,8 @@ func (e *Engine) advance(r *Request, n int) {
 	}
 }
 
-// preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another request
-// takes them.
+// preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another
+// request takes them.
 func (e *Engine) preempt(r *Request) {
 	e.running = e.running[:len(e.running)-1]
 	e.release(r)

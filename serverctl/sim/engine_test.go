@@ -90,8 +90,8 @@ func drive(t *testing.T, e *Engine, reqs []*Request, due []float64, each func(be
 	}
 }
 
-// Random engines and loads, some of them overloaded or forced to preempt: every request gets exactly its tokens, every step keeps
-// the limits, no block is lost, and the same seed gives the same times.
+// Random engines and loads, some of them overloaded or forced to preempt: every request gets exactly its tokens, every
+// step keeps the limits, no block is lost, and the same seed gives the same times.
 func TestEngineKeepsItsLimitsAndLosesNothing(t *testing.T) {
 	preempted := 0
 	for seed := range uint64(6) {
@@ -217,8 +217,8 @@ func prompt(kind int32, common, rest, output int) *Request {
 	return &Request{Prompt: len(ids), Output: output, Hashes: HashBlocks(ids), Salt: uint64(kind)}
 }
 
-// A request that does not fit waits. It does not hold its cached blocks, and does not change the order in which blocks are reused.
-// vLLM counts each lookup of a waiting request.
+// A request that does not fit waits. It does not hold its cached blocks, and does not change the order in which blocks
+// are reused. vLLM counts each lookup of a waiting request.
 func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 	e := smallCache(t, 40)
 	drive(t, e, []*Request{prompt(1, 160, 0, 2)}, []float64{0}, func(float64, float64) {})

@@ -11,8 +11,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A cell is one figure of a configuration at a rate. It was measured on a real server, simulated, and guessed without a simulator. The
-// guess is the mean of the measured figures of all configurations at this rate.
+// A cell is one figure of a configuration at a rate. It was measured on a real server, simulated, and guessed without a
+// simulator. The guess is the mean of the measured figures of all configurations at this rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -105,8 +105,8 @@ func fitAll(t testing.TB) fit {
 	return f
 }
 
-// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried over.
-// With gaps it returns the times between tokens too.
+// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried
+// over. With gaps it returns the times between tokens too.
 func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -141,7 +141,8 @@ func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []
 	return fits
 }
 
-// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is known.
+// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is
+// known.
 func longer(trace []traceRequest, tokens float64) []traceRequest {
 	var outputs []float64
 	for _, q := range trace {
@@ -281,8 +282,8 @@ func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 // baselines are the two runs with the baseline's flags.
 var baselines = []string{"phase0", "phase1-baseline-rerun"}
 
-// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over configurations and the
-// rates from 0.75 to 3. Several runs of the baseline count by their mean.
+// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over
+// configurations and the rates from 0.75 to 3. Several runs of the baseline count by their mean.
 func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
 	base := map[float64][]float64{}
 	var gains []float64
@@ -305,8 +306,8 @@ func simulated(c cell) float64 { return c.simulated }
 // fitReport is the page on how well the profiles fit.
 const fitReport = "../../docs/simulator-fit.md"
 
-// TestFit compares the profiles with measurements on real servers, and docs/simulator-fit.md with the report of the fit. With SIM_FIT it
-// writes the report.
+// TestFit compares the profiles with measurements on real servers, and docs/simulator-fit.md with the report of the
+// fit. With SIM_FIT it writes the report.
 func TestFit(t *testing.T) {
 	realtime.Only(t, "simulates all sweeps that were measured")
 	f := fitAll(t)

@@ -52,8 +52,8 @@ type ConfigError struct{ Text string }
 // Error returns the text.
 func (e *ConfigError) Error() string { return e.Text }
 
-// effects are the flags that change what the simulation does, by destination. The parser has checked the type of the value.
-// All other flags of vLLM are accepted and have no effect.
+// effects are the flags that change what the simulation does, by destination. The parser has checked the type of the
+// value. All other flags of vLLM are accepted and have no effect.
 var effects = map[string]func(o *Options, value any) error{
 	"gpu_memory_utilization": func(o *Options, v any) error { return set(&o.GPUMemoryUtilization, v) },
 	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
@@ -95,8 +95,8 @@ func set[T any](field *T, v any) error {
 // ParseArgs reads what follows `vllm serve` in the first of Versions; see ParseArgsOf.
 func (p *Profile) ParseArgs(args []string) (Options, error) { return p.ParseArgsOf(Versions[0], args) }
 
-// ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in any
-// order. Its error is a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse the command line.
+// ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in
+// any order. Its error is a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse the command line.
 func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
 	o := p.Defaults
 	o.Version = version

@@ -1,5 +1,6 @@
-// Package sim computes how long vLLM's engine would take on a GPU that a profile describes. It simulates the scheduler, the KV cache
-// and the steps in virtual time. It never waits and never uses the network; serverctl/sim/vllm serves it over HTTP.
+// Package sim computes how long vLLM's engine would take on a GPU that a profile describes. It simulates the scheduler,
+// the KV cache and the steps in virtual time. It never waits and never uses the network; serverctl/sim/vllm serves it
+// over HTTP.
 package sim
 
 import (

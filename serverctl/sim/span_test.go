@@ -58,8 +58,8 @@ func TestSpansAgreeForManySeeds(t *testing.T) {
 	compareSpans(t, 60)
 }
 
-// compareSpans drives two engines with the same random loads: one uses spans, the other visits every request in every step. They must
-// agree exactly in every time, count and block.
+// compareSpans drives two engines with the same random loads: one uses spans, the other visits every request in every
+// step. They must agree exactly in every time, count and block.
 func compareSpans(t *testing.T, seeds uint64) {
 	t.Helper()
 	spans, preempted := 0, 0

@@ -9,9 +9,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft tokens and by
-// the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows compare the engine with the
-// program in which it was fitted.
+// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft
+// tokens and by the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows
+// compare the engine with the program in which it was fitted.
 var speculated = []struct {
 	k          int
 	acceptance float64

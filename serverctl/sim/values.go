@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// RefusedValues returns vLLM's complaints about the flags of a command line whose value no simulated version accepts. It
-// ignores flags that no version knows.
+// RefusedValues returns vLLM's complaints about the flags of a command line whose value no simulated version accepts.
+// It ignores flags that no version knows.
 func RefusedValues(args []string) (refusals []string) {
 	for len(args) > 0 {
 		end := 1

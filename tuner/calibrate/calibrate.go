@@ -1,5 +1,5 @@
-// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the measurements do
-// not determine. It measures no server; it replays the study's probes in virtual time.
+// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the
+// measurements do not determine. It measures no server; it replays the study's probes in virtual time.
 package calibrate
 
 import (
@@ -28,7 +28,8 @@ type Input struct {
 
 	// Limit is the time after which the fit ends with the best result so far; 0 means no limit.
 	Limit time.Duration
-	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be nil.
+	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be
+	// nil.
 	Progress func(done, expected int)
 }
 

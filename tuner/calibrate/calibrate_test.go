@@ -119,7 +119,8 @@ func change(t *testing.T, r *Result, path string) Change {
 	return r.Changes[i]
 }
 
-// Known constants are right within two standard errors. The new profile predicts rates and flags that the fit did not see.
+// Known constants are right within two standard errors. The new profile predicts rates and flags that the fit did not
+// see.
 func TestFitFindsAChangedServer(t *testing.T) {
 	realtime.Only(t, "simulates twelve probes of each config")
 	truth, r := changed(t), runner(t, 150)
@@ -148,7 +149,8 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		t.Errorf("start-up %s, simulated %v", got.Profile.StartUp.Total(), got.Simulated)
 	}
 	for _, m := range got.Metrics {
-		// The constants that cannot be separated change p99 TTFT most: by 5 to 7 % with 18, 28 and 34 probes of 150 to 400 requests.
+		// The constants that cannot be separated change p99 TTFT most: by 5 to 7 % with 18, 28 and 34 probes of 150 to
+		// 400 requests.
 		within := 0.04
 		if m.Metric == "p99 TTFT" {
 			within = 0.08
@@ -210,7 +212,8 @@ func TestFitWritesAProfileWithOrigins(t *testing.T) {
 	}
 }
 
-// At low rates a step takes its fixed time and the time to read the weights. The measurements show only the sum of both.
+// At low rates a step takes its fixed time and the time to read the weights. The measurements show only the sum of
+// both.
 func TestFitNamesInseparableConstants(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
@@ -304,7 +307,8 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, even starts that were refused. The result says which constants only have a joint effect.
+// Starts determine the memory constants, even starts that were refused. The result says which constants only have a
+// joint effect.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1

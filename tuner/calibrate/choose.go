@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// minProbes is the number of probes that a fit needs. Five figures of each determine a dozen constants.
+	// minProbes is the number of probes that a fit needs. Five figures of each probe determine a dozen constants.
 	minProbes = 10
-	// heldOutEvery says which probes are held out: the fit ignores every fifth probe, which is only compared with the result.
+	// heldOutEvery says which probes are held out: the fit ignores every fifth probe, which is only compared with the
+	// result.
 	heldOutEvery = 5
-	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a queue that grows
-	// with the window, and say nothing about the constants.
+	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a
+	// queue that grows with the window, and say nothing about the constants.
 	saturated = 0.85
 )
 
@@ -146,8 +147,8 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	return &candidate{trial: t, args: args, options: options, probes: t.Probes, used: make([]bool, n), heldOut: make([]bool, n)}, nil
 }
 
-// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is emptied before each
-// probe, it drops all probes that are not compared.
+// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is
+// emptied before each probe, it drops all probes that are not compared.
 func (c *candidate) trim(reset bool, last int) {
 	var probes []trial.Probe
 	var used, heldOut []bool
@@ -174,8 +175,8 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 	return fitted, heldOut
 }
 
-// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start has an error
-// and no probes.
+// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start
+// has an error and no probes.
 func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
 	c.rig.Profile = p

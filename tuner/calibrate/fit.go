@@ -28,8 +28,8 @@ func newFit(list []constant, first []float64) *fit {
 	return &fit{list: list, first: first, logs: slices.Clone(first)}
 }
 
-// rough moves all constants, each with a penalty for the distance from its first value, to find how well the measurements can be
-// predicted at all. It draws no conclusion from the values.
+// rough moves all constants, each with a penalty for the distance from its first value, to find how well the
+// measurements can be predicted at all. It draws no conclusion from the values.
 func (f *fit) rough(ctx context.Context, p problem) (err error) {
 	penalised := p
 	penalised.residuals = func(ctx context.Context, logs []float64) ([]float64, error) {
@@ -49,8 +49,9 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 	return err
 }
 
-// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and fits the rest.
-// It begins where rough has moved all constants. It releases a held constant when holding it makes the fit clearly worse.
+// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and
+// fits the rest. It begins where rough has moved all constants. It releases a held constant when holding it makes the
+// fit clearly worse.
 func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	best := slices.Clone(f.logs)
 	if f.residuals, err = p.residuals(ctx, best); err != nil {
@@ -81,8 +82,8 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	}
 }
 
-// worstHeld returns the held constant whose effect the other constants replace least well. left is the length of the residuals that
-// remain when this constant moves to its first value; 0 when no constant is held.
+// worstHeld returns the held constant whose effect the other constants replace least well. left is the length of the
+// residuals that remain when this constant moves to its first value; 0 when no constant is held.
 func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
 		if f.reading.known[k] || !f.reading.visible[k] {

@@ -25,7 +25,8 @@ type kvSize struct {
 	refused bool // the start was refused because of this size
 }
 
-// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its args.
+// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its
+// args.
 func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
 		args, _, err := simulatedArgs(t.Args)
@@ -91,8 +92,8 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	return nil
 }
 
-// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that starts too small
-// would never be fitted.
+// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that
+// starts too small would never be fitted.
 func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
@@ -141,8 +142,8 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets the memory that must be free outside the utilization. Starts with less free memory than that ran out of memory,
-// and starts with more did not.
+// boundReserve sets the memory that must be free outside the utilization. Starts with less free memory than that ran
+// out of memory, and starts with more did not.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)

@@ -106,7 +106,8 @@ func formatError(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// writeConstants writes the known constants as a table, and then the other constants with the reason why they are not known.
+// writeConstants writes the known constants as a table, and then the other constants with the reason why they are not
+// known.
 func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string

@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// decays returns a problem whose measurements are a sum of exponential decays with the factors of truth. The residuals have noise of the
-// size rough.
+// decays returns a problem whose measurements are a sum of exponential decays with the factors of truth. The residuals
+// have noise of the size rough.
 func decays(truth []float64, rough float64) problem {
 	n := len(truth)
 	p := problem{step: 1e-3, low: make([]float64, n), high: make([]float64, n)}
@@ -78,7 +78,7 @@ func TestSeparate(t *testing.T) {
 		anchors []bool
 		known   []bool
 		visible []bool
-		group   []int // of the first constant
+		group   []int // group of the first constant
 	}{
 		{"independent constants", slopeOf([]float64{100, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{true, true}, []bool{true, true}, nil},
 		{"only the sum is known: the smaller effect is held", slopeOf([]float64{20, 20, 20}, []float64{100, 100, 100}), []bool{false, false}, []bool{false, true}, []bool{true, true}, []int{1}},

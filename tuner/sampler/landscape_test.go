@@ -16,7 +16,7 @@ import (
 	"vllmtuner/tuner/space/landscape"
 )
 
-// A surface is a true capacity over a space.
+// A surface gives the true capacity of each point of a space.
 type surface struct {
 	name   string
 	space  *space.Space
@@ -52,7 +52,8 @@ func h200(t testing.TB) surface {
 	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
 }
 
-// inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each other.
+// inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each
+// other.
 func inner(t testing.TB) surface {
 	t.Helper()
 	s, err := space.New([]space.Parameter{
@@ -107,8 +108,8 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// regret runs a study with log-normal noise. It returns how far the truth of the best measured point is below the best,
-// 0 to 1.
+// regret runs a study with log-normal noise. It returns how far the true capacity of the point that measured best is
+// below the surface's best, from 0 to 1.
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30
@@ -150,7 +151,7 @@ func TestRegretAtTwoNoises(t *testing.T) {
 	regrets(t, 30, 0.03, 0.08)
 }
 
-// regrets runs studies of thirty trials over seeds, and compares the samplers.
+// regrets runs studies of thirty trials with several seeds, and compares the samplers.
 func regrets(t *testing.T, seeds int, noises ...float64) {
 	t.Helper()
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {

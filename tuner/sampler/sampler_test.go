@@ -349,7 +349,8 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	}
 }
 
-// A capacity that a late load generator measured is a lower bound. A high bound makes the trial good, and a low bound says nothing.
+// A capacity that a late load generator measured is a lower bound. A high bound makes the trial good, and a low bound
+// says nothing.
 func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)

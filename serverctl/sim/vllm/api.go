@@ -147,7 +147,8 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ",")))
 }
 
-// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the text.
+// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the
+// text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string   `json:"model"`
@@ -171,8 +172,8 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
 }
 
-// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the failure.
-// Later versions answer whether it succeeded.
+// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the
+// failure. Later versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	a.log.api("api_router.py:39", "Resetting prefix cache...")
 	var done bool

@@ -12,7 +12,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// nonDefault returns the dict that vLLM logs after "non-default args", in the order of vLLM's parser. serverctl reads it.
+// nonDefault returns the dict that vLLM logs after "non-default args", in the order of vLLM's parser. serverctl reads
+// it.
 func nonDefault(o sim.Options) string {
 	r := releaseOf(o)
 	var pairs []string
@@ -87,7 +88,8 @@ func pythonBool(b bool) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// pythonQuote writes a text as Python's repr does. It uses double quotes when the text has only single quotes, and else single quotes.
+// pythonQuote writes a text as Python's repr does. It uses double quotes when the text has only single quotes, and else
+// single quotes.
 func pythonQuote(s string) string {
 	quote := `'`
 	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {

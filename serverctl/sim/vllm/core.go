@@ -19,8 +19,8 @@ import (
 const (
 	// engineGrace is the time between SIGTERM and SIGKILL to an engine (shutdown in vllm/v1/utils.py, 0.14.1).
 	engineGrace = 5 * time.Second
-	// orphanLife is how long an engine lives after its API server has ended. A real engine lives for ever, but a forgotten simulated
-	// one must not.
+	// orphanLife is how long an engine lives after its API server has ended. A real engine lives for ever, but a
+	// forgotten simulated one must not.
 	orphanLife = time.Hour
 	// tellReady is the engine's message to its API server.
 	tellReady = "ready"
@@ -92,8 +92,8 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 	return m, err
 }
 
-// startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how long a start may
-// take. As in vLLM, the process is in our process group and session.
+// startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how
+// long a start may take. As in vLLM, the process is in our process group and session.
 func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	orders, orderer, err := os.Pipe()
 	if err != nil {
@@ -182,9 +182,9 @@ func (c *core) stop() {
 	_ = c.orders.Close() // fails at the second call
 }
 
-// RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time to start, holds the simulated
-// GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's engine, it lives on when
-// its API server is killed. It logs its error.
+// RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time of a start,
+// holds the simulated GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's
+// engine, it lives on when its API server is killed. It logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {

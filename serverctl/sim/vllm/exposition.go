@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py, 0.23). Families come
-// in the order of their registration, floats look as in Python, labels are sorted by name, and a gauge NAME_created follows each
-// counter and histogram. Go's client library differs in all of this, and some clients match samples by their text.
+// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py,
+// 0.23). Families come in the order of their registration, floats look as in Python, labels are sorted by name, and a
+// gauge NAME_created follows each counter and histogram. Go's client library differs in all of this, and some clients
+// match samples by their text.
 type exposition struct {
 	buf     bytes.Buffer
 	created float64 // Unix time in seconds
@@ -90,8 +91,8 @@ func pythonFloat(x float64) string {
 	return fmt.Sprintf("%se+%02d", mantissa, dot-1)
 }
 
-// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below 1e-4 and
-// from 1e16 on.
+// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below
+// 1e-4 and from 1e16 on.
 func pythonRepr(x float64) string {
 	switch {
 	case math.IsNaN(x):

@@ -24,8 +24,9 @@ const (
 	runningPoll = 5 * time.Millisecond
 )
 
-// A faultHandler is the handler in front of the API. It applies the faults under load to the server, its clients and single requests, and it
-// tells clients that the engine is dead. Without faults and with a living engine it changes nothing.
+// A faultHandler is the handler in front of the API. It applies the faults under load to the server, its clients and
+// single requests, and it tells clients that the engine is dead. Without faults and with a living engine it changes
+// nothing.
 type faultHandler struct {
 	api    *api
 	server *Server
@@ -217,8 +218,8 @@ func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// enter registers a request; the death of the engine calls cancel. It applies the faults of the whole server that the request
-// triggers, and returns the fault of this request, if there is one.
+// enter registers a request; the death of the engine calls cancel. It applies the faults of the whole server that the
+// request triggers, and returns the fault of this request, if there is one.
 func (h *faultHandler) enter(cancel context.CancelFunc) (id int, fault *Fault, dead bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -244,8 +245,8 @@ func (h *faultHandler) leave(id int) {
 	delete(h.inFlight, id)
 }
 
-// triggered reports whether the current request triggers a fault. Each fault with p= draws once per request, so that its draws depend
-// only on its seed and on the request's number.
+// triggered reports whether the current request triggers a fault. Each fault with p= draws once per request, so that
+// its draws depend only on its seed and on the request's number.
 func (h *faultHandler) triggered(a *activeFault) bool {
 	switch a.Trigger {
 	case "request":
@@ -268,8 +269,9 @@ func (h *faultHandler) watchEngine() {
 	}
 }
 
-// engineDied makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an error and end, new requests get
-// an error, and after a while the server exits with code 0 (vllm/entrypoints/launcher.py, 0.14.1).
+// engineDied makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an
+// error and end, new requests get an error, and after a while the server exits with code 0
+// (vllm/entrypoints/launcher.py, 0.14.1).
 func (h *faultHandler) engineDied() {
 	h.live.freeze()
 	logged, outlive := h.core.death()
@@ -318,8 +320,8 @@ func (h *faultHandler) rejectDrafts(f Fault) {
 	}
 }
 
-// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in progress. It
-// also sends nothing while the server ends.
+// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in
+// progress. It also sends nothing while the server ends.
 func (h *faultHandler) ignoreClients(f Fault) {
 	silence := make(chan struct{})
 	h.silence.Store(&silence)

@@ -99,8 +99,8 @@ func postTo(s *simProcess, path, body string) (int, string) {
 	return resp.StatusCode, string(text[:n])
 }
 
-// Somebody kills the engine's process with SIGKILL, without any fault: /health answers 503, and the API server exits with 0 after
-// five seconds.
+// Somebody kills the engine's process with SIGKILL, without any fault: /health answers 503, and the API server exits
+// with 0 after five seconds.
 func TestAnEngineThatIsKilled(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-engine-process")
@@ -128,7 +128,8 @@ func TestAnEngineThatIsKilled(t *testing.T) {
 	}
 }
 
-// When the API server is killed, its engine lives on and holds the GPU's memory, as with vLLM 0.32.0 in two of two runs.
+// When the API server is killed, its engine lives on and holds the GPU's memory, as with vLLM 0.32.0 in two of two
+// runs.
 func TestAnEngineOutlivesAnAPIServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	gpu := t.TempDir()
@@ -202,7 +203,8 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 	}
 }
 
-// During a hang the engine gives no tokens although requests run, and the API server answers. Afterwards the streams go on.
+// During a hang the engine gives no tokens although requests run, and the API server answers. Afterwards the streams go
+// on.
 func TestAnEngineThatHangs(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "hang:request=2,for=3s")

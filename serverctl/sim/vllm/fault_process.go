@@ -21,8 +21,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same program even when
-// the file on disk has been replaced.
+// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same
+// program even when the file on disk has been replaced.
 func (s *Server) subprocess(words ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = slices.Concat(s.Reexec, words)
@@ -35,7 +35,8 @@ const (
 	roleDaemon = "daemon"
 )
 
-// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the role.
+// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the
+// role.
 func RunChild(words []string) error {
 	switch {
 	case len(words) == 1 && words[0] == roleExit:
@@ -50,8 +51,8 @@ func RunChild(words []string) error {
 	return fmt.Errorf("the simulated server has no child process %q", strings.Join(words, " "))
 }
 
-// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for some minutes
-// only.
+// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for
+// some minutes only.
 func runDaemon(lifetime time.Duration) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := tellParent("ready"); err != nil {
@@ -86,11 +87,12 @@ func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	return told, nil
 }
 
-// childStartLimit limits the start of a child. This program starts in 0.1 s, but on a busy machine it needs some seconds.
+// childStartLimit limits the start of a child. This program starts in 0.1 s, but on a busy machine it needs some
+// seconds.
 const childStartLimit = 20 * time.Second
 
-// startDaemon starts a process that ignores SIGTERM and has its own session and an empty environment. The server does not wait for it;
-// when the server has ended, init reaps it.
+// startDaemon starts a process that ignores SIGTERM and has its own session and an empty environment. The server does
+// not wait for it; when the server has ended, init reaps it.
 func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
 	cmd := s.subprocess("child", roleDaemon, f.For.String())
 	cmd.Env = []string{}
@@ -162,14 +164,14 @@ func (h *faultHandler) stopItself(Fault) {
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
 }
 
-// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal into a traceback
-// and exit code 2, so crash restores the kernel's default first. It writes no core file.
+// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal
+// into a traceback and exit code 2, so crash restores the kernel's default first. It writes no core file.
 func (h *faultHandler) crash(Fault) {
 	h.log.write(h.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // lowering a limit is always allowed
-	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same on
-	// amd64 and arm64 (include/linux/signal_types.h).
+	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same
+	// on amd64 and arm64 (include/linux/signal_types.h).
 	var standard [4]uint64
 	action := uintptr(unsafe.Pointer(&standard))
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), action, 0, 8, 0, 0)

@@ -65,8 +65,8 @@ func (w *answerWriter) streams() bool { return w.Header().Get("Content-Type") ==
 
 func (w *answerWriter) flush() error { return http.NewResponseController(w.ResponseWriter).Flush() }
 
-// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short stream, or at the
-// beginning of a body.
+// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short
+// stream, or at the beginning of a body.
 func (w *answerWriter) halfway(piece []byte) bool {
 	return !w.streams() || w.chunks >= midway || bytes.HasPrefix(piece, lastChunk)
 }
@@ -100,8 +100,8 @@ func (w *answerWriter) endWith(message string) error {
 	return w.flush()
 }
 
-// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly different
-// bodies (vllm/entrypoints/openai/api_server.py).
+// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly
+// different bodies (vllm/entrypoints/openai/api_server.py).
 func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
 	kind := "InternalServerError"
 	if chat && !f.since032 {

@@ -8,9 +8,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// vLLM logs these texts when it dies, and serverctl's rules read them. All versions get the texts of 0.14.1 with torch 2.9.1,
-// huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts that only a GPU produces
-// (out of memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
+// vLLM logs these texts when it dies, and serverctl's rules read them. All versions get the texts of 0.14.1 with torch
+// 2.9.1, huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts
+// that only a GPU produces (out of memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks
+// are shortened.
 
 // packages is the directory of the Python packages in vLLM's image.
 const packages = "/usr/local/lib/python3.12/dist-packages"
@@ -62,7 +63,8 @@ func diskFull(*sim.Profile, sim.Options) string { return "OSError: [Errno 28] No
 
 func tooManyFiles(*sim.Profile, sim.Options) string { return "OSError: [Errno 24] Too many open files" }
 
-// profilingDisturbed returns the failed assertion of vllm/v1/worker/gpu_worker.py, for the free memory in GiB before and after.
+// profilingDisturbed returns the failed assertion of vllm/v1/worker/gpu_worker.py, for the free memory in GiB before
+// and after.
 func profilingDisturbed(before, after float64) string {
 	return fmt.Sprintf("AssertionError: Error in memory profiling. Initial free memory %s GiB, current free memory %s GiB. "+
 		"This happens when other processes sharing the same container release GPU memory while vLLM is profiling during "+
@@ -85,7 +87,8 @@ func tooLittleFree(free, total, utilization float64) string {
 // requestID is a request ID of Hugging Face.
 const requestID = "(Request ID: Root=1-695139c1-20c276683bbfa05022511a7b;379c2def-ca77-4fc6-9489-6fc1f7a44e40)"
 
-// modelNotFound returns the exceptions of huggingface_hub (utils/_http.py) and of transformers (utils/hub.py) for an unknown model.
+// modelNotFound returns the exceptions of huggingface_hub (utils/_http.py) and of transformers (utils/hub.py) for an
+// unknown model.
 func modelNotFound(_ *sim.Profile, o sim.Options) string {
 	return "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. " + requestID + "\n\n" +
 		"Repository Not Found for url: https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -121,8 +124,8 @@ func frame(file string, line int, function, code string) string {
 
 const traceback = "Traceback (most recent call last):\n"
 
-// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its logger's record, then
-// Python's traceback, as 0.14.1 does on a CPU.
+// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its
+// logger's record, then Python's traceback, as 0.14.1 does on a CPU.
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
@@ -141,8 +144,8 @@ func (l *logger) engineFatal(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost logs that the API server has lost its engine. An engine that died without a log line is noticed by the end of its process
-// (monitor_engine_cores in vllm/v1/engine/core_client.py).
+// engineLost logs that the API server has lost its engine. An engine that died without a log line is noticed by the end
+// of its process (monitor_engine_cores in vllm/v1/engine/core_client.py).
 func (l *logger) engineLost(logged bool) {
 	switch {
 	case logged:
@@ -162,16 +165,16 @@ func (l *logger) apiFailed(exception string) {
 	l.trace(apiServer, traceback+"  File \"/usr/local/bin/vllm\", line 10, in <module>\n    sys.exit(main())\n"+exception)
 }
 
-// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the engine's exit code,
-// or minus its signal.
+// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the
+// engine's exit code, or minus its signal.
 func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",
 			f.engine, exit)
 }
 
-// adapt returns the text of a failed start in the words of the version. Package sim has the texts of 0.14.1; later versions corrected
-// "models's".
+// adapt returns the text of a failed start in the words of the version. Package sim has the texts of 0.14.1; later
+// versions corrected "models's".
 func (f *release) adapt(text string) string {
 	if f.since032 {
 		return strings.Replace(text, "models's max seq len", "model's max seq len", 1)

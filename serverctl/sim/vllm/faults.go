@@ -12,8 +12,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP API and its end.
-// The engine in virtual time has none.
+// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP
+// API and its end. The engine in virtual time has none.
 type Fault struct {
 	Kind    string
 	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
@@ -50,8 +50,9 @@ type FaultError struct{ Text string }
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under load, and one
-// with answer or write on single requests. The code that stops the server looks up all other kinds by name.
+// A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under
+// load, and one with answer or write on single requests. The code that stops the server looks up all other kinds by
+// name.
 type faultKind struct {
 	name     string
 	keys     []string // the kind's keys other than triggers

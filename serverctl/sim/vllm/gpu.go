@@ -16,9 +16,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that process. It counts while
-// the process lives, so that the memory becomes free however the process ends, as with a real driver. A file named leak-… is memory in
-// use without a process, until the time in the file. The file total has the size in MiB.
+// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that
+// process. It counts while the process lives, so that the memory becomes free however the process ends, as with a real
+// driver. A file named leak-… is memory in use without a process, until the time in the file. The file total has the
+// size in MiB.
 type fakeGPU struct{ dir string }
 
 // A holding is the content of one such file.
@@ -114,8 +115,8 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 	return mib, living, nil
 }
 
-// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does a zombie, whose
-// memory is free already.
+// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does
+// a zombie, whose memory is free already.
 func lives(h holding) bool {
 	if h.PID == 0 {
 		return false
@@ -124,8 +125,8 @@ func lives(h holding) bool {
 	return err == nil && alive && start == h.Start
 }
 
-// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of /proc/PID/stat,
-// proc_pid_stat(5)). The second field is a name in parentheses with any characters.
+// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of
+// /proc/PID/stat, proc_pid_stat(5)). The second field is a name in parentheses with any characters.
 func processStart(pid int) (start uint64, alive bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -198,8 +199,8 @@ func (m *memory) hold(mib float64) error {
 	return errors.Join(m.updateLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
 }
 
-// disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much memory is free as
-// before the weights were loaded.
+// disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much
+// memory is free as before the weights were loaded.
 func (m *memory) disturbed() error {
 	if m.gpu == nil {
 		return nil

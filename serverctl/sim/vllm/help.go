@@ -11,8 +11,8 @@ import (
 //go:embed versions/*/help.txt versions/*/help-all.txt
 var helpFiles embed.FS
 
-// Help returns the help of `vllm serve`: the groups of flags for -h and --help, and all flags for --help=all or any other word. ok
-// reports whether args ask for help.
+// Help returns the help of `vllm serve`: the groups of flags for -h and --help, and all flags for --help=all or any
+// other word. ok reports whether args ask for help.
 func (s *Server) Help(args []string) (text string, ok bool) {
 	i := slices.IndexFunc(args, func(arg string) bool { return arg == "-h" || arg == "--help" || strings.HasPrefix(arg, "--help=") })
 	if i < 0 {

@@ -79,7 +79,8 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// The longest text gets vLLM's answer. A list with too many values is refused, because in memory it takes many times its size.
+// The longest text gets vLLM's answer. A list with too many values is refused, because in memory it takes many times
+// its size.
 func TestTheLargestBodies(t *testing.T) {
 	t.Parallel()
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")

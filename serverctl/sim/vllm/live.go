@@ -30,8 +30,8 @@ type update struct {
 	progress
 }
 
-// updates holds the updates of one request until its handler takes them. The engine never waits for a handler, and the list uses memory
-// only for its entries.
+// updates holds the updates of one request until its handler takes them. The engine never waits for a handler, and the
+// list uses memory only for its entries.
 type updates struct {
 	mu    sync.Mutex
 	list  []update
@@ -70,10 +70,12 @@ type addressee struct {
 	progress progress
 }
 
-// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the one before
-// ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU down.
+// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the
+// one before ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU
+// down.
 //
-// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the number of streams.
+// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the
+// number of streams.
 type live struct {
 	mu     sync.Mutex
 	engine *sim.Engine

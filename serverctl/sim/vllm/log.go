@@ -16,8 +16,8 @@ const (
 	engineCore = "EngineCore"
 )
 
-// A logger writes vLLM's log, as with NO_COLOR=1. Records go to out; tracebacks and other output of Python itself go to errors. Each
-// line begins with the process's name and PID (vllm/utils/system_utils.py).
+// A logger writes vLLM's log, as with NO_COLOR=1. Records go to out; tracebacks and other output of Python itself go to
+// errors. Each line begins with the process's name and PID (vllm/utils/system_utils.py).
 type logger struct {
 	out, errors io.Writer
 	release     *release
@@ -141,8 +141,8 @@ func (l *logger) uvicorn(format string, args ...any) {
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-// write writes all lines in one call, each with the head before it. It ignores errors, because a server must not end when its log
-// cannot be written.
+// write writes all lines in one call, each with the head before it. It ignores errors, because a server must not end
+// when its log cannot be written.
 func (l *logger) write(w io.Writer, head, text string) {
 	var b strings.Builder
 	for line := range strings.SplitSeq(text, "\n") {

@@ -23,11 +23,11 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take about ten seconds, mostly
-// of waiting. Five of these are for the one test with the full watchdogTime.
+// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take about ten
+// seconds, mostly of waiting. Five of these are for the one test with the full watchdogTime.
 
-// The test binary is the simulated server too: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument selects this, because one
-// of the server's processes has an empty environment.
+// The test binary is the simulated server too: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument selects
+// this, because one of the server's processes has an empty environment.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "sim" {
 		os.Exit(playSim(os.Args[2:]))
@@ -106,8 +106,8 @@ func selfCommand(words ...string) *exec.Cmd {
 	return cmd
 }
 
-// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and its process group are
-// killed.
+// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and
+// its process group are killed.
 func startSim(t *testing.T, flags ...string) *simProcess {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -307,7 +307,8 @@ func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
 	return status, text, err
 }
 
-// inOrder returns the first part that a text lacks behind the parts before it; "" when the text has all parts in this order.
+// inOrder returns the first part that a text lacks behind the parts before it; "" when the text has all parts in this
+// order.
 func inOrder(text string, parts []string) (missing string) {
 	for _, part := range parts {
 		i := strings.Index(text, part)

@@ -57,9 +57,9 @@ func readJSON[T any](t *testing.T, name string) (v T) {
 	return v
 }
 
-// Answers have the status, headers and JSON of the recorded ones. The test does not compare ids, times, texts, token counts of texts,
-// null fields, and ignoredFields, which no client of ours reads. A real model may end an answer early, and a busy real server joins some
-// chunks of a stream; the test ignores both.
+// Answers have the status, headers and JSON of the recorded ones. The test does not compare ids, times, texts, token
+// counts of texts, null fields, and ignoredFields, which no client of ours reads. A real model may end an answer early,
+// and a busy real server joins some chunks of a stream; the test ignores both.
 func TestAnswersAreThoseOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	requests := readJSON[[]recordedRequest](t, "requests.json")
@@ -215,8 +215,8 @@ func masked(t *testing.T, a recordedAnswer) string {
 // unfinished matches a chunk of a completion except the last.
 var unfinished = regexp.MustCompile(`(?m)^data: \{"choices":\[\{"index":\d+,"text":"words"\}\].*\n`)
 
-// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of continuous usage. A busy
-// server may have joined some chunks.
+// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of
+// continuous usage. A busy server may have joined some chunks.
 func chunksOnce(body string) string {
 	var kept []string
 	for chunk := range strings.SplitSeq(body, "\n\n") {
@@ -409,7 +409,8 @@ var (
 	logModel  = regexp.MustCompile(`Resolved architecture: \S+|with config: .*`)
 )
 
-// logForms returns the lines of a log as process, level and text, without times, sources, numbers and the model's values.
+// logForms returns the lines of a log as process, level and text, without times, sources, numbers and the model's
+// values.
 func logForms(text string) (forms []string) {
 	for line := range strings.Lines(text) {
 		line = logSource.ReplaceAllString(strings.TrimRight(line, " \n"), "[source]")

@@ -6,9 +6,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A release has the differences between versions of vLLM that a client or a reader of the log sees. They were compared with the
-// logs and answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings). What only a GPU produces, and 0.33.0, were compared with the
-// sources. Log records of all versions name the source files and lines of 0.14.1, which no program reads.
+// A release has the differences between versions of vLLM that a client or a reader of the log sees. They were compared
+// with the logs and answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings). What only a GPU produces, and 0.33.0,
+// were compared with the sources. Log records of all versions name the source files and lines of 0.14.1, which no
+// program reads.
 type release struct {
 	version  string
 	since032 bool     // 0.32.0 or later

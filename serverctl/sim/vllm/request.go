@@ -52,8 +52,8 @@ func quoteJSON(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody is the body of a completion or a chat, as far as the simulation checks it. A null field means the same as
-// a missing one.
+// A completionBody is the body of a completion or a chat, with the fields that the simulation checks. A null field
+// means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`
@@ -273,14 +273,16 @@ const (
 	maxStops         = 4 // texts in stop, since 0.32.0
 	// maxAnswers limits n. Since 0.32.0 this is vLLM's own limit; 0.14.1 has none, and would run out of memory.
 	maxAnswers = 16384
-	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such limit.
+	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such
+	// limit.
 	maxSequences = 16 * maxAnswers
 	// minTemperature is the lowest temperature that is not greedy sampling (_SAMPLING_EPS in vllm/sampling_params.py).
 	minTemperature = 1e-5
 )
 
-// setLength sets how many tokens each answer has. 0.14.1 refuses a request that would not fit the context. Later versions shorten
-// the answer, and refuse only a prompt that does not fit (get_max_tokens in vllm/entrypoints/serve/utils/api_utils.py, 0.32.0).
+// setLength sets how many tokens each answer has. 0.14.1 refuses a request that would not fit the context. Later
+// versions shorten the answer, and refuse only a prompt that does not fit (get_max_tokens in
+// vllm/entrypoints/serve/utils/api_utils.py, 0.32.0).
 func (c *completion) setLength(a *api, body *completionBody) *apiError {
 	limit, longest := a.live.engine.Options.MaxModelLen, 0
 	for _, p := range c.prompts {

@@ -10,7 +10,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A request that real vLLM refuses with status 400 gets the same status and error envelope here, and a message of our own.
+// A request that real vLLM refuses with status 400 gets the same status and error envelope here, and a message of our
+// own.
 func TestBadRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	const served = "served"

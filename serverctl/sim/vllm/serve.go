@@ -1,5 +1,5 @@
-// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of three
-// versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
+// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of
+// three versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
 package vllm
 
 import (
@@ -31,17 +31,17 @@ type Server struct {
 	EngineProcess bool
 	// GPU is a directory that stands for the GPU's memory. If it is empty, the server does not count memory.
 	GPU string
-	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim]. The server appends
-	// engine or child and their args. It always runs /proc/self/exe, whatever the first word.
+	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim].
+	// The server appends engine or child and their args. It always runs /proc/self/exe, whatever the first word.
 	Reexec []string
 
 	Out io.Writer // vLLM's log
 	Err io.Writer // what Python writes to its standard error; nil means Out
 }
 
-// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault ends it, or its
-// engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode returns vLLM's exit code for an
-// error. Serve has logged the error as vLLM does, except a *FaultError.
+// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault
+// ends it, or its engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode
+// returns vLLM's exit code for an error. Serve has logged the error as vLLM does, except a *FaultError.
 func (s *Server) Serve(ctx context.Context, args []string) error {
 	began := time.Now()
 	if err := s.check(); err != nil {
@@ -181,8 +181,8 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache ends a start with the KV cache and the CUDA graphs. As in vLLM this comes after the weights, so a start with too small a
-// cache fails late.
+// sizeCache ends a start with the KV cache and the CUDA graphs. As in vLLM this comes after the weights, so a start
+// with too small a cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
 	log.engine("gpu_worker.py:358", "Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
@@ -265,9 +265,9 @@ func (s *Server) delayStop() {
 	}
 }
 
-// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without a limit, as uvicorn
-// does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended. With eight streams in flight, two of
-// three real servers waited for more than 85 s.
+// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
+// a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended.
+// With eight streams in flight, two of three real servers waited for more than 85 s.
 func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), h *faultHandler) {
 	if h.abrupt { // a graceful end would complete the answers
 		_ = server.Close() // a listener is closed even when Close fails

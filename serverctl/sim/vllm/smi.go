@@ -87,9 +87,9 @@ type smi struct {
 	list      bool
 }
 
-// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: CSV queries, once or in a loop, and -L. A loop ends with ctx or when
-// nobody reads the output. totalGiB is the GPU's size until a server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it
-// writes errors to its standard output.
+// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: CSV queries, once or in a loop, and -L. A loop ends
+// with ctx or when nobody reads the output. totalGiB is the GPU's size until a server has used it. NvidiaSMI returns
+// the exit code. Like nvidia-smi it writes errors to its standard output.
 func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64, out io.Writer) int {
 	if dir == "" {
 		fmt.Fprintln(out, "No simulated GPU is given: set TUNER_SIM_GPU_DIR to the directory of --sim-gpu.")

@@ -16,8 +16,8 @@ import (
 const backlog = 2048
 
 // A socket is bound and does not listen yet. vLLM binds before its engine loads (create_server_socket in
-// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel refuses connections,
-// and gives the port to no other process.
+// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel
+// refuses connections, and gives the port to no other process.
 type socket struct{ file *os.File }
 
 // bind binds the port. Its error is Python's exception.

@@ -25,8 +25,8 @@ type answer struct {
 	head body // the fields that all chunks share
 }
 
-// A body is a whole answer or one chunk of a stream. vLLM has more fields, which are null in simulated answers and which no
-// client needs.
+// A body is a whole answer or one chunk of a stream. vLLM has more fields, which are null in simulated answers and
+// which no client needs.
 type body struct {
 	ID      string   `json:"id"`
 	Object  string   `json:"object"`
@@ -64,7 +64,8 @@ type usageDetails struct {
 // eventStream is the type of a streamed answer.
 const eventStream = "text/event-stream; charset=utf-8"
 
-// begin prepares the head. It sends the role chunks of a streamed chat, which vLLM sends with the first token and not before.
+// begin prepares the head. It sends the role chunks of a streamed chat, which vLLM sends with the first token and not
+// before.
 func (s *answer) begin(stream bool) error {
 	object, prefix := "text_completion", "cmpl"
 	switch {

@@ -28,8 +28,8 @@ func steady(p *sim.Profile, ms float64) {
 	p.Memory.GPUGiB = 2000
 }
 
-// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run on another core. The
-// test logs the share of a core that the server used, and the share of due tokens that came.
+// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run
+// on another core. The test logs the share of a core that the server used, and the share of due tokens that came.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
 	realtime.Only(t, "measures speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
