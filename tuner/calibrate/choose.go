@@ -70,6 +70,15 @@ func simulatedArgs(args []string) (known, others []string, err error) {
 	return known, others, nil
 }
 
+// optionsOf returns the options of a trial's args that the simulator models.
+func optionsOf(p *sim.Profile, t studies.Trial) (sim.Options, error) {
+	args, _, err := simulatedArgs(t.Args)
+	if err != nil {
+		return sim.Options{}, err
+	}
+	return p.ParseArgs(args)
+}
+
 // whyNot returns why a probe cannot be predicted; "" when it can.
 func whyNot(p trial.Probe) string {
 	m := p.Measurement

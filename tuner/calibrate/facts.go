@@ -183,7 +183,6 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, flag.value, flag.what)
 		}
 	}
-	others := map[string]bool{}
 	var names []string
 	for _, one := range chosen {
 		_, unknown, err := simulatedArgs(one.trial.Args)
@@ -191,8 +190,8 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 			continue // choose has left it out
 		}
 		for _, name := range unknown {
-			if !others[name] {
-				others[name], names = true, append(names, name)
+			if !slices.Contains(names, name) {
+				names = append(names, name)
 			}
 		}
 	}

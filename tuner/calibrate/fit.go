@@ -42,7 +42,7 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		}
 		return residuals, nil
 	}
-	residuals, converged, err := penalised.minimise(ctx, f.logs, f.all())
+	residuals, converged, err := penalised.minimise(ctx, f.logs, indexes(len(f.list)))
 	if residuals != nil { // minimise returns residuals even when the fit ended early
 		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
@@ -57,7 +57,7 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	if f.residuals, err = p.residuals(ctx, best); err != nil {
 		return err
 	}
-	j, err := p.jacobian(ctx, best, f.all(), f.residuals, true)
+	j, err := p.jacobian(ctx, best, indexes(len(f.list)), f.residuals, true)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	for releases := 0; ; releases++ {
 		copy(f.logs, best)
 		f.hold()
-		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.free()); err != nil {
+		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.reading.free()); err != nil {
 			return err
 		}
 		k, left := f.worstHeld(j, best)
@@ -89,31 +89,13 @@ func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 		if f.reading.known[k] || !f.reading.visible[k] {
 			continue
 		}
-		rest := unexplained(j.Dense, k, f.free())
+		rest := unexplained(j.Dense, k, f.reading.free())
 		rest = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, rest*rest-j.rough[k]))
 		if rest > left {
 			worst, left = k, rest
 		}
 	}
 	return worst, left
-}
-
-func (f *fit) all() []int {
-	all := make([]int, len(f.list))
-	for k := range all {
-		all[k] = k
-	}
-	return all
-}
-
-// free returns the known constants.
-func (f *fit) free() (free []int) {
-	for k, known := range f.reading.known {
-		if known {
-			free = append(free, k)
-		}
-	}
-	return free
 }
 
 // hold moves the constants that are not known back to their first values.

@@ -29,11 +29,7 @@ type kvSize struct {
 // args.
 func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
-		args, _, err := simulatedArgs(t.Args)
-		if err != nil {
-			continue // choose reports it
-		}
-		options, err := p.ParseArgs(args)
+		options, err := optionsOf(p, t)
 		if err != nil {
 			continue // choose reports it
 		}
@@ -148,13 +144,9 @@ func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)
 	for _, t := range c.Study.Trials {
-		args, _, err := simulatedArgs(t.Args)
+		o, err := optionsOf(p, t)
 		if err != nil {
-			continue
-		}
-		o, err := p.ParseArgs(args)
-		if err != nil {
-			continue
+			continue // choose reports it
 		}
 		outside := (1 - o.GPUMemoryUtilization) * p.Memory.GPUGiB
 		switch {

@@ -64,12 +64,27 @@ func separate(j slope, anchors []bool) reading {
 		r.known[k] = true
 	}
 	r.regroup(j)
+	r.errors = standardErrors(j, indexes(n))
+	return r
+}
+
+// indexes returns the numbers from 0 to n-1.
+func indexes(n int) []int {
 	all := make([]int, n)
 	for k := range all {
 		all[k] = k
 	}
-	r.errors = standardErrors(j, all)
-	return r
+	return all
+}
+
+// free returns the known constants.
+func (r reading) free() (free []int) {
+	for k, known := range r.known {
+		if known {
+			free = append(free, k)
+		}
+	}
+	return free
 }
 
 // leastKnown returns the index in free of the constant to hold next: the one with the largest standard error, or an
@@ -102,12 +117,7 @@ func (r *reading) release(j slope, k int) {
 
 // regroup finds the known constants that reproduce the effect of each held constant.
 func (r *reading) regroup(j slope) {
-	var free []int
-	for k, known := range r.known {
-		if known {
-			free = append(free, k)
-		}
-	}
+	free := r.free()
 	for k := range r.groups {
 		r.groups[k] = nil
 		if r.visible[k] && !r.known[k] {

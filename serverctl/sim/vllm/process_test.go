@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -110,14 +109,9 @@ func selfCommand(words ...string) *exec.Cmd {
 // its process group are killed.
 func startSim(t *testing.T, flags ...string) *simProcess {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	port := freePort(t)
 	s := &simProcess{
-		t: t, url: fmt.Sprintf("http://127.0.0.1:%d", port), path: filepath.Join(t.TempDir(), "log"), exited: make(chan struct{}),
+		t: t, url: "http://127.0.0.1:" + port, path: filepath.Join(t.TempDir(), "log"), exited: make(chan struct{}),
 		http: &http.Client{Timeout: limit, Transport: &http.Transport{}},
 	}
 	log, err := os.OpenFile(s.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -125,7 +119,7 @@ func startSim(t *testing.T, flags ...string) *simProcess {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	s.cmd = selfCommand(append([]string{"serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "8192", "--port", strconv.Itoa(port)}, flags...)...)
+	s.cmd = selfCommand(append([]string{"serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "8192", "--port", port}, flags...)...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {

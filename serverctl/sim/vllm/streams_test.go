@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -93,22 +92,16 @@ func countTokens(conn net.Conn, tokens *atomic.Int64) {
 	}
 }
 
-// cpuSeconds returns the processor time of a process.
-func cpuSeconds(t *testing.T, pid int) float64 {
+// cpuSeconds returns the processor time of a process: its time in user mode and in the kernel.
+func cpuSeconds(t *testing.T, pid int) (sum float64) {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const user, system, ticks = 11, 12, 100 // indexes of the fields after the name, proc(5), and USER_HZ
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	sum := 0.0
-	for _, i := range []int{user, system} {
-		n, err := strconv.ParseFloat(fields[i], 64)
+	const user, kernel, ticksPerSecond = 14, 15, 100
+	for _, field := range []int{user, kernel} {
+		n, err := strconv.ParseFloat(statField(pid, field), 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum += n
+		sum += n / ticksPerSecond
 	}
-	return sum / ticks
+	return sum
 }
