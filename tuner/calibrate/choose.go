@@ -31,8 +31,8 @@ type candidate struct {
 	args    []string      // of the flags that the simulator models
 	options sim.Options   // parsed from args
 	probes  []trial.Probe // probes to replay, in order
-	used    []bool        // by probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
-	heldOut []bool        // by probe: it is compared with the prediction, and the fit ignores it
+	used    []bool        // for each probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
+	heldOut []bool        // for each probe: it is compared with the prediction, and the fit ignores it
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -41,7 +41,7 @@ type Count struct {
 	N   int
 }
 
-// Counts are the reasons in the order in which they occurred.
+// Counts has a Count for each reason, in the order in which the reasons occurred.
 type Counts []Count
 
 func (c *Counts) add(why string) {

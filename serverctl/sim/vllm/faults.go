@@ -272,7 +272,7 @@ func (f *Fault) check(seen []string) error {
 	}
 	ofRequests := f.kind.answer != nil || f.kind.write != nil
 	if ofRequests && slices.Contains(seen, "for") && f.Trigger != "at" {
-		return f.wrong("for= needs at= as well, because it lasts from a time on")
+		return f.wrong("for= needs at= as well: the fault lasts for= from that time on")
 	}
 	if f.kind.start != nil && f.kind.act != nil && slices.Contains(seen, "for") && f.Trigger == "" {
 		return f.wrong("for= is how long the API server outlives its engine under load; give a trigger as well, such as request=10")

@@ -301,8 +301,7 @@ func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
 	return status, text, err
 }
 
-// inOrder returns the first part that a text lacks behind the parts before it; "" when the text has all parts in this
-// order.
+// inOrder checks that a text has all parts in their order. It returns the first part that is missing, or "".
 func inOrder(text string, parts []string) (missing string) {
 	for _, part := range parts {
 		i := strings.Index(text, part)
