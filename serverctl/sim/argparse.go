@@ -22,7 +22,7 @@ var flagFiles embed.FS
 // A Flag is one flag of `vllm serve`, as argparse has it.
 type Flag struct {
 	Names    []string        `json:"names"`    // in the help
-	Accepted []string        `json:"accepted"` // those, and the names that the help hides
+	Accepted []string        `json:"accepted"` // Names, and the names that the help hides
 	Dest     string          `json:"dest"`
 	Nargs    json.RawMessage `json:"nargs"` // null takes one value, 0 none, "?" at most one, "+" some, "*" any number
 	Action   string          `json:"action"`
@@ -37,7 +37,7 @@ func Flags(version string) []*Flag { return parserOf(version).flags }
 // A parser reads the command lines of one version.
 type parser struct {
 	flags []*Flag
-	named map[string]*Flag // by every accepted name
+	named map[string]*Flag // flags by every accepted name
 }
 
 // parserOf returns the parser of one of Versions.
@@ -51,7 +51,8 @@ var allParsers = sync.OnceValue(func() map[string]*parser {
 	return all
 })
 
-// newParser reads the flags of a version. They are part of the program, and tests read them all, so they cannot be malformed.
+// newParser reads the flags of a version. They are part of the program, and tests read them all, so they cannot be
+// malformed.
 func newParser(version string) *parser {
 	p := &parser{named: map[string]*Flag{}}
 	text, err := flagFiles.ReadFile("versions/" + version + "/flags.json")
@@ -123,8 +124,9 @@ func (p *parser) parse(args []string) (model string, values map[string]any, err 
 	return model, values, nil
 }
 
-// isOption reports whether a word is an option and not a value. It is one when it begins with a dash and names a flag. A word
-// that names none is a value when it is a negative number or has a space (_parse_optional in Python's argparse.py, 3.12).
+// isOption reports whether a word is an option and not a value. A word is an option when it begins with a dash and
+// names a flag. A word that names no flag is a value when it is a negative number or has a space (_parse_optional in
+// Python's argparse.py, 3.12).
 func (p *parser) isOption(word string) bool {
 	if len(word) < 2 || word[0] != '-' {
 		return false
@@ -165,10 +167,11 @@ func (p *parser) find(name string) (*Flag, error) {
 	return p.named[names[0]], nil
 }
 
-// normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py). Underscores in names
-// become dashes, -O3 becomes --optimization-level 3, and all --flag.key value of one flag become one --flag {"key": value}.
+// normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py). Underscores
+// in names become dashes, -O3 becomes --optimization-level 3, and all --flag.key value of one flag become one --flag
+// {"key": value}.
 func normalise(args []string) (words []string) {
-	nested := map[string]any{} // by flag
+	nested := map[string]any{} // objects by flag
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
@@ -197,7 +200,7 @@ func normalise(args []string) (words []string) {
 		words = append(words, word)
 	}
 	for _, flag := range slices.Sorted(maps.Keys(nested)) {
-		text, _ := json.Marshal(nested[flag]) // what was read as JSON can be written
+		text, _ := json.Marshal(nested[flag]) // values that were read as JSON can be written
 		words = append(words, flag, string(text))
 	}
 	return words
@@ -250,8 +253,8 @@ func (f *Flag) take(name string, words []string, inline bool) (v any, taken int,
 	return v, 1, err
 }
 
-// negates reports whether a name of a switch turns it off: --no-x for --x, and in 0.33.0 --disable-x for --enable-x and the
-// reverse.
+// negates reports whether a name of a switch turns it off: --no-x for --x, and in 0.33.0 --disable-x for --enable-x and
+// the reverse.
 func (f *Flag) negates(name string) bool {
 	first := f.Names[slices.IndexFunc(f.Names, func(n string) bool { return strings.HasPrefix(n, "--") })]
 	return name != first && (strings.HasPrefix(name, "--no-") ||
@@ -259,7 +262,7 @@ func (f *Flag) negates(name string) bool {
 		strings.HasPrefix(name, "--enable-") && strings.HasPrefix(first, "--disable-"))
 }
 
-// read reads one value. The flag's complaint about the value abc tells its type.
+// read reads one value. It knows the flag's type from the complaint about the value abc.
 func (f *Flag) read(word string) (v any, err error) {
 	refusal := ""
 	if f.Refusal != nil {
@@ -307,8 +310,8 @@ var errDecimals = errors.New("Decimals are not allowed with binary suffixes")
 
 var humanNumber = regexp.MustCompile(`^(\d+(?:\.\d+)?)([kKmMgGtT])$`)
 
-// humanInt reads an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py). Python's
-// integers have no upper limit; here one must fit 64 bits.
+// humanInt reads an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py).
+// Python's integers have no upper limit; here one must fit 64 bits.
 func humanInt(word string) (int, error) {
 	g := humanNumber.FindStringSubmatch(word)
 	if g == nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// vLLM's own parser was asked what it says of these command lines (vllm/testdata/recordings/README.md).
+// commands.json has what vLLM's own parser says about command lines (vllm/testdata/recordings/README.md).
 func TestCommandLinesAreRefusedAsByVLLM(t *testing.T) {
 	address := regexp.MustCompile(` at 0x[0-9a-f]+`)
 	for _, version := range Versions {
@@ -47,13 +47,13 @@ func TestCommandLinesAreRefusedAsByVLLM(t *testing.T) {
 	}
 }
 
-// What vLLM's parser refuses, beside what was recorded of it (0.32.0).
+// These command lines were not recorded. The parser of vLLM 0.32.0 refuses them too.
 func TestCommandLinesAreRefused(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
-		{"more behind a separator", "m -- x", "vllm serve: error: unrecognized arguments: x"},
+		{"a second model behind a separator", "m -- x", "vllm serve: error: unrecognized arguments: x"},
 		{"two separators", "-- m --", "vllm serve: error: unrecognized arguments: --"},
 		{"a separator away from the model", "m --enforce-eager -- x", "vllm serve: error: unrecognized arguments: x"},
-		{"no flags behind a separator", "--max-num-seqs 8 -- m n --port 1", "vllm serve: error: unrecognized arguments: n --port 1"},
+		{"a flag behind a separator is no flag", "--max-num-seqs 8 -- m n --port 1", "vllm serve: error: unrecognized arguments: n --port 1"},
 		{"a separator is no value", "m --served-model-name -- x", "vllm serve: error: argument --served-model-name: expected at least one argument"},
 		{"keys of an unknown flag", "m --foo.bar 1", `vllm serve: error: unrecognized arguments: --foo {"bar":1}`},
 		{"an unknown flag with a space", "m --no-such=a·b", "vllm serve: error: unrecognized arguments: --no-such=a b"},

@@ -1,7 +1,7 @@
 package sim
 
-// A blockPool is the KV cache in blocks of 16 tokens. Its free list is in least-recently-used order. A freed block keeps its
-// content, and can be found by its hash until another request takes it (vllm/v1/core/block_pool.py, 0.14.1).
+// A blockPool is the KV cache in blocks of 16 tokens. Its free list is in least-recently-used order. A freed block
+// keeps its content, and can be found by its hash until another request takes it (vllm/v1/core/block_pool.py, 0.14.1).
 type blockPool struct {
 	next, prev []int32 // free list; the entry at index n is its anchor
 	refs       []int32 // how many sequences hold the block
@@ -83,8 +83,8 @@ func (p *blockPool) register(b int32, hash uint64) {
 	p.byHash[hash] = b
 }
 
-// release removes a holder from the blocks of one sequence, from the last to the first, so that take reuses the ends of sequences
-// before their beginnings.
+// release removes a holder from the blocks of one sequence, from the last to the first, so that take reuses the ends of
+// sequences before their beginnings.
 func (p *blockPool) release(blocks []int32) {
 	anchor := int32(len(p.refs))
 	for i := len(blocks) - 1; i >= 0; i-- {

@@ -13,8 +13,8 @@ func mix(a, b uint64) uint64 {
 	return (z ^ z>>31) | 1
 }
 
-// HashBlocks returns the content hash of each full block of a prompt. A hash depends on all tokens before it too, so equal hashes
-// mean equal prefixes.
+// HashBlocks returns the content hash of each full block of a prompt. A hash depends on all tokens before it too, so
+// equal hashes mean equal prefixes.
 func HashBlocks(tokens []int32) []uint64 {
 	hashes := make([]uint64, 0, len(tokens)/BlockSize)
 	chain := uint64(0)
@@ -27,8 +27,8 @@ func HashBlocks(tokens []int32) []uint64 {
 	return hashes
 }
 
-// Tokenize cuts a text into about as many tokens as a model's tokenizer would: words, in pieces of at most four bytes. Equal
-// prefixes give equal tokens.
+// Tokenize cuts a text into about as many tokens as a model's tokenizer would: words, in pieces of at most four bytes.
+// Equal prefixes give equal tokens.
 func Tokenize(text string) []int32 {
 	tokens := make([]int32, 0, len(text)/4+1)
 	for word := range strings.FieldsSeq(text) {

@@ -5,8 +5,8 @@ import "math"
 // A batch is the work of one engine step.
 type batch struct {
 	decodes        int     // sequences that decode
-	draftTokens    int     // of those sequences, to be verified
-	kvTokens       int     // context tokens that those sequences read
+	draftTokens    int     // draft tokens of the decoding sequences, to be verified
+	kvTokens       int     // context tokens that the decoding sequences read
 	prefillTokens  int     // prompt tokens to compute
 	attentionPairs float64 // sum over prefill chunks of chunk · (context + chunk/2)
 }
@@ -42,8 +42,8 @@ func newStepTimer(p *Profile, o Options) *stepTimer {
 //	S0 + (W^p + (B·T)^p)^(1/p) + C·n + D·(KV tokens read) + E·Σ chunk·(context + chunk/2)  [+ extra with prefill]
 //	[+ k·(Dr0 + Dr1·n) + V·k·n with speculation]  [+ extra without a CUDA graph]
 //
-// T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. Where the profile gives
-// padding a cost, T counts part of the empty places of the CUDA graph too. The constants come from the profile.
+// T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. Where the profile
+// gives padding a cost, T counts part of the empty places of the CUDA graph too. The constants come from the profile.
 func (t *stepTimer) milliseconds(b batch) float64 {
 	c := &t.step
 	tokens := b.tokens()
@@ -91,8 +91,9 @@ func norm(a, b, p float64) float64 {
 	return larger * math.Pow(1+math.Pow(min(a, b)/larger, p), 1/p)
 }
 
-// captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up to 256
-// and every 16 beyond. The largest is twice max-num-seqs, or 512 (_set_cudagraph_sizes in vllm/config/vllm.py, 0.14.1).
+// captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up
+// to 256 and every 16 beyond. The largest is twice max-num-seqs, or 512 (_set_cudagraph_sizes in vllm/config/vllm.py,
+// 0.14.1).
 func captureSizes(o Options) []int {
 	largest := min(2*o.MaxNumSeqs*(1+o.SpeculativeTokens), 512, o.MaxNumBatchedTokens)
 	var sizes []int

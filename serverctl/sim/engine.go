@@ -6,9 +6,9 @@ import "slices"
 type Request struct {
 	Prompt int      // tokens
 	Output int      // tokens to generate
-	Hashes []uint64 // of the full blocks of the prompt, from HashBlocks
+	Hashes []uint64 // one for each full block of the prompt, from HashBlocks
 	Salt   uint64   // tells the output blocks of requests apart
-	Tag    int      // for the caller
+	Tag    int      // free for the caller's use
 
 	First     float64 // end of the step that gave the first token; 0 before
 	Last      float64 // end of the step that gave the last token so far
@@ -47,25 +47,26 @@ type Totals struct {
 	Preemptions, Finished          int
 	Steps                          int
 
-	Drafts, DraftTokens, AcceptedTokens int   // drafts, their tokens, and the draft tokens that the model accepted
+	Drafts, DraftTokens, AcceptedTokens int   // drafts, tokens of drafts, and draft tokens that the model accepted
 	AcceptedPerPos                      []int // accepted tokens by their position in the draft; nil without speculation
 }
 
-// An Engine is vLLM V1's scheduler and KV cache in virtual time. It schedules first come first served, with chunked prefill,
-// prefix caching, preemption by recomputing, and speculative decoding. It is deterministic and not safe for concurrent use.
+// An Engine is vLLM V1's scheduler and KV cache in virtual time. It schedules first come first served, with chunked
+// prefill, prefix caching, preemption by recomputing, and speculative decoding. It is deterministic and not safe for
+// concurrent use.
 type Engine struct {
 	Profile *Profile
 	Options Options
-	Seed    uint64 // of the noise in the step times, and of the acceptance of drafts
+	Seed    uint64 // decides the noise in the step times and the acceptance of drafts
 	Totals  Totals
 	Served  int        // requests that got tokens in the last step
-	Emitted []*Request // those that got their first or their last token; with Each, all of them. Valid until the next step
+	Emitted []*Request // requests that got their first or last token in the last step; with Each, all served requests; valid until the next step
 
 	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
 
-	// Each puts every served request into Emitted and updates its fields after every step. That costs time in proportion
-	// to the running requests.
+	// Each puts every served request into Emitted and updates its fields after every step. That costs time in
+	// proportion to the running requests.
 	Each bool
 
 	pool    *blockPool
@@ -73,11 +74,11 @@ type Engine struct {
 	running []*Request
 	span    span
 	steps   *stepTimer
-	caching bool // of prefixes
+	caching bool // prefix caching is on
 }
 
-// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a *ConfigError
-// for what cannot be simulated.
+// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a
+// *ConfigError for what cannot be simulated.
 func NewEngine(p *Profile, o Options) (*Engine, error) {
 	if err := p.checkSimulated(o); err != nil {
 		return nil, err
@@ -93,7 +94,7 @@ func NewEngine(p *Profile, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Submit queues a request.
+// Submit appends a request to the queue.
 func (e *Engine) Submit(r *Request) {
 	r.Cached = -1
 	e.waiting = append(e.waiting, r)
@@ -155,7 +156,8 @@ func (e *Engine) AbortAll() {
 	e.running, e.waiting = e.running[:0], e.waiting[:0]
 }
 
-// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it returns now.
+// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it
+// returns now.
 func (e *Engine) Step(now float64) float64 {
 	e.Served, e.Emitted = 0, e.Emitted[:0]
 	if e.inSpan() && e.stepSpan(&now) {
@@ -188,8 +190,8 @@ func (e *Engine) duration(b batch) float64 {
 	return e.Profile.Noise.add(ms, e.Seed, e.Totals.Steps) / 1000
 }
 
-// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill gets
-// the rest of the budget. It reports whether it preempted a request.
+// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill
+// gets the rest of the budget. It reports whether it preempted a request.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
@@ -238,9 +240,10 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of them nobody holds.
-// It holds none of them. At least one token is left to compute. As in vLLM, every lookup counts as a query, even when the request
-// then finds no room; lookups of preempted requests do not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
+// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of these
+// blocks no request holds. It does not hold the blocks yet. At least one token is left to compute. As in vLLM, every
+// lookup counts as a query, even when the request then finds no room; lookups of preempted requests do not count
+// (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
 func (e *Engine) findCached(r *Request) (unheld int) {
 	if !e.caching {
 		return 0
@@ -316,8 +319,8 @@ func (e *Engine) advance(r *Request, n int) {
 	}
 }
 
-// preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another request
-// takes them.
+// preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another
+// request takes them.
 func (e *Engine) preempt(r *Request) {
 	e.running = e.running[:len(e.running)-1]
 	e.release(r)

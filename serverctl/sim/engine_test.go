@@ -90,8 +90,8 @@ func drive(t *testing.T, e *Engine, reqs []*Request, due []float64, each func(be
 	}
 }
 
-// Random engines and loads, some of them overloaded or forced to preempt: every request gets exactly its tokens, every step keeps
-// the limits, no block is lost, and the same seed gives the same times.
+// Random engines and loads, some of them overloaded or forced to preempt: every request gets exactly its tokens, every
+// step keeps the limits, no block is lost, and the same seed gives the same times.
 func TestEngineKeepsItsLimitsAndLosesNothing(t *testing.T) {
 	preempted := 0
 	for seed := range uint64(6) {
@@ -161,7 +161,7 @@ func TestPrefixCache(t *testing.T) {
 		{"the same prompt hits all full blocks but the last token", cached(o, ids, nothing), 304},
 		{"a longer prompt hits the whole shorter one", cached(o, append(ids[:320:320], 1, 2, 3), nothing), 320},
 		{"another first token hits nothing", cached(o, other, nothing), 0},
-		{"a reset forgets", cached(o, ids, func(e *Engine) { e.ResetCache() }), 0},
+		{"a reset empties the cache", cached(o, ids, func(e *Engine) { e.ResetCache() }), 0},
 		{"caching switched off hits nothing", cached(off, ids, nothing), 0},
 	} {
 		if row.got != row.want {
@@ -188,7 +188,7 @@ func TestResetCacheIsRefusedWhileBlocksAreHeld(t *testing.T) {
 	}
 }
 
-// smallCache returns an engine with a cache of so many blocks.
+// smallCache returns an engine whose cache has the given number of blocks.
 func smallCache(t *testing.T, blocks int) *Engine {
 	t.Helper()
 	p := *profile(t, "small-fast")
@@ -205,7 +205,7 @@ func smallCache(t *testing.T, blocks int) *Engine {
 	return e
 }
 
-// prompt returns a request. Requests of one kind have their first common tokens in common.
+// prompt returns a request. Requests of one kind share their first common tokens.
 func prompt(kind int32, common, rest, output int) *Request {
 	ids := make([]int32, common+rest)
 	for i := range ids {
@@ -217,8 +217,8 @@ func prompt(kind int32, common, rest, output int) *Request {
 	return &Request{Prompt: len(ids), Output: output, Hashes: HashBlocks(ids), Salt: uint64(kind)}
 }
 
-// A request that does not fit waits, and does not hold its blocks that are in the cache. Its waiting does not change the order in
-// which blocks are reused. vLLM counts each of its lookups.
+// A request that does not fit waits. It does not hold its cached blocks, and does not change the order in which blocks
+// are reused. vLLM counts each lookup of a waiting request.
 func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 	e := smallCache(t, 40)
 	drive(t, e, []*Request{prompt(1, 160, 0, 2)}, []float64{0}, func(float64, float64) {})
@@ -238,7 +238,7 @@ func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 		t.Errorf("%d tokens were looked up in three steps, want %d", got, want)
 	}
 	if got, want := e.Totals.PrefixHits-before.totals.PrefixHits, 3*160; got != want {
-		t.Errorf("%d of them were found, want %d", got, want)
+		t.Errorf("%d looked-up tokens were found, want %d", got, want)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 func TestPreemptedRequestsCountOnce(t *testing.T) {
 	e := smallCache(t, 40)
 	reqs := []*Request{prompt(1, 0, 200, 200), prompt(2, 0, 200, 200)}
-	reqs[1].Hashes = HashBlocks([]int32{7}) // none in common
+	reqs[1].Hashes = HashBlocks([]int32{7}) // no block in common with the first request
 	drive(t, e, reqs, []float64{0, 0}, func(float64, float64) {})
 	if e.Totals.Preemptions == 0 {
 		t.Fatal("no request was preempted")

@@ -11,8 +11,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A cell is one figure: measured on a real server, simulated, and guessed without a simulator as the mean over all configurations at that
-// rate.
+// A cell is one figure of a configuration at a rate. It was measured on a real server, simulated, and guessed without a
+// simulator. The guess is the mean of the measured figures of all configurations at this rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -25,15 +25,15 @@ func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
 // A fit has all figures on how well the profiles agree with the measurements.
 type fit struct {
-	kv     []cell // GiB of the KV caches
+	kv     []cell // sizes of the KV caches in GiB
 	phase1 []cell
-	detail []cell // of phase1 at 2 requests/s
+	detail []cell // all percentiles of phase1 at 2 requests/s
 	eagle  []cell
 	l4     []cell
 	noisy  []fit // phase1 again, with the profile's noise: one for each seed
 }
 
-// The limits of the measured sweeps, in ms.
+// ttftLimit and tpotLimit are the limits of the measured sweeps, in ms.
 const (
 	ttftLimit = 1000.0
 	tpotLimit = 60.0
@@ -105,8 +105,8 @@ func fitAll(t testing.TB) fit {
 	return f
 }
 
-// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried over.
-// With gaps it returns the times between tokens too.
+// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried
+// over. With gaps it returns the times between tokens too.
 func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -122,7 +122,7 @@ func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint6
 	return out
 }
 
-// fitNoisy is the fit of the first sweep with the noise of the profile, for eight seeds.
+// fitNoisy returns the fit of the first sweep with the noise of the profile, for eight seeds.
 func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []traceRequest) []fit {
 	t.Helper()
 	p := profile(t, "h200-llama70b-fp8")
@@ -141,7 +141,8 @@ func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []
 	return fits
 }
 
-// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is known.
+// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is
+// known.
 func longer(trace []traceRequest, tokens float64) []traceRequest {
 	var outputs []float64
 	for _, q := range trace {
@@ -281,8 +282,8 @@ func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 // baselines are the two runs with the baseline's flags.
 var baselines = []string{"phase0", "phase1-baseline-rerun"}
 
-// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over configurations and the
-// rates from 0.75 to 3. Several runs of the baseline count by their mean.
+// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over
+// configurations and the rates from 0.75 to 3. Several runs of the baseline count by their mean.
 func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
 	base := map[float64][]float64{}
 	var gains []float64
@@ -305,8 +306,8 @@ func simulated(c cell) float64 { return c.simulated }
 // fitReport is the page on how well the profiles fit.
 const fitReport = "../../docs/simulator-fit.md"
 
-// TestFit compares the profiles with measurements on real servers, and the report in the documentation with the fit. With SIM_FIT it writes
-// the report.
+// TestFit compares the profiles with measurements on real servers, and docs/simulator-fit.md with the report of the
+// fit. With SIM_FIT it writes the report.
 func TestFit(t *testing.T) {
 	realtime.Only(t, "simulates all sweeps that were measured")
 	f := fitAll(t)
@@ -316,8 +317,8 @@ func TestFit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if text, err := os.ReadFile(fitReport); err != nil || runtime.GOARCH == "amd64" && string(text) != report { // others fuse multiplication and addition
-		t.Errorf("%s is not of this fit (%v); run make sim-fit", fitReport, err)
+	if text, err := os.ReadFile(fitReport); err != nil || runtime.GOARCH == "amd64" && string(text) != report { // only amd64 has these digits: other processors fuse multiplication and addition
+		t.Errorf("%s differs from this fit (%v); run make sim-fit", fitReport, err)
 	}
 	for _, c := range f.kv {
 		if math.Abs(c.simulated-c.observed) > 0.02 {
@@ -341,7 +342,7 @@ func TestFit(t *testing.T) {
 		}
 	}
 	if same := f.same(); same < 66 {
-		t.Errorf("%d of %d cells fail for the same reasons, want 66", same, len(f.verdicts()))
+		t.Errorf("%d of %d cells break the same limits, want at least 66", same, len(f.verdicts()))
 	}
 	for metric, bound := range map[string]float64{"ttft_p99_ms": 0.02, "tpot_p99_ms": 0.02} {
 		if want, got := f.gain(metric, observed, baselines...), f.gain(metric, simulated, baselines...); math.Abs(got-want) > bound {

@@ -30,10 +30,10 @@ func TestEngineReproducesMoreOfTheLandscape(t *testing.T) {
 	reproduceLandscape(t, 20)
 }
 
-// reproduceLandscape compares the engine with some random configurations of the landscape's 432. The program in which the profile was
-// fitted made the landscape, without noise, by bisecting to 0.025 requests/s. The rate in the landscape must keep the limits, and
-// the next rate must break them. (A search of our own may end elsewhere: where a p99 is close to its limit there are several such
-// rates.)
+// reproduceLandscape compares the engine with some random configurations of the landscape's 432. The program in which
+// the profile was fitted made the landscape, without noise, by bisecting to 0.025 requests/s. The rate in the landscape
+// must keep the limits, and the next rate must break them. (A search of our own may end elsewhere: where a p99 is close
+// to its limit there are several such rates.)
 func reproduceLandscape(t *testing.T, configurations int) {
 	t.Helper()
 	const step = 0.025

@@ -23,8 +23,8 @@ func (e *StartError) Error() string { return e.Text }
 //
 //	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
 //
-// The peak of the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other. The
-// equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
+// The peak of the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other.
+// The equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
 func (p *Profile) KVGiB(o Options) float64 {
 	m := p.Memory
 	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
@@ -37,7 +37,8 @@ func (p *Profile) KVGiB(o Options) float64 {
 	return kv
 }
 
-// KVTokens returns how many tokens the KV cache holds, in whole blocks. Its error is a *StartError when the server would not start.
+// KVTokens returns how many tokens the KV cache holds, in whole blocks. Its error is a *StartError when the server
+// would not start.
 func (p *Profile) KVTokens(o Options) (int, error) {
 	kv := p.KVGiB(o)
 	if kv <= 0 {
@@ -62,7 +63,8 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 // maxKVTokens limits the cache, which is simulated block by block.
 const maxKVTokens = 200_000_000
 
-// checkSimulated refuses, with a *ConfigError, what the profile has no constants for and what is too large to simulate.
+// checkSimulated returns a *ConfigError for options that the profile has no constants for, and for a KV cache that is
+// too large to simulate.
 func (p *Profile) checkSimulated(o Options) error {
 	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
 		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants for speculative decoding", p.Name)}

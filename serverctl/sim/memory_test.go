@@ -16,7 +16,7 @@ func profile(t testing.TB, name string) *Profile {
 	return p
 }
 
-// The sizes that the seven H200 servers logged at start-up.
+// The table has the sizes that the seven H200 servers logged at start-up.
 func TestKVSizesOfTheMeasuredServers(t *testing.T) {
 	p := profile(t, "h200-llama70b-fp8")
 	for _, row := range []struct {
@@ -72,7 +72,7 @@ func TestParseArgs(t *testing.T) {
 		{"a word is no number", "my/model --max-num-seqs many", "argument --max-num-seqs: invalid int value: 'many'", 2},
 		{"a value is missing", "my/model --max-num-seqs", "argument --max-num-seqs: expected one argument", 2},
 		{"fewer batched tokens than sequences", "my/model --max-num-seqs 256 --max-num-batched-tokens 128", "max_num_batched_tokens (128) must be greater than or equal to max_num_seqs (256)", 1},
-		{"more memory than there is", "my/model --gpu-memory-utilization 1.2", "gpu_memory_utilization must be in (0, 1]", 1},
+		{"a utilization above 1", "my/model --gpu-memory-utilization 1.2", "gpu_memory_utilization must be in (0, 1]", 1},
 	} {
 		_, err := p.ParseArgs(strings.Fields(row.args))
 		code := 1

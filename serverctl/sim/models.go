@@ -10,8 +10,8 @@ var modelled = []string{"gpu-memory-utilization", "max-num-seqs", "max-num-batch
 var harmless = []string{"api-key", "chat-template", "disable-log-requests", "disable-log-stats", "download-dir", "enable-log-requests", "host", "load-format",
 	"port", "seed", "served-model-name", "tokenizer", "trust-remote-code", "uvicorn-log-level"}
 
-// Models reports whether a flag, named without its leading dashes, changes the capacity of a simulated server. All values of other
-// flags give the same measurements.
+// Models reports whether a flag, named without its leading dashes, changes the capacity of a simulated server. Other
+// flags do not change its measurements.
 func Models(flag string) bool { return slices.Contains(modelled, flag) }
 
 // Ignores reports whether a flag could change the capacity of a real server and has no effect on a simulated one.

@@ -10,7 +10,7 @@ type Noise struct {
 	StallGap float64 // mean computing time between two pauses, s; 0 means no pauses
 }
 
-// The random numbers of one step, each from its own stream.
+// Each random number of a step comes from its own stream.
 const (
 	jitterStream = iota + 1
 	stallStream

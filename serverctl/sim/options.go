@@ -23,11 +23,10 @@ type Options struct {
 	Port   int
 	Leader string // positional model argument
 
-	Version      string   // of vLLM; empty means the first of Versions
+	Version      string   // version of vLLM; empty means the first of Versions
 	Aliases      []string // further served names
-	APIKeys      []string // a request must bring one of them; empty means that none is needed
-	NoStats      bool     // /metrics has no samples of vLLM's
-	AlwaysUsage  bool     // streams report their usage unasked
+	APIKeys      []string // a request must have one of these keys; empty means that it needs no key
+	NoStats      bool     // /metrics is empty
 	TokenDetails bool     // usage reports the cached tokens
 
 	Given map[string]any // the flags on the command line by destination: bool, int, float64, string, []string or json.RawMessage
@@ -53,14 +52,14 @@ type ConfigError struct{ Text string }
 // Error returns the text.
 func (e *ConfigError) Error() string { return e.Text }
 
-// effects are the flags that change what the simulation does, by destination. The parser has checked the type of the value.
-// All other flags of vLLM are accepted and have no effect.
+// effects are the flags that change what the simulation does, by destination. The parser has checked the type of the
+// value. All other flags of vLLM are accepted and have no effect.
 var effects = map[string]func(o *Options, value any) error{
 	"gpu_memory_utilization": func(o *Options, v any) error { return set(&o.GPUMemoryUtilization, v) },
 	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
 	"max_num_batched_tokens": func(o *Options, v any) error { return set(&o.MaxNumBatchedTokens, v) },
 	"max_model_len": func(o *Options, v any) error {
-		if v == autoLength { // the longest that fits, which is the profile's
+		if v == autoLength { // vLLM takes the longest that fits; this is the profile's default
 			return nil
 		}
 		return set(&o.MaxModelLen, v)
@@ -75,7 +74,6 @@ var effects = map[string]func(o *Options, value any) error{
 	"port":                         func(o *Options, v any) error { return set(&o.Port, v) },
 	"api_key":                      func(o *Options, v any) error { return set(&o.APIKeys, v) },
 	"disable_log_stats":            func(o *Options, v any) error { return set(&o.NoStats, v) },
-	"enable_force_include_usage":   func(o *Options, v any) error { return set(&o.AlwaysUsage, v) },
 	"enable_prompt_tokens_details": func(o *Options, v any) error { return set(&o.TokenDetails, v) },
 	"enforce_eager":                func(o *Options, v any) error { return set(&o.EnforceEager, v) },
 	"speculative_config":           func(o *Options, v any) error { return o.setSpeculation(v) },
@@ -97,8 +95,8 @@ func set[T any](field *T, v any) error {
 // ParseArgs reads what follows `vllm serve` in the first of Versions; see ParseArgsOf.
 func (p *Profile) ParseArgs(args []string) (Options, error) { return p.ParseArgsOf(Versions[0], args) }
 
-// ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in any
-// order. Its error is a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse the command line.
+// ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in
+// any order. Its error is a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse the command line.
 func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
 	o := p.Defaults
 	o.Version = version

@@ -1,5 +1,6 @@
-// Package sim computes how long vLLM's engine would take on a GPU that it describes by a profile: the scheduler, the KV cache
-// and the steps, in virtual time. It never waits and never uses the network; serverctl/sim/vllm serves it over HTTP.
+// Package sim computes how long vLLM's engine would take on a GPU that a profile describes. It simulates the scheduler,
+// the KV cache and the steps in virtual time. It never waits and never uses the network; serverctl/sim/vllm serves it
+// over HTTP.
 package sim
 
 import (
@@ -20,7 +21,7 @@ var profiles embed.FS
 
 // A Profile describes one model on one GPU by the constants of the memory and step-time equations.
 type Profile struct {
-	Name  string // of a built-in profile; of a file, its path
+	Name  string // name of a built-in profile, or path of a file
 	Model string
 	About string // where its constants come from
 
@@ -41,7 +42,7 @@ type Profile struct {
 type Constant struct {
 	Path       string    // such as step.weights
 	Unit       string    // "1" for a plain number
-	Values     []float64 // one; acceptance may have several
+	Values     []float64 // one value; acceptance may have several
 	Source     string
 	Confidence string // given, solved, measured, fit, assumed or made up
 }
@@ -72,7 +73,7 @@ type StepCost struct {
 	PerAttentionPair float64
 	PrefillExtra     float64
 	EagerExtra       float64 // for a decode without a CUDA graph
-	GraphPadding     float64 // share of the compute of a graph's empty places that costs time, 0 to 1
+	GraphPadding     float64 // part of the computing time of a CUDA graph's empty places that a step takes, 0 to 1
 }
 
 // Latency is the time that the API server adds before and after the engine, in milliseconds.
@@ -100,7 +101,7 @@ func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float
 // ProfileNames returns the names of the built-in profiles in order.
 func ProfileNames() []string {
 	files, err := fs.Glob(profiles, "profiles/*.yaml")
-	if err != nil { // only for a malformed pattern
+	if err != nil { // Glob fails only for a malformed pattern
 		return nil
 	}
 	for i, f := range files {

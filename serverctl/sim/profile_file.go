@@ -83,8 +83,8 @@ func (p *Profile) Value(path string) *float64 {
 	return nil
 }
 
-// Set changes the values of a constant and their origin. It reports whether there is such a constant and it takes so many values.
-// Copies of the profile stay as they were.
+// Set changes the values of a constant and their origin. It returns false for an unknown constant and for a wrong
+// number of values. Copies of the profile do not change.
 func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
 	i := slices.IndexFunc(p.entries(), func(f entry) bool { return f.path == path })
 	if i < 0 {
@@ -113,11 +113,12 @@ func (p *Profile) Set(path string, values []float64, confidence, source string) 
 // A profileReader reads a profile's file and collects all errors in it.
 type profileReader struct {
 	file  string
-	nodes map[string]ast.Node // by path
+	nodes map[string]ast.Node // nodes of the file by their path
 	errs  []error
 }
 
-// ParseProfile reads a profile. Its error joins all mistakes in the file, each with the line; file is the name in these messages.
+// ParseProfile reads a profile. Its error joins all mistakes in the file, each with its line. The messages call the
+// file by the name file.
 func ParseProfile(file string, text []byte) (*Profile, error) {
 	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {

@@ -39,13 +39,13 @@ func TestSetChangesOneProfile(t *testing.T) {
 	p := profile(t, "l4-qwen0.5b")
 	copied := *p
 	if !copied.Set("step.weights", []float64{7}, "fit", "a study") || !copied.Set("speculation.acceptance", []float64{0.5, 0.25}, "measured", "a study") {
-		t.Fatal("Set knows no step.weights or speculation.acceptance")
+		t.Fatal("Set does not know step.weights or speculation.acceptance")
 	}
 	if copied.Set("step.weight", []float64{7}, "fit", "") || copied.Set("step.fixed", []float64{1, 2}, "fit", "") || copied.Value("speculation.acceptance") != nil {
-		t.Error("Set or Value takes a constant that is none, or two numbers for one")
+		t.Error("Set or Value accepts an unknown constant, or two numbers for one constant")
 	}
 	if *copied.Value("step.weights") != 7 || reflect.DeepEqual(p, &copied) || !reflect.DeepEqual(p, profile(t, "l4-qwen0.5b")) {
-		t.Errorf("the copy has %g, and the first one is %+v", *copied.Value("step.weights"), p)
+		t.Errorf("the copy has %g and the original is %+v, want 7 and no change", *copied.Value("step.weights"), p)
 	}
 	read, err := ParseProfile("profiles/l4-qwen0.5b.yaml", []byte(copied.Text()))
 	if err != nil || read.Step.Weights != 7 || !reflect.DeepEqual(read.Speculation.Acceptance, []float64{0.5, 0.25}) {
@@ -64,13 +64,13 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 	for _, row := range []struct{ name, text, want string }{
 		{"a wrong unit", change(`weights: {value: 4, unit: "ms"`, `weights: {value: 4, unit: "s"`), `p.yaml:13: step.weights has the unit "s", want "ms"`},
 		{"a missing constant", change("  kv_per_token:", "  kv_per_tokem:"), "p.yaml:3: memory.kv_per_token is missing; add kv_per_token: {value: …, unit: B/token"},
-		{"a misspelt one", change("  kv_per_token:", "  kv_per_tokem:"), `unknown key memory.kv_per_tokem; did you mean "memory.kv_per_token"?`},
-		{"no number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is not a number`},
-		{"below what it may be", change("value: 16,", "value: -1,"), "p.yaml:3: memory.gpu is -1, want at least 0"},
+		{"a misspelt constant", change("  kv_per_token:", "  kv_per_tokem:"), `unknown key memory.kv_per_tokem; did you mean "memory.kv_per_token"?`},
+		{"a word for a number", change("value: 16,", "value: big,"), `p.yaml:3: memory.gpu: "big" is not a number`},
+		{"a negative value", change("value: 16,", "value: -1,"), "p.yaml:3: memory.gpu is -1, want at least 0"},
 		{"no value", change("value: 16, ", ""), "p.yaml:3: memory.gpu has no value; write {value: 1.5, unit: GiB"},
 		{"a list", change("value: 16,", "value: [1, 2],"), "p.yaml:3: memory.gpu is a list, want one number"},
-		{"no probability", change("value: [0.7", "value: [7"), "speculation.acceptance is 7, want at most 1"},
-		{"a new confidence", change("confidence: made up", "confidence: sure"), `has the confidence "sure"; write one of given, solved, measured, fit, assumed, made up`},
+		{"a chance above 1", change("value: [0.7", "value: [7"), "speculation.acceptance is 7, want at most 1"},
+		{"an unknown confidence", change("confidence: made up", "confidence: sure"), `has the confidence "sure"; write one of given, solved, measured, fit, assumed, made up`},
 		{"no source", change(`source: "no measurement"`, `source: ""`), "has no source; say where the value comes from"},
 		{"a missing default", change("max_num_seqs: 256, ", ""), "p.yaml:1: defaults.max_num_seqs is missing"},
 		{"defaults that exclude each other", change("max_num_seqs: 256", "max_num_seqs: 4096"), "defaults: max_num_batched_tokens (2048) must be"},
@@ -78,9 +78,9 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 		{"a stall without a gap", change("start_up:", "noise: {stall: {value: 5, unit: ms, confidence: assumed, source: x}}\nstart_up:"), "nothing gives how often one comes; add noise.stall_gap"},
 		{"no name of the model", change("name: \"example/small-fast\"", "name: \"\""), "model.name is missing"},
 		{"two documents", good + "---\n" + good, "p.yaml: the file holds 2 YAML documents"},
-		{"a context beyond all", change("max_model_len: 8192", "max_model_len: 1000000000000"), "defaults.max_model_len is 1000000000000, want at most"},
-		{"no YAML", "a: [", "p.yaml: "},
-		{"nothing", "", "p.yaml: the file is empty"},
+		{"a context longer than any model's", change("max_model_len: 8192", "max_model_len: 1000000000000"), "defaults.max_model_len is 1000000000000, want at most"},
+		{"invalid YAML", "a: [", "p.yaml: "},
+		{"an empty file", "", "p.yaml: the file is empty"},
 	} {
 		_, err := ParseProfile("p.yaml", []byte(row.text))
 		if err == nil || !strings.Contains(err.Error(), row.want) {

@@ -77,8 +77,8 @@ func (r served) ttft() float64 { return 1000 * (r.first - r.sent) }
 
 func (r served) tpot() float64 { return 1000 * (r.last - r.first) / float64(r.output-1) }
 
-// replay drives the engine with the trace at a rate, as an open loop, and returns the requests and, with Each, the times
-// between tokens in ms.
+// replay drives the engine with the trace at a rate, as an open loop, and returns the requests and, with Each, the
+// times between tokens in ms.
 func replay(e *Engine, trace []traceRequest, rate float64) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	reqs := make([]*Request, len(trace))
@@ -114,7 +114,7 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
 	type pending struct{ sent float64 }
-	var due []pending // in order: all end times are
+	var due []pending // in the order of sent
 	for range concurrency {
 		due = append(due, pending{})
 	}
@@ -147,8 +147,8 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	return records, gaps
 }
 
-// figures returns what vllm bench serve reports about a run: latencies in ms, tok/s over the whole run, and the maximum of requests in
-// flight in one second.
+// figures returns what vllm bench serve reports about a run: latencies in ms, tok/s over the whole run, and the maximum
+// of requests in flight in one second.
 func figures(records []served, gaps []float64) map[string]float64 {
 	var ttft, tpot, e2e []float64
 	tokens, end := 0, 0.0

@@ -1,13 +1,13 @@
 package sim
 
-// A span is a run of steps in which every running request decodes one token, and no request is admitted, preempted or finished.
-// A step of a span costs a few operations, however many requests run. It visits only the requests whose last block is full, or
-// becomes full in this step. endSpan then updates the fields of all requests at once.
+// A span is a run of steps in which every running request decodes one token, and no request is admitted, preempted or
+// finished. A step of a span costs a few operations, however many requests run. It visits only the requests whose last
+// block is full, or becomes full in this step. endSpan then updates the fields of all requests at once.
 type span struct {
 	left   int                // steps that may follow
-	steps  int                // computed so far
-	end    float64            // of the last step
-	tokens int                // in the KV cache, of all requests, before the next step
+	steps  int                // steps computed so far
+	end    float64            // end of the last step
+	tokens int                // tokens of all requests in the KV cache before the next step
 	phase  [BlockSize][]int32 // indexes into running by computed tokens modulo the block size when the span began
 }
 
@@ -26,7 +26,8 @@ func (e *Engine) inSpan() bool {
 	return e.beginSpan()
 }
 
-// beginSpan begins a span when every running request decodes. The span ends before the first request gets its last token.
+// beginSpan begins a span when every running request decodes. The span ends before the first request gets its last
+// token.
 func (e *Engine) beginSpan() bool {
 	s := &e.span
 	left := 0
@@ -69,8 +70,8 @@ func (e *Engine) stepSpan(now *float64) bool {
 	return true
 }
 
-// updateBlocks gives a block to each request whose last block is full, and registers the blocks that this step fills. It works in
-// the order of the running requests, as the step that visits all of them does.
+// updateBlocks gives a block to each request whose last block is full, and registers the blocks that this step fills.
+// It works in the order of the running requests, as the step that visits all of them does.
 func (e *Engine) updateBlocks(full, filled []int32) {
 	for len(full)+len(filled) > 0 {
 		if len(filled) == 0 || len(full) > 0 && full[0] < filled[0] {

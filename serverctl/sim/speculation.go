@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Speculation holds the constants of speculative decoding. In each step a drafter proposes k tokens for each sequence, and the
-// model computes all of them to check which it accepts.
+// Speculation holds the constants of speculative decoding. In each step a drafter proposes k tokens for each sequence,
+// and the model computes all of them to check which it accepts.
 type Speculation struct {
 	DrafterGiB               float64   // GPU memory of the drafter and of its cache
 	PerDraftToken            float64   // ms for each token of the draft, whatever the batch
 	PerDraftTokenAndSequence float64   // ms
 	PerVerifiedToken         float64   // ms, on top of the token's compute
-	Acceptance               []float64 // chance of the j-th draft token, if those before it were accepted; the last value holds for all later tokens
-	LookupAcceptance         []float64 // the same for tokens that are looked up in the text so far (ngram, suffix)
+	Acceptance               []float64 // chance that the j-th draft token is accepted after all earlier tokens of its draft; the last value holds for all later tokens
+	LookupAcceptance         []float64 // the same chances for drafts that are looked up in the text so far (ngram, suffix)
 }
 
-// The methods that look drafts up in the text so far. They have no drafter.
+// ngram and suffix look drafts up in the text so far. They have no drafter.
 const (
 	ngram  = "ngram"
 	suffix = "suffix"
@@ -28,8 +28,8 @@ const (
 // maxDraftTokens is more than any drafter proposes in one step.
 const maxDraftTokens = 1000
 
-// setSpeculation reads --speculative-config, as far as the simulation knows its keys. Its error is a *ConfigError with the words
-// of vLLM's SpeculativeConfig (vllm/config/speculative.py).
+// setSpeculation reads --speculative-config, as far as the simulation knows its keys. Its error is a *ConfigError with
+// the words of vLLM's SpeculativeConfig (vllm/config/speculative.py).
 func (o *Options) setSpeculation(value any) error {
 	text, _ := value.(json.RawMessage)
 	var config map[string]any
@@ -57,7 +57,8 @@ func (o *Options) setSpeculation(value any) error {
 	return nil
 }
 
-// speculativeMethods are the ways to propose tokens that vLLM has (SpeculativeMethod in vllm/config/speculative.py, 0.14.1).
+// speculativeMethods are the ways to propose tokens that vLLM has (SpeculativeMethod in vllm/config/speculative.py,
+// 0.14.1).
 var speculativeMethods = []string{ngram, "medusa", "mlp_speculator", "draft_model", suffix, "eagle", "eagle3", "deepseek_mtp",
 	"mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "mtp", "pangu_ultra_moe_mtp"}
 
@@ -68,8 +69,8 @@ func (o Options) usesLookup() bool {
 	return o.SpeculativeMethod == ngram || o.SpeculativeMethod == suffix
 }
 
-// accept draws how many tokens of a request's draft the model accepts. The draw depends only on the request and on the position
-// in its answer, not on the rest of the batch.
+// accept draws how many tokens of a request's draft the model accepts. The draw depends only on the request and on the
+// position in its answer, not on the rest of the batch.
 func (e *Engine) accept(r *Request) int {
 	if r.drafted == 0 {
 		return 0
@@ -86,8 +87,8 @@ func (e *Engine) accept(r *Request) int {
 	return n
 }
 
-// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted those before.
-// It is 0 where the profile has no constants for the method.
+// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted
+// all before. It is 0 where the profile has no constants for the method.
 func (e *Engine) acceptance(position int) float64 {
 	chances := e.Profile.Speculation.Acceptance
 	if e.Options.usesLookup() {

@@ -9,9 +9,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft tokens and by
-// the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows compare the engine with the
-// program in which it was fitted.
+// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft
+// tokens and by the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows
+// compare the engine with the program in which it was fitted.
 var speculated = []struct {
 	k          int
 	acceptance float64
@@ -129,7 +129,7 @@ func TestAWrongSpeculationIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal that says %q", config, err, want)
 		}
 	}
-	l4 := profile(t, "l4-qwen0.5b") // it was never measured with speculation
+	l4 := profile(t, "l4-qwen0.5b") // this server was never measured with speculation
 	o := l4.Defaults
 	o.SpeculativeTokens, o.SpeculativeMethod = 3, "eagle3"
 	if _, err := NewEngine(l4, o); err == nil || !strings.Contains(err.Error(), "no constants for speculative decoding") {

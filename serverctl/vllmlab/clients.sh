@@ -1,11 +1,12 @@
 #!/bin/bash
-# Installs programs that others wrote: the OpenAI client and GuideLLM, to be tried on the simulated server, and Optuna with its
-# dashboard, which read exported studies. From the Python package registry, with Python 3.12; 6 GB on disk, for GuideLLM brings torch.
-# Nothing the second time.
+# Installs programs of other projects: the OpenAI client and GuideLLM, to test the simulated server, and Optuna with its dashboard, to
+# read exported studies. They come from the Python package registry and need Python 3.12. GuideLLM needs torch, so all take 6 GB on disk.
+# A second call installs nothing.
 #
 # usage: [PY=/path/to/python3.12] clients.sh [DIR]
 #
-# DIR is ${XDG_CACHE_HOME:-~/.cache}/tuner-clients unless given. Prints PYTHON=… on standard output, all else on standard error.
+# DIR is ${XDG_CACHE_HOME:-~/.cache}/tuner-clients by default. The script prints PYTHON=… on standard output, and messages on standard
+# error.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -20,7 +21,7 @@ cd "$DIR"
 DIR=$PWD
 alone
 if [ ! -f "$STAMP" ]; then
-  rm -f ok-* # of another recipe
+  rm -f ok-* # stamps of other recipes
   python=$(find_python)
   uv=$(find_uv "$python")
   say "installing ${PACKAGES[*]} into $DIR"

@@ -1,4 +1,4 @@
-# What the installers of this directory share; to be sourced. They work in the directory in which they install.
+# Functions of the installers of this directory, which source this file. They run in the directory in which they install.
 
 UV_SECONDS=300    # to install uv itself, 25 MB
 LOCK_SECONDS=1800 # to wait for another installer in the same directory
@@ -9,14 +9,14 @@ export UV_NO_PROGRESS=1 UV_HTTP_TIMEOUT=300
 say() { echo "$(basename "$0"): $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# limited SECONDS WHAT COMMAND… runs a command and says clearly when its time ran out.
+# limited SECONDS WHAT COMMAND… runs a command and reports when its time has run out.
 limited() {
   local seconds=$1 what=$2 code=0
   shift 2
   timeout --kill-after=10 "$seconds" "$@" >&2 || code=$?
   case $code in
     0) ;;
-    124 | 137) die "$what took longer than $seconds s; run it again, what was fetched is kept" ;;
+    124 | 137) die "$what took longer than $seconds s; run it again, fetched files are kept" ;;
     *) die "$what failed with exit code $code; see above" ;;
   esac
 }
@@ -37,7 +37,7 @@ find_python() {
   die "no Python 3.12 found, neither python3.12 on PATH nor in ~/.pyenv/versions; install one (with its venv module) or name it: PY=/path/to/python3.12"
 }
 
-# find_uv PYTHON prints an installer of packages, and installs it here when there is none.
+# find_uv PYTHON prints the path of uv, a package installer, and installs it here when there is none.
 find_uv() {
   local uv
   uv=$(command -v uv || true)
@@ -51,7 +51,7 @@ find_uv() {
   echo "$uv"
 }
 
-# alone waits until no other installer is at work in this directory, and keeps others out until the script ends.
+# alone waits until no other installer runs in this directory, and locks the directory until the script ends.
 alone() {
   exec 9>.lock
   flock --wait "$LOCK_SECONDS" 9 || die "another installer has been at work in $PWD for $LOCK_SECONDS s"

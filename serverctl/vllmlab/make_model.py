@@ -3,8 +3,8 @@
 
 usage: make_model.py DIR [VOCABULARY]
 
-Serve it with `vllm serve DIR --load-format dummy`. Its answers are noise that soon repeats itself: good for everything
-but acceptance rates of speculative decoding and the quality of answers.
+Serve it with `vllm serve DIR --load-format dummy`. Its answers are noise that soon repeats itself. They are
+useless for acceptance rates of speculative decoding and for the quality of answers.
 """
 
 import json

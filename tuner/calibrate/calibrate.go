@@ -1,12 +1,12 @@
-// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the measurements do
-// not determine. It measures no server; it replays the study's probes in virtual time.
+// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the
+// measurements do not determine. It measures no server; it replays the study's probes in virtual time.
 package calibrate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -23,17 +23,18 @@ import (
 // An Input is what a profile is calibrated to.
 type Input struct {
 	Study  studies.Study
-	Model  string       // that the study measured
-	Runner trial.Runner // how its probes were measured; its Start is not used
-	From   *sim.Profile // where the fit begins, and the source of constants that the study does not determine
+	Model  string       // the model that the study measured
+	Runner trial.Runner // how the study's probes were measured; the fit replaces Start
+	From   *sim.Profile // the first values of the fit; constants that the study does not determine keep them
 
-	// Limit ends the fit, whose result is then the best so far; 0 means no limit.
+	// Limit is the time after which the fit ends with the best result so far; 0 means no limit.
 	Limit time.Duration
-	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be nil.
+	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be
+	// nil.
 	Progress func(done, expected int)
 }
 
-// An InputError says why a study cannot be used for a calibration, and what to do.
+// An InputError says why a study cannot be used for a calibration, and what the user can do.
 type InputError struct{ Text string }
 
 // Error returns the text.
@@ -44,11 +45,10 @@ func refuse(format string, args ...any) error { return &InputError{fmt.Sprintf(f
 // A Standing says how well the measurements determine a constant.
 type Standing string
 
-// The standings.
 const (
 	Known    Standing = "known"    // the measurements determine it
 	Together Standing = "together" // fitted, but only its joint effect with held constants is known
-	Held     Standing = "held"     // has an effect, but other constants can have the same
+	Held     Standing = "held"     // has an effect, but other constants can have the same effect
 	Unseen   Standing = "unseen"   // has no effect on the measurements
 )
 
@@ -56,7 +56,7 @@ const (
 type Change struct {
 	Path, Unit    string
 	Before, After float64
-	Error         float64 // standard error, as a part of After; 0 when there is none
+	Error         float64 // relative standard error of After; 0 when there is none
 	Standing      Standing
 	With          []string // constants with the same effect
 }
@@ -83,13 +83,13 @@ type Result struct {
 
 	Converged bool
 	TimeUp    bool // the limit ended the fit
-	Replays   int  // each of all probes
+	Replays   int  // one replay covers all probes
 	Took      time.Duration
 }
 
 // Memory says how well the profile predicts the sizes of the KV cache.
 type Memory struct {
-	N, Refused    int     // starts whose log has a size, and those of them that were refused
+	N, Refused    int     // starts whose log has a size, and how many of these were refused
 	Before, After float64 // root of the mean square error, GiB
 }
 
@@ -99,7 +99,7 @@ type calibration struct {
 	rig     simload.Rig
 	result  Result
 	replays int
-	planned int // replays
+	planned int // expected number of replays
 }
 
 // Fit calibrates a profile. Its error is an *InputError when the study has too few measurements.
@@ -205,7 +205,7 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record stores a fit in the profile, each constant with its standing. what names the measurements.
+// record stores a fit in the profile, each constant with its standing. Texts call the measurements by the name what.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.reading.together()
 	moved := with(p, f.list, f.logs)
@@ -231,7 +231,7 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 			for _, other := range f.reading.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
-			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", orOthers(change.With), what, c.Study.Name)
+			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", cmp.Or(strings.Join(change.With, " and "), "the other constants"), what, c.Study.Name)
 		default:
 			change.Standing, change.After = Unseen, before
 			c.held(p, one.path, "has no effect on %s of study %s", what, c.Study.Name)
@@ -240,36 +240,11 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 	}
 }
 
-func orOthers(names []string) string {
-	if len(names) == 0 {
-		return "the other constants"
-	}
-	return strings.Join(names, " and ")
-}
-
 // reportProgress calls Progress.
 func (c *calibration) reportProgress() {
 	if c.Progress != nil {
 		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
 	}
-}
-
-// each calls do for every i below n, on as many goroutines as there are processors, and waits for all of them.
-func (c *calibration) each(n int, do func(i int)) {
-	indexes := make(chan int)
-	var workers sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
-		workers.Go(func() {
-			for i := range indexes {
-				do(i)
-			}
-		})
-	}
-	for i := range n {
-		indexes <- i
-	}
-	close(indexes)
-	workers.Wait()
 }
 
 // timeUp reports whether an error comes from the limit and not from ctx.

@@ -101,7 +101,7 @@ func calibrated(t *testing.T, server *sim.Profile, r trial.Runner, configs []str
 	if err := result.WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
-	t.Log("\n" + b.String()) // the evidence of a failure
+	t.Log("\n" + b.String()) // the report shows why a test failed
 	for line := range strings.Lines(b.String()) {
 		if n := len([]rune(strings.TrimRight(line, "\n"))); n > render.DefaultWidth {
 			t.Errorf("a line of the report has %d columns: %s", n, line)
@@ -119,24 +119,25 @@ func change(t *testing.T, r *Result, path string) Change {
 	return r.Changes[i]
 }
 
-// What the fit says that it tells is so, and the new profile tells rates and flags that it was not fitted to.
+// Known constants are right within two standard errors. The new profile predicts rates and flags that the fit did not
+// see.
 func TestFitFindsAChangedServer(t *testing.T) {
 	realtime.Only(t, "simulates twelve probes of each config")
 	truth, r := changed(t), runner(t, 150)
 	got := calibrated(t, truth, r, configs, 3, 12, 30, 50)
-	told := 0
+	known := 0
 	for _, c := range got.Changes {
 		want := truth.Value(c.Path)
 		if c.Standing != Known || c.Error == 0 {
 			continue
 		}
-		told++
+		known++
 		if off := math.Abs(math.Log(c.After / *want)); off > 2*c.Error+0.001 {
 			t.Errorf("%s is %g ± %.1f %%, want %g", c.Path, c.After, 100*c.Error, *want)
 		}
 	}
-	if told < 5 {
-		t.Errorf("%d constants are known, want at least five", told)
+	if known < 5 {
+		t.Errorf("%d constants are known, want at least five", known)
 	}
 	if fixed := change(t, got, "memory.fixed"); fixed.Standing != Known || math.Abs(fixed.After-7.2) > 0.02 {
 		t.Errorf("memory.fixed is %+v, want it known as 7.2", fixed)
@@ -148,7 +149,8 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		t.Errorf("start-up %s, simulated %v", got.Profile.StartUp.Total(), got.Simulated)
 	}
 	for _, m := range got.Metrics {
-		// The constants that cannot be told apart move p99 TTFT most: 5 to 7 % with 18, 28 and 34 probes of 150 to 400 requests.
+		// The constants that cannot be separated change p99 TTFT most: by 5 to 7 % with 18, 28 and 34 probes of 150 to
+		// 400 requests.
 		within := 0.04
 		if m.Metric == "p99 TTFT" {
 			within = 0.08
@@ -164,7 +166,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		for j, p := range want.Trials[i].Probes {
 			for _, m := range metrics {
 				off := math.Abs(m.of(have.Trials[i].Probes[j].Measurement)/m.of(p.Measurement) - 1)
-				if m.name == "p99 TTFT" { // of 150 requests one or two decide
+				if m.name == "p99 TTFT" { // one or two of the 150 requests decide this metric
 					tails = append(tails, off)
 				} else if off > 0.09 {
 					t.Errorf("%s at %g req/s: %s is %.1f %% off, want within 9 %%", elsewhere[i], p.Rate, m.name, 100*off)
@@ -177,8 +179,8 @@ func TestFitFindsAChangedServer(t *testing.T) {
 	}
 }
 
-// The profile that a fit writes is a profile, with where each constant comes from.
-func TestFitWritesWhatItKnows(t *testing.T) {
+// The profile of a fit can be written and read, and names the origin of each constant.
+func TestFitWritesAProfileWithOrigins(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 60), configs[:4], 2, 4, 8, 12)
 	read, err := sim.ParseProfile("my.yaml", []byte(got.Profile.Text()))
@@ -210,8 +212,9 @@ func TestFitWritesWhatItKnows(t *testing.T) {
 	}
 }
 
-// At low rates every step reads the weights and little else: the fixed time of a step and theirs show as one.
-func TestFitSaysWhatItCannotTellApart(t *testing.T) {
+// At low rates a step takes its fixed time and the time to read the weights. The measurements show only the sum of
+// both.
+func TestFitNamesInseparableConstants(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
 	fixed, weights := change(t, got, "step.fixed"), change(t, got, "step.weights")
@@ -225,12 +228,12 @@ func TestFitSaysWhatItCannotTellApart(t *testing.T) {
 	if before.Standing == Known || after.Standing == Known || before.Standing == after.Standing {
 		t.Errorf("the latencies are %+v and %+v, want one held and the other fitted with it", before, after)
 	}
-	if sum := before.After + after.After; sum < 3 || sum > 4.5 { // it stands in for the cost of a prefill as well
+	if sum := before.After + after.After; sum < 3 || sum > 4.5 { // the fitted latency contains part of the cost of a prefill
 		t.Errorf("the latencies sum to %g, want about 4", sum)
 	}
 }
 
-func TestFitRefusesTooLittle(t *testing.T) {
+func TestFitRefusesTooFewProbes(t *testing.T) {
 	r := runner(t, 40)
 	in := Input{Study: study(t, profile(t), r, configs[:2], 1, 2, 3), Runner: r, From: profile(t)}
 	in.Study.Trials[0].Probes[0].Stopped = true
@@ -255,14 +258,14 @@ func TestFitEndsWithItsContextAndItsLimit(t *testing.T) {
 	if result, err := Fit(ctx, in); !errors.Is(err, context.Canceled) || result != nil {
 		t.Errorf("Fit of an ended context = %v, %v", result, err)
 	}
-	synctest.Test(t, func(t *testing.T) { // in a bubble a replay takes only the time of its Sleep
+	synctest.Test(t, func(t *testing.T) { // in a bubble only Sleep takes time
 		limited := in
 		limited.Progress = func(done, _ int) {
 			switch {
-			case done == 1: // the fit measures this replay to see whether the limit is too short
+			case done == 1: // the fit measures this replay, and refuses a limit that is too short
 			case done < 5: // these use up the first half of the limit
 				time.Sleep(time.Second / 2)
-			case done < 40: // enough replays to see what each constant does
+			case done < 40: // enough replays for the slope of each constant
 				time.Sleep(10 * time.Millisecond)
 			default:
 				time.Sleep(time.Second)
@@ -304,7 +307,8 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, even starts that were refused. The result says which constants only have a joint effect.
+// Starts determine the memory constants, even starts that were refused. The result says which constants only have a
+// joint effect.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
@@ -341,7 +345,7 @@ func TestMemoryFromStarts(t *testing.T) {
 	}
 }
 
-// The parts of a start go where the simulator has them.
+// Each part of a start counts towards one of the start_up constants.
 func TestTimesFromLogs(t *testing.T) {
 	part := func(name string, seconds float64) serverctl.Part {
 		return serverctl.Part{Name: name, Took: time.Duration(seconds * float64(time.Second))}

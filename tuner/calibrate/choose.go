@@ -3,7 +3,10 @@ package calibrate
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -12,23 +15,24 @@ import (
 )
 
 const (
-	// minProbes is the number of probes that a fit needs. Five figures of each determine a dozen constants.
+	// minProbes is the number of probes that a fit needs. Five figures of each probe determine a dozen constants.
 	minProbes = 10
-	// heldOutEvery says which probes are held out: every fifth is compared with the fit and not fitted.
+	// heldOutEvery says which probes are held out: the fit ignores every fifth probe, which is only compared with the
+	// result.
 	heldOutEvery = 5
-	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a queue that grows
-	// with the window, and say nothing about the constants.
+	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a
+	// queue that grows with the window, and say nothing about the constants.
 	saturated = 0.85
 )
 
 // A candidate is a trial and its probes to predict.
 type candidate struct {
 	trial   studies.Trial
-	args    []string      // those that the simulator models
-	options sim.Options   // from args
-	probes  []trial.Probe // to replay, in order
-	used    []bool        // by probe: it is compared; the others are replayed only for their effect on the cache
-	heldOut []bool        // by probe: it is compared and not fitted
+	args    []string      // of the flags that the simulator models
+	options sim.Options   // parsed from args
+	probes  []trial.Probe // probes to replay, in order
+	used    []bool        // for each probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
+	heldOut []bool        // for each probe: it is compared with the prediction, and the fit ignores it
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -37,7 +41,7 @@ type Count struct {
 	N   int
 }
 
-// Counts are the reasons in the order in which they occurred.
+// Counts has a Count for each reason, in the order in which the reasons occurred.
 type Counts []Count
 
 func (c *Counts) add(why string) {
@@ -64,6 +68,15 @@ func simulatedArgs(args []string) (known, others []string, err error) {
 		known = append(append(known, "--"+f.Name), f.Values...)
 	}
 	return known, others, nil
+}
+
+// optionsOf returns the options of a trial's args that the simulator models.
+func optionsOf(p *sim.Profile, t studies.Trial) (sim.Options, error) {
+	args, _, err := simulatedArgs(t.Args)
+	if err != nil {
+		return sim.Options{}, err
+	}
+	return p.ParseArgs(args)
 }
 
 // whyNot returns why a probe cannot be predicted; "" when it can.
@@ -143,8 +156,8 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	return &candidate{trial: t, args: args, options: options, probes: t.Probes, used: make([]bool, n), heldOut: make([]bool, n)}, nil
 }
 
-// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is emptied before each
-// probe, it drops all that are not compared.
+// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is
+// emptied before each probe, it drops all probes that are not compared.
 func (c *candidate) trim(reset bool, last int) {
 	var probes []trial.Probe
 	var used, heldOut []bool
@@ -171,17 +184,22 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 	return fitted, heldOut
 }
 
-// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start has an error
-// and no probes.
+// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start
+// has an error and no probes.
 func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
 	c.rig.Profile = p
 	runner := c.Runner
 	runner.Start = c.rig.Start
-	c.each(len(chosen), func(i int) {
-		one := chosen[i]
-		predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
-	})
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, one := range chosen {
+		workers.Go(func() error {
+			predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
+			return nil // one trial's error does not stop the others
+		})
+	}
+	_ = workers.Wait() // always nil
 	c.replays++
 	c.reportProgress()
 	if ctx.Err() != nil {

@@ -6,7 +6,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A constant can be fitted.
+// A constant is a figure of a profile that can be fitted.
 type constant struct {
 	path   string
 	anchor bool    // a fact about the device or the model, which is trusted more than other constants
@@ -14,7 +14,8 @@ type constant struct {
 	high   float64 // largest value; 0 means a thousand times the first value
 }
 
-// memoryConstants are the constants of Profile.KVGiB without the bytes per token, which two sizes of one log give directly.
+// memoryConstants are the constants of Profile.KVGiB without the bytes per token, which the two sizes in a log give
+// directly.
 var memoryConstants = []constant{
 	{path: "memory.gpu", anchor: true}, {path: "memory.fixed"}, {path: "memory.batch_per_token", anchor: true},
 	{path: "memory.sampler_per_sequence", anchor: true}, {path: "memory.activation"},

@@ -61,8 +61,8 @@ func (c *calibration) times(p *sim.Profile) {
 	}
 }
 
-// sumParts sums the phases of a start by their constants, in seconds. Every constant has an entry. The time of an unknown phase counts
-// as the engine's last phase.
+// sumParts sums the phases of a start by their constants, in seconds. Every constant has an entry. The time of an
+// unknown phase counts as the engine's last phase.
 func sumParts(parts []serverctl.Part) map[string]float64 {
 	sums := map[string]float64{}
 	for _, path := range startUps {
@@ -159,8 +159,8 @@ func gives(t studies.Trial, name string) bool {
 	return err == nil && slices.Contains(args, "--"+name)
 }
 
-// noteConstantFlags notes the flags that were the same in all trials, with what the study cannot determine because of that. It also
-// notes the flags that the simulator does not model.
+// noteConstantFlags notes the flags that were the same in all trials, with what the study cannot determine because of
+// that. It also notes the flags that the simulator does not model.
 func (c *calibration) noteConstantFlags(chosen []*candidate) {
 	o := chosen[0].options
 	util, seqs, batched := true, true, true
@@ -183,7 +183,6 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, flag.value, flag.what)
 		}
 	}
-	others := map[string]bool{}
 	var names []string
 	for _, one := range chosen {
 		_, unknown, err := simulatedArgs(one.trial.Args)
@@ -191,8 +190,8 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 			continue // choose has left it out
 		}
 		for _, name := range unknown {
-			if !others[name] {
-				others[name], names = true, append(names, name)
+			if !slices.Contains(names, name) {
+				names = append(names, name)
 			}
 		}
 	}

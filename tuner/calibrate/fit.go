@@ -9,14 +9,14 @@ import (
 const (
 	// maxReleases limits how many held constants are released after the slope was read.
 	maxReleases = 2
-	// worse is how much cost per residual the held constants may add. A residual of one standard deviation costs 0.5.
-	worse = 0.25
+	// maxAdded is the cost per residual that holding constants may add. A residual of one standard deviation costs 0.5.
+	maxAdded = 0.25
 )
 
 // A fit moves constants to the values that predict the measurements best.
 type fit struct {
 	list      []constant
-	first     []float64 // logs at the beginning; held constants keep them
+	first     []float64 // first values of logs, which held constants keep
 	logs      []float64
 	reading   reading
 	residuals []float64
@@ -28,8 +28,8 @@ func newFit(list []constant, first []float64) *fit {
 	return &fit{list: list, first: first, logs: slices.Clone(first)}
 }
 
-// rough moves all constants, each with a penalty for the distance from its first value, to find how well the measurements can be
-// predicted at all. It draws no conclusion from the values.
+// rough moves all constants, each with a penalty for the distance from its first value, to find how well the
+// measurements can be predicted at all. It draws no conclusion from the values.
 func (f *fit) rough(ctx context.Context, p problem) (err error) {
 	penalised := p
 	penalised.residuals = func(ctx context.Context, logs []float64) ([]float64, error) {
@@ -42,27 +42,28 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		}
 		return residuals, nil
 	}
-	residuals, converged, err := penalised.minimise(ctx, f.logs, f.all())
-	if residuals != nil { // also when the fit was ended early
+	residuals, converged, err := penalised.minimise(ctx, f.logs, indexes(len(f.list)))
+	if residuals != nil { // minimise returns residuals even when the fit ended early
 		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
 	return err
 }
 
-// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and fits the rest.
-// It begins where rough has moved all constants. It releases a held constant when holding it makes the fit clearly worse.
+// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and
+// fits the rest. It begins where rough has moved all constants. It releases a held constant when holding it makes the
+// fit clearly worse.
 func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	best := slices.Clone(f.logs)
 	if f.residuals, err = p.residuals(ctx, best); err != nil {
 		return err
 	}
-	j, err := p.jacobian(ctx, best, f.all(), f.residuals, true)
+	j, err := p.jacobian(ctx, best, indexes(len(f.list)), f.residuals, true)
 	if err != nil {
 		return err
 	}
 	j = j.weighted(f.residuals)
 	f.reading = separate(j, anchors(f.list))
-	tolerated := worse * float64(len(f.residuals))
+	tolerated := maxAdded * float64(len(f.residuals))
 	maxCost := cost(f.residuals) + tolerated
 	for k, left := f.worstHeld(j, best); left*left/2 > tolerated; k, left = f.worstHeld(j, best) {
 		f.reading.release(j, k)
@@ -70,7 +71,7 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	for releases := 0; ; releases++ {
 		copy(f.logs, best)
 		f.hold()
-		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.free()); err != nil {
+		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.reading.free()); err != nil {
 			return err
 		}
 		k, left := f.worstHeld(j, best)
@@ -81,38 +82,20 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	}
 }
 
-// worstHeld returns the held constant whose effect the others can replace worst. left is the length of the residuals that remain
-// when it is moved to its first value; 0 when no constant is held.
+// worstHeld returns the held constant whose effect the other constants replace least well. left is the length of the
+// residuals that remain when this constant moves to its first value; 0 when no constant is held.
 func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
 		if f.reading.known[k] || !f.reading.visible[k] {
 			continue
 		}
-		rest := unexplained(j.Dense, k, f.free())
+		rest := unexplained(j.Dense, k, f.reading.free())
 		rest = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, rest*rest-j.rough[k]))
 		if rest > left {
 			worst, left = k, rest
 		}
 	}
 	return worst, left
-}
-
-func (f *fit) all() []int {
-	all := make([]int, len(f.list))
-	for k := range all {
-		all[k] = k
-	}
-	return all
-}
-
-// free returns the known constants.
-func (f *fit) free() (free []int) {
-	for k, known := range f.reading.known {
-		if known {
-			free = append(free, k)
-		}
-	}
-	return free
 }
 
 // hold moves the constants that are not known back to their first values.

@@ -12,7 +12,7 @@ import (
 
 const (
 	gib = 1 << 30
-	// kvError is the standard deviation of a KV size in GiB: logs write it to 0.01.
+	// kvError is the standard deviation of a KV size in GiB: logs show two decimals.
 	kvError = 0.005
 	// halfBlock is the mean error, in tokens, of a size in whole blocks of 16.
 	halfBlock = 8
@@ -22,19 +22,16 @@ const (
 type kvSize struct {
 	options sim.Options
 	gib     float64
-	refused bool // the start was refused because of it
+	refused bool // the start was refused because of this size
 }
 
-// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its args.
+// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its
+// args.
 func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
-		args, _, err := simulatedArgs(t.Args)
+		options, err := optionsOf(p, t)
 		if err != nil {
 			continue // choose reports it
-		}
-		options, err := p.ParseArgs(args)
-		if err != nil {
-			continue // as above
 		}
 		facts := t.Result.Facts
 		refusal, refused := serverctl.AvailableKVGiB(t.Result.Evidence)
@@ -91,8 +88,8 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	return nil
 }
 
-// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that starts too small
-// would never be fitted.
+// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that
+// starts too small would never be fitted.
 func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
@@ -141,19 +138,15 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets the memory that must be free outside the utilization: between what starts had that ran out of memory, and what
-// starts had that did not.
+// boundReserve sets the memory that must be free outside the utilization. Starts with less free memory than that ran
+// out of memory, and starts with more did not.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)
 	for _, t := range c.Study.Trials {
-		args, _, err := simulatedArgs(t.Args)
+		o, err := optionsOf(p, t)
 		if err != nil {
-			continue
-		}
-		o, err := p.ParseArgs(args)
-		if err != nil {
-			continue
+			continue // choose reports it
 		}
 		outside := (1 - o.GPUMemoryUtilization) * p.Memory.GPUGiB
 		switch {

@@ -1,6 +1,7 @@
 package calibrate
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -83,13 +84,6 @@ func formatConstant(v float64) string {
 	return fmt.Sprintf("%.4g", v)
 }
 
-func orHeld(names []string) string {
-	if len(names) == 0 {
-		return "the constants that are held"
-	}
-	return joined(names)
-}
-
 // formatError writes an error in per cent in at most six columns, with a decimal below 100.
 func formatError(v float64) string {
 	switch {
@@ -101,7 +95,8 @@ func formatError(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// writeConstants writes the known constants as a table, and then the others with the reason why they are not known.
+// writeConstants writes the known constants as a table, and then the other constants with the reason why they are not
+// known.
 func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string
@@ -128,12 +123,12 @@ func (r *Result) writeConstants(b *render.Text) {
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {
-			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), orOthers(c.With))
+			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), cmp.Or(strings.Join(c.With, " and "), "the other constants"))
 		}
 	}
 	for _, c := range r.Changes {
 		if c.Standing == Together {
-			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, orHeld(c.With), r.From, render.Share(c.Error))
+			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, cmp.Or(joined(c.With), "the constants that are held"), r.From, render.Share(c.Error))
 		}
 	}
 	if len(unseen) > 0 {

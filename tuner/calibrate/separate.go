@@ -11,25 +11,26 @@ import (
 const (
 	// maxError is the largest relative standard error of a known constant.
 	maxError = 0.20
-	// certain is the standard error up to which the data are better than what is known of an anchor.
+	// certain is the standard error up to which the data are more exact than the first value of an anchor.
 	certain = maxError / 4
-	// believed is the standard deviation of a constant's logarithm before there are data. It takes the first profile to be right
-	// within a factor of about two. Constants that the data do not determine keep this uncertainty and pass it on to others.
+	// believed is the standard deviation of a constant's logarithm before there are data. It takes the first profile to
+	// be right within a factor of about two. Constants that the data do not determine keep this uncertainty and pass it
+	// on to others.
 	believed = math.Ln2
-	// partner is the share of a constant's effect that another one must be able to have to be named.
+	// partner is the share of a constant's effect that another constant must reproduce to be named beside it.
 	partner = 0.3
 )
 
-// A reading says which constants the data determine. It comes from the Jacobian of the weighted residuals by the logarithms of the
-// constants.
+// A reading says which constants the data determine. It comes from the Jacobian of the weighted residuals by the
+// logarithms of the constants.
 type reading struct {
-	known   []bool    // by constant: the data determine it, if the unknown constants keep their values
+	known   []bool    // for each constant: the data determine it, if the unknown constants keep their values
 	errors  []float64 // standard errors of the logs, with the uncertainty of the unknown constants
-	visible []bool    // by constant: the data would determine it if all others were known
-	groups  [][]int   // by constant that is visible but not known: the known ones that can have its effect
+	visible []bool    // for each constant: the data would determine it if all other constants were known
+	groups  [][]int   // for each visible, unknown constant: the known constants that reproduce its effect
 }
 
-// together returns the known constants that contain the effect of others, each with those others.
+// together maps each known constant to the held constants whose effect it contains.
 func (r reading) together() map[int][]int {
 	stands := map[int][]int{}
 	for k, group := range r.groups {
@@ -40,9 +41,9 @@ func (r reading) together() map[int][]int {
 	return stands
 }
 
-// separate finds the constants that the data determine. It holds the constant with the largest standard error, one after the other,
-// until the rest is known. Where an anchor, a fact about the device or the model, can have the effect of that constant, it holds
-// the anchor instead.
+// separate finds the constants that the data determine. It holds one constant after the other, always the one with the
+// largest standard error, until the rest is known. An anchor is a fact about the device or the model. Where an anchor
+// can have the effect of that constant, separate holds the anchor instead.
 func separate(j slope, anchors []bool) reading {
 	_, n := j.Dims()
 	r := reading{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
@@ -63,16 +64,31 @@ func separate(j slope, anchors []bool) reading {
 		r.known[k] = true
 	}
 	r.regroup(j)
+	r.errors = standardErrors(j, indexes(n))
+	return r
+}
+
+// indexes returns the numbers from 0 to n-1.
+func indexes(n int) []int {
 	all := make([]int, n)
 	for k := range all {
 		all[k] = k
 	}
-	r.errors = standardErrors(j, all)
-	return r
+	return all
 }
 
-// leastKnown returns the index in free of the constant to hold next: the one with the largest standard error, or an anchor that can
-// have its effect and is not certain. It returns -1 when all of free are known.
+// free returns the known constants.
+func (r reading) free() (free []int) {
+	for k, known := range r.known {
+		if known {
+			free = append(free, k)
+		}
+	}
+	return free
+}
+
+// leastKnown returns the index in free of the constant to hold next: the one with the largest standard error, or an
+// anchor that can have its effect and is not certain. It returns -1 when all free constants are known.
 func leastKnown(j slope, free []int, anchors []bool) int {
 	errs := standardErrors(j, free)
 	worst := -1
@@ -99,14 +115,9 @@ func (r *reading) release(j slope, k int) {
 	r.regroup(j)
 }
 
-// regroup finds the known constants that can have the effect of held ones.
+// regroup finds the known constants that reproduce the effect of each held constant.
 func (r *reading) regroup(j slope) {
-	var free []int
-	for k, known := range r.known {
-		if known {
-			free = append(free, k)
-		}
-	}
+	free := r.free()
 	for k := range r.groups {
 		r.groups[k] = nil
 		if r.visible[k] && !r.known[k] {
@@ -115,8 +126,9 @@ func (r *reading) regroup(j slope) {
 	}
 }
 
-// standardErrors returns the standard errors of the logs of some constants, if all others are known. It includes what was believed
-// before the data. Errors of the slope look like information that separates two constants, so their squares are subtracted.
+// standardErrors returns the standard errors of the logs of some constants, if all other constants are known. They
+// include the uncertainty before the data (believed). Errors of the slope look like information that separates two
+// constants, so their squares are subtracted.
 func standardErrors(j slope, columns []int) []float64 {
 	n := len(columns)
 	errs := make([]float64, n)
@@ -147,7 +159,8 @@ func standardErrors(j slope, columns []int) []float64 {
 	return errs
 }
 
-// standIns returns the known constants that can have the effect of a held one: those in the best combination of them.
+// standIns returns the known constants that reproduce the effect of a held constant: those with large shares in the
+// best combination.
 func standIns(j *mat.Dense, held int, known []int) (group []int) {
 	for c, share := range shares(j, held, known) {
 		if math.Abs(share)*norm(j, known[c]) >= partner*norm(j, held) {

@@ -8,18 +8,19 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A problem is a sum of squares to minimise over the logarithms of constants. All constants are positive, and their uncertainty is
-// a factor.
+// A problem is a sum of squares to minimise over the logarithms of constants. All constants are positive, and their
+// uncertainty is a factor.
 type problem struct {
 	// residuals returns (predicted - measured) / standard deviation of the measurement, always with the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)
 	low, high []float64 // bounds of the logs
-	step      float64   // of the numeric derivatives; larger where the prediction jumps, so that a jump counts for less
+	step      float64   // step of the numeric derivatives; a large step reduces the effect of jumps of the prediction
 }
 
 const (
-	// huberAt is the number of standard deviations up to which a residual counts by its square; beyond, it counts linearly (Huber,
-	// 1964). Otherwise one probe where the model begins to queue a little early would decide the whole fit.
+	// huberAt is the number of standard deviations up to which a residual counts by its square; a larger one counts
+	// linearly (Huber, 1964). Otherwise one probe where the model begins to queue a little early would decide the whole
+	// fit.
 	huberAt = 3.0
 	// maxSteps limits the steps of a fit.
 	maxSteps = 20
@@ -29,8 +30,7 @@ const (
 	enough = 2e-3
 	// maxTries limits how often a step is shortened.
 	maxTries = 5
-	// maxAge is the number of steps after which a slope is computed anew. goodGain is the gain, as a part of the cost, below which it
-	// is computed anew at once.
+	// A slope is computed anew after maxAge steps, or at once after a step that gains less than goodGain of the cost.
 	maxAge, goodGain = 3, 0.5
 )
 
@@ -55,11 +55,12 @@ func weight(r float64) float64 {
 // A slope is the Jacobian of the residuals by the logarithms of constants, one column each.
 type slope struct {
 	*mat.Dense
-	rough []float64 // by column: the estimated sum of the squared errors of its entries
+	rough []float64 // for each column: the estimated sum of the squared errors of its entries
 }
 
-// jacobian returns the slope by the free constants. at are the residuals at logs. Central differences cost twice as much as forward
-// differences and take twice the step. They average over jumps of the prediction, and show how large these are.
+// jacobian returns the slope by the free constants; at has the residuals at logs. Central differences cost twice as
+// much as forward differences and take twice the step. They average over jumps of the prediction, and show how large
+// these are.
 func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
 	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
 	for column, k := range free {
@@ -87,7 +88,8 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			j.Set(i, column, (above[i]-below[i])/(up-down))
 			if up != logs[k] && down != logs[k] {
 				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
-				// Equal jumps at the three points would give a third of this on average, so this estimate is on the safe side.
+				// Equal jumps at the three points would give a third of this on average, so this estimate is on the
+				// safe side.
 				j.rough[column] += bend * bend
 			}
 		}
@@ -134,8 +136,8 @@ func (p problem) at(ctx context.Context, logs []float64, k int, value float64) (
 	return p.residuals(ctx, changed)
 }
 
-// minimise moves the free logs to the least cost, by the method of Levenberg and Marquardt (Marquardt, 1963), and returns the
-// residuals there. converged is false when it ran out of steps. After an error logs are the best so far.
+// minimise moves the free logs to the least cost, by the method of Levenberg and Marquardt (Marquardt, 1963), and
+// returns the residuals there. converged is false when maxSteps were too few. After an error logs are the best so far.
 func (p problem) minimise(ctx context.Context, logs []float64, free []int) (residuals []float64, converged bool, err error) {
 	if residuals, err = p.residuals(ctx, logs); err != nil || len(free) == 0 {
 		return residuals, true, err
@@ -223,7 +225,8 @@ func (p problem) moved(logs []float64, free []int, move []float64) (next, moved 
 	return next, moved
 }
 
-// dampedStep solves the normal equations with Marquardt's damping, by a QR decomposition of the Jacobian with the damping below it.
+// dampedStep solves the normal equations with Marquardt's damping, by a QR decomposition of the Jacobian with the
+// damping as further rows.
 func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, error) {
 	rows, columns := j.Dims()
 	a := mat.NewDense(rows+columns, columns, nil)

@@ -9,7 +9,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// decays is a sum of decays with noise-free figures; each constant is at 1 in the beginning.
+// decays returns a problem whose measurements are a sum of exponential decays with the factors of truth. The residuals
+// have noise of the size rough.
 func decays(truth []float64, rough float64) problem {
 	n := len(truth)
 	p := problem{step: 1e-3, low: make([]float64, n), high: make([]float64, n)}
@@ -32,7 +33,7 @@ func decays(truth []float64, rough float64) problem {
 	return p
 }
 
-func TestMinimiseFindsTheLeast(t *testing.T) {
+func TestMinimiseFindsTheMinimum(t *testing.T) {
 	truth := []float64{0.5, 4, 2}
 	logs := []float64{0, 0, 0}
 	residuals, converged, err := decays(truth, 0).minimise(t.Context(), logs, []int{0, 1, 2})
@@ -46,15 +47,15 @@ func TestMinimiseFindsTheLeast(t *testing.T) {
 	}
 }
 
-func TestMinimiseLeavesTheHeldAlone(t *testing.T) {
+func TestMinimiseMovesOnlyFreeConstants(t *testing.T) {
 	logs := []float64{0, 0, 0}
 	if _, _, err := decays([]float64{0.5, 4, 2}, 0).minimise(t.Context(), logs, []int{0}); err != nil || logs[1] != 0 || logs[2] != 0 || logs[0] == 0 {
 		t.Errorf("logs are %g, %v; want only the first moved", logs, err)
 	}
 }
 
-// The pull of an outlier is at most huberAt.
-func TestCostIsHubers(t *testing.T) {
+// The cost of an outlier grows by at most huberAt per standard deviation.
+func TestCostIsHuberLoss(t *testing.T) {
 	for r, want := range map[float64]float64{0: 0, 1: 0.5, -2: 2, 3: 4.5, 10: 25.5} {
 		if got := cost([]float64{r}); math.Abs(got-want) > 1e-12 {
 			t.Errorf("cost of %g = %g, want %g", r, got, want)
@@ -77,7 +78,7 @@ func TestSeparate(t *testing.T) {
 		anchors []bool
 		known   []bool
 		visible []bool
-		group   []int // of the first constant
+		group   []int // group of the first constant
 	}{
 		{"independent constants", slopeOf([]float64{100, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{true, true}, []bool{true, true}, nil},
 		{"only the sum is known: the smaller effect is held", slopeOf([]float64{20, 20, 20}, []float64{100, 100, 100}), []bool{false, false}, []bool{false, true}, []bool{true, true}, []int{1}},
@@ -96,15 +97,15 @@ func TestSeparate(t *testing.T) {
 	}
 }
 
-// The uncertainty of a held constant is part of the error of the constant that has its effect.
-func TestErrorsContainWhatIsHeld(t *testing.T) {
+// The uncertainty of a held constant is part of the error of the known constant with the same effect.
+func TestErrorsIncludeHeldConstants(t *testing.T) {
 	r := separate(slopeOf([]float64{2000, 2000, 2000}, []float64{10000, 10000, 10000}), []bool{false, false})
 	if r.errors[1] < 0.1 || r.errors[1] > 0.2 || r.errors[0] < 0.5 {
 		t.Errorf("errors are %g, want a fifth of ln 2 for the larger and nearly all of it for the smaller", r.errors)
 	}
 }
 
-// When a slope jumps by as much as two columns differ, it cannot separate them.
+// Two columns of a slope cannot be separated when their jumps are as large as their difference.
 func TestARoughSlopeCannotSeparate(t *testing.T) {
 	j := slopeOf([]float64{100, 100, 100, 120}, []float64{100, 100, 120, 100})
 	if sharp := separate(j, []bool{false, false}); !sharp.known[0] || !sharp.known[1] {

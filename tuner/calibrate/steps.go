@@ -16,12 +16,12 @@ import (
 type metric struct {
 	name  string
 	of    func(m bench.Measurement) float64
-	noise float64 // standard deviation of its logarithm in a probe of 300 requests, from run to run
+	noise float64 // standard deviation of the figure's logarithm between runs of a probe with 300 requests
 }
 
-// The noise comes from two manual sweeps of one configuration on an H200, with the same 300 requests at the same times. Between them
-// p99 TTFT differed by up to 1 % and once by 6 %, p99 TPOT by up to 2 %, and throughput by up to 1.2 %. The noise of the medians was
-// not measured; it is smaller.
+// The noise comes from two manual sweeps of one configuration on an H200, with the same 300 requests at the same times.
+// Between them p99 TTFT differed by up to 1 % and once by 6 %, p99 TPOT by up to 2 %, and throughput by up to 1.2 %.
+// The noise of the medians was not measured; it is smaller.
 var metrics = []metric{
 	{"p50 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P50 }, 0.02},
 	{"p99 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P99 }, 0.04},
@@ -31,16 +31,17 @@ var metrics = []metric{
 }
 
 const (
-	// difference is the step of the numeric derivatives. It is large because the scheduler makes predictions jump, after a small
-	// change as much as after a large one.
+	// difference is the step of the numeric derivatives. It is large because the scheduler makes predictions jump. A
+	// small change makes them jump as much as a large one.
 	difference = 0.04
 	// typicalReplays is the typical number of replays for each constant.
 	typicalReplays = 12
-	// minReplays is the minimum number for each constant: one step, and one look at its effect.
+	// minReplays is the minimum number of replays for each constant: enough for one slope and one step.
 	minReplays = 4
 	// firstPart is the share of the time limit for the first pass.
 	firstPart = 0.5
-	// minScale is the smallest share of the expected noise that a fit may find, because a few probes can agree by chance.
+	// minScale is the smallest share of the expected noise that a fit may find, because a few probes can agree by
+	// chance.
 	minScale = 0.25
 )
 
@@ -56,7 +57,7 @@ type row struct {
 	observed         float64
 }
 
-// rows returns the figures of the fitted probes, or of the held-out ones.
+// rows returns the figures of the fitted probes, or of the held-out probes.
 func rows(chosen []*candidate, heldOut bool) (all []row) {
 	for i, c := range chosen {
 		for j, p := range c.probes {
@@ -125,7 +126,8 @@ func (c *calibration) tooShort(replay time.Duration) error {
 		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
 }
 
-// limited runs do until a part of the limit has passed. It is no error when the limit ends do: the best result so far counts.
+// limited runs do until a part of the limit has passed. Then the best result so far counts, and limited returns no
+// error.
 func (c *calibration) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
@@ -191,7 +193,7 @@ func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*c
 // Errors are the errors of the predictions of one metric.
 type Errors struct {
 	Metric                 string
-	Before, After, HeldOut Spread // all probes with the first profile; the fitted and the held-out ones with the new profile
+	Before, After, HeldOut Spread // of all probes with the first profile; of the fitted and of the held-out probes with the new profile
 }
 
 // A Spread summarises absolute relative errors.

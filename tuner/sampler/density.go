@@ -15,8 +15,8 @@ import (
 // parts are goptuna's Parzen kernels, cut off at the ends of the interval. For a parameter without an order its parts
 // are the choices.
 type density struct {
-	weights []float64       // of the parts; their sum is 1
-	kernels []distuv.Normal // of a number; nil for choices
+	weights []float64       // weights of the parts; their sum is 1
+	kernels []distuv.Normal // parts of a number; nil for choices
 }
 
 // choicePrior is the number of trials that each choice is given in advance. With goptuna's 1 a study tends to stay with

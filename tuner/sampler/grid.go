@@ -23,8 +23,8 @@ type grid struct {
 }
 
 // newGrid chooses the levels so that the grid has as many legal points as fit the budget. All numbers have nearly the
-// same number of levels; those with a wider range get the odd ones. All choices, and two levels of each number, are
-// always in.
+// same number of levels; numbers with a wider range come first. The grid always has all choices, and at least two
+// levels of each number.
 func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	parameters := s.Parameters()
 	levels := make([][]string, len(parameters))
@@ -98,7 +98,7 @@ func factorial(s *space.Space, levels [][]string) []space.Point {
 			code /= len(levels[i])
 		}
 		u, _ := s.Unit(p)
-		p = s.Sample(u) // leaves out what is inactive
+		p = s.Sample(u) // the sample leaves out inactive parameters
 		if name := p.String(); !known[name] && s.Check(p) == nil {
 			known[name] = true
 			legal = append(legal, p)

@@ -16,12 +16,12 @@ import (
 	"vllmtuner/tuner/space/landscape"
 )
 
-// A surface is a true capacity over a space.
+// A surface gives the true capacity of each point of a space.
 type surface struct {
 	name   string
 	space  *space.Space
 	first  space.Point                       // the point of trial 0
-	rate   func(space.Point) (float64, bool) // requests per second, and whether the server lives
+	rate   func(space.Point) (float64, bool) // requests per second, and whether the server starts
 	best   float64
 	atMost float64 // highest allowed median regret of tpe at 3 % noise
 }
@@ -52,7 +52,8 @@ func h200(t testing.TB) surface {
 	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
 }
 
-// inner has its best point inside the space, next to a region of crashes, and numbers that depend on each other.
+// inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each
+// other.
 func inner(t testing.TB) surface {
 	t.Helper()
 	s, err := space.New([]space.Parameter{
@@ -107,8 +108,8 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// regret runs a study with log-normal noise. It returns how far the truth of the best measured point is below the best,
-// 0 to 1.
+// regret runs a study with log-normal noise. It returns how far the true capacity of the point that measured best is
+// below the surface's best, from 0 to 1.
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30
@@ -146,11 +147,11 @@ func TestRegret(t *testing.T) { regrets(t, 15, 0.03) }
 
 // TestRegretAtTwoNoises is TestRegret over more seeds, and with more noise.
 func TestRegretAtTwoNoises(t *testing.T) {
-	realtime.Only(t, "hundreds of studies")
+	realtime.Only(t, "runs hundreds of studies")
 	regrets(t, 30, 0.03, 0.08)
 }
 
-// regrets runs studies of thirty trials over seeds, and compares the samplers.
+// regrets runs studies of thirty trials with several seeds, and compares the samplers.
 func regrets(t *testing.T, seeds int, noises ...float64) {
 	t.Helper()
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {

@@ -71,8 +71,8 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point whose trial failed by no fault of its own counts as
-// tried: the search has others. A prior does not count, for a good one should be tried here.
+// tried returns the points of the history as strings. A point counts as tried even if its trial failed for another
+// reason, because the search has other points. A prior does not count, because a good prior should be tried here.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
@@ -83,7 +83,7 @@ func tried(history []studies.Trial) map[string]bool {
 	return all
 }
 
-// stream returns the random numbers for one purpose and trial.
+// stream returns the random numbers for one purpose of one trial.
 func stream(seed uint64, purpose string, number int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, purpose, " ", number)

@@ -57,7 +57,7 @@ func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Tria
 		case 3:
 			one.Point = space.Point{} // the server's default
 		case 4:
-			one.Point = space.Point{"gpu-memory-utilization": "0.5", "max-num-seqs": "4000"} // today's args, outside the ranges
+			one.Point = space.Point{"gpu-memory-utilization": "0.5", "max-num-seqs": "4000"} // args of the user outside the ranges
 		case 5:
 			one.Result.Capacity = capacity.Capacity{Rate: 0.05, High: 0.05, Bound: capacity.AtMost}
 		case 6:
@@ -133,7 +133,7 @@ func TestNextIsReproducible(t *testing.T) {
 			t.Errorf("%s: another process gives\n%s\nwant\n%s", name, out, want)
 		}
 		if name == "grid" {
-			continue // its points are few, and the same for every number
+			continue // a grid has few points, and the same for every number
 		}
 		if lines := strings.Split(want, "\n"); lines[0] == lines[1] {
 			t.Errorf("%s: two trials get the same point %s", name, lines[0])
@@ -161,7 +161,7 @@ func TestTPEComesToTheGoodRegion(t *testing.T) {
 			rate *= 2
 		}
 		one := measuredTrial(n, p, rate)
-		if u[0] > 0.97 { // next to the best lies a cliff
+		if u[0] > 0.97 { // servers crash right above the best value
 			one.Result = trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart}
 		}
 		history = append(history, one)
@@ -226,7 +226,7 @@ func TestObserveAndSplit(t *testing.T) {
 		got = append(got, s.Sample(o.unit)["gpu-memory-utilization"])
 	}
 	if want := "0.78 0.76 0.71 0.74"; strings.Join(got, " ") != want || len(better) != 1 {
-		t.Errorf("best first: %v, of which %d are good; want %s and 1", got, len(better), want)
+		t.Errorf("the observations, best first, are %v with %d good ones; want %s and 1", got, len(better), want)
 	}
 	if better, _ := split(observe(s, history[:5])); len(better) != 0 {
 		t.Errorf("%d trials are good, though none met the SLO", len(better))
@@ -281,7 +281,7 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-// Where no draw finds a legal point, the error names the constraint.
+// When no draw finds a legal point, the error names the constraint.
 func TestAnImpossibleConstraintIsNamed(t *testing.T) {
 	s, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil, nil)
 	if err != nil {
@@ -325,7 +325,7 @@ func FuzzNext(f *testing.F) {
 	})
 }
 
-// A dropped trial ranks below all that kept the SLO or broke it at a known rate, and above infeasible points.
+// A dropped trial ranks above infeasible points, and below trials that kept the SLO or broke it at a known rate.
 func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)
@@ -345,11 +345,12 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 		got = append(got, o.standing)
 	}
 	if want := []standing{met, upperBound, upperBound, infeasible}; len(better) != 1 || !slices.Equal(got, want) || worse[1].rate != 0 {
-		t.Errorf("the best first they stand %v, %d of them good, want %v and one", got, len(better), want)
+		t.Errorf("the standings, best first, are %v with %d good ones, want %v and one", got, len(better), want)
 	}
 }
 
-// A capacity by a late load generator is a lower bound. A high one is good, and a low one says nothing.
+// A capacity that a late load generator measured is a lower bound. A high bound makes the trial good, and a low bound
+// says nothing.
 func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)

@@ -25,28 +25,31 @@ const (
 	suggestions = 24
 )
 
-// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) on goptuna's estimators (v0.9.0). It draws points from the
-// density of the good trials, and takes the one where this density is largest against the density of the others.
+// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) on goptuna's estimators (v0.9.0). It draws
+// points from the density of the good trials. It takes the point with the largest ratio of this density to the density
+// of the other trials.
 //
-// The densities are goptuna's; the drawing and the comparing are ours. Goptuna's own sampler has five faults. The mixture component and
-// categorical values come from the global math/rand, without the seed. The score is nearly always NaN, so that the first candidate wins.
-// Failed trials are invisible. Whole numbers never reach their upper end and have no logarithmic scale. A resumed start repeats itself.
+// The densities are goptuna's; the drawing and the comparing are ours. Goptuna's own sampler has five faults. The
+// mixture component and categorical values come from the global math/rand, without the seed. The score is nearly always
+// NaN, so that the first candidate wins. Failed trials are invisible. Whole numbers never reach their upper end and
+// have no logarithmic scale. A resumed start repeats itself.
 //
-// The table is the regret of the best measured point in %, after 30 trials with the server's default first. For each surface of TestRegret,
-// under log-normal noise of 3 and 8 %, it gives the median and the 90th percentile over 300 seeds.
+// The table is the regret of the best measured point in %, after 30 trials with the server's default first. For each
+// surface of TestRegret, under log-normal noise of 3 and 8 %, the table gives the median and the 90th percentile over
+// 300 seeds.
 //
 //	                           H200 3 %    H200 8 %    inner 3 %   inner 8 %   mixed 3 %   mixed 8 %
 //	tpe                        2.8   5.5   4.6  10.3   6.0  11.8   8.3  16.0   9.7  32.5  10.4  31.5
 //	goptuna's sampler, seeded  4.2   8.9   7.1  13.5   7.7  16.2  10.5  19.5  17.5  37.9  19.7  39.5
 //	random                     6.4  12.9   8.3  15.6  14.8  27.9  16.4  28.4  30.4  45.1  30.7  46.0
 //
-// Over 200 seeds other settings are no better. Within the error are 4 to 10 start trials, a good part of 0.15 or 0.25, 8 suggestions, prior
-// weights of 0.3 and 2, and endpoints. A little worse are 100 suggestions and a good part of 0.1 or 0.33. Without the magic clip the regret
-// is 1 to 2 points higher.
+// Over 200 seeds other settings are no better. These differ by less than the error: 4 to 10 start trials, a good part
+// of 0.15 or 0.25, 8 suggestions, prior weights of 0.3 and 2, and endpoints. These are a little worse: 100 suggestions,
+// and a good part of 0.1 or 0.33. Without the magic clip the regret is 1 to 2 points higher.
 type tpe struct {
 	space  *space.Space
 	seed   uint64
-	design [][]float64 // the start, one unit point for each trial number
+	design [][]float64 // unit points for the first trials, by trial number
 }
 
 func newTPE(s *space.Space, seed uint64) *tpe {
@@ -127,12 +130,12 @@ type observation struct {
 	censored bool    // rate is a lower bound, because the load generator was late
 }
 
-// A standing ranks trials. Any trial of a higher standing is better than any of a lower one.
+// A standing ranks trials. Every trial of a higher standing is better than every trial of a lower one.
 type standing int
 
 const (
 	infeasible standing = iota // the server does not run with the point
-	upperBound                 // no rate kept the SLO, and rate is one that failed; or the trial was dropped, and rate is 0
+	upperBound                 // no rate kept the SLO, and rate is a rate that failed; or the trial was dropped, and rate is 0
 	met                        // rate is a capacity, or a lower bound of one
 )
 
@@ -161,8 +164,8 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part, which has all met the SLO, and the rest. A censored observation is
-// in the good part or in neither: a lower bound shows no bad point.
+// split divides the observations into the good part and the rest. All trials of the good part met the SLO. A censored
+// observation is in the good part or in neither: a lower bound shows no bad point.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
 		return cmp.Or(cmp.Compare(b.standing, a.standing), cmp.Compare(b.rate, a.rate))

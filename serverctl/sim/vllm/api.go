@@ -22,7 +22,7 @@ type api struct {
 	release *release
 	keys    []string
 	routes  []route
-	next    atomic.Uint64       // number of the last answer
+	next    atomic.Uint64       // number of the last sequence
 	bodies  *semaphore.Weighted // bytes of large bodies that are being read
 }
 
@@ -32,7 +32,8 @@ type route struct {
 	serve        http.HandlerFunc
 }
 
-// newAPI returns the handler of all routes. vLLM's development endpoints exist only with VLLM_SERVER_DEV_MODE=1.
+// newAPI returns the handler of all routes. The route that empties the prefix cache exists only with
+// VLLM_SERVER_DEV_MODE=1, as in vLLM.
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
 	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: semaphore.NewWeighted(bodiesIn)}
@@ -40,26 +41,17 @@ func newAPI(l *live, log *logger) *api {
 		a.keys = []string{key}
 	}
 	a.routes = []route{
-		{"GET", "/load", a.load},
 		{"GET", "/version", a.version},
 		{"GET", "/health", ok},
 		{"GET", "/metrics", a.metrics},
 		{"POST", "/tokenize", a.tokenize},
 		{"POST", "/detokenize", a.detokenize},
 		{"GET", "/v1/models", a.models},
-		{"GET", "/ping", ok},
-		{"POST", "/ping", ok},
 		{"POST", "/v1/chat/completions", a.chat},
 		{"POST", "/v1/completions", a.completions},
 	}
 	if devMode() {
-		a.routes = append(a.routes,
-			route{"POST", "/sleep", a.sleep},
-			route{"POST", "/wake_up", a.wakeUp},
-			route{"GET", "/is_sleeping", a.isSleeping},
-			route{"POST", "/reset_prefix_cache", a.resetPrefixCache},
-			route{"GET", "/server_info", a.serverInfo},
-		)
+		a.routes = append(a.routes, route{"POST", "/reset_prefix_cache", a.resetPrefixCache})
 	}
 	return a
 }
@@ -108,10 +100,6 @@ func (a *api) admits(r *http.Request) bool {
 
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
-func (a *api) load(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, `{"server_load":0}`) // vLLM counts only with --enable-server-load-tracking
-}
-
 func (a *api) version(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"version":%s}`, quoteJSON(a.release.version)))
 }
@@ -119,11 +107,9 @@ func (a *api) version(w http.ResponseWriter, _ *http.Request) {
 func (a *api) models(w http.ResponseWriter, _ *http.Request) {
 	o, now := a.live.engine.Options, time.Now().Unix()
 	var cards []string
-	for i, name := range append([]string{o.Model}, o.Aliases...) {
-		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":null,"max_model_len":%d,`+
-			`"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,`+
-			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
-			quoteJSON(name), now, quoteJSON(o.Source()), o.MaxModelLen, i+1, now))
+	for _, name := range append([]string{o.Model}, o.Aliases...) {
+		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"max_model_len":%d}`,
+			quoteJSON(name), now, quoteJSON(o.Source()), o.MaxModelLen))
 	}
 	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
 }
@@ -161,7 +147,8 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ",")))
 }
 
-// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the text.
+// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the
+// text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string   `json:"model"`
@@ -185,85 +172,21 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
 }
 
-// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that failed, and logs the failure. Later
-// versions answer whether it succeeded.
+// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the
+// failure. Later versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	a.log.say(a.release.log.resetting)
-	done := a.reset()
-	if a.release.modern {
+	a.log.api("api_router.py:39", "Resetting prefix cache...")
+	var done bool
+	var held int
+	a.live.with(func(e *sim.Engine) { done, held = e.ResetCache(), e.HeldBlocks() })
+	if done {
+		a.log.engine("block_pool.py:451", "Successfully reset prefix cache")
+	} else {
+		a.log.line(engineCore, "WARNING", "block_pool.py:434", "Failed to reset prefix cache because some blocks (%d) are not freed yet", held)
+	}
+	if a.release.since032 {
 		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))
 		return
 	}
 	w.WriteHeader(http.StatusOK)
-}
-
-// reset tries to empty the prefix cache.
-func (a *api) reset() (done bool) {
-	a.live.with(func(e *sim.Engine) {
-		if done = e.ResetCache(); done {
-			a.log.say(a.release.log.reset)
-			return
-		}
-		a.log.say(a.release.log.notReset, e.HeldBlocks())
-	})
-	return done
-}
-
-// sleep stops the engine and empties its cache. Requests wait until it wakes up; later versions of vLLM would abort them.
-func (a *api) sleep(w http.ResponseWriter, r *http.Request) {
-	level := 1
-	if text := r.URL.Query().Get("level"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 0 || n > 2 {
-			badRequest("level", "level must be 0, 1 or 2, got %s", text).write(w)
-			return
-		}
-		level = n
-	}
-	a.reset()
-	a.live.with(func(*sim.Engine) { a.live.asleep = level })
-	if a.release.modern {
-		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"status":"sleeping","level":%d}`, level))
-		return
-	}
-	w.WriteHeader(http.StatusOK)
-}
-
-func (a *api) wakeUp(w http.ResponseWriter, _ *http.Request) {
-	a.log.say(a.release.log.wakingUp, "None")
-	a.live.with(func(*sim.Engine) {
-		if a.live.asleep > 0 {
-			a.live.now = max(a.live.now, a.live.clock()) // without catching up
-		}
-		a.live.asleep = 0
-	})
-	if a.release.modern {
-		writeJSON(w, http.StatusOK, `{"status":"awake","tags":null}`)
-		return
-	}
-	w.WriteHeader(http.StatusOK)
-}
-
-func (a *api) isSleeping(w http.ResponseWriter, _ *http.Request) {
-	if r := a.release.log.askedAsleep; r.format != "" {
-		a.log.say(r)
-	}
-	asleep := false
-	a.live.with(func(*sim.Engine) { asleep = a.live.asleep > 0 })
-	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"is_sleeping":%v}`, asleep))
-}
-
-// serverInfo answers with vLLM's keys, and with the little that the simulation knows.
-func (a *api) serverInfo(w http.ResponseWriter, r *http.Request) {
-	if f := r.URL.Query().Get("config_format"); f != "" && f != "text" && f != "json" {
-		badRequest("config_format", "config_format must be text or json, got %s", f).write(w)
-		return
-	}
-	o := a.live.engine.Options
-	config := fmt.Sprintf("model=%s, max_seq_len=%d, simulated profile %s", pythonQuote(o.Source()), o.MaxModelLen, a.live.engine.Profile.Name)
-	body := fmt.Sprintf(`{"vllm_config":%s,"vllm_env":{}`, quoteJSON(config))
-	if a.release.modern {
-		body += `,"system_env":{}`
-	}
-	writeJSON(w, http.StatusOK, body+"}")
 }

@@ -12,12 +12,13 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// nonDefault returns the dict of vLLM's log line "non-default args", in the order of its parser. serverctl reads it.
+// nonDefault returns the dict that vLLM logs after "non-default args", in the order of vLLM's parser. serverctl reads
+// it.
 func nonDefault(o sim.Options) string {
 	r := releaseOf(o)
 	var pairs []string
 	add := func(name string, v any) {
-		if slices.Contains(secretArgs, name) && r.modern {
+		if slices.Contains(secretArgs, name) && r.since032 {
 			v = "***"
 		}
 		pairs = append(pairs, pythonValue(name)+": "+pythonValue(v))
@@ -87,7 +88,8 @@ func pythonBool(b bool) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// pythonQuote writes a text as Python's repr does: in single quotes, unless it has some and no double ones.
+// pythonQuote writes a text as Python's repr does. It uses double quotes when the text has only single quotes, and else
+// single quotes.
 func pythonQuote(s string) string {
 	quote := `'`
 	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {

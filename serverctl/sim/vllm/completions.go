@@ -23,22 +23,21 @@ func (a *api) answer(w http.ResponseWriter, r *http.Request, isChat bool) {
 
 // generate gives the sequences of a completion to the engine and answers.
 func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
-	if c.stream { // first: from here on an error of the engine is a chunk of the stream
+	if c.stream { // before the engine may fail: then its error becomes a chunk of the stream
 		w.Header().Set("Content-Type", eventStream)
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
-	always := c.stream && o.AlwaysUsage
 	s := &answer{
-		w: w, release: a.release, model: o.Model, chat: c.chat, usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
+		w: w, model: o.Model, chat: c.chat, usage: c.usage, always: c.allUsage, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)
-		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
+		hashes := sim.HashBlocks(tokens)
 		for range c.n {
 			s.id = a.next.Add(1)
 			s.sequences = append(s.sequences, &sequence{
-				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}, group: group, arrived: c.arrived,
+				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id},
 			})
 		}
 	}
@@ -46,6 +45,7 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	updates := a.live.submit(s.sequences)
 	defer a.live.abort(s.sequences)
 	var batch []update
+	begun := false
 	for left := len(s.sequences); left > 0; {
 		select {
 		case <-r.Context().Done():
@@ -54,12 +54,10 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 		}
 		batch = updates.take(batch)
 		for _, u := range batch {
-			if c.stream && s.chunk == nil && s.begin() != nil {
+			if c.stream && !begun && s.begin(true) != nil || c.stream && s.tokens(u.index, u.progress) != nil {
 				return
 			}
-			if c.stream && s.tokens(u.index, u.progress) != nil {
-				return
-			}
+			begun = true
 			if u.last {
 				left--
 			}
@@ -69,5 +67,5 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 		s.whole()
 		return
 	}
-	_ = s.end() // fails when the client has gone
+	_ = s.end() // fails when the client has disconnected
 }

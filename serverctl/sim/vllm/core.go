@@ -19,32 +19,32 @@ import (
 const (
 	// engineGrace is the time between SIGTERM and SIGKILL to an engine (shutdown in vllm/v1/utils.py, 0.14.1).
 	engineGrace = 5 * time.Second
-	// orphanLife is how long an engine lives after its API server has ended. A real engine lives for ever, but a forgotten simulated
-	// one must not.
+	// orphanLife is how long an engine lives after its API server has ended. A real engine lives for ever, but a
+	// forgotten simulated one must not.
 	orphanLife = time.Hour
 	// tellReady is the engine's message to its API server.
 	tellReady = "ready"
 )
 
-// A core is the API server's handle on the engine: in this process or in its own, alive or dead.
+// A core is the API server's handle on the engine, which runs in this process or in its own.
 type core struct {
 	log    *logger
 	memory *memory       // held by an engine in this process
 	cmd    *exec.Cmd     // nil for an engine in this process
-	orders *os.File      // to the engine's process
+	orders *os.File      // pipe to the engine's process
 	dead   chan struct{} // closed when the engine is dead
 
 	mu      sync.Mutex
 	logged  bool          // the engine logged why it died
-	outlive time.Duration // how long the API server lives on; 0 means as long as vLLM's
+	outlive time.Duration // how long the API server outlives the engine; 0 means watchdogTime
 	die     func()        // closes dead
 }
 
-// A coreError is an engine that did not become ready, as the API server reports it.
+// A coreError says that the engine did not become ready.
 type coreError struct {
 	release *release
 	exit    int   // exit code, or minus the signal
-	cause   error // nil when another process knows it
+	cause   error // nil when the engine has its own process, which logs the cause
 }
 
 // Error returns the cause, if it is known, and the API server's report.
@@ -92,8 +92,8 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 	return m, err
 }
 
-// startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how long a start may
-// take. As in vLLM, the process is in our process group and session.
+// startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how
+// long a start may take. As in vLLM, the process is in our process group and session.
 func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	orders, orderer, err := os.Pipe()
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	c.orders = orderer
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, faultsVariable+"=") // the args have them already
+		return strings.HasPrefix(variable, faultsVariable+"=") // the args hold the faults already
 	})
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = orders, s.Out, s.Err
 	told, err := startWithPipe(c.cmd)
@@ -111,11 +111,11 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	}
 	defer told.Close()
 	c.log.enginePID = c.cmd.Process.Pid
-	go func() { // ends with the process; stop waits for it
+	go func() { // ends when the process ends; stop waits for that
 		_ = c.cmd.Wait() // ProcessState has the result
 		c.die()
 	}()
-	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) }) // fails when the pipe is closed: then the wait is over
+	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) }) // fails when the pipe is closed, after the wait
 	defer unwait()
 	word, _ := bufio.NewReader(told).ReadString('\n') // when the engine ends first, the pipe ends without a word
 	switch {
@@ -137,7 +137,7 @@ func exitOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// kill makes the engine die of a fault. The engine logs words first, if there are any.
+// kill makes the engine die of a fault. If words is not empty, the engine logs it first.
 func (c *core) kill(f Fault, words string) {
 	c.mu.Lock()
 	c.logged, c.outlive = words != "", f.For
@@ -152,11 +152,11 @@ func (c *core) kill(f Fault, words string) {
 	case words == "":
 		_ = c.cmd.Process.Kill() // fails when it has ended already
 	default:
-		_, _ = fmt.Fprintln(c.orders, f.Kind) // as above
+		_, _ = fmt.Fprintln(c.orders, f.Kind) // fails when it has ended already
 	}
 }
 
-// death returns whether the engine logged why it died, and how long the API server lives on.
+// death returns whether the engine logged why it died, and how long the API server outlives it.
 func (c *core) death() (logged bool, outlive time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,15 +176,15 @@ func (c *core) stop() {
 	select {
 	case <-c.dead:
 	case <-time.After(engineGrace):
-		_ = c.cmd.Process.Kill() // as above
+		_ = c.cmd.Process.Kill() // fails when it has ended
 		<-c.dead
 	}
 	_ = c.orders.Close() // fails at the second call
 }
 
-// RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time to start, holds the simulated
-// GPU's memory, and lives until ctx ends, which SIGTERM does. The API server computes the tokens. Like vLLM's engine, it lives on when
-// its API server is killed. It logs its error.
+// RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time of a start,
+// holds the simulated GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's
+// engine, it lives on when its API server is killed. It logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	return err
 }
 
-// obey waits for the engine's end. The API server's orders are names of faults that the engine dies of.
+// obey waits for the engine's end. An order of the API server is the name of the fault that the engine shall die of.
 func (s *Server) obey(ctx context.Context, o sim.Options, log *logger) error {
 	const stdin = 0
 	if err := syscall.SetNonblock(stdin, true); err != nil {

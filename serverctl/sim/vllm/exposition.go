@@ -9,16 +9,17 @@ import (
 	"strings"
 )
 
-// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py, 0.23). Families come
-// in the order of their registration, floats look as in Python, labels are sorted by name, and a gauge NAME_created follows each
-// counter and histogram. Go's client library differs in all of this, and some clients match samples by their text.
+// An exposition is the text of /metrics as Python's prometheus_client writes it (prometheus_client/exposition.py,
+// 0.23). Families come in the order of their registration, floats look as in Python, labels are sorted by name, and a
+// gauge NAME_created follows each counter and histogram. Go's client library differs in all of this, and some clients
+// match samples by their text.
 type exposition struct {
 	buf     bytes.Buffer
 	created float64 // Unix time in seconds
 }
 
-// A labelled is one sample of a family. Its labels are pairs of name and value.
-type labelled struct {
+// A sample is one value of a family. Its labels are pairs of name and value.
+type sample struct {
 	labels []string
 	value  float64
 }
@@ -27,7 +28,7 @@ func (e *exposition) head(name, kind, help string) {
 	e.buf.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-func (e *exposition) sample(name string, labels []string, value float64) {
+func (e *exposition) line(name string, labels []string, value float64) {
 	e.buf.WriteString(name)
 	e.buf.WriteString(labelText(labels))
 	e.buf.WriteByte(' ')
@@ -36,44 +37,23 @@ func (e *exposition) sample(name string, labels []string, value float64) {
 }
 
 // gauge writes a family of gauges.
-func (e *exposition) gauge(name, help string, samples ...labelled) {
+func (e *exposition) gauge(name, help string, samples ...sample) {
 	e.head(name, "gauge", help)
 	for _, s := range samples {
-		e.sample(name, s.labels, s.value)
+		e.line(name, s.labels, s.value)
 	}
 }
 
 // counter writes a family of counters; name is without _total.
-func (e *exposition) counter(name, help string, samples ...labelled) {
+func (e *exposition) counter(name, help string, samples ...sample) {
 	e.head(name+"_total", "counter", help)
 	for _, s := range samples {
-		e.sample(name+"_total", s.labels, s.value)
+		e.line(name+"_total", s.labels, s.value)
 	}
-	e.creation(name, help, samples)
-}
-
-func (e *exposition) creation(name, help string, samples []labelled) {
 	e.head(name+"_created", "gauge", help)
 	for _, s := range samples {
-		e.sample(name+"_created", s.labels, e.created)
+		e.line(name+"_created", s.labels, e.created)
 	}
-}
-
-// histogram writes one histogram.
-func (e *exposition) histogram(name, help string, labels []string, h *histogram) {
-	e.head(name, "histogram", help)
-	var count uint64
-	for i, n := range h.counts {
-		count += n
-		bound := math.Inf(1)
-		if i < len(h.bounds) {
-			bound = h.bounds[i]
-		}
-		e.sample(name+"_bucket", append([]string{"le", pythonFloat(bound)}, labels...), float64(count))
-	}
-	e.sample(name+"_count", labels, float64(count))
-	e.sample(name+"_sum", labels, h.sum)
-	e.creation(name, help, []labelled{{labels: labels}})
 }
 
 // labelText writes pairs of name and value, sorted by name.
@@ -111,8 +91,8 @@ func pythonFloat(x float64) string {
 	return fmt.Sprintf("%se+%02d", mantissa, dot-1)
 }
 
-// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below 1e-4 and
-// from 1e16 on.
+// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below
+// 1e-4 and from 1e16 on.
 func pythonRepr(x float64) string {
 	switch {
 	case math.IsNaN(x):

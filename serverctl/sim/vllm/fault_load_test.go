@@ -50,7 +50,7 @@ func TestAnEngineThatDiesUnderLoad(t *testing.T) {
 		{"engine-death", silent},
 	} {
 		processes := []string{""}
-		if row.kind == "oom-load" || row.kind == "engine-death" { // one death with a message and one without; the others differ only in the message
+		if row.kind == "oom-load" || row.kind == "engine-death" { // one death with a message and one without; the other kinds differ only in the message
 			processes = append(processes, "--sim-engine-process")
 		}
 		for _, process := range processes {
@@ -80,7 +80,7 @@ func TestAnEngineThatDiesUnderLoad(t *testing.T) {
 					t.Errorf("exit code %d, want 0 as in vLLM", code)
 				}
 				if missing := inOrder(s.log(), row.want); missing != "" {
-					t.Errorf("the log lacks %q in its place", missing)
+					t.Errorf("the log lacks %q, or has it in another order", missing)
 				}
 			})
 		}
@@ -99,8 +99,8 @@ func postTo(s *simProcess, path, body string) (int, string) {
 	return resp.StatusCode, string(text[:n])
 }
 
-// Somebody kills the engine's process with SIGKILL, without any fault: /health answers 503, and the API server exits with 0 after
-// five seconds.
+// Somebody kills the engine's process with SIGKILL, without any fault: /health answers 503, and the API server exits
+// with 0 after five seconds.
 func TestAnEngineThatIsKilled(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-engine-process")
@@ -128,7 +128,8 @@ func TestAnEngineThatIsKilled(t *testing.T) {
 	}
 }
 
-// When the API server is killed, its engine lives on and holds the GPU's memory, as with vLLM 0.32.0 in two of two runs.
+// When the API server is killed, its engine lives on and holds the GPU's memory, as with vLLM 0.32.0 in two of two
+// runs.
 func TestAnEngineOutlivesAnAPIServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	gpu := t.TempDir()
@@ -170,7 +171,7 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 		name, flags string
 		code        int
 		signal      syscall.Signal
-		want        string // in the log
+		want        string // part of the log
 	}{
 		{"an exit with code 0", "--sim-fault exit-0:request=2", 0, -1, ""},
 		{"an exit with an engine process", "--sim-fault exit-0:request=2 --sim-engine-process", 0, -1, ""},
@@ -202,7 +203,8 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 	}
 }
 
-// During a hang the engine gives no tokens although requests run, and the API server answers. Afterwards all goes on.
+// During a hang the engine gives no tokens although requests run, and the API server answers. Afterwards the streams go
+// on.
 func TestAnEngineThatHangs(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "hang:request=2,for=3s")
@@ -249,13 +251,13 @@ func TestAnAPIServerThatIsDeaf(t *testing.T) {
 		t.Errorf("the second request ends with %q, %v, after %v", text, err, time.Since(begin))
 	}
 	before := len(stream.text())
-	await(t, "the first goes on", func() bool { return len(stream.text()) > before })
+	await(t, "the first stream goes on", func() bool { return len(stream.text()) > before })
 	if status := s.health(); status != 200 {
 		t.Errorf("/health says %d", status)
 	}
 }
 
-// A server that is deaf for ever still ends at SIGTERM. (The fault ignore-term makes one that does not.)
+// A server that is deaf for ever still ends at SIGTERM. Only the fault ignore-term makes a server ignore SIGTERM.
 func TestADeafServerEndsAtSIGTERM(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "deaf:request=1")
@@ -305,7 +307,7 @@ func TestAFloodOfLines(t *testing.T) {
 	}
 }
 
-func TestChildrenThatNobodyWaitsFor(t *testing.T) {
+func TestZombies(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "zombies:n=3")
 	await(t, "the server has three zombies", func() bool { return zombiesOf(t, s.cmd.Process.Pid) == 3 })
@@ -326,7 +328,7 @@ func zombiesOf(t *testing.T, parent int) (n int) {
 	return n
 }
 
-// A fault of one request does not affect the requests before and after it.
+// A fault of one request does not change the answers to the requests before and after.
 func TestFaultsOfOneRequest(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -351,7 +353,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 			case <-time.After(500 * time.Millisecond): // a token comes every 6 ms
 			}
 			if text := a.text(); strings.Contains(text, "w3") {
-				t.Errorf("it goes on: %q", text)
+				t.Errorf("the stream goes on: %q", text)
 			}
 			a.drop()
 		}},
@@ -394,8 +396,8 @@ func TestFaultsOfOneRequest(t *testing.T) {
 	}
 }
 
-// A fault with at= and for= affects the requests that come in this time, and no later ones.
-func TestAFaultOfRequestsInATime(t *testing.T) {
+// A fault with at= and for= hits the requests that come in this time, and no later requests.
+func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "status-500:at=0s,for=1s", "--sim-fault", "wrong-type:running=1")
 	begin := time.Now()
@@ -407,12 +409,12 @@ func TestAFaultOfRequestsInATime(t *testing.T) {
 	}
 	runningStream(t, s)
 	if _, text, _ := s.ask(t.Context(), true, 3).whole(t); !strings.Contains(text, "<html>") {
-		t.Errorf("while another runs a request is answered with %q", text)
+		t.Errorf("while another request runs, a request is answered with %q", text)
 	}
 }
 
 // The model accepts no draft tokens for 5 s, and then accepts them again.
-func TestADrafterOfWhichNothingIsAccepted(t *testing.T) {
+func TestADrafterWithoutAcceptedTokens(t *testing.T) {
 	t.Parallel()
 	const flag = `{"method":"eagle3","num_speculative_tokens":3}`
 	s := readySim(t, "--speculative-config", flag, "--sim-fault", "no-acceptance:request=2,for=5s")
@@ -429,13 +431,13 @@ func TestADrafterOfWhichNothingIsAccepted(t *testing.T) {
 	}
 	before, drafted := accepted(), s.metric("vllm:spec_decode_num_draft_tokens_total")
 	ask()
-	if now := accepted(); now > before+20 || s.metric("vllm:spec_decode_num_draft_tokens_total") < drafted+500 { // some were accepted before the fault began
-		t.Errorf("%g draft tokens are accepted after the fault, %g before", now, before)
+	if now := accepted(); now > before+20 || s.metric("vllm:spec_decode_num_draft_tokens_total") < drafted+500 { // the fault may begin after the first steps of the request
+		t.Errorf("%g draft tokens are accepted in all, %g before this request", now, before)
 	}
 	time.Sleep(5 * time.Second)
 	before = accepted()
 	ask()
 	if accepted() < before+50 {
-		t.Errorf("%g draft tokens are accepted after the fault, %g before", accepted(), before)
+		t.Errorf("%g draft tokens are accepted in all, %g before this request", accepted(), before)
 	}
 }

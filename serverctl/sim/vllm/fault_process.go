@@ -21,21 +21,22 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same program even when
-// the file on disk has been replaced.
+// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same
+// program even when the file on disk has been replaced.
 func (s *Server) subprocess(words ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = slices.Concat(s.Reexec, words)
 	return cmd
 }
 
-// The roles of RunChild.
+// RunChild has these roles.
 const (
 	roleExit   = "exit"
 	roleDaemon = "daemon"
 )
 
-// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the role.
+// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the
+// role.
 func RunChild(words []string) error {
 	switch {
 	case len(words) == 1 && words[0] == roleExit:
@@ -50,8 +51,8 @@ func RunChild(words []string) error {
 	return fmt.Errorf("the simulated server has no child process %q", strings.Join(words, " "))
 }
 
-// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for some minutes
-// only.
+// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for
+// some minutes only.
 func runDaemon(lifetime time.Duration) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := tellParent("ready"); err != nil {
@@ -61,7 +62,7 @@ func runDaemon(lifetime time.Duration) error {
 	return nil
 }
 
-// tellParent writes a word to the pipe from the parent, which is the first file after the standard ones.
+// tellParent writes a word to the parent's pipe, whose file descriptor follows the three standard ones.
 func tellParent(word string) error {
 	const fd = 3
 	pipe := os.NewFile(fd, "pipe to the parent")
@@ -72,7 +73,7 @@ func tellParent(word string) error {
 	return pipe.Close()
 }
 
-// startWithPipe starts a subprocess and returns the pipe on which it will send its word.
+// startWithPipe starts a subprocess and returns the pipe to which the subprocess will write.
 func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	told, teller, err := os.Pipe()
 	if err != nil {
@@ -86,11 +87,12 @@ func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 	return told, nil
 }
 
-// childStartLimit limits the start of a child. This program starts in 0.1 s, and in some seconds on a busy machine.
+// childStartLimit limits the start of a child. This program starts in 0.1 s, but on a busy machine it needs some
+// seconds.
 const childStartLimit = 20 * time.Second
 
-// startDaemon starts a process with its own session and an empty environment, which ignores SIGTERM. The server does not wait for it;
-// when the server has ended, init reaps it.
+// startDaemon starts a process that ignores SIGTERM and has its own session and an empty environment. The server does
+// not wait for it; when the server has ended, init reaps it.
 func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
 	cmd := s.subprocess("child", roleDaemon, f.For.String())
 	cmd.Env = []string{}
@@ -102,7 +104,7 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	defer told.Close()
 	err = told.SetReadDeadline(time.Now().Add(childStartLimit))
 	if err == nil {
-		_, err = told.Read(make([]byte, 1)) // before that it does not ignore signals yet
+		_, err = told.Read(make([]byte, 1)) // the daemon writes when it ignores signals
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the daemon of fault %q: %w", f, errors.Join(err, cmd.Process.Kill()))
@@ -114,8 +116,9 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 // shmDir has the POSIX shared memory segments, shm_overview(7).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment with a name as from Python's multiprocessing.shared_memory, maps it while the process lives, and leaves it
-// behind. Like the segments of a killed vLLM, it is much larger than the memory that it uses.
+// leakShm makes a segment, maps it while the process lives, and leaves it behind. Its name looks like those of Python's
+// multiprocessing.shared_memory. Like the segments of a killed vLLM, its size
+// is much larger than its memory in use.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
 	rand.Read(name) // never fails: crypto/rand would end the program
@@ -124,7 +127,7 @@ func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) 
 	if err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
-	defer file.Close() // the mapping keeps the memory
+	defer file.Close() // the mapping keeps the segment open
 	if err := file.Truncate(f.Bytes); err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
@@ -142,38 +145,38 @@ func ignoreTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
 }
 
 // zombies starts children that end at once, and does not wait for them.
-func (g *gate) zombies(f Fault) {
+func (h *faultHandler) zombies(f Fault) {
 	var pids []int
 	for range f.Count {
-		cmd := g.server.subprocess("child", roleExit)
+		cmd := h.server.subprocess("child", roleExit)
 		if err := cmd.Start(); err != nil {
-			g.log.apiError("simulated:1", "Fault zombies: %v", err)
+			h.log.apiError("simulated:1", "Fault zombies: %v", err)
 			break
 		}
 		pids = append(pids, cmd.Process.Pid)
 	}
-	g.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
+	h.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
 }
 
 // stopItself sends SIGSTOP, which no process can ignore.
-func (g *gate) stopItself(Fault) {
-	g.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
+func (h *faultHandler) stopItself(Fault) {
+	h.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
 }
 
-// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal into a traceback
-// and exit code 2, so crash restores the kernel's default first. It writes no core file.
-func (g *gate) crash(Fault) {
-	g.log.write(g.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
+// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal
+// into a traceback and exit code 2, so crash restores the kernel's default first. It writes no core file.
+func (h *faultHandler) crash(Fault) {
+	h.log.write(h.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // lowering a limit is always allowed
-	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same on
-	// amd64 and arm64 (include/linux/signal_types.h).
+	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same
+	// on amd64 and arm64 (include/linux/signal_types.h).
 	var standard [4]uint64
 	action := uintptr(unsafe.Pointer(&standard))
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), action, 0, 8, 0, 0)
 	if errno == 0 {
 		_ = unix.Kill(os.Getpid(), unix.SIGSEGV) // a process may always signal itself
 	}
-	<-g.stopped
+	<-h.stopped
 }

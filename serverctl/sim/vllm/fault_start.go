@@ -22,7 +22,7 @@ const (
 // A startAction is the effect of a fault at its startPoint. Its error ends the process.
 type startAction func(ctx context.Context, s *Server, o sim.Options, f Fault, log *logger) error
 
-// errKilled is the error of an engine that dies without a log line, as by SIGKILL.
+// errKilled is the error of an engine that dies without a log line, as after SIGKILL.
 var errKilled = errors.New("killed by signal 9")
 
 // applyFaults applies the faults of a startPoint, in their order.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server that does not start logs the texts of vLLM 0.14.1 in their order, and exits with its code.
+// A server that does not start logs the texts of vLLM 0.14.1 in their order, and exits with vLLM's code.
 func TestServersThatDoNotStart(t *testing.T) {
 	t.Parallel()
 	engineFailed := func(exception string) []string {
@@ -25,26 +25,26 @@ func TestServersThatDoNotStart(t *testing.T) {
 		name  string
 		flags string
 		code  int
-		want  []string // in this order
+		want  []string // parts of the log in this order
 	}{
 		{"out of memory", "--sim-fault oom-start", 1, engineFailed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of 16.00 GiB")},
 		{"an engine that is killed", "--sim-fault die-loading", 1, []string{"Starting to load model", "Failed core proc(s): {'EngineCore_DP0': -9}\n"}},
-		{"another process gives memory back", "--sim-fault die-profiling", 1,
+		{"another process frees memory", "--sim-fault die-profiling", 1,
 			engineFailed("AssertionError: Error in memory profiling. Initial free memory 15.0 GiB, current free memory 15.5 GiB. This happens when other processes sharing the same container release GPU memory")},
 		{"a full disk", "--sim-fault disk-full", 1, engineFailed("OSError: [Errno 28] No space left on device\n")},
-		{"no more files", "--sim-fault too-many-files", 1, engineFailed("OSError: [Errno 24] Too many open files\n")},
-		{"GPUs that do not find each other", "--sim-fault nccl", 1, engineFailed("torch.distributed.DistBackendError: NCCL error in: ")},
+		{"too many open files", "--sim-fault too-many-files", 1, engineFailed("OSError: [Errno 24] Too many open files\n")},
+		{"an error of NCCL", "--sim-fault nccl", 1, engineFailed("torch.distributed.DistBackendError: NCCL error in: ")},
 		{"a cache that holds no request, without any fault", "--max-model-len 1000000", 1, engineFailed("ValueError: To serve at least one request with the models's max seq len (1000000)")},
-		{"a model that is not there", "--sim-fault model-not-found", 1, []string{
+		{"an unknown model", "--sim-fault model-not-found", 1, []string{
 			"(APIServer pid=", "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.", "Repository Not Found for url: https://huggingface.co/my/model/resolve/main/config.json.",
 			"OSError: my/model is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'"}},
-		{"a model for others", "--sim-fault gated-model", 1, []string{
+		{"a gated model", "--sim-fault gated-model", 1, []string{
 			"huggingface_hub.errors.GatedRepoError: 401 Client Error.", "Access to model my/model is restricted.",
 			"OSError: You are trying to access a gated repo.", "Make sure to have access to it at https://huggingface.co/my/model."}},
 		{"flags that exclude each other, without any fault", "--max-num-seqs 4096", 1, []string{
 			"pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig", "  Value error, max_num_batched_tokens (2048) must be greater than or equal to max_num_seqs (4096). [type=value_error, input_value="}},
 		{"an unknown flag, without any fault", "--no-such-flag", 2, []string{"usage: vllm serve", "vllm serve: error: unrecognized arguments: --no-such-flag\n"}},
-		{"a fault that is none", "--sim-fault oom-lod", 2, []string{`did you mean "oom-load"`}},
+		{"an unknown fault", "--sim-fault oom-lod", 2, []string{`did you mean "oom-load"`}},
 	} {
 		for _, process := range []string{"", " --sim-engine-process"} {
 			t.Run(row.name+process, func(t *testing.T) {
@@ -55,12 +55,12 @@ func TestServersThatDoNotStart(t *testing.T) {
 				}
 				text := s.log()
 				if missing := inOrder(text, row.want); missing != "" {
-					t.Errorf("the log lacks %q in its place", missing)
+					t.Errorf("the log lacks %q, or has it in another order", missing)
 				}
 				if own := strings.Contains(text, "EngineCore_DP0 pid=") && s.engine() != s.cmd.Process.Pid; own && process == "" {
-					t.Error("the engine has a number of its own, and no process")
+					t.Error("the engine has its own PID in the log although it has no process")
 				} else if !own && process != "" && strings.Contains(text, "Starting to load") {
-					t.Error("the engine's lines bear the API server's number")
+					t.Error("the engine's log lines have the API server's PID")
 				}
 			})
 		}
@@ -73,7 +73,7 @@ func TestAPortThatIsTakenIsRefusedBeforeTheLoad(t *testing.T) {
 	_, port, _ := strings.Cut(strings.TrimPrefix(first.url, "http://"), ":")
 	second := startSim(t, "--port", port)
 	if code := second.end().ExitCode(); code != 1 || !strings.Contains(second.log(), "OSError: [Errno 98] Address already in use") || strings.Contains(second.log(), "Starting to load") {
-		t.Errorf("the second server exits with %d", code)
+		t.Errorf("the second server exits with %d, want 1 and vLLM's message before the load", code)
 	}
 }
 
@@ -82,13 +82,13 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name, flags string
-		at          string // the last line before it waits
-		binds       bool   // the port is taken while it waits
-		ready       bool   // in the end
+		at          string // the last log line before the server waits
+		binds       bool   // the port is bound while the server waits
+		ready       bool   // the server becomes ready in the end
 	}{
 		{"a slow load", "--sim-fault slow-start:for=600ms", "Starting to load model", true, true},
 		{"a load that never ends", "--sim-fault never-ready", "Starting to load model", true, false},
-		{"one that ends late", "--sim-fault never-ready:for=600ms --sim-engine-process", "Starting to load model", true, true},
+		{"a load that ends late", "--sim-fault never-ready:for=600ms --sim-engine-process", "Starting to load model", true, true},
 		{"a port that is bound late", "--sim-fault bind-late:for=600ms", "Starting vLLM API server 0 on", false, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -96,17 +96,17 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 			begin := time.Now()
 			s := startSim(t, strings.Fields(row.flags)...)
 			await(t, "the server waits", func() bool { return strings.Contains(s.log(), row.at) })
-			early := func() bool { return !row.ready || time.Since(begin) < 500*time.Millisecond } // else this test was slow
+			early := func() bool { return !row.ready || time.Since(begin) < 500*time.Millisecond } // later the server may be ready, because this test was slow
 			if s.health() != 0 && early() {
-				t.Error("it answers before its time")
+				t.Error("the server answers before it is ready")
 			}
 			if taken := isBound(t, s.url); taken != row.binds && early() {
-				t.Errorf("its port is bound: %v, want %v", taken, row.binds)
+				t.Errorf("the port is bound: %v, want %v", taken, row.binds)
 			}
 			if row.ready {
 				await(t, "the server is ready", func() bool { return s.health() == 200 })
 				if took := time.Since(begin); took < 600*time.Millisecond {
-					t.Errorf("it is ready after %v", took)
+					t.Errorf("the server is ready after %v, want at least 600ms", took)
 				}
 			}
 			s.signal(syscall.SIGTERM)

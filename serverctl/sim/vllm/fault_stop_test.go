@@ -30,15 +30,15 @@ func TestAServerThatStopsSlowly(t *testing.T) {
 	begin := time.Now()
 	s.signal(syscall.SIGTERM)
 	if code := s.end().ExitCode(); code != 0 || alive(engine) {
-		t.Errorf("exit code %d, engine alive: %v", code, alive(engine))
+		t.Errorf("exit code %d, engine alive: %v; want 0 and false", code, alive(engine))
 	}
 	if took := time.Since(begin); took < 700*time.Millisecond {
-		t.Errorf("it ended after %v", took)
+		t.Errorf("the server ended %v after SIGTERM, want at least 700ms", took)
 	}
 	stream.whole(t)
 }
 
-// vLLM 0.14.1 waits for its clients without a limit, as two of three servers with streams in flight did.
+// vLLM 0.14.1 waits for its clients without a limit. Two of three real servers with streams in flight did so.
 func TestAServerThatWaitsForItsClients(t *testing.T) {
 	t.Parallel()
 	for _, process := range []string{"", "--sim-engine-process"} {
@@ -48,8 +48,8 @@ func TestAServerThatWaitsForItsClients(t *testing.T) {
 			stream := s.ask(t.Context(), true, 5000)
 			await(t, "the stream begins", func() bool { return strings.Contains(stream.text(), "w2") })
 			s.signal(syscall.SIGTERM)
-			await(t, "it waits for connections", func() bool { return strings.Contains(s.log(), "Waiting for connections to close.") })
-			await(t, "its port is closed", func() bool { return s.health() == 0 })
+			await(t, "the server waits for connections", func() bool { return strings.Contains(s.log(), "Waiting for connections to close.") })
+			await(t, "the port is closed", func() bool { return s.health() == 0 })
 			await(t, "no more tokens come", func() bool {
 				before := stream.text()
 				time.Sleep(300 * time.Millisecond) // a server without the fault ends at once
@@ -57,20 +57,20 @@ func TestAServerThatWaitsForItsClients(t *testing.T) {
 			})
 			select {
 			case <-s.exited:
-				t.Fatal("it has ended, though a client is there")
+				t.Fatal("the server has ended although a client is connected")
 			case <-stream.ended:
-				t.Fatal("the client was told")
+				t.Fatal("the client's stream has ended")
 			default:
 			}
 			if process != "" && alive(s.engine()) {
-				t.Error("the engine lives on")
+				t.Error("the engine is still alive")
 			}
 			stream.drop()
 			if code := s.end().ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 			if strings.Contains(s.log(), "died unexpectedly") {
-				t.Error("the stopped engine is taken for one that died")
+				t.Error("the log reports the stopped engine as dead")
 			}
 		})
 	}
@@ -103,7 +103,7 @@ func TestADaemonOutlivesItsServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !alive(daemon) {
-		t.Error("the daemon has gone")
+		t.Error("SIGTERM has ended the daemon")
 	}
 }
 
@@ -122,6 +122,6 @@ func TestASegmentThatIsLeftInSharedMemory(t *testing.T) {
 	s.signal(syscall.SIGTERM)
 	s.end()
 	if info, err := os.Stat(m[1]); err != nil || info.Size() != 1<<20 {
-		t.Errorf("the segment has gone: %v", err)
+		t.Errorf("the segment is not left behind: %v", err)
 	}
 }

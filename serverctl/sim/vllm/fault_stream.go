@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// midway is the number of chunks before a stream is spoilt: it has begun, and real answers are longer.
+	// midway is the number of chunks that a client gets before a fault spoils its stream. Real answers are longer.
 	midway = 3
 	// lorisPause is the pause between two bytes of slow-loris.
 	lorisPause = time.Second
@@ -18,7 +18,7 @@ const (
 // An answerAction is a fault that answers instead of the server.
 type answerAction func(w http.ResponseWriter)
 
-// A writeAction is a fault in the writing of an answer. It replaces the write of one piece.
+// A writeAction is a fault while an answer is written. It writes one piece instead of answerWriter.pass.
 type writeAction func(w *answerWriter, piece []byte) (int, error)
 
 var (
@@ -29,9 +29,9 @@ var (
 // An answerWriter writes the answer to one request, unchanged or spoilt by a fault.
 type answerWriter struct {
 	http.ResponseWriter
-	gate  *gate
-	gone  <-chan struct{} // closed when the client has gone or the engine is dead
-	spoil writeAction     // nil without a fault
+	faults *faultHandler
+	gone   <-chan struct{} // closed when the client has disconnected or the engine is dead
+	spoil  writeAction     // nil when no fault spoils the answer
 
 	chunks int
 	began  bool // something was written
@@ -43,7 +43,7 @@ func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write writes a chunk of a stream, or a body.
 func (w *answerWriter) Write(piece []byte) (int, error) {
-	if !w.gate.waitWhileDeaf(w.gone) {
+	if !w.faults.waitWhileSilent(w.gone) {
 		return 0, errGone
 	}
 	if w.spoil != nil {
@@ -65,8 +65,8 @@ func (w *answerWriter) streams() bool { return w.Header().Get("Content-Type") ==
 
 func (w *answerWriter) flush() error { return http.NewResponseController(w.ResponseWriter).Flush() }
 
-// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short stream, or at the
-// beginning of a body.
+// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short
+// stream, or at the beginning of a body.
 func (w *answerWriter) halfway(piece []byte) bool {
 	return !w.streams() || w.chunks >= midway || bytes.HasPrefix(piece, lastChunk)
 }
@@ -77,15 +77,15 @@ func (w *answerWriter) endDead(chat bool) {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
-		w.gate.release().refuseDead(w.ResponseWriter, chat)
+		w.faults.release().refuseDead(w.ResponseWriter, chat)
 	default:
-		source, kind := w.gate.release().log.completionFailed, "completion"
+		source, kind := "serving_completion.py:512", "completion"
 		if chat {
-			source, kind = w.gate.release().log.chatFailed, "chat completion"
+			source, kind = "serving_chat.py:1343", "chat completion"
 		}
-		w.gate.log.apiError(source, "Error in %s stream generator.\n"+
+		w.faults.log.apiError(source, "Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.gate.release().deadEngineMessage()) // fails when the client has gone
+		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has disconnected
 	}
 }
 
@@ -100,11 +100,11 @@ func (w *answerWriter) endWith(message string) error {
 	return w.flush()
 }
 
-// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly different
-// bodies (vllm/entrypoints/openai/api_server.py).
+// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly
+// different bodies (vllm/entrypoints/openai/api_server.py).
 func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
 	kind := "InternalServerError"
-	if chat && !f.modern {
+	if chat && !f.since032 {
 		kind = "Internal Server Error"
 	}
 	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.deadEngineMessage()}).write(w)
@@ -118,7 +118,7 @@ func internalError(w http.ResponseWriter) {
 // webPage is the fault wrong-type: the answer of a proxy instead of the server.
 func webPage(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	// Fails when the client has gone.
+	// Fails when the client has disconnected.
 	_, _ = w.Write([]byte("<!doctype html>\n<html><body><h1>It works!</h1></body></html>\n"))
 }
 
@@ -156,7 +156,7 @@ func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
 	}
-	w.gate.log.apiError("serving_engine.py:820", "Request failed with an internal error during generation")
+	w.faults.log.apiError("serving_engine.py:820", "Request failed with an internal error during generation")
 	if err := w.endWith("Internal server error"); err != nil {
 		return 0, err
 	}

@@ -8,17 +8,18 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// These are the texts with which vLLM dies, from 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57; each version has its
-// own names. serverctl's rules read them. They come from the sources, or from vLLM's log on a CPU. Those that only a GPU produces (out of
-// memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks are shortened.
+// vLLM logs these texts when it dies, and serverctl's rules read them. All versions get the texts of 0.14.1 with torch
+// 2.9.1, huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts
+// that only a GPU produces (out of memory, illegal accesses, NCCL) come from logs that users have published. Tracebacks
+// are shortened.
 
-// packages is the directory of the Python modules in vLLM's image.
+// packages is the directory of the Python packages in vLLM's image.
 const packages = "/usr/local/lib/python3.12/dist-packages"
 
 // deadEngine is the log's message about a dead engine (vllm/v1/engine/exceptions.py).
 const deadEngine = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
-// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 tells them less than its log.
+// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 says less to clients than in its log.
 func (f *release) deadEngineMessage() string {
 	if f.version == "0.33.0" {
 		return "The server had an error while processing your request."
@@ -62,7 +63,8 @@ func diskFull(*sim.Profile, sim.Options) string { return "OSError: [Errno 28] No
 
 func tooManyFiles(*sim.Profile, sim.Options) string { return "OSError: [Errno 24] Too many open files" }
 
-// profilingDisturbed returns the failed assertion of vllm/v1/worker/gpu_worker.py, for the free memory in GiB before and after.
+// profilingDisturbed returns the failed assertion of vllm/v1/worker/gpu_worker.py, for the free memory in GiB before
+// and after.
 func profilingDisturbed(before, after float64) string {
 	return fmt.Sprintf("AssertionError: Error in memory profiling. Initial free memory %s GiB, current free memory %s GiB. "+
 		"This happens when other processes sharing the same container release GPU memory while vLLM is profiling during "+
@@ -70,7 +72,7 @@ func profilingDisturbed(before, after float64) string {
 		roundGiB(before), roundGiB(after))
 }
 
-// disturbed is profilingDisturbed after another process has freed a sixteenth of the GPU.
+// disturbed returns the assertion for another process that frees a sixteenth of the GPU's memory.
 func disturbed(p *sim.Profile, _ sim.Options) string {
 	return profilingDisturbed(p.Memory.GPUGiB*15/16, p.Memory.GPUGiB-0.5)
 }
@@ -85,7 +87,8 @@ func tooLittleFree(free, total, utilization float64) string {
 // requestID is a request ID of Hugging Face.
 const requestID = "(Request ID: Root=1-695139c1-20c276683bbfa05022511a7b;379c2def-ca77-4fc6-9489-6fc1f7a44e40)"
 
-// modelNotFound returns the exceptions of huggingface_hub (utils/_http.py) and of transformers (utils/hub.py) for an unknown model.
+// modelNotFound returns the exceptions of huggingface_hub (utils/_http.py) and of transformers (utils/hub.py) for an
+// unknown model.
 func modelNotFound(_ *sim.Profile, o sim.Options) string {
 	return "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. " + requestID + "\n\n" +
 		"Repository Not Found for url: https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -97,7 +100,7 @@ func modelNotFound(_ *sim.Profile, o sim.Options) string {
 			"`hf auth login` or by passing `token=<your_token>`")
 }
 
-// gatedModel returns the same for a gated model.
+// gatedModel returns the exceptions of the same two libraries for a gated model.
 func gatedModel(_ *sim.Profile, o sim.Options) string {
 	denied := "401 Client Error. " + requestID + "\n\n" +
 		"Cannot access gated repo for url https://huggingface.co/" + o.Source() + "/resolve/main/config.json.\n" +
@@ -108,7 +111,7 @@ func gatedModel(_ *sim.Profile, o sim.Options) string {
 			o.Source()+".\n"+denied)
 }
 
-// caused joins an exception to the one that it caused.
+// caused returns an exception of transformers that the exception before it caused.
 func caused(next string) string {
 	return "\nThe above exception was the direct cause of the following exception:\n\nTraceback (most recent call last):\n" +
 		"  File \"" + packages + "/transformers/utils/hub.py\", line 543, in cached_files\n    raise OSError(\n" + next
@@ -121,12 +124,12 @@ func frame(file string, line int, function, code string) string {
 
 const traceback = "Traceback (most recent call last):\n"
 
-// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its logger's record, then
-// Python's traceback, as 0.14.1 does on a CPU.
+// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its
+// logger's record, then Python's traceback, as 0.14.1 does on a CPU.
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
-	l.engineError(l.release.log.engineFailed, "EngineCore failed to start.\n%s", trace)
+	l.engineError("core.py:936", "EngineCore failed to start.\n%s", trace)
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
@@ -136,22 +139,22 @@ func (l *logger) engineFatal(exception string) {
 		frame("vllm/v1/engine/core.py", 929, "run_engine_core", "engine_core.run_busy_loop()") +
 		frame("vllm/v1/engine/core.py", 956, "run_busy_loop", "self._process_engine_step()") +
 		frame("vllm/v1/engine/core.py", 989, "_process_engine_step", "outputs, model_executed = self.step_fn()") + exception
-	l.engineError(l.release.log.dumping, "Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.release.version)
-	l.engineError(l.release.log.engineFatal, "EngineCore encountered a fatal error.\n%s", trace)
+	l.engineError("dump_input.py:72", "Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.release.version)
+	l.engineError("core.py:938", "EngineCore encountered a fatal error.\n%s", trace)
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost logs that the API server has lost its engine. An engine that logged nothing is found by its process
-// (monitor_engine_cores in vllm/v1/engine/core_client.py).
+// engineLost logs that the API server has lost its engine. An engine that died without a log line is noticed by the end
+// of its process (monitor_engine_cores in vllm/v1/engine/core_client.py).
 func (l *logger) engineLost(logged bool) {
 	switch {
 	case logged:
-	case l.release.modern:
-		l.line(apiServer, "WARNING", l.release.log.engineLost, "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
+	case l.release.since032:
+		l.line(apiServer, "WARNING", "core_client.py:610", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
 	default:
-		l.apiError(l.release.log.engineLost, "Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
+		l.apiError("core_client.py:610", "Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
 	}
-	l.apiError(l.release.log.outputFailed, "AsyncLLM output_handler failed.\n%s", traceback+
+	l.apiError("async_llm.py:546", "AsyncLLM output_handler failed.\n%s", traceback+
 		frame("vllm/v1/engine/async_llm.py", 502, "output_handler", "outputs = await engine_core.get_output_async()")+
 		frame("vllm/v1/engine/core_client.py", 899, "get_output_async", "raise self._format_exception(outputs) from None")+
 		"vllm.v1.engine.exceptions.EngineDeadError: "+deadEngine)
@@ -162,18 +165,18 @@ func (l *logger) apiFailed(exception string) {
 	l.trace(apiServer, traceback+"  File \"/usr/local/bin/vllm\", line 10, in <module>\n    sys.exit(main())\n"+exception)
 }
 
-// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the engine's exit code,
-// or minus its signal.
+// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the
+// engine's exit code, or minus its signal.
 func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",
 			f.engine, exit)
 }
 
-// adapt returns the text of a failed start as the version has it. Package sim has the texts of 0.14.1; later versions corrected
-// "models's".
+// adapt returns the text of a failed start in the words of the version. Package sim has the texts of 0.14.1; later
+// versions corrected "models's".
 func (f *release) adapt(text string) string {
-	if f.modern {
+	if f.since032 {
 		return strings.Replace(text, "models's max seq len", "model's max seq len", 1)
 	}
 	return text

@@ -12,25 +12,25 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP API and its end.
-// The engine in virtual time has none.
+// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP
+// API and its end. The engine in virtual time has none.
 type Fault struct {
 	Kind    string
 	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
-	At      time.Duration // since the start of the process
+	At      time.Duration // time since the start of the process
 	Request int           // the number of the completion request, from 1; failed requests count
-	Running int           // requests that run
-	P       float64       // chance that a completion request triggers it
-	Seed    uint64        // of that chance
-	For     time.Duration // how long it lasts; 0 means to the end
+	Running int           // the fault begins at this number of running requests
+	P       float64       // chance that a completion request triggers the fault
+	Seed    uint64        // seed of the random numbers for P
+	For     time.Duration // how long the fault lasts; 0 means until the server ends
 	Bytes   int64
 	Count   int
 
-	text string // as it was given
-	kind *kind
+	text string // the fault as the user wrote it
+	kind *faultKind
 }
 
-// String returns the fault as it was given.
+// String returns the fault as the user wrote it.
 func (f Fault) String() string { return f.text }
 
 // Faults are the faults of one server.
@@ -50,19 +50,20 @@ type FaultError struct{ Text string }
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A kind describes one kind of fault. A kind with start acts during the start, one with act on the whole server under load, and one
-// with answer or write on single requests. The code that stops the server looks up the others by name.
-type kind struct {
+// A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under
+// load, and one with answer or write on single requests. The code that stops the server looks up all other kinds by
+// name.
+type faultKind struct {
 	name     string
-	keys     []string // its keys other than triggers
-	trigger  bool     // at=, request=, running= and p= trigger it
-	defaults Fault    // without keys
+	keys     []string // the kind's keys other than triggers
+	trigger  bool     // the fault accepts at=, request=, running= and p=
+	defaults Fault    // the fault without keys
 
 	point startPoint
 	start startAction
-	last  func(*sim.Profile, sim.Options) string // the exception of which the engine, or the API server, dies
+	last  func(*sim.Profile, sim.Options) string // the exception that ends the engine or the API server
 
-	act    func(*gate, Fault)
+	act    func(*faultHandler, Fault)
 	answer answerAction
 	write  writeAction
 }
@@ -70,14 +71,14 @@ type kind struct {
 // defaultRequest triggers the faults under load by default. By then a server is warmed up.
 const defaultRequest = 10
 
-// lasting are the keys of faults that last.
+// lasting has the key of faults with a duration.
 var lasting = []string{"for"}
 
 // defaultLoad has the default trigger of a fault under load.
 var defaultLoad = Fault{Trigger: "request", Request: defaultRequest}
 
-// kinds are all faults in the order of a server's life. docs/simulator.md describes them.
-var kinds = []kind{
+// faultKinds are all faults in the order of a server's life. docs/simulator.md describes them.
+var faultKinds = []faultKind{
 	{name: "model-not-found", point: atBegin, start: raise, last: modelNotFound},
 	{name: "gated-model", point: atBegin, start: raise, last: gatedModel},
 	{name: "never-ready", point: whileLoading, keys: lasting, start: delay},
@@ -87,26 +88,26 @@ var kinds = []kind{
 	{name: "die-profiling", point: whileProfiling, start: raise, last: disturbed},
 	{name: "bind-late", point: beforeListening, keys: lasting, defaults: Fault{For: 5 * time.Second}, start: delay},
 
-	// Without a trigger these act during the start, with one under load.
+	// These faults act during the start without a trigger, and under load with one.
 	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: diskFull},
+		act: (*faultHandler).killEngine, last: diskFull},
 	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: tooManyFiles},
+		act: (*faultHandler).killEngine, last: tooManyFiles},
 	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*gate).killEngine, last: ncclFailed},
+		act: (*faultHandler).killEngine, last: ncclFailed},
 
-	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: outOfMemory},
-	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine, last: illegalAccess},
-	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).killEngine},
-	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*gate).exit},
-	{name: "crash", trigger: true, defaults: defaultLoad, act: (*gate).crash},
-	{name: "hang", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).hang},
-	{name: "no-acceptance", keys: lasting, trigger: true, defaults: Fault{Trigger: "at"}, act: (*gate).rejectDrafts},
-	{name: "deaf", keys: lasting, trigger: true, defaults: defaultLoad, act: (*gate).deaf},
-	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*gate).flood,
+	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: outOfMemory},
+	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: illegalAccess},
+	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine},
+	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*faultHandler).exit},
+	{name: "crash", trigger: true, defaults: defaultLoad, act: (*faultHandler).crash},
+	{name: "hang", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).hang},
+	{name: "no-acceptance", keys: lasting, trigger: true, defaults: Fault{Trigger: "at"}, act: (*faultHandler).rejectDrafts},
+	{name: "deaf", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).ignoreClients},
+	{name: "flood", keys: []string{"bytes"}, trigger: true, act: (*faultHandler).flood,
 		defaults: Fault{Trigger: "request", Request: defaultRequest, Bytes: 1 << 30}},
-	{name: "stop", trigger: true, defaults: defaultLoad, act: (*gate).stopItself},
-	{name: "zombies", keys: []string{"n"}, trigger: true, defaults: Fault{Trigger: "at", Count: 8}, act: (*gate).zombies},
+	{name: "stop", trigger: true, defaults: defaultLoad, act: (*faultHandler).stopItself},
+	{name: "zombies", keys: []string{"n"}, trigger: true, defaults: Fault{Trigger: "at", Count: 8}, act: (*faultHandler).zombies},
 
 	{name: "status-500", keys: lasting, trigger: true, defaults: defaultLoad, answer: internalError},
 	{name: "wrong-type", keys: lasting, trigger: true, defaults: defaultLoad, answer: webPage},
@@ -123,10 +124,10 @@ var kinds = []kind{
 	{name: "leak-gpu", keys: lasting},
 }
 
-// faultKinds returns the names of all kinds.
-func faultKinds() []string {
-	names := make([]string, len(kinds))
-	for i, k := range kinds {
+// faultNames returns the names of all kinds.
+func faultNames() []string {
+	names := make([]string, len(faultKinds))
+	for i, k := range faultKinds {
 		names[i] = k.name
 	}
 	return names
@@ -147,11 +148,11 @@ func parseFaults(texts ...string) (Faults, error) {
 
 func parseFault(text string) (Fault, error) {
 	name, rest, keyed := strings.Cut(text, ":")
-	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+	i := slices.IndexFunc(faultKinds, func(k faultKind) bool { return k.name == name })
 	if i < 0 {
 		return Fault{}, unknownKind(name)
 	}
-	k := &kinds[i]
+	k := &faultKinds[i]
 	f := k.defaults
 	f.Kind, f.text, f.kind = name, text, k
 	var seen []string
@@ -171,7 +172,7 @@ func parseFault(text string) (Fault, error) {
 }
 
 func unknownKind(name string) error {
-	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultKinds()))}
+	return &FaultError{fmt.Sprintf("there is no fault %q; %s", name, space.DidYouMean(name, faultNames()))}
 }
 
 func (f *Fault) wrong(format string, args ...any) error {
@@ -271,7 +272,7 @@ func (f *Fault) check(seen []string) error {
 	}
 	ofRequests := f.kind.answer != nil || f.kind.write != nil
 	if ofRequests && slices.Contains(seen, "for") && f.Trigger != "at" {
-		return f.wrong("for= needs at= as well, because it lasts from a time on")
+		return f.wrong("for= needs at= as well: the fault lasts for= from that time on")
 	}
 	if f.kind.start != nil && f.kind.act != nil && slices.Contains(seen, "for") && f.Trigger == "" {
 		return f.wrong("for= is how long the API server outlives its engine under load; give a trigger as well, such as request=10")

@@ -14,40 +14,40 @@ import (
 func TestParseFaults(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
-		want       Fault  // its trigger and values
-		wrong      string // in the error; empty when it parses
+		want       Fault  // only its trigger and values
+		wrong      string // part of the error; empty when the fault is valid
 	}{
-		{"a kind alone has its usual trigger", "oom-load", Fault{Trigger: "request", Request: 10}, ""},
-		{"a kind of the start has none", "oom-start", Fault{}, ""},
-		{"another trigger takes the place of the usual one", "oom-load:running=4,for=1s", Fault{Trigger: "running", Request: 10, Running: 4, For: time.Second}, ""},
+		{"a kind alone has its default trigger", "oom-load", Fault{Trigger: "request", Request: 10}, ""},
+		{"a fault of the start has no trigger", "oom-start", Fault{}, ""},
+		{"a given trigger replaces the default one", "oom-load:running=4,for=1s", Fault{Trigger: "running", Request: 10, Running: 4, For: time.Second}, ""},
 		{"a time after the start", "hang:at=1m30s", Fault{Trigger: "at", Request: 10, At: 90 * time.Second}, ""},
 		{"a chance with its seed", "status-500:p=0.25,seed=7", Fault{Trigger: "p", Request: 10, P: 0.25, Seed: 7}, ""},
 		{"bytes with a unit", "flood:bytes=64MiB", Fault{Trigger: "request", Request: 10, Bytes: 64 << 20}, ""},
-		{"bytes without", "leak-shm:bytes=4096", Fault{Bytes: 4096}, ""},
-		{"how many", "zombies:n=3,at=0s", Fault{Trigger: "at", Count: 3}, ""},
-		{"disk-full strikes at the start", "disk-full", Fault{}, ""},
-		{"disk-full strikes under load when told so", "disk-full:request=5", Fault{Trigger: "request", Request: 5}, ""},
-		{"requests that come in a time", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
+		{"bytes without a unit", "leak-shm:bytes=4096", Fault{Bytes: 4096}, ""},
+		{"a number of processes", "zombies:n=3,at=0s", Fault{Trigger: "at", Count: 3}, ""},
+		{"disk-full acts at the start", "disk-full", Fault{}, ""},
+		{"disk-full with a trigger acts under load", "disk-full:request=5", Fault{Trigger: "request", Request: 5}, ""},
+		{"all requests of two seconds", "wrong-type:at=1s,for=2s", Fault{Trigger: "at", Request: 10, At: time.Second, For: 2 * time.Second}, ""},
 
-		{"a kind that is nearly one", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"?`},
-		{"a kind that is like none", "meteorite", Fault{}, `there is no fault "meteorite"; use one of model-not-found, gated-model, `},
-		{"nothing", "", Fault{}, `there is no fault ""`},
-		{"a key that nothing has", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
+		{"a misspelt kind", "oom-lod", Fault{}, `there is no fault "oom-lod"; did you mean "oom-load"?`},
+		{"an unknown kind", "meteorite", Fault{}, `there is no fault "meteorite"; use one of model-not-found, gated-model, `},
+		{"an empty text", "", Fault{}, `there is no fault ""`},
+		{"an unknown key", "hang:after=3s", Fault{}, `it has no key "after"; it has at=, request=, running=, p=, seed=, for=`},
 		{"a key of another kind", "hang:bytes=3", Fault{}, `it has no key "bytes"`},
 		{"a trigger for a fault of the start", "oom-start:request=3", Fault{}, `it has no keys, so "request" is wrong`},
 		{"a key without value", "hang:for", Fault{}, "for=: it must be a time with its unit"},
 		{"a time without unit", "hang:for=3", Fault{}, "for=3: it must be a time with its unit"},
-		{"no time at all", "slow-start:for=0s", Fault{}, "for=0s: it must be a time"},
-		{"a time before the start", "hang:at=-1s", Fault{}, "at=-1s: it must be a time"},
+		{"a duration of 0", "slow-start:for=0s", Fault{}, "for=0s: it must be a time"},
+		{"a negative time", "hang:at=-1s", Fault{}, "at=-1s: it must be a time"},
 		{"requests are counted from 1", "hang:request=0", Fault{}, "request=0: it must be a number from 1"},
 		{"a chance above 1", "hang:p=1.5", Fault{}, "p=1.5: it must be a chance above 0 and at most 1"},
-		{"no chance", "hang:p=NaN", Fault{}, "p=NaN: it must be a chance"},
-		{"more bytes than there are", "flood:bytes=9999999999GiB", Fault{}, "it must be a number of bytes"},
+		{"a chance that is not a number", "hang:p=NaN", Fault{}, "p=NaN: it must be a chance"},
+		{"more bytes than 64 bits can count", "flood:bytes=9999999999GiB", Fault{}, "it must be a number of bytes"},
 		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when the fault begins; give one of them"},
 		{"a key twice", "hang:at=1s,at=2s", Fault{}, "at= is given twice"},
 		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= needs p="},
-		{"a time for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well, because it lasts from a time on"},
-		{"how long an API server outlives an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
+		{"a duration for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well: the fault lasts for= from that time on"},
+		{"a duration for an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			faults, err := parseFaults(row.text)
@@ -81,13 +81,13 @@ func TestFromArgsTakesItsOwnFlagsOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := strings.Fields("my/model --max-num-seqs 8 --port 1"); !slices.Equal(rest, want) {
-		t.Errorf("left are %q, want %q", rest, want)
+		t.Errorf("the remaining args are %q, want %q", rest, want)
 	}
 	if want := strings.Fields("--sim-profile=small-fast --sim-gpu=/other --sim-fault=oom-start --sim-fault=hang:at=5s --sim-fault=daemon --sim-fault=flood:bytes=1KiB"); !slices.Equal(s.ownArgs(), want) || !s.EngineProcess {
-		t.Errorf("the server is %q, want %q, and has a process for its engine: %v", s.ownArgs(), want, s.EngineProcess)
+		t.Errorf("ownArgs = %q, want %q; EngineProcess is %v, want true", s.ownArgs(), want, s.EngineProcess)
 	}
 	if s, rest, err = FromArgs([]string{"--port", "1", "--sim-gpu"}, func(string) string { return "" }); err != nil || s.Profile.Name != defaultProfile || s.GPU != "" || len(rest) != 3 {
-		t.Errorf("a flag without its value: %+v, %q, %v; it is left for vLLM to refuse", s, rest, err)
+		t.Errorf("a flag without its value: %+v, %q, %v; want it left for vLLM to refuse", s, rest, err)
 	}
 	if _, _, err = FromArgs(nil, getenv); err != nil {
 		t.Error(err)
@@ -106,8 +106,8 @@ func TestFaultsThatNeedMoreSaySo(t *testing.T) {
 	}{
 		{"a leak without a GPU", Server{Faults: parsed(t, "leak-gpu"), Reexec: []string{"x"}}, "give --sim-gpu"},
 		{"a daemon of a program that cannot start itself", Server{Faults: parsed(t, "daemon")}, "needs Server.Reexec"},
-		{"zombies likewise", Server{Faults: parsed(t, "zombies")}, "needs Server.Reexec"},
-		{"an engine's process likewise", Server{EngineProcess: true}, "needs Server.Reexec"},
+		{"zombies of a program that cannot start itself", Server{Faults: parsed(t, "zombies")}, "needs Server.Reexec"},
+		{"an engine process of a program that cannot start itself", Server{EngineProcess: true}, "needs Server.Reexec"},
 	} {
 		err := row.server.Serve(t.Context(), nil)
 		if _, ours := errors.AsType[*FaultError](err); !ours || !strings.Contains(err.Error(), row.want) {
@@ -125,15 +125,15 @@ func parsed(t *testing.T, texts ...string) Faults {
 	return faults
 }
 
-// The seed of a fault decides which requests it affects: the same ones in every run.
-func TestTheChanceOfAFaultIsThatOfItsSeed(t *testing.T) {
+// The seed of a fault decides which requests the fault hits, so every run hits the same requests.
+func TestASeedDecidesWhichRequestsAFaultHits(t *testing.T) {
 	small := profile(t, "small-fast")
 	engine, err := sim.NewEngine(small, small.Defaults)
 	if err != nil {
 		t.Fatal(err)
 	}
 	hits := func(text string) (numbers []int) {
-		g := newGate(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
+		g := newFaultHandler(&Server{Faults: parsed(t, text)}, nil, newLive(engine), nil, time.Now())
 		for range 1000 {
 			number, fault, _ := g.enter(func() {})
 			if fault != nil {
@@ -162,7 +162,7 @@ func TestTheDocumentHasEveryFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, kind := range faultKinds() {
+	for _, kind := range faultNames() {
 		if !strings.Contains(string(text), "\n| `"+kind+"` |") {
 			t.Errorf("docs/simulator.md has no row for %s", kind)
 		}

@@ -14,8 +14,8 @@ const (
 	defaultProfile = "h200-llama70b-fp8"
 )
 
-// FromArgs removes the simulator's own flags from a command line of vLLM. It returns the server that they describe, and the rest of the
-// args for Serve:
+// FromArgs removes the simulator's own flags from a command line of vLLM. It returns the server that they describe, and
+// the rest of the args for Serve:
 //
 //	--sim-profile NAME    or TUNER_SIM_PROFILE; the default is h200-llama70b-fp8
 //	--sim-fault FAULT     any number of times, in addition to TUNER_SIM_FAULTS

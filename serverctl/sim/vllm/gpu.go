@@ -16,17 +16,18 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that process. It counts while
-// the process lives, so that the memory becomes free however the process ends, as with a real driver. A file named leak-… is memory in
-// use without a process, until the time in the file. The file total has the size in MiB.
+// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that
+// process. It counts while the process lives, so that the memory becomes free however the process ends, as with a real
+// driver. A file named leak-… is memory in use without a process, until the time in the file. The file total has the
+// size in MiB.
 type fakeGPU struct{ dir string }
 
 // A holding is the content of one such file.
 type holding struct {
-	PID   int       `json:"pid,omitempty"`   // the holder; a leak counts when this process has ended; 0 means no process
-	Start uint64    `json:"start,omitempty"` // of that process, in clock ticks since boot, because the kernel reuses PIDs
+	PID   int       `json:"pid,omitempty"`   // the process that holds the memory; a leak counts when it has ended; 0 means no process
+	Start uint64    `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64   `json:"mib"`
-	Until time.Time `json:"until,omitzero"` // of a leak; zero means for ever
+	Until time.Time `json:"until,omitzero"` // end of a leak; zero means for ever
 }
 
 const (
@@ -76,7 +77,7 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the size in MiB, or otherwise when no server has opened the GPU yet.
+// total returns the size in MiB. When no server has opened the GPU yet, it returns otherwise.
 func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	size := otherwise
 	err := g.read(totalFile, &size)
@@ -100,7 +101,7 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 		var h holding
 		err := g.read(file.Name(), &h)
 		switch {
-		case errors.Is(err, fs.ErrNotExist): // released in the meantime
+		case errors.Is(err, fs.ErrNotExist): // its process has released the memory in the meantime
 		case err != nil:
 			return 0, nil, err
 		case leak && !lives(h) && (h.Until.IsZero() || now.Before(h.Until)):
@@ -114,8 +115,8 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 	return mib, living, nil
 }
 
-// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does a zombie, whose
-// memory is free already.
+// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does
+// a zombie, whose memory is free already.
 func lives(h holding) bool {
 	if h.PID == 0 {
 		return false
@@ -124,8 +125,8 @@ func lives(h holding) bool {
 	return err == nil && alive && start == h.Start
 }
 
-// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of /proc/PID/stat,
-// proc_pid_stat(5)). The second field is a name in parentheses with any characters.
+// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of
+// /proc/PID/stat, proc_pid_stat(5)). The second field is a name in parentheses with any characters.
 func processStart(pid int) (start uint64, alive bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -133,7 +134,7 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 	}
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	const (
-		state     = 0 // the rest begins with field 3, the state
+		state     = 0 // the text after the name begins with field 3, the state
 		startTime = 22 - 3
 	)
 	if len(fields) <= startTime {
@@ -146,9 +147,9 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 // A memory is the GPU memory that this process holds. The zero memory belongs to a server without a GPU.
 type memory struct {
 	gpu     *fakeGPU
-	free    float64 // MiB before anything was held
+	free    float64 // MiB that were free before this process held any
 	holding holding
-	leak    *Fault // nil when the memory is released at the end
+	leak    *Fault // the fault leak-gpu; nil when the memory is free at the end
 
 	mu       sync.Mutex // guards holding and released
 	released bool
@@ -198,8 +199,8 @@ func (m *memory) hold(mib float64) error {
 	return errors.Join(m.updateLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
 }
 
-// disturbed returns vLLM's refusal when another process has released memory since the start: as much is free as before the weights, or
-// more.
+// disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much
+// memory is free as before the weights were loaded.
 func (m *memory) disturbed() error {
 	if m.gpu == nil {
 		return nil
@@ -232,7 +233,7 @@ func (m *memory) updateLeak() error {
 	return m.gpu.put(leakPrefix+strconv.Itoa(leak.PID), leak)
 }
 
-// keepLeaking calls updateLeak until release.
+// keepLeaking calls updateLeak every leakEvery until release stops it.
 func (m *memory) keepLeaking() {
 	for {
 		select {
@@ -256,7 +257,7 @@ func (m *memory) release() {
 	close(m.stop)
 	m.keeper.Wait()
 	if m.leak != nil {
-		_ = m.updateLeak() // as in keepLeaking
+		_ = m.updateLeak() // fails when a test has removed its directory
 		return
 	}
 	// The file does not count after the end of the process, so an error does no harm.

@@ -36,7 +36,7 @@ func writeHolding(t *testing.T, dir, name string, h holding) {
 	}
 }
 
-func TestWhatCountsAsHeld(t *testing.T) {
+func TestWhichHoldingsCount(t *testing.T) {
 	own := os.Getpid()
 	start, alive, err := processStart(own)
 	if err != nil || !alive {
@@ -49,14 +49,14 @@ func TestWhatCountsAsHeld(t *testing.T) {
 		want       float64
 	}{
 		{"a living process", fmt.Sprint(own), holding{PID: own, Start: start, MiB: 100}, 100},
-		{"one that got the number of a dead one", fmt.Sprint(own), holding{PID: own, Start: start - 1, MiB: 100}, 0},
-		{"a number that nobody has", "999999999", holding{PID: 999999999, Start: 1, MiB: 100}, 0},
+		{"a living process that reuses the PID of a dead one", fmt.Sprint(own), holding{PID: own, Start: start - 1, MiB: 100}, 0},
+		{"a PID without a process", "999999999", holding{PID: 999999999, Start: 1, MiB: 100}, 0},
 		{"a leak for ever", "leak-by-hand", holding{MiB: 100}, 100},
-		{"a leak until later", "leak-by-hand", holding{MiB: 100, Until: later}, 100},
-		{"a leak that is over", "leak-by-hand", holding{MiB: 100, Until: earlier}, 0},
-		{"a leak of a process that lives", "leak-1", holding{PID: own, Start: start, MiB: 100, Until: later}, 0},
-		{"a leak of a process that has gone", "leak-1", holding{PID: own, Start: start - 1, MiB: 100, Until: later}, 100},
-		{"a file that is half written", ".new-123", holding{MiB: 100}, 0},
+		{"a leak that ends in an hour", "leak-by-hand", holding{MiB: 100, Until: later}, 100},
+		{"a leak that ended a second ago", "leak-by-hand", holding{MiB: 100, Until: earlier}, 0},
+		{"a leak of a living process", "leak-1", holding{PID: own, Start: start, MiB: 100, Until: later}, 0},
+		{"a leak of a dead process", "leak-1", holding{PID: own, Start: start - 1, MiB: 100, Until: later}, 100},
+		{"a temporary file", ".new-123", holding{MiB: 100}, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -74,20 +74,20 @@ func TestWhatCountsAsHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := (&fakeGPU{dir: dir}).used(time.Now()); err == nil || !strings.Contains(err.Error(), "leak-x") {
-		t.Errorf("used = %v, want the name of the file that is none", err)
+		t.Errorf("used = %v, want the name of the malformed file", err)
 	}
 }
 
-func TestAServerHoldsTheGPUUntilItEndsHoweverThatIs(t *testing.T) {
+func TestAServerHoldsTheGPUUntilItEnds(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name  string
 		flags []string
 		end   os.Signal
 	}{
-		{"in good order", nil, syscall.SIGTERM},
-		{"killed", nil, syscall.SIGKILL},
-		{"in good order, with an engine of its own", []string{"--sim-engine-process"}, syscall.SIGTERM},
+		{"stopped by SIGTERM", nil, syscall.SIGTERM},
+		{"killed by SIGKILL", nil, syscall.SIGKILL},
+		{"stopped by SIGTERM, with an engine process", []string{"--sim-engine-process"}, syscall.SIGTERM},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -100,7 +100,7 @@ func TestAServerHoldsTheGPUUntilItEndsHoweverThatIs(t *testing.T) {
 			s.signal(row.end)
 			s.end()
 			if used, _ := usedMiB(t, dir); used != 0 {
-				t.Errorf("%v MiB are held after its end", used)
+				t.Errorf("%v MiB are held after the server's end, want 0", used)
 			}
 		})
 	}
@@ -122,7 +122,7 @@ func TestAServerRefusesAGPUThatIsNotFree(t *testing.T) {
 }
 
 // vLLM's assertion fails when another process releases memory while the engine profiles.
-func TestMemoryThatComesBackDuringTheProfileRun(t *testing.T) {
+func TestMemoryThatIsFreedDuringTheProfileRun(t *testing.T) {
 	dir := t.TempDir()
 	writeHolding(t, dir, "leak-other", holding{MiB: 4096})
 	s := &Server{Profile: profile(t, "small-fast"), GPU: dir}
@@ -135,13 +135,13 @@ func TestMemoryThatComesBackDuringTheProfileRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.disturbed(); err != nil {
-		t.Errorf("undisturbed: %v", err)
+		t.Errorf("disturbed = %v before any memory was freed", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "leak-other")); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.disturbed(); err == nil || !strings.Contains(err.Error(), "Initial free memory 12.0 GiB, current free memory 14.0 GiB.") {
-		t.Errorf("disturbed = %v", err)
+		t.Errorf("disturbed = %v, want both sizes of free memory", err)
 	}
 }
 
@@ -153,9 +153,9 @@ func TestMemoryThatLeaks(t *testing.T) {
 		end   os.Signal
 		back  bool
 	}{
-		{"for a second, of a server that was killed", "--sim-fault leak-gpu:for=1s", syscall.SIGKILL, true},
-		{"for a second, of one that ended in good order", "--sim-fault leak-gpu:for=1s --sim-engine-process", syscall.SIGTERM, true},
-		{"for ever", "--sim-fault leak-gpu", syscall.SIGKILL, false},
+		{"a killed server leaks for a second", "--sim-fault leak-gpu:for=1s", syscall.SIGKILL, true},
+		{"a stopped server leaks for a second", "--sim-fault leak-gpu:for=1s --sim-engine-process", syscall.SIGTERM, true},
+		{"a killed server leaks for ever", "--sim-fault leak-gpu", syscall.SIGKILL, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -167,12 +167,12 @@ func TestMemoryThatLeaks(t *testing.T) {
 			ended := time.Now()
 			used, holders := usedMiB(t, dir)
 			if took := time.Since(ended); took < 500*time.Millisecond && (used != held || len(holders) != 0) {
-				t.Errorf("%v of %v MiB are in use %v after its end, by %v", used, held, took, holders)
+				t.Errorf("%v of %v MiB are in use %v after the server's end, by %v", used, held, took, holders)
 			}
 			if !row.back {
 				used, _, err := (&fakeGPU{dir: dir}).used(ended.Add(1000 * time.Hour))
 				if err != nil || used != held {
-					t.Errorf("%v MiB after a thousand hours, %v", used, err)
+					t.Errorf("%v MiB are in use after a thousand hours, %v", used, err)
 				}
 				return
 			}
@@ -199,24 +199,22 @@ func TestNvidiaSMI(t *testing.T) {
 	for _, row := range []struct {
 		name, args string
 		code       int
-		want       string // all of it, or its beginning with …
+		want       string // the whole output, or its beginning followed by …
 	}{
-		{"what the tuner asks", "--query-gpu=index,uuid,driver_version,memory.total,memory.used,memory.free,mig.mode.current,name --format=csv,noheader,nounits", 0,
+		{"the tuner's query", "--query-gpu=index,uuid,driver_version,memory.total,memory.used,memory.free,mig.mode.current,name --format=csv,noheader,nounits", 0,
 			"0, GPU-simulated-0000-0000-0000-000000000000, simulated, 16384, 14846, 1538, Disabled, Simulated GPU\n"},
 		{"with header and units", "--query-gpu=memory.used,utilization.gpu,temperature.gpu --format=csv", 0, "memory.used [MiB], utilization.gpu [%], temperature.gpu\n14846 MiB, 100 %, 60\n"},
 		{"an old name of a field", "--format=csv,noheader --query-gpu=clocks_throttle_reasons.active", 0, "0x0000000000000000\n"},
-		{"who holds memory", "--query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader,nounits", 0,
+		{"the processes that hold memory", "--query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader,nounits", 0,
 			fmt.Sprintf("%d, 14746, GPU-simulated-0000-0000-0000-000000000000\n", own)},
-		{"one GPU of one", "-i 0 --query-gpu=index --format=csv,noheader", 0, "0\n"},
+		{"the GPU by its index", "-i 0 --query-gpu=index --format=csv,noheader", 0, "0\n"},
 		{"a list", "-L", 0, "GPU 0: Simulated GPU (UUID: GPU-simulated-0000-0000-0000-000000000000)\n"},
-		{"nothing asked", "", 0, "GPU 0: Simulated GPU, 14846 of 16384 MiB in use\n"},
-		{"the fields of GPUs", "--help-query-gpu", 0, "List of valid properties to query for the switch \"--query-gpu=\":\n\n\"index\"\nZero based…"},
-		{"the fields of processes", "--help-query-compute-apps", 0, "List of valid properties to query for the switch \"--query-compute-apps=\":\n\n\"pid\"\n…"},
+		{"no arguments", "", 0, "GPU 0: Simulated GPU, 14846 of 16384 MiB in use\n"},
 		{"an unknown field", "--query-gpu=index,memory.usd --format=csv", 2, "Field \"memory.usd\" is not a valid field to query.\n…"},
 		{"no format", "--query-gpu=index", 2, "\"--format=\" switch is missing.…"},
 		{"an unknown option", "--reset", 2, "Invalid combination of input arguments.…"},
-		{"a loop without its time", "--query-gpu=index --format=csv -lms", 2, "Option \"-lms\" requires a value.…"},
-		{"a loop of no time", "--query-gpu=index --format=csv --loop-ms=0", 2, "Option \"--loop-ms\" has the invalid value \"0\".…"},
+		{"a loop without an interval", "--query-gpu=index --format=csv -lms", 2, "Option \"-lms\" requires a value.…"},
+		{"a loop with an interval of 0", "--query-gpu=index --format=csv --loop-ms=0", 2, "Option \"--loop-ms\" has the invalid value \"0\".…"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -254,7 +252,7 @@ func TestNvidiaSMIInALoop(t *testing.T) {
 	await(t, "the loop shows the server", func() bool { return strings.HasSuffix(out.String(), "\n14746\n") })
 	s.signal(syscall.SIGKILL)
 	s.end()
-	await(t, "the loop shows that it has gone", func() bool { return strings.HasSuffix(out.String(), "\n0\n") })
+	await(t, "the loop shows that the server has ended", func() bool { return strings.HasSuffix(out.String(), "\n0\n") })
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -263,19 +261,19 @@ func TestNvidiaSMIInALoop(t *testing.T) {
 	}
 }
 
-// A loop ends with its reader.
-func TestNvidiaSMIEndsWithItsReader(t *testing.T) {
+// A loop ends when nobody reads its output.
+func TestNvidiaSMIEndsWhenNobodyReads(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	if code := NvidiaSMI(ctx, []string{"--query-gpu=index", "--format=csv", "-lms", "1"}, t.TempDir(), 1, &deafWriter{left: 3}); code != 0 || ctx.Err() != nil {
+	if code := NvidiaSMI(ctx, []string{"--query-gpu=index", "--format=csv", "-lms", "1"}, t.TempDir(), 1, &closedWriter{left: 3}); code != 0 || ctx.Err() != nil {
 		t.Errorf("code %d, %v", code, ctx.Err())
 	}
 }
 
-// A deafWriter takes some writes and then none.
-type deafWriter struct{ left int }
+// A closedWriter accepts left writes and fails the later ones.
+type closedWriter struct{ left int }
 
-func (w *deafWriter) Write(p []byte) (int, error) {
+func (w *closedWriter) Write(p []byte) (int, error) {
 	if w.left--; w.left < 0 {
 		return 0, syscall.EPIPE
 	}

@@ -13,12 +13,12 @@ const (
 	maxBody   = 16 << 20         // bytes: several times the longest context of a model, as text or as token ids
 	smallBody = 64 << 10         // bytes; any number of smaller bodies may arrive at once
 	bodiesIn  = 64 << 20         // bytes of larger bodies that may arrive at once
-	bodyTime  = time.Minute      // for a body to arrive
-	maxValues = 1 << 18          // in a body, or twice the model's length: vLLM refuses a longer prompt anyway
+	bodyTime  = time.Minute      // time for a body to arrive
+	maxValues = 1 << 18          // values in a body; the limit is at least twice the model's length, because vLLM refuses a longer prompt anyway
 	maxHead   = 64 << 10         // bytes of a request's line and headers, uvicorn's own limit
-	headTime  = 20 * time.Second // for them to arrive
-	idleTime  = 5 * time.Minute  // a connection may be open without a request
-	maxConns  = 8192             // at once; others wait to be accepted
+	headTime  = 20 * time.Second // time for the line and the headers to arrive
+	idleTime  = 5 * time.Minute  // time that a connection may stay open without a request
+	maxConns  = 8192             // connections that are open at once; further clients wait
 )
 
 // readBody reads the body of a request.
@@ -40,7 +40,7 @@ func (a *api) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiErro
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's writer has no deadlines
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	_ = control.SetReadDeadline(time.Time{}) // else the connection would end during the answer
+	_ = control.SetReadDeadline(time.Time{}) // with the deadline the connection would end during the answer
 	maxCount := max(maxValues, 2*a.live.engine.Options.MaxModelLen)
 	switch _, isTooLarge := errors.AsType[*http.MaxBytesError](err); {
 	case isTooLarge:
@@ -58,7 +58,7 @@ func tooLarge(limit string) *apiError {
 		message: "The request body has more than " + limit + ", the simulated server's limit"}
 }
 
-// countValues returns about how many values a JSON text has: the commas between them. encoding/json limits their depth.
+// countValues estimates the number of values in a JSON text by its commas. encoding/json limits the depth.
 func countValues(text []byte) (n int) {
 	inString := false
 	for i := 0; i < len(text); i++ {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// An endless reader returns the beginning of a request with a list of token ids that never ends.
+// An endless reader returns a request with an endless list of token ids.
 type endless struct {
 	mu    sync.Mutex
 	taken int // bytes
@@ -28,7 +28,7 @@ func (e *endless) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Several bodies and headers without end do not use up the memory of the server, which serves other requests afterwards.
+// Endless bodies and headers do not use up the memory of the server. The server answers other requests afterwards.
 func TestBodiesAndHeadsAreBounded(t *testing.T) {
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")
 	var before runtime.MemStats
@@ -79,7 +79,8 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// The longest text gets the answer of vLLM. A list with too many values is refused, because it takes many times its size in memory.
+// The longest text gets vLLM's answer. A list with too many values is refused, because in memory it takes many times
+// its size.
 func TestTheLargestBodies(t *testing.T) {
 	t.Parallel()
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")
@@ -105,7 +106,7 @@ func TestTheLargestBodies(t *testing.T) {
 	}
 }
 
-// answerTo sends the head of a request as it is and returns the status of the answer.
+// answerTo sends the given head of a request and returns the status of the answer.
 func answerTo(t *testing.T, url, head string) int {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -113,7 +114,7 @@ func answerTo(t *testing.T, url, head string) int {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	go func() { _, _ = io.WriteString(conn, head) }() // the server may answer before it has read all
+	go func() { _, _ = io.WriteString(conn, head) }() // the server may answer before it has read the whole head
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Errorf("the answer cannot be read: %v", err)

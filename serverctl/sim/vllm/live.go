@@ -8,42 +8,30 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A sequence is one answer that a client waits for. A request with several prompts or answers has several.
+// A sequence is one answer that a client waits for. A request with several prompts or answers has several sequences.
 type sequence struct {
 	request *sim.Request
-	index   int      // among those that are answered together
-	updates *updates // shared by all of them
-	group   *group
+	index   int      // number of the sequence within its request
+	updates *updates // one list for all sequences of the request
 
-	// Times are in seconds of the engine's clock.
-	arrived   float64 // at the API server
-	queued    float64 // at the scheduler
-	scheduled float64 // for the first time
-	first     float64 // end of the step of the first token
-	last      float64 // end of the step of the last token so far
-	reported  int     // tokens in updates so far
+	counted  bool // stats include the prompt
+	reported int  // tokens that were put into updates so far
 }
 
-// A group are the n answers to one prompt.
-type group struct {
-	n, left int
-	longest int // tokens of the longest finished answer
-}
-
-// progress is what one step gives one sequence: its tokens are one chunk of a stream.
+// progress is the result of one step for one sequence. Its tokens are one chunk of a stream.
 type progress struct {
 	tokens int
 	last   bool
 }
 
-// An update is the progress of one of the sequences that are answered together.
+// An update is the progress of one sequence of a request.
 type update struct {
 	index int
 	progress
 }
 
-// updates are those that the request's handler has not taken yet. The engine never waits for a handler, and the list takes no more
-// memory than it has entries.
+// updates holds the updates of one request until its handler takes them. The engine never waits for a handler, and the
+// list uses memory only for its entries.
 type updates struct {
 	mu    sync.Mutex
 	list  []update
@@ -61,7 +49,7 @@ func (u *updates) put(one update) {
 	}
 }
 
-// take returns the list, which may be empty, and reuses the memory of the one that it returned before.
+// take returns the list, which may be empty. It reuses the memory of before, the list that the previous call returned.
 func (u *updates) take(before []update) []update {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -70,11 +58,10 @@ func (u *updates) take(before []update) []update {
 	return list
 }
 
-// A delivery is the progress of all sequences in one step.
+// A delivery is the progress of all sequences in one step, for their clients.
 type delivery struct {
-	at  time.Time // when the clients shall see it
-	end float64   // of the step, in seconds of the engine's clock
-	to  []addressee
+	at time.Time // when the clients shall see the tokens
+	to []addressee
 }
 
 // An addressee is a sequence and its progress.
@@ -83,10 +70,12 @@ type addressee struct {
 	progress progress
 }
 
-// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the one before
-// ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU down.
+// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the
+// one before ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU
+// down.
 //
-// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the number of streams.
+// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the
+// number of streams.
 type live struct {
 	mu     sync.Mutex
 	engine *sim.Engine
@@ -94,12 +83,10 @@ type live struct {
 	now    float64 // the engine's clock, seconds since began
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
-	queue  []*sequence // not scheduled yet, in the order in which they came
-	frozen int         // calls of freeze without a thaw; above 0 the engine computes nothing and forgets nothing
-	asleep int         // level of sleep; 0 is awake
+	frozen int // calls of freeze without a thaw; above 0 the engine stands still
 	stats  *stats
 
-	due []delivery // not delivered yet, in order; only run uses it
+	due []delivery // deliveries to come, in order; only run uses them
 }
 
 // frozenPoll is how often a frozen engine checks whether it may go on.
@@ -109,14 +96,14 @@ func newLive(e *sim.Engine) *live {
 	e.Each = true
 	return &live{
 		engine: e, began: time.Now(), wake: make(chan struct{}, 1), open: make(map[*sim.Request]*sequence),
-		stats: newStats(e.Options.MaxModelLen),
+		stats: &stats{since: time.Now()},
 	}
 }
 
 // clock returns the time since the engine began, in seconds.
 func (l *live) clock() float64 { return time.Since(l.began).Seconds() }
 
-// submit queues sequences that are answered together. Their tokens come as updates.
+// submit queues the sequences of one request. Their tokens come as updates.
 func (l *live) submit(sequences []*sequence) *updates {
 	updates := &updates{ready: make(chan struct{}, 1)}
 	l.mu.Lock()
@@ -126,9 +113,8 @@ func (l *live) submit(sequences []*sequence) *updates {
 		l.now = max(l.now, now) // the last step may end later: one GPU does one step at a time
 	}
 	for i, s := range sequences {
-		s.index, s.updates, s.queued = i, updates, now
+		s.index, s.updates = i, updates
 		l.open[s.request] = s
-		l.queue = append(l.queue, s)
 		l.engine.Submit(s.request)
 	}
 	select {
@@ -138,7 +124,7 @@ func (l *live) submit(sequences []*sequence) *updates {
 	return updates
 }
 
-// abort drops those of the sequences that have not ended.
+// abort drops the sequences that have not ended.
 func (l *live) abort(sequences []*sequence) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,14 +143,14 @@ func (l *live) with(f func(*sim.Engine)) {
 	f(l.engine)
 }
 
-// freeze stops the engine as it is: requests stay and get no tokens.
+// freeze stops the engine. Requests stay in it and get no tokens.
 func (l *live) freeze() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.frozen++
 }
 
-// thaw lets the engine go on. It does not catch up on the time that it was frozen.
+// thaw lets the engine go on. The engine does not catch up on the frozen time.
 func (l *live) thaw() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +162,7 @@ func (l *live) thaw() {
 func (l *live) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var end time.Time // of the current step
+	var end time.Time // end of the current step
 	busy := false
 	for {
 		if !busy || !time.Now().Before(end) {
@@ -205,20 +191,19 @@ func (l *live) step() (end time.Time, busy bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.frozen > 0 || l.asleep > 0:
+	case l.frozen > 0:
 		return time.Now().Add(frozenPoll), true
 	case l.engine.Idle():
 		return time.Time{}, false
 	}
 	began := l.now
 	then := l.engine.Step(began)
-	if then == began { // a request that can never fit: wait for its client to give up
+	if then == began { // the request can never fit: wait until its client gives up
 		return time.Now().Add(time.Second), true
 	}
 	l.now = then
-	l.noteScheduled(began)
 	end = l.began.Add(seconds(then))
-	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]addressee, 0, len(l.engine.Emitted))}
+	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), to: make([]addressee, 0, len(l.engine.Emitted))}
 	for _, r := range l.engine.Emitted {
 		if s := l.open[r]; s != nil {
 			d.to = append(d.to, addressee{s, progress{tokens: r.Tokens - s.reported, last: r.Finished()}})
@@ -229,20 +214,7 @@ func (l *live) step() (end time.Time, busy bool) {
 	return end, true
 }
 
-// noteScheduled stamps the sequences that left the queue in the step that began now. The scheduler takes them in their order.
-func (l *live) noteScheduled(now float64) {
-	for len(l.queue) > 0 {
-		s := l.queue[0]
-		if l.open[s.request] != nil && s.request.Cached < 0 {
-			return
-		}
-		s.scheduled = now
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-	}
-}
-
-// deliver hands out what clients shall see by now.
+// deliver hands out the tokens that clients shall see by now.
 func (l *live) deliver(now time.Time) {
 	if len(l.due) == 0 || l.due[0].at.After(now) {
 		return
@@ -253,13 +225,29 @@ func (l *live) deliver(now time.Time) {
 		d := l.due[0]
 		l.due[0] = delivery{}
 		l.due = l.due[1:]
-		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
 		for _, to := range d.to {
+			l.count(to)
 			to.sequence.updates.put(update{to.sequence.index, to.progress})
 			if to.progress.last {
 				delete(l.open, to.sequence.request)
 			}
 		}
+	}
+}
+
+// count adds the progress of a sequence to stats while its client still waits.
+func (l *live) count(to addressee) {
+	q := to.sequence
+	if l.open[q.request] != q { // the client has disconnected
+		return
+	}
+	l.stats.generationTokens += to.progress.tokens
+	if !q.counted {
+		q.counted = true
+		l.stats.promptTokens += q.request.Prompt
+	}
+	if to.progress.last {
+		l.stats.finished++
 	}
 }
 

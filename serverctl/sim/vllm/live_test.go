@@ -9,7 +9,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A waiting sequence takes memory for the tokens that have come, not for those that may come.
+// A waiting sequence takes memory for the tokens that have come, and not for all tokens that it will get.
 func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 	p := profile(t, "small-fast")
 	engine, err := sim.NewEngine(p, p.Defaults)
@@ -21,7 +21,7 @@ func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	var sequences []*sequence
 	for range 1000 {
-		sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 1, Output: 100_000}, group: &group{}})
+		sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 1, Output: 100_000}})
 	}
 	updates := l.submit(sequences)
 	runtime.ReadMemStats(&after)
@@ -37,7 +37,7 @@ func TestUpdatesComeInOrder(t *testing.T) {
 	const all = 10_000
 	u := &updates{ready: make(chan struct{}, 1)}
 	u.put(update{index: 0})
-	u.put(update{index: 1}) // nobody takes
+	u.put(update{index: 1}) // the test takes neither of the two yet
 	go func() {
 		for i := 2; i < all; i++ {
 			u.put(update{index: i})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,11 +22,11 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take some ten seconds, mostly of
-// waiting; the one watchdog that is not shortened takes five.
+// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take about ten
+// seconds, mostly of waiting. Five of these are for the one test with the full watchdogTime.
 
-// The test binary is the simulated server too: `vllm.test sim serve …` is `tuner sim serve …`. The word sim selects it, because one of the
-// server's processes has an empty environment.
+// The test binary is the simulated server too: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument selects
+// this, because one of the server's processes has an empty environment.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "sim" {
 		os.Exit(playSim(os.Args[2:]))
@@ -35,16 +34,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// playSim does what the command does, with a profile that takes no time to start.
+// playSim acts as the command tuner sim, with a profile that takes no time to start.
 func playSim(words []string) int {
 	if words[0] == "child" {
-		return told(RunChild(words[1:]))
+		return report(RunChild(words[1:]))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	s, args, err := FromArgs(words[1:], os.Getenv)
 	if err != nil {
-		return told(err)
+		return report(err)
 	}
 	s.Profile.StartUp = sim.StartUp{}
 	if ms, err := strconv.ParseFloat(os.Getenv(steadyVariable), 64); err == nil {
@@ -60,7 +59,7 @@ func playSim(words []string) int {
 		err = s.Serve(ctx, args)
 	}
 	if _, ours := errors.AsType[*FaultError](err); ours {
-		return told(err)
+		return report(err)
 	}
 	if ctx.Err() != nil {
 		return 0
@@ -68,7 +67,7 @@ func playSim(words []string) int {
 	return ExitCode(err)
 }
 
-func told(err error) int {
+func report(err error) int {
 	if err == nil {
 		return 0
 	}
@@ -76,7 +75,7 @@ func told(err error) int {
 	return 2
 }
 
-// limit is how long a test waits for something that takes a fraction of a second on a quiet machine.
+// limit is how long a test waits for an event that takes a fraction of a second on a quiet machine.
 const limit = 30 * time.Second
 
 // await waits for a condition.
@@ -84,7 +83,7 @@ func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v, but still not so: %s", limit, what)
+			t.Fatalf("after %v this is still not true: %s", limit, what)
 		}
 	}
 }
@@ -94,30 +93,25 @@ type simProcess struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	url    string
-	path   string // of its log
+	path   string // path of the log file
 	http   *http.Client
 	exited chan struct{}
 }
 
-// selfCommand runs this binary as tuner sim.
+// selfCommand returns a command that runs this binary as tuner sim.
 func selfCommand(words ...string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], append([]string{"sim"}, words...)...)
-	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // else each child waits for a second at its end
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // without this the race detector makes each child wait for a second at its end
 	return cmd
 }
 
-// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and its process group are
-// killed.
+// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and
+// its process group are killed.
 func startSim(t *testing.T, flags ...string) *simProcess {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := free.Addr().(*net.TCPAddr).Port
-	free.Close()
+	port := freePort(t)
 	s := &simProcess{
-		t: t, url: fmt.Sprintf("http://127.0.0.1:%d", port), path: filepath.Join(t.TempDir(), "log"), exited: make(chan struct{}),
+		t: t, url: "http://127.0.0.1:" + port, path: filepath.Join(t.TempDir(), "log"), exited: make(chan struct{}),
 		http: &http.Client{Timeout: limit, Transport: &http.Transport{}},
 	}
 	log, err := os.OpenFile(s.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -125,7 +119,7 @@ func startSim(t *testing.T, flags ...string) *simProcess {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	s.cmd = selfCommand(append([]string{"serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "8192", "--port", strconv.Itoa(port)}, flags...)...)
+	s.cmd = selfCommand(append([]string{"serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "8192", "--port", port}, flags...)...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
@@ -231,16 +225,16 @@ func (s *simProcess) engine() int {
 	return pid
 }
 
-// A streamed answer is read as it comes.
+// A streamed answer is read while it arrives.
 type streamed struct {
 	ended chan struct{}
-	drop  context.CancelFunc // makes the client go away
+	drop  context.CancelFunc // disconnects the client
 
 	mu     sync.Mutex
 	status int
 	kind   string // content type
 	body   strings.Builder
-	err    error // why it ended; nil in good order
+	err    error // why the answer ended early; nil when it is complete
 }
 
 // ask sends a completion request. The end of the test or of ctx ends it.
@@ -295,7 +289,7 @@ func (a *streamed) text() (text string) {
 	return text
 }
 
-// whole waits for the answer's end.
+// whole waits for the end of the answer.
 func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
 	t.Helper()
 	select {
@@ -307,7 +301,7 @@ func (a *streamed) whole(t *testing.T) (status int, text string, err error) {
 	return status, text, err
 }
 
-// inOrder returns the first part that does not follow the parts before it in a text; "" when all do.
+// inOrder checks that a text has all parts in their order. It returns the first part that is missing, or "".
 func inOrder(text string, parts []string) (missing string) {
 	for _, part := range parts {
 		i := strings.Index(text, part)

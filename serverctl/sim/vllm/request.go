@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"mime"
 	"net/http"
 	"slices"
@@ -36,7 +35,7 @@ func (e *apiError) write(w http.ResponseWriter) {
 		quoteJSON(e.message), quoteJSON(e.kind), param, e.status))
 }
 
-// writeJSON sends a body. It ignores the error of a client that has gone.
+// writeJSON sends a body. It ignores the error of a client that has disconnected.
 func writeJSON(w http.ResponseWriter, status int, body string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -52,12 +51,11 @@ func quoteJSON(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody is the body of a completion or a chat, as far as the simulation checks it. A field that is null is as one that is
-// not there.
+// A completionBody has the fields of a completion or a chat that change the simulated answer. The server ignores all
+// other fields. A null field means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`
-	Suffix        *string `json:"suffix"`
 	Messages      *chat   `json:"messages"`
 	Stream        bool    `json:"stream"`
 	StreamOptions *struct {
@@ -65,23 +63,8 @@ type completionBody struct {
 		ContinuousUsageStats bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	MaxTokens           *int `json:"max_tokens"`
-	MaxCompletionTokens *int `json:"max_completion_tokens"` // of chats
-	MinTokens           int  `json:"min_tokens"`
+	MaxCompletionTokens *int `json:"max_completion_tokens"` // for chats, instead of MaxTokens
 	N                   *int `json:"n"`
-
-	// The rest changes nothing in the simulation. It is checked, because vLLM refuses wrong values.
-	Temperature       *float64           `json:"temperature"`
-	TopP              *float64           `json:"top_p"`
-	TopK              int                `json:"top_k"`
-	MinP              *float64           `json:"min_p"`
-	PresencePenalty   *float64           `json:"presence_penalty"`
-	FrequencyPenalty  *float64           `json:"frequency_penalty"`
-	RepetitionPenalty *float64           `json:"repetition_penalty"`
-	Stop              stopTexts          `json:"stop"`
-	LogitBias         map[string]float64 `json:"logit_bias"`
-	Seed              *int               `json:"seed"`
-	Echo              bool               `json:"echo"`
-	IgnoreEOS         bool               `json:"ignore_eos"`
 }
 
 // prompts are the prompts of a completion: a text, a list of texts, token ids, or a list of lists of token ids.
@@ -160,24 +143,6 @@ func (c *chat) UnmarshalJSON(body []byte) error {
 	return nil
 }
 
-// stopTexts are the texts that end an answer: one or a list.
-type stopTexts []string
-
-// UnmarshalJSON reads one text or a list of texts.
-func (s *stopTexts) UnmarshalJSON(body []byte) error {
-	var one *string // null is no text
-	if json.Unmarshal(body, &one) == nil {
-		if one != nil {
-			*s = stopTexts{*one}
-		}
-		return nil
-	}
-	if json.Unmarshal(body, (*[]string)(s)) != nil {
-		return errors.New("stop must be a text or a list of texts")
-	}
-	return nil
-}
-
 // readJSON reads the body of a request into v, or says in plain words what is wrong with it.
 func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
@@ -208,17 +173,16 @@ func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError 
 type completion struct {
 	chat     bool
 	prompts  [][]int32
-	output   int     // tokens of each answer
-	n        int     // answers to each prompt
-	stream   bool    // chunks, not one body
-	usage    bool    // a stream ends with its usage
-	allUsage bool    // every chunk has its usage
-	arrived  float64 // seconds of the engine's clock
+	output   int  // tokens of each answer
+	n        int  // answers to each prompt
+	stream   bool // the answer is a stream of chunks
+	usage    bool // a stream ends with its usage
+	allUsage bool // every chunk has its usage
 }
 
 // readCompletion reads and checks a request for a completion or a chat.
 func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool) (*completion, *apiError) {
-	c := &completion{chat: isChat, n: 1, arrived: a.live.clock()}
+	c := &completion{chat: isChat, n: 1}
 	var body completionBody
 	if refusal := a.readJSON(w, r, &body); refusal != nil {
 		return nil, refusal
@@ -235,10 +199,6 @@ func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool
 		c.prompts = [][]int32{sim.Tokenize(string(*body.Messages))}
 	case len(body.Prompt) == 0:
 		return nil, badRequest("prompt", "prompt must not be empty")
-	case body.Suffix != nil:
-		return nil, badRequest("suffix", "suffix is not supported")
-	case a.release.modern && len(body.Prompt) > maxPrompts:
-		return nil, badRequest("prompt", "prompt list length %d exceeds the maximum allowed count of %d", len(body.Prompt), maxPrompts)
 	default:
 		c.prompts = body.Prompt
 	}
@@ -252,7 +212,7 @@ func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool
 	if refusal := c.setLength(a, &body); refusal != nil {
 		return nil, refusal
 	}
-	return c, c.checkSampling(a.release, &body)
+	return c, c.checkSize()
 }
 
 // checkModel refuses a model that is not served. An empty name means the served model.
@@ -262,7 +222,7 @@ func (a *api) checkModel(name string) *apiError {
 		return nil
 	}
 	e := &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The model `%s` does not exist.", name), "model"}
-	if a.release.modern {
+	if a.release.since032 {
 		e.message += fmt.Sprintf(" Valid aliases: %s.", strings.Join(append([]string{o.Model}, o.Aliases...), ", "))
 	}
 	return e
@@ -270,18 +230,16 @@ func (a *api) checkModel(name string) *apiError {
 
 const (
 	defaultMaxTokens = 16 // tokens of a completion without max_tokens
-	maxPrompts       = 1024
-	maxStops         = 4 // since 0.32.0
 	// maxAnswers limits n. Since 0.32.0 this is vLLM's own limit; 0.14.1 has none, and would run out of memory.
 	maxAnswers = 16384
-	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such limit.
+	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such
+	// limit.
 	maxSequences = 16 * maxAnswers
-	// minTemperature is the lowest temperature that is not greedy sampling (_SAMPLING_EPS in vllm/sampling_params.py).
-	minTemperature = 1e-5
 )
 
-// setLength sets how many tokens each answer has. 0.14.1 refuses a request that would not fit the context. Later versions shorten
-// the answer, and refuse only a prompt that does not fit (get_max_tokens in vllm/entrypoints/serve/utils/api_utils.py, 0.32.0).
+// setLength sets how many tokens each answer has. 0.14.1 refuses a request that would not fit the context. Later
+// versions shorten the answer, and refuse only a prompt that does not fit (get_max_tokens in
+// vllm/entrypoints/serve/utils/api_utils.py, 0.32.0).
 func (c *completion) setLength(a *api, body *completionBody) *apiError {
 	limit, longest := a.live.engine.Options.MaxModelLen, 0
 	for _, p := range c.prompts {
@@ -302,9 +260,9 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 			"(parameter=%s, value=%d)", limit, longest, c.output, param, value)
 	}
 	switch room := limit - longest; {
-	case room < 0 || c.chat && !a.release.modern && room == 0:
+	case room < 0 || c.chat && !a.release.since032 && room == 0:
 		return refuse("input_tokens", longest)
-	case a.release.modern:
+	case a.release.since032:
 		c.output = min(c.output, room)
 	case c.output > room:
 		return refuse("max_tokens", c.output)
@@ -312,33 +270,8 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 	return nil
 }
 
-// checkSampling refuses the sampling parameters that vLLM refuses (_verify_args in vllm/sampling_params.py).
-func (c *completion) checkSampling(r *release, body *completionBody) *apiError {
-	maxTemperature := math.Inf(1)
-	if r.modern {
-		maxTemperature = 2
-	}
-	for _, f := range []struct {
-		name     string
-		value    *float64
-		min, max float64
-	}{
-		{"presence_penalty", body.PresencePenalty, -2, 2},
-		{"frequency_penalty", body.FrequencyPenalty, -2, 2},
-		{"repetition_penalty", body.RepetitionPenalty, math.SmallestNonzeroFloat64, math.MaxFloat64},
-		{"temperature", body.Temperature, 0, maxTemperature},
-		{"top_p", body.TopP, math.SmallestNonzeroFloat64, 1},
-		{"min_p", body.MinP, 0, 1},
-	} {
-		switch {
-		case f.value == nil || *f.value >= f.min && *f.value <= f.max:
-		case f.min == math.SmallestNonzeroFloat64:
-			return badRequest(f.name, "%s must be above 0 and at most %g, got %g.", f.name, f.max, *f.value)
-		default:
-			return badRequest(f.name, "%s must be in [%g, %g], got %g.", f.name, f.min, f.max, *f.value)
-		}
-	}
-	greedy := body.Temperature != nil && *body.Temperature < minTemperature
+// checkSize refuses a number or a length of answers that vLLM refuses (_verify_args in vllm/sampling_params.py).
+func (c *completion) checkSize() *apiError {
 	switch {
 	case c.n < 1:
 		return badRequest("n", "n must be at least 1, got %d.", c.n)
@@ -346,18 +279,8 @@ func (c *completion) checkSampling(r *release, body *completionBody) *apiError {
 		return badRequest("n", "n must be at most %d, got %d.", maxAnswers, c.n)
 	case c.n*len(c.prompts) > maxSequences:
 		return badRequest("n", "n times the number of prompts must be at most %d, got %d; this limit is the simulator's.", maxSequences, c.n*len(c.prompts))
-	case c.n > 1 && greedy:
-		return badRequest("n", "n must be 1 when using greedy sampling, got %d.", c.n)
 	case c.output < 1:
 		return badRequest("max_tokens", "max_tokens must be at least 1, got %d.", c.output)
-	case body.MinTokens < 0 || body.MinTokens > c.output:
-		return badRequest("min_tokens", "min_tokens must be from 0 to max_tokens=%d, got %d.", c.output, body.MinTokens)
-	case body.TopK < -1:
-		return badRequest("top_k", "top_k must be 0 (disable), or at least 1, got %d.", body.TopK)
-	case slices.Contains(body.Stop, ""):
-		return badRequest("stop", "stop cannot contain an empty string.")
-	case r.modern && len(body.Stop) > maxStops:
-		return badRequest("stop", "stop must have at most %d texts, got %d.", maxStops, len(body.Stop))
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of three
-// versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
+// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of
+// three versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
 package vllm
 
 import (
@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -25,24 +24,24 @@ const stopGrace = 5 * time.Second
 // A Server is `vllm serve` on a simulated GPU. With only Profile and Out set, it is a healthy server in one process.
 type Server struct {
 	Profile *sim.Profile
-	Version string // of vLLM; empty means the first of sim.Versions
+	Version string // version of vLLM; empty means the first of sim.Versions
 	Faults  Faults
 
 	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
 	EngineProcess bool
-	// GPU is a directory that stands for the GPU's memory; empty means that the memory is not counted.
+	// GPU is a directory that stands for the GPU's memory. If it is empty, the server does not count memory.
 	GPU string
-	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim]. The server appends
-	// engine or child and its args. It always runs /proc/self/exe, whatever the first word.
+	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim].
+	// The server appends engine or child and their args. It always runs /proc/self/exe, whatever the first word.
 	Reexec []string
 
 	Out io.Writer // vLLM's log
 	Err io.Writer // what Python writes to its standard error; nil means Out
 }
 
-// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault ends it, or its
-// engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode returns vLLM's exit code for an
-// error. Serve has logged the error as vLLM does, except a *FaultError.
+// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault
+// ends it, or its engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode
+// returns vLLM's exit code for an error. Serve has logged the error as vLLM does, except a *FaultError.
 func (s *Server) Serve(ctx context.Context, args []string) error {
 	began := time.Now()
 	if err := s.check(); err != nil {
@@ -65,7 +64,7 @@ func (s *Server) logger() *logger {
 
 func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
 
-// check refuses faults that need a setting that is missing.
+// check refuses faults that need a missing setting.
 func (s *Server) check() error {
 	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
 		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
@@ -84,15 +83,14 @@ func (s *Server) check() error {
 	return nil
 }
 
-// serve goes through the server's life.
+// serve runs the server from its start to its end.
 func (s *Server) serve(ctx context.Context, args []string, began time.Time, log *logger) error {
 	options, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {
 		return err
 	}
-	says := log.release.log
 	log.introduce(options)
-	log.say(says.arguments, nonDefault(options))
+	log.api("utils.py:263", "non-default args: %s", nonDefault(options))
 	if err := s.applyFaults(ctx, atBegin, options, log); err != nil {
 		return err
 	}
@@ -104,25 +102,18 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		}
 		defer port.close()
 	}
-	log.say(says.architecture, "LlamaForCausalLM") // the profile describes only the cost of a model
-	log.say(says.maxModelLen, options.MaxModelLen)
-	log.say(says.chunkedPrefill, options.MaxNumBatchedTokens)
-	log.say(says.asyncScheduling)
+	log.api("model.py:530", "Resolved architecture: LlamaForCausalLM") // the profile describes only the cost of a model
+	log.api("model.py:1545", "Using max model len %d", options.MaxModelLen)
+	if !log.release.since032 {
+		log.api("scheduler.py:229", "Chunked prefill is enabled with max_num_batched_tokens=%d.", options.MaxNumBatchedTokens)
+		log.api("vllm.py:630", "Asynchronous scheduling is enabled.")
+	}
 	core, err := s.startEngine(ctx, args, options, log)
 	if err != nil {
 		return err
 	}
 	defer core.stop()
-	inOrder := []logRecord{says.devMode, says.tasks}
-	if log.release.modern {
-		slices.Reverse(inOrder)
-	}
-	for _, r := range inOrder {
-		if r != says.devMode || devMode() {
-			log.say(r)
-		}
-	}
-	log.say(says.starting, net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
+	log.engineReady(net.JoinHostPort(options.Host, strconv.Itoa(options.Port)))
 	if err := s.applyFaults(ctx, beforeListening, options, log); err != nil {
 		return err
 	}
@@ -140,12 +131,13 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return s.serveHTTP(ctx, newGate(s, core, newLive(engine), log, began), listener)
+	return s.serveHTTP(ctx, newFaultHandler(s, core, newLive(engine), log, began), listener)
 }
 
-// startUp starts the engine and returns the GPU memory that it holds.
+// startUp starts the engine and returns the GPU memory that the engine holds.
 func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
-	log.say(log.release.log.initializing, log.release.version, o.Source(), s.Profile.Name)
+	log.engine("core.py:97", "Initializing a V1 LLM engine (v%s) with config: model='%s', simulated profile %s",
+		log.release.version, o.Source(), s.Profile.Name)
 	m, err := s.claim(o)
 	if err != nil {
 		return nil, err
@@ -163,55 +155,70 @@ func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memo
 
 // loadWeights takes the time of the phases up to the profile run and logs them.
 func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
-	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
-	log.sayPart(says.loading, o.Source())
+	p, t := s.Profile, s.Profile.StartUp
+	if log.release.since032 { // on a GPU the second model runner (v1/worker/gpu/model_runner.py) is the default
+		log.engine("gpu_model_runner.py:3808", "Loading model from scratch...")
+	} else {
+		log.engine("gpu_model_runner.py:3808", "Starting to load model %s...", o.Source())
+	}
 	if err := s.applyFaults(ctx, whileLoading, o, log); err != nil {
 		return err
 	}
 	if err := errors.Join(m.hold(p.Memory.FixedGiB*1024), wait(ctx, t.Weights)); err != nil {
 		return err
 	}
-	log.say(says.weights, t.Weights)
-	log.say(says.loaded, roundGiB(p.Memory.FixedGiB), t.Weights)
-	log.say(says.cacheDirectory, "/tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone")
+	log.engine("default_loader.py:291", "Loading weights took %.2f seconds", t.Weights)
+	log.engine("gpu_model_runner.py:3905", "Model loading took %s GiB memory and %.6f seconds", roundGiB(p.Memory.FixedGiB), t.Weights)
+	log.engine("backends.py:644", "Using cache directory: /tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone for vLLM's torch.compile")
 	if err := wait(ctx, t.Compile+t.Profile); err != nil {
 		return err
 	}
-	log.say(says.compiled, t.Compile)
+	takes := "takes"
+	if log.release.since032 {
+		takes = "took"
+	}
+	log.engine("monitor.py:34", "torch.compile %s %.2f s in total", takes, t.Compile)
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache is the rest of a start: the KV cache and the CUDA graphs. As in vLLM it comes after the weights, so a start with too small a
-// cache fails late.
+// sizeCache ends a start with the KV cache and the CUDA graphs. As in vLLM this comes after the weights, so a start
+// with too small a cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
-	p, t, says := s.Profile, s.Profile.StartUp, log.release.log
-	log.say(says.kvMemory, roundGiB(p.KVGiB(o)))
+	p, t := s.Profile, s.Profile.StartUp
+	log.engine("gpu_worker.py:358", "Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return err
 	}
 	concurrency := float64(tokens) / float64(o.MaxModelLen)
-	if log.release.modern {
-		log.say(says.kvSize, thousands(tokens), thousands(o.MaxModelLen), concurrency)
+	size := fmt.Sprintf("GPU KV cache size: %s tokens", thousands(tokens))
+	fits := fmt.Sprintf("Maximum concurrency for %s tokens per request: %.2fx", thousands(o.MaxModelLen), concurrency)
+	if log.release.since032 {
+		log.engine("kv_cache_utils.py:1305", "%s, %s", size, fits)
 	} else {
-		log.say(says.kvSize, thousands(tokens))
-		log.say(says.concurrency, thousands(o.MaxModelLen), concurrency)
+		log.engine("kv_cache_utils.py:1305", "%s", size)
+		log.engine("kv_cache_utils.py:1310", "%s", fits)
 	}
 	if err := errors.Join(m.hold(o.GPUMemoryUtilization*p.Memory.GPUGiB*1024), wait(ctx, t.Graphs)); err != nil {
 		return err
 	}
-	log.say(says.graphs, t.Graphs, p.Memory.GraphReserveGiB)
-	log.sayPart(says.initialized, t.Profile+t.Compile+t.Graphs, t.Compile)
+	log.engine("gpu_model_runner.py:4856", "Graph capturing finished in %.0f secs, took %.2f GiB", t.Graphs, p.Memory.GraphReserveGiB)
+	const initialized = "init engine (profile, create kv cache, warmup model) took %.2f s"
+	if took := t.Profile + t.Compile + t.Graphs; log.release.since032 {
+		log.engine("core.py:273", initialized+" (compilation: %.2f s)", took, t.Compile)
+	} else {
+		log.engine("core.py:273", initialized+"econds", took)
+	}
 	return nil
 }
 
 // serveHTTP answers requests until the server ends.
-func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) error {
+func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Listener) error {
 	engineCtx, stopEngine := context.WithCancel(context.WithoutCancel(ctx))
 	engineGone := make(chan struct{})
 	go func() {
 		defer close(engineGone)
-		g.live.run(engineCtx)
+		h.live.run(engineCtx)
 	}()
 	defer func() {
 		stopEngine()
@@ -220,34 +227,34 @@ func (s *Server) serveHTTP(ctx context.Context, g *gate, listener net.Listener) 
 	handlersCtx, dropHandlers := context.WithCancel(context.WithoutCancel(ctx))
 	defer dropHandlers()
 	server := &http.Server{
-		Handler:           g,
+		Handler:           h,
 		ReadHeaderTimeout: headTime,
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHead,
 		BaseContext:       func(net.Listener) context.Context { return handlersCtx },
 	}
-	g.log.started(g.api.routes)
+	h.log.started(h.api.routes)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends when the server is closed below
-	g.open()
-	defer g.close()
+	h.open()
+	defer h.close()
 	select {
 	case err := <-served:
 		return err
-	case <-g.ended: // a fault has ended the server, or its engine is dead and the streams have ended
+	case <-h.ended: // a fault has ended the server, or its engine is dead and the streams have ended
 	case <-ctx.Done():
-		g.log.sayAll(g.release().log.stopping)
+		h.log.stopping()
 		s.delayStop()
 		stopEngine()
-		g.close() // first, so that the stopped engine does not count as dead
-		g.core.stop()
-		g.log.sayAll(g.release().log.stopped)
+		h.close() // before the engine stops, so that it does not count as dead
+		h.core.stop()
+		h.log.stopped()
 	}
-	g.log.uvicorn("Shutting down")
-	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, g)
+	h.log.uvicorn("Shutting down")
+	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, h)
 	<-served
-	g.log.uvicorn("Waiting for application shutdown.")
-	g.log.uvicorn("Application shutdown complete.")
+	h.log.uvicorn("Waiting for application shutdown.")
+	h.log.uvicorn("Application shutdown complete.")
 	return nil
 }
 
@@ -258,16 +265,16 @@ func (s *Server) delayStop() {
 	}
 }
 
-// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without a limit, as uvicorn
-// does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended. With eight streams in flight, two of
-// three real servers waited for more than 85 s.
-func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), g *gate) {
-	if g.abrupt { // a graceful end would complete the answers
+// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
+// a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended.
+// With eight streams in flight, two of three real servers waited for more than 85 s.
+func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), h *faultHandler) {
+	if h.abrupt { // a graceful end would complete the answers
 		_ = server.Close() // a listener is closed even when Close fails
 		return
 	}
 	if _, ok := s.Faults.find("hang-on-connections"); ok {
-		g.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
+		h.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
 		_ = server.Shutdown(ctx) // fails only when ctx ends, which it does not
 		return
 	}
@@ -275,7 +282,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	if server.Shutdown(ctx) != nil {
-		_ = server.Close() // as above
+		_ = server.Close() // a listener is closed even when Close fails
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The simulated GPU's names, which no real GPU has.
+// No real GPU has these names.
 const (
 	gpuName   = "Simulated GPU"
 	gpuUUID   = "GPU-simulated-0000-0000-0000-000000000000"
@@ -23,17 +23,16 @@ type card struct {
 	holders     []holding
 }
 
-// A property is a field of a query, with the names and units of nvidia-smi --help-query-gpu, driver 580.
+// A property is a field of a query, with its names and unit in nvidia-smi, driver 580.
 type property[T any] struct {
 	names []string
 	unit  string
-	about string
 	value func(T) string
 }
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// byLoad returns one constant while a process holds memory, and another while none does. Neither is simulated: only the memory is.
+// byLoad returns one constant while a process holds memory, and another while none does. Only the memory is simulated.
 func byLoad(idle, busy string) func(card) string {
 	return func(c card) string {
 		if len(c.holders) > 0 {
@@ -46,36 +45,36 @@ func byLoad(idle, busy string) func(card) string {
 func always(text string) func(card) string { return func(card) string { return text } }
 
 var gpuProperties = []property[card]{
-	{[]string{"index"}, "", "Zero based index of the GPU.", always("0")},
-	{[]string{"count"}, "", "The number of NVIDIA GPUs in the system.", always("1")},
-	{[]string{"name", "gpu_name"}, "", "The official product name of the GPU.", always(gpuName)},
-	{[]string{"uuid", "gpu_uuid"}, "", "Globally unique immutable identifier of the GPU.", always(gpuUUID)},
-	{[]string{"driver_version"}, "", "The version of the installed NVIDIA display driver.", always(gpuDriver)},
-	{[]string{"timestamp"}, "", "The timestamp of when the query was made.",
+	{[]string{"index"}, "", always("0")},
+	{[]string{"count"}, "", always("1")},
+	{[]string{"name", "gpu_name"}, "", always(gpuName)},
+	{[]string{"uuid", "gpu_uuid"}, "", always(gpuUUID)},
+	{[]string{"driver_version"}, "", always(gpuDriver)},
+	{[]string{"timestamp"}, "",
 		func(card) string { return time.Now().Format("2006/01/02 15:04:05.000") }},
-	{[]string{"memory.total"}, "MiB", "Total installed GPU memory.", func(c card) string { return mib(c.total) }},
-	{[]string{"memory.used"}, "MiB", "Total memory allocated by active contexts.", func(c card) string { return mib(c.used) }},
-	{[]string{"memory.free"}, "MiB", "Total free memory.", func(c card) string { return mib(max(0, c.total-c.used)) }},
-	{[]string{"utilization.gpu"}, "%", "Percent of time over the past sample period during which one or more kernels ran.",
+	{[]string{"memory.total"}, "MiB", func(c card) string { return mib(c.total) }},
+	{[]string{"memory.used"}, "MiB", func(c card) string { return mib(c.used) }},
+	{[]string{"memory.free"}, "MiB", func(c card) string { return mib(max(0, c.total-c.used)) }},
+	{[]string{"utilization.gpu"}, "%",
 		byLoad("0", "100")},
-	{[]string{"utilization.memory"}, "%", "Percent of time over the past sample period during which memory was accessed.",
+	{[]string{"utilization.memory"}, "%",
 		byLoad("0", "50")},
-	{[]string{"power.draw"}, "W", "The last measured power draw for the entire board.", byLoad("75.00", "600.00")},
-	{[]string{"power.limit"}, "W", "The software power limit.", always("700.00")},
-	{[]string{"clocks.sm", "clocks.current.sm"}, "MHz", "Current frequency of SM clock.", byLoad("345", "1980")},
-	{[]string{"clocks.mem", "clocks.current.memory"}, "MHz", "Current frequency of memory clock.", always("3201")},
-	{[]string{"temperature.gpu"}, "", "Core GPU temperature, in degrees C.", byLoad("30", "60")},
-	{[]string{"clocks_event_reasons.active", "clocks_throttle_reasons.active"}, "", "Bitmask of active clock event reasons.",
+	{[]string{"power.draw"}, "W", byLoad("75.00", "600.00")},
+	{[]string{"power.limit"}, "W", always("700.00")},
+	{[]string{"clocks.sm", "clocks.current.sm"}, "MHz", byLoad("345", "1980")},
+	{[]string{"clocks.mem", "clocks.current.memory"}, "MHz", always("3201")},
+	{[]string{"temperature.gpu"}, "", byLoad("30", "60")},
+	{[]string{"clocks_event_reasons.active", "clocks_throttle_reasons.active"}, "",
 		byLoad("0x0000000000000001", "0x0000000000000000")},
-	{[]string{"mig.mode.current"}, "", "The current MIG mode.", always("Disabled")},
+	{[]string{"mig.mode.current"}, "", always("Disabled")},
 }
 
 var appProperties = []property[holding]{
-	{[]string{"pid"}, "", "Process ID of the compute application.", func(h holding) string { return strconv.Itoa(h.PID) }},
-	{[]string{"process_name", "name"}, "", "Process Name.", func(holding) string { return "simulated" }},
-	{[]string{"gpu_uuid"}, "", "Globally unique immutable identifier of the GPU.", func(holding) string { return gpuUUID }},
-	{[]string{"gpu_name"}, "", "The official product name of the GPU.", func(holding) string { return gpuName }},
-	{[]string{"used_gpu_memory", "used_memory"}, "MiB", "Amount of memory used on the device by the context.",
+	{[]string{"pid"}, "", func(h holding) string { return strconv.Itoa(h.PID) }},
+	{[]string{"process_name", "name"}, "", func(holding) string { return "simulated" }},
+	{[]string{"gpu_uuid"}, "", func(holding) string { return gpuUUID }},
+	{[]string{"gpu_name"}, "", func(holding) string { return gpuName }},
+	{[]string{"used_gpu_memory", "used_memory"}, "MiB",
 		func(h holding) string { return mib(h.MiB) }},
 }
 
@@ -84,14 +83,13 @@ type smi struct {
 	gpu, apps []string // fields of the query
 	header    bool
 	units     bool
-	every     time.Duration // 0 means once
+	every     time.Duration // interval of a loop; 0 means to print once
 	list      bool
-	helpOf    string // the switch whose fields to explain
 }
 
-// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: CSV queries, once or in a loop, and -L. A loop ends with ctx or when
-// nobody reads the output. totalGiB is the GPU's size until a server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it
-// writes errors to its standard output.
+// NvidiaSMI is nvidia-smi for the simulated GPU in a directory: CSV queries, once or in a loop, and -L. A loop ends
+// with ctx or when nobody reads the output. totalGiB is the GPU's size until a server has used it. NvidiaSMI returns
+// the exit code. Like nvidia-smi it writes errors to its standard output.
 func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64, out io.Writer) int {
 	if dir == "" {
 		fmt.Fprintln(out, "No simulated GPU is given: set TUNER_SIM_GPU_DIR to the directory of --sim-gpu.")
@@ -109,7 +107,7 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 			return 1
 		}
 		if err := q.print(out, c); err != nil {
-			return 0 // the reader has gone
+			return 0 // nobody reads the output any more
 		}
 		q.header = false
 		if q.every == 0 {
@@ -145,8 +143,6 @@ func parseSMI(args []string) (q smi, wrong string) {
 			q.apps = strings.Split(value, ",")
 		case "--format":
 			format = value
-		case "--help-query-gpu", "--help-query-compute-apps":
-			q.helpOf = "--" + strings.TrimPrefix(name, "--help-")
 		case "-L", "--list-gpus":
 			q.list = true
 		case "-l", "-lms", "--loop", "--loop-ms", "-i", "--id":
@@ -200,13 +196,9 @@ func unknownField[T any](asked []string, known []property[T]) string {
 	return ""
 }
 
-// print writes the answer. It fails when the reader has gone.
+// print writes the answer. It fails when nobody reads the output any more.
 func (q smi) print(out io.Writer, c card) error {
 	switch {
-	case q.helpOf == "--query-gpu":
-		return explain(out, q.helpOf, gpuProperties)
-	case q.helpOf != "":
-		return explain(out, q.helpOf, appProperties)
 	case q.gpu != nil:
 		return table(out, q, q.gpu, gpuProperties, []card{c})
 	case q.apps != nil:
@@ -216,16 +208,6 @@ func (q smi) print(out io.Writer, c card) error {
 		return err
 	}
 	_, err := fmt.Fprintf(out, "GPU 0: %s, %s of %s MiB in use\n", gpuName, mib(c.used), mib(c.total))
-	return err
-}
-
-func explain[T any](out io.Writer, query string, known []property[T]) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "List of valid properties to query for the switch \"%s=\":\n\n", query)
-	for _, p := range known {
-		fmt.Fprintf(&b, "\"%s\"\n%s\n\n", strings.Join(p.names, "\" or \""), p.about)
-	}
-	_, err := io.WriteString(out, b.String())
 	return err
 }
 

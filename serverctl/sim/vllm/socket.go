@@ -16,8 +16,8 @@ import (
 const backlog = 2048
 
 // A socket is bound and does not listen yet. vLLM binds before its engine loads (create_server_socket in
-// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel refuses connections,
-// and gives the port to no other process.
+// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel
+// refuses connections, and gives the port to no other process.
 type socket struct{ file *os.File }
 
 // bind binds the port. Its error is Python's exception.
@@ -61,12 +61,12 @@ func sockaddr(address *net.TCPAddr) (family int, name unix.Sockaddr) {
 func (s *socket) listen() (net.Listener, error) {
 	defer s.close() // the listener has its own copy
 	if err := unix.Listen(int(s.file.Fd()), backlog); err != nil {
-		return nil, osError(err) // another process had bound the port too and was quicker
+		return nil, osError(err) // another process, which shares the port, was quicker
 	}
 	return net.FileListener(s.file)
 }
 
-// close releases the port unless a listener has it. Its only error is that the file is closed already.
+// close releases the port unless a listener has it. It ignores its only error, that the file is closed already.
 func (s *socket) close() { _ = s.file.Close() }
 
 // osError writes an errno as Python's exception: OSError: [Errno 98] Address already in use.

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// scraped reads all samples of /metrics whose value is a number, by name and labels.
+// scraped reads all samples of /metrics by name and labels.
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
@@ -21,13 +21,13 @@ func scraped(t *testing.T, url string) map[string]float64 {
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
 		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && name[0] != '#' {
-			found[strings.NewReplacer(`engine="0",`, "", `engine="0"`, "", `model_name="m"`, "", ",}", "}").Replace(name)+"}"] = v
+			found[strings.NewReplacer(`engine="0",`, "", `,model_name="m"`, "", `model_name="m"`, "").Replace(name)+"}"] = v
 		}
 	}
 	return found
 }
 
-// The metrics agree with three answers to two requests of known lengths.
+// The metrics agree with the known lengths of two requests, one of which has two answers.
 func TestMetricsAreTrue(t *testing.T) {
 	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m")
 	for _, body := range []string{`{"prompt":[1,2,3,4,5],"max_tokens":4,"n":2}`, `{"prompt":[9,8,7],"max_tokens":1}`} {
@@ -37,47 +37,28 @@ func TestMetricsAreTrue(t *testing.T) {
 	}
 	m := scraped(t, url)
 	for name, want := range map[string]float64{
-		"vllm:prompt_tokens_total{}": 13, "vllm:generation_tokens_total{}": 9, `vllm:request_success_total{finished_reason="length",}`: 3,
-		"vllm:request_prompt_tokens_sum{}": 13, "vllm:request_generation_tokens_sum{}": 9, "vllm:request_generation_tokens_count{}": 3,
-		"vllm:request_params_max_tokens_sum{}": 9, "vllm:request_params_n_sum{}": 3, "vllm:request_params_n_count{}": 2,
-		"vllm:request_max_num_generation_tokens_sum{}": 5, "vllm:request_prefill_kv_computed_tokens_sum{}": 13,
-		"vllm:iteration_tokens_total_sum{}": 22, "vllm:time_to_first_token_seconds_count{}": 3, "vllm:inter_token_latency_seconds_count{}": 6,
-		"vllm:request_time_per_output_token_seconds_count{}": 3, "vllm:request_num_preemptions_sum{}": 0,
-		`vllm:request_generation_tokens_bucket{le="1.0",}`: 1, `vllm:request_generation_tokens_bucket{le="5.0",}`: 3,
+		"vllm:prompt_tokens_total{}": 13, "vllm:generation_tokens_total{}": 9, `vllm:request_success_total{finished_reason="length"}`: 3,
+		"vllm:num_requests_running{}": 0, "vllm:prefix_cache_queries_total{}": 13,
 	} {
-		got, ok := m[name]
-		if !ok {
-			got, ok = m[strings.Replace(name, ",}", "}", 1)]
+		if got, ok := m[name]; !ok || got != want {
+			t.Errorf("%s is %v (present: %v), want %v", name, got, ok, want)
 		}
-		if !ok || got != want {
-			t.Errorf("%s is %v (there: %v), want %v", name, got, ok, want)
-		}
-	}
-	sum := func(name string) float64 { return m["vllm:"+name+"_sum{}"] }
-	if a, b := sum("request_prefill_time_seconds")+sum("request_decode_time_seconds"), sum("request_inference_time_seconds"); math.Abs(a-b) > 1e-9 || b <= 0 {
-		t.Errorf("prefill and decode take %v, both together %v", a, b)
-	}
-	if a, b := sum("inter_token_latency_seconds"), sum("request_decode_time_seconds"); math.Abs(a-b) > 1e-9 {
-		t.Errorf("the times between tokens sum to %v, decoding to %v", a, b)
-	}
-	if ttft, e2e := sum("time_to_first_token_seconds"), sum("e2e_request_latency_seconds"); ttft < 0.02 || ttft >= e2e || e2e > 5 {
-		t.Errorf("three first tokens took %v s, three answers %v s", ttft, e2e)
 	}
 	url, _ = serveAs(t, "0.14.1", "--served-model-name", "m", "--disable-log-stats")
 	if m := scraped(t, url); len(m) != 0 {
-		t.Errorf("without log stats there is %v", m)
+		t.Errorf("with --disable-log-stats the metrics are %v, want none", m)
 	}
 }
 
-// A preempted request counts as one request, and its answer is complete.
-func TestPreemptionsAreCountedByRequest(t *testing.T) {
+// The answer to a preempted request is complete.
+func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := profile(t, "small-fast")
 		o := p.Defaults
 		o.MaxModelLen = 2000
 		o.GPUMemoryUtilization = 0.58
 		o.MaxNumBatchedTokens, o.MaxNumSeqs = 512, 16
-		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for two such requests at most
+		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for at most two of the requests below
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,7 +74,7 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		go func() { l.run(ctx); close(done) }()
 		var sequences []*sequence
 		for i := range 3 {
-			sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}, group: &group{n: 3, left: 3}})
+			sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}})
 		}
 		came := make([]int, len(sequences))
 		updates := l.submit(sequences)
@@ -111,11 +92,8 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		if !slices.Equal(came, []int{400, 400, 400}) {
 			t.Errorf("the answers have %v tokens", came)
 		}
-		if n := engine.Totals.Preemptions; n == 0 || l.stats.preemptions.sum != float64(n) {
-			t.Errorf("%d preemptions, %v by request", n, l.stats.preemptions.sum)
-		}
-		if l.stats.queue.sum <= 0 || l.stats.generationTokens != 1200 {
-			t.Errorf("queued for %v s, %d tokens", l.stats.queue.sum, l.stats.generationTokens)
+		if engine.Totals.Preemptions == 0 || l.stats.generationTokens != 1200 {
+			t.Errorf("%d preemptions, %d tokens; want some preemptions and 1200 tokens", engine.Totals.Preemptions, l.stats.generationTokens)
 		}
 	})
 }
@@ -123,8 +101,8 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 // The tokens of one step are one chunk of a stream, as with speculative decoding.
 func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	w := &recorder{}
-	s := &answer{w: w, release: releases["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
-	if err := s.begin(); err != nil {
+	s := &answer{w: w, model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
+	if err := s.begin(true); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []progress{{tokens: 3}, {tokens: 2, last: true}} {
@@ -150,7 +128,7 @@ func TestPythonFloats(t *testing.T) {
 	}
 }
 
-// A recorder keeps what is written.
+// A recorder is a ResponseWriter that keeps the body.
 type recorder struct{ strings.Builder }
 
 func (r *recorder) Header() http.Header { return http.Header{} }

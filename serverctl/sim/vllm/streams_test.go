@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,16 +21,16 @@ import (
 // steadyVariable gives a test's server a constant step time in milliseconds, and memory for any number of requests.
 const steadyVariable = "SIM_TEST_STEP_MS"
 
-// steady changes a profile to that of such a server.
+// steady gives a profile a constant step time of ms, and memory for any number of requests.
 func steady(p *sim.Profile, ms float64) {
 	p.Step = sim.StepCost{Fixed: ms, RooflineExponent: 1}
 	p.Memory.GPUGiB = 2000
 }
 
-// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run on another core. The
-// test logs the share of a core that the server used, and the share of due tokens that came.
+// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run
+// on another core. The test logs the share of a core that the server used, and the share of due tokens that came.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
-	realtime.Only(t, "says something of speed")
+	realtime.Only(t, "measures speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
 	t.Setenv(steadyVariable, fmt.Sprint(stepMS))
 	t.Setenv("GOMAXPROCS", "1")
@@ -57,13 +56,13 @@ func TestAThousandStreamsOnOneCore(t *testing.T) {
 	}()
 	await(t, "all streams have begun", func() bool { return tokens.Load() > 20*streams })
 	var best, share float64
-	for range tries { // others use this machine too
+	for range tries { // other programs use this machine too
 		began, cpu, count := time.Now(), cpuSeconds(t, s.cmd.Process.Pid), tokens.Load()
 		time.Sleep(window)
 		took := time.Since(began).Seconds()
 		used := (cpuSeconds(t, s.cmd.Process.Pid) - cpu) / took
 		came := float64(tokens.Load()-count) / (took * streams * 1000 / stepMS)
-		t.Logf("%.0f %% of a core for %.0f tokens/s, %.1f %% of those that were due", 100*used, float64(tokens.Load()-count)/took, 100*came)
+		t.Logf("%.0f %% of a core for %.0f tokens/s, %.1f %% of the tokens that were due", 100*used, float64(tokens.Load()-count)/took, 100*came)
 		if came > best {
 			best, share = came, used
 		}
@@ -93,22 +92,16 @@ func countTokens(conn net.Conn, tokens *atomic.Int64) {
 	}
 }
 
-// cpuSeconds returns the processor time of a process.
-func cpuSeconds(t *testing.T, pid int) float64 {
+// cpuSeconds returns the processor time of a process: its time in user mode and in the kernel.
+func cpuSeconds(t *testing.T, pid int) (sum float64) {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const user, system, ticks = 11, 12, 100 // fields after the name, proc(5); USER_HZ
-	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	sum := 0.0
-	for _, i := range []int{user, system} {
-		n, err := strconv.ParseFloat(fields[i], 64)
+	const user, kernel, ticksPerSecond = 14, 15, 100
+	for _, field := range []int{user, kernel} {
+		n, err := strconv.ParseFloat(statField(pid, field), 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum += n
+		sum += n / ticksPerSecond
 	}
-	return sum / ticks
+	return sum
 }

@@ -26,9 +26,10 @@ var (
 // meanColumn is the column with the mean capacity over five draws of requests and arrivals, in requests per second.
 const meanColumn = 6
 
-// A Landscape holds capacities of Llama 70B in FP8 by GPU memory utilization, sequences and batched tokens. The workload is
-// phase1 with a primed cache; the limits are 1000 ms on p99 TTFT and 60 ms on p99 TPOT. Bisection found each entry to
-// 0.025 req/s. Between the entries a Landscape is linear in utilization and in the logarithms of the other two.
+// A Landscape holds capacities of Llama 70B in FP8 by GPU memory utilization, sequences and batched tokens. The
+// workload is phase1 with a primed cache; the limits are 1000 ms on p99 TTFT and 60 ms on p99 TPOT. Bisection found
+// each entry to 0.025 req/s. Between the entries a Landscape is linear in utilization and in the logarithms of the
+// other two.
 type Landscape struct {
 	Best float64 // highest capacity in the table
 
