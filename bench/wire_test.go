@@ -41,7 +41,7 @@ func TestADetachedSocketHasStamps(t *testing.T) {
 	if _, err := there.Write([]byte("token")); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(60 * time.Millisecond)
+	time.Sleep(60 * time.Millisecond) // the client gets no processor
 	var buffer [16]byte
 	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.stamper.read.Sub(opened.arrived) < 40*time.Millisecond {
 		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came 60 ms ago", n, err, opened.stamper.read.Sub(opened.arrived))
