@@ -18,7 +18,7 @@ type Advice struct {
 	Rate   float64 `json:"rate"`   // requests per second
 	Margin float64 `json:"margin"` // Rate / Of
 	Of     float64 `json:"of"`     // requests per second
-	Basis  Basis   `json:"basis"`  // the meaning of Of
+	Basis  Basis   `json:"basis"`  // which rate Of is
 
 	At       float64   `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
 	Kept     bool      `json:"kept"`                  // that probe kept the SLO
@@ -68,9 +68,9 @@ func ReadingsText(readings []Reading) string {
 const nearRate = 0.03
 
 // Advise returns margin (0 to 1) times the lower end of the capacity's interval, or times the highest rate that passed
-// where there is no interval. It names the nearest probe within 3 % of that rate. Without one it names the next higher
-// probe that passed, for latencies at a lower rate are no higher, but for chance. ok is false where no rate kept the
-// SLO with the load generator in time.
+// where there is no interval. It names the nearest probe within 3 % of that rate. If there is none, it names the next
+// higher probe that passed, because latencies at a lower rate are only higher by chance. ok is false if no rate kept
+// the SLO with the load generator in time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false

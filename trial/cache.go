@@ -47,7 +47,7 @@ const (
 type prefixCache struct {
 	protocol    Protocol
 	recall      *recall // nil where nothing is verified
-	wrong       string  // what was wrong with the state in the last probe; "" when nothing was
+	wrong       string  // what was wrong with the cache's state in the last probe; "" when it was right
 	alwaysWrong bool    // a repetition was wrong too: the server's cache is not what the workload says it should be
 	unknown     bool    // the state cannot be verified, and a note says so
 }
@@ -88,8 +88,8 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	return err
 }
 
-// draw is the number of a probe's draw. A repetition asks other requests, for the cache knows those of the first
-// attempt. Under Reset it asks the same ones: the cache is empty.
+// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds those of the
+// first attempt. Under Reset it sends the same requests, because the cache is empty.
 func (c *prefixCache) draw(seq int, again bool) int {
 	if again && c.protocol != Reset {
 		return seq + repeatedDraws
@@ -97,10 +97,9 @@ func (c *prefixCache) draw(seq int, again bool) int {
 	return seq
 }
 
-// judge compares a probe's hit rate with two others: its requests would have reached one in a cache that was carried,
-// the other in an empty cache. Both count only the requests that were sent, so a probe that ended early can be judged
-// too. Preempted requests are not judged. They push out what the cache would have kept, and look up their own blocks
-// again.
+// judge compares a probe's hit rate with the hit rates that its requests would have in a carried cache and in an empty
+// cache. Both count only the requests that were sent, so a probe that ended early can be judged too. A probe with
+// preempted requests is not judged. These evict blocks that the cache would have kept, and look up their own again.
 //
 // unknown is why the state cannot be verified; it is told once.
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {

@@ -11,7 +11,7 @@ import (
 
 // A probe counts only if the server's own counters show that its prefix cache was in the protocol's state.
 func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
-	const firstProbe = 4 // before it come two runs of warm-up and, when primed, one pass
+	const firstProbe = 4 // runs 1 and 2 are the warm-up; run 3 is the pass that primes the cache
 	lostIn := func(runs ...int) func(int) bool {
 		return func(run int) bool {
 			return slices.Contains(runs, run)
@@ -87,13 +87,13 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}
 }
 
-// A carried cache holds the requests of the first attempt, so a repetition asks others. An emptied cache holds none,
-// and asking the same requests keeps a resumed study exact.
+// A carried cache holds the requests of a probe's first attempt, so the repetition sends other requests. An emptied cache holds
+// none of them, so the repetition sends the same requests, which keeps a resumed study exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
 		c := newPrefixCache(protocol, 1000)
 		if is := c.draw(3, true) == c.draw(3, false); is != same {
-			t.Errorf("%s: the same draw: %t, want %t", protocol, is, same)
+			t.Errorf("%s: the repetition has the same draw: %t, want %t", protocol, is, same)
 		}
 	}
 }
@@ -135,7 +135,7 @@ func TestARecallForgetsWhatWasUsedLongestAgo(t *testing.T) {
 	}
 }
 
-// However long a trial lasts, a recall holds no more than the cache that it simulates.
+// A recall never holds more than the cache that it simulates, however long a trial lasts.
 func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 	c := newRecall(16_000)
 	ids := make([]int32, 160)
@@ -143,7 +143,7 @@ func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 		ids[0] = i % 5000
 		c.ask(&workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 3})
 		if c.tokens > c.capacity || len(c.held) > 4000 || len(c.slots) > 1000 {
-			t.Fatalf("after %d requests it holds %g tokens in %d blocks, with %d slots", i+1, c.tokens, len(c.slots), len(c.held))
+			t.Fatalf("after %d requests the recall holds %g tokens in %d blocks, with %d slots; its cache has 16,000 tokens", i+1, c.tokens, len(c.slots), len(c.held))
 		}
 	}
 }

@@ -34,6 +34,6 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 	return carried
 }
 
-// maxPrimed requests show what an endless workload asks again. If they share everything, no number of them fills a
-// cache.
+// maxPrimed is how many requests of an endless workload are read to find what they share. If they share everything, no
+// number of requests fills a cache.
 const maxPrimed = 2000

@@ -8,7 +8,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The predicted share of cached prompts is the share that a server with its own cache then finds.
+// Cached predicts the share of prompt tokens that a server with its own prefix cache then finds.
 func TestTheShareOfCachedPromptsIsKnownBeforehand(t *testing.T) {
 	for _, row := range []struct {
 		protocol Protocol

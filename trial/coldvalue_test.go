@@ -17,8 +17,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// sharers is a workload of twelve groups. A prompt has 496 tokens in common with its group, and 16 of its own. Its
-// value is the number of requests; 0 means endless.
+// sharers is a workload whose value is the number of its requests; 0 means endless. The requests form twelve groups. A prompt
+// begins with the 496 tokens of its group and ends with 16 tokens of its own.
 type sharers int
 
 func (sharers) Name() string { return "twelve prefixes" }
@@ -40,17 +40,17 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 2, Conversation: -1}
 }
 
-// A teller is a server that answers one request after the other. Its own prefix cache holds everything that it was ever
-// asked. It records what the requests of each window found.
+// A teller is a server that answers one request after the other. Its prefix cache keeps every prompt for ever. It records how many
+// tokens the requests of each window found in the cache.
 type teller struct {
 	cache        map[uint64]bool
-	foreign      bool // somebody else has filled its cache: a reset leaves the prefixes
+	foreign      bool // another client fills the cache with the prefixes right after each reset
 	asked, found float64
 	windows      []window
 	tokens       float64
 }
 
-// A window counts the tokens that its requests asked and found.
+// A window counts the prompt tokens of its requests, and how many of them were found in the cache.
 type window struct{ asked, found float64 }
 
 func (e *teller) Run(_ context.Context, schedule workload.Schedule, _ bench.Stop) (bench.Run, error) {
@@ -119,15 +119,14 @@ func (e *teller) Observe(time.Time) func() *serverctl.Series {
 func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
 
-// Each cache protocol measures what it says, by the counters of a server that shares no code with the simulator. Under
-// reset the window finds what it would find in an empty cache, whatever the lead-in asked before. Else it finds what
-// was carried.
+// Each cache protocol has its stated effect on a server that shares no code with the simulator. Under Reset the window finds what
+// it would find in an empty cache, whatever the lead-in sent before. Under Steady and Primed it finds the carried prompts.
 func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	const prefix = 496.0 / 512
 	for _, row := range []struct {
 		protocol Protocol
 		source   sharers
-		finds    float64 // share of the prompts in each window; 0 means as an empty cache
+		finds    float64 // share of prompt tokens that each window finds; 0 means the share in an empty cache
 	}{
 		{Reset, 0, 0},
 		{Reset, 96, 0},
@@ -152,7 +151,7 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 		t.Logf("%s: %.3g req/s, hit rate of the first probe %.2f", row.protocol, result.Capacity.Rate, probes[0].HitRate)
 		for i, p := range probes {
 			if p.Note != "" || p.Replaced > 0 {
-				t.Errorf("%s, probe %d: %q, want no doubt in its cache", row.protocol, i, p.Note)
+				t.Errorf("%s, probe %d: note %q, replaced %s; want neither", row.protocol, i, p.Note, p.Replaced)
 			}
 			want := row.finds
 			if want == 0 {
@@ -170,7 +169,7 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	}
 }
 
-// A cache that holds the prompts of others is not empty, though this trial has asked nothing yet.
+// A reset is found to have failed if the cache holds prompts of another client, even before the trial's first request.
 func TestAResetThatLeavesForeignPromptsIsFound(t *testing.T) {
 	e := &teller{cache: make(map[uint64]bool), foreign: true}
 	var probes []Probe
@@ -188,7 +187,7 @@ func TestAResetThatLeavesForeignPromptsIsFound(t *testing.T) {
 	}
 }
 
-// onlyWindow is a load without its lead-in and run-out.
+// onlyWindow returns a schedule without its lead-in and run-out.
 func onlyWindow(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range workload.WithoutRunOut(schedule) {

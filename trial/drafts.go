@@ -26,8 +26,8 @@ type rejectedDrafts struct{ diagnosis string }
 
 func (e *rejectedDrafts) Error() string { return e.diagnosis }
 
-// judge adds what was drafted, nil for nothing. Its error ends a trial in which enough is known and too little was
-// accepted. It judges once, so that a resumed trial judges the same drafts as one without an interruption.
+// judge adds the drafts of a load; nil means none. Once enough were drafted, it returns an error if too few were
+// accepted, which ends the trial. It judges once, so that a resumed trial judges the same drafts as an uninterrupted one.
 func (d *drafts) judge(more *Speculation) error {
 	if more == nil || d.judged || d.minAcceptance <= 0 {
 		return nil

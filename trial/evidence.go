@@ -13,7 +13,7 @@ import (
 const reach = 80 * time.Second
 
 // EvidenceOf says for each request of a probe which load it met and whether it broke a limit. The load follows from the
-// schedule alone, which has that draw. The evidence is nil where a limit is not judged request by request.
+// schedule of the draw alone. The evidence is nil if a limit is not judged request by request.
 func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, draw int, s slo.SLO, v slo.Verdict) *capacity.Evidence {
 	e := &capacity.Evidence{Rate: rate, Draw: draw}
 	for a := range workload.Before(schedule, reach) {
@@ -37,15 +37,13 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 	return e
 }
 
-// A LongRun is a workload as it is in the long run. It is the same for every trial, and remembers what it computed for
-// them.
+// A LongRun describes a workload in the long run. It is the same for every trial, so it is computed once.
 type LongRun struct {
 	weigher    *workload.Weigher
 	population *capacity.Population
 }
 
-// NewLongRun reads the plan's workload and 128,000 of its arrivals. Of the plan it needs the source, the seed and the
-// arrivals.
+// NewLongRun reads 128,000 arrivals of the plan. It uses only the plan's source, seed and arrivals.
 func NewLongRun(plan workload.Plan) *LongRun {
 	weigher := workload.Weigh(plan.Source)
 	return &LongRun{weigher, PopulationOf(plan, weigher)}

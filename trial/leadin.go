@@ -8,11 +8,10 @@ import (
 )
 
 // DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It lasts as
-// long as two requests take, so that as many are in flight as in the long run. How long a request takes is not known
-// beforehand. But the limits, with the mean length of an answer, say how long it may take at the rate that is looked
-// for.
+// long as two requests may take, so that as many are in flight as in the long run. The limits and the mean length of an
+// answer say how long a request may take at the capacity.
 //
-// A cache that is carried from probe to probe needs twice as long until it holds what it holds in the long run. On a
+// A cache that is carried from probe to probe needs twice as long until its contents are as in the long run. On a
 // simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes, capacities read 7 % too high after a
 // lead-in of 60 s, 4 % after 120 s, and no better after 180 s.
 func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {

@@ -8,7 +8,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// answers is a workload whose answers have all the same length.
+// answers is a workload whose answers all have the same length.
 type answers struct{ tokens, files int }
 
 func (a answers) Name() string { return "answers" }

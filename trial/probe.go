@@ -139,7 +139,7 @@ func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error)
 	return p, nil
 }
 
-// repeat replaces a probe with another measurement, which costs what both took.
+// repeat measures a probe again and replaces it. The GPU time of both measurements counts.
 func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
 	s.task.progress("again: %s", why)
 	p, err := measure()
@@ -157,8 +157,8 @@ func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (
 // planned rate.
 const maxBehind = 0.01
 
-// Passed reports whether the SLO was kept at the planned rate. Single requests may have been late, but the rate as a
-// whole must have been offered.
+// Passed reports whether the probe kept the SLO at the planned rate. The load generator may have sent single requests
+// late, but it must have offered that rate.
 func Passed(v slo.Verdict, m bench.Measurement) bool {
 	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000)
 }

@@ -25,7 +25,7 @@ type recall struct {
 	asked, carried, empty float64 // prompt tokens since the probe began, and how many of them each cache held
 }
 
-// A held is one block of an earlier prompt, or a whole answer. Nobody asks for an answer again, so its hash is 0.
+// A held is one block of an earlier prompt, or a whole answer. No prompt contains an answer, so an answer's hash is 0.
 type held struct {
 	hash           uint64
 	tokens         float64

@@ -20,7 +20,7 @@ var ErrInterrupted = errors.New("interrupted between two probes")
 type Lengths struct {
 	LeadIn      time.Duration // uncounted load before the window
 	Window      time.Duration // the window is at least this long
-	MinRequests int           // and counts at least this many requests
+	MinRequests int           // the window counts at least this many requests
 }
 
 // A Runner measures points, one after the other, all in the same way.

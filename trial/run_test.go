@@ -20,42 +20,41 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records what is done
-// to it.
+// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records the calls that it gets.
 type stub struct {
 	mu       sync.Mutex
 	did      []string
 	capacity float64
-	dieAt    int           // the run, 1-based, in which the server dies; 0 means never
+	dieAt    int           // number of the run, from 1, in which the server dies; 0 means none
 	short    int           // missing tokens in each answer
 	whole    bool          // in probes all tokens of an answer come at once
 	late     time.Duration // how late the load generator sends at rates above lateFrom
 	lateFrom float64
-	lateIn   func(run int) bool // in which runs, 1-based; nil means all
+	lateIn   func(run int) bool // whether the load generator is late in a run, numbered from 1; nil means in all runs
 	runs     int
-	silent   int           // the run from which on no token comes; 0 means never
-	wakes    int           // the run from which on tokens come again
-	begins   bool          // each answer hangs after its first token
-	says     bench.Failure // failure of a request that gets no token and is not withdrawn
+	silent   int           // number of the first run without tokens; 0 means none
+	wakes    int           // number of a later run that has tokens again
+	begins   bool          // in a silent run, each answer hangs after its first token
+	says     bench.Failure // failure of the requests in a silent run that does not end early
 	exited   chan struct{}
-	streams  []int // those of the closed loops
+	streams  []int // of each closed loop so far
 
-	warming []time.Duration    // TTFT of the pieces of warm-up; the last holds for all later ones; nil means 100 ms
-	drafts  serverctl.Counters // added by each load; a server that drafts has AcceptedAt
-	slowly  time.Duration      // added to the 5 s of a piece
+	warming []time.Duration    // TTFT of each piece of warm-up, the last one also for all later pieces; nil means 100 ms
+	drafts  serverctl.Counters // each load adds these; a server that drafts has AcceptedAt
+	slowly  time.Duration      // added to the 5 s of each piece of warm-up
 	burst   []bench.Sample     // requests of the worst case
-	most    float64            // requests that run at a time in each probe
+	running float64            // mean number of running requests in each probe
 	facts   map[string]string
 	pieces  int // of warm-up so far
 
-	// The prefix cache holds everything that it was ever asked.
+	// The prefix cache keeps every prompt for ever.
 	kvTokens     int // 0 means 1000
 	seen         map[*workload.Request]bool
 	asked, found float64
-	lost         func(run int) bool // whether somebody else empties the cache before a run, 1-based
-	deaf         bool               // it ignores a reset, and reports success
-	mute         bool               // its counters say nothing of the cache
-	restarted    int                // the run before which the server restarts
+	lost         func(run int) bool // whether another client empties the cache before a run, numbered from 1
+	deaf         bool               // the server ignores a reset, and reports success
+	mute         bool               // the server's counters do not count cached tokens
+	restarted    int                // number of the run before which the server restarts
 }
 
 func (s *stub) note(what string) {
@@ -87,7 +86,7 @@ func (s *stub) Err() error {
 	return &serverctl.ExitError{Class: serverctl.OOMLoad, Evidence: "CUDA out of memory"}
 }
 func (s *stub) Observe(time.Time) func() *serverctl.Series {
-	return func() *serverctl.Series { return &serverctl.Series{Running: []float64{s.most, float64(s.runs)}} }
+	return func() *serverctl.Series { return &serverctl.Series{Running: []float64{s.running, float64(s.runs)}} }
 }
 func (s *stub) Stop(context.Context) (serverctl.Ended, error) {
 	s.note("stop")
@@ -178,7 +177,7 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 	return run, nil
 }
 
-// silence is a load without a token. A probe of it ends early.
+// silence is a run without tokens. It ends early if it is a probe.
 func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	run := bench.Run{Stopped: stop != nil, Elapsed: 3 * time.Second, Series: make(bench.Series, 3)}
 	for a := range schedule {
@@ -216,7 +215,7 @@ func (s *stub) ask(q *workload.Request) {
 	s.seen[q] = true
 }
 
-// answer answers the requests. Each answer lacks short tokens.
+// answer completes the samples. Each answer has too few tokens by the number short.
 func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	for i := range samples {
 		q := &samples[i]
@@ -227,8 +226,8 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	}
 }
 
-// evenly is a workload with even arrivals, so that the stub sees the rate itself, and its long run, which is built
-// once.
+// evenly returns a workload with even arrivals, from which the stub can compute the rate. It also returns the workload's LongRun,
+// which is built only once.
 var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
@@ -280,7 +279,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 	}
 }
 
-// A resumed trial does not repeat the probes that were measured before, and gives the same answer.
+// A resumed trial does not repeat the stored probes, and gives the same answer as an uninterrupted trial.
 func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
 	var all []Probe
 	s := &stub{capacity: 4.8}
@@ -360,7 +359,7 @@ func TestRunStopsTheServerWhenAProbeCannotBeStored(t *testing.T) {
 	}
 }
 
-// A half-done start or warm-up is worth nothing, so an orderly end does not wait for it.
+// A trial that is interrupted during its start or warm-up ends at once, because neither leaves a result.
 func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	finish := make(chan struct{})
 	r := runner(t, &stub{}, Primed)
@@ -370,7 +369,7 @@ func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 		return nil, nil, &serverctl.ExitError{Class: serverctl.Aborted}
 	}
 	if _, err := r.Run(t.Context(), Task{Finish: finish}); !errors.Is(err, ErrInterrupted) {
-		t.Errorf("interrupted in its start, Run = %v, want ErrInterrupted", err)
+		t.Errorf("interrupted during the start, Run = %v, want ErrInterrupted", err)
 	}
 	s := &stub{capacity: 4.8, dieAt: -1}
 	r = runner(t, s, Primed)
@@ -381,11 +380,11 @@ func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 		}
 	}}
 	if _, err := r.Run(t.Context(), task); !errors.Is(err, ErrInterrupted) || slices.Contains(s.did, "probe") {
-		t.Errorf("interrupted while it primes, Run = %v after %v, want ErrInterrupted before any probe", err, s.did)
+		t.Errorf("interrupted during the priming, Run = %v after %v, want ErrInterrupted before any probe", err, s.did)
 	}
 }
 
-// A failing load fails in every request, and its server dies a moment later.
+// A failing load reports that every request failed. Its server dies 20 ms later.
 type failing struct{ s *stub }
 
 func (d failing) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
@@ -393,7 +392,7 @@ func (d failing) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run,
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
 }
 
-// A resetKiller dies of a reset. The request fails first, and the death is known a moment later.
+// A resetKiller is a server that a reset kills. The reset returns an error, and 50 ms later the server is known to be dead.
 type resetKiller struct{ *stub }
 
 func (s resetKiller) ResetCache(context.Context) error {
@@ -422,11 +421,11 @@ func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 		t.Errorf("speculation = %+v", got)
 	}
 	if got := speculation(after, after); got != nil {
-		t.Errorf("without drafts: %+v", got)
+		t.Errorf("without drafts speculation = %+v, want nil", got)
 	}
 }
 
-// A failure that no flags cure ends the study, and counts against no point.
+// A failure that no flags can cure ends the study. The point gets no result.
 func TestAFatalFailureIsNoResult(t *testing.T) {
 	r := runner(t, &stub{}, Reset)
 	r.Start = func(context.Context, Launch) (Server, Load, error) {
@@ -451,12 +450,12 @@ func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
 	}
 }
 
-// Where no request was completed, one more request tells a hang from a broken limit, however early the probe ended.
+// If a probe completes no request, one more request shows whether the server hangs or is only slow, however early the probe ended.
 func TestAHangIsNoBrokenLimit(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		stub  *stub
-		class serverctl.Class // empty where the server was slow, and is measured
+		class serverctl.Class // empty if the server was only slow and its probe counts
 		says  string
 	}{
 		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, nor was one more within 3 s"},
@@ -469,7 +468,7 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 		var probes []Probe
 		r := runner(t, s, Reset)
 		r.Lengths.LeadIn, r.Search.MaxProbes = time.Millisecond, 1
-		synctest.Test(t, func(t *testing.T) { // the server gets its time to die
+		synctest.Test(t, func(t *testing.T) { // Run waits in virtual time for the server's death
 			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
 			if err != nil || result.Class != row.class || !strings.Contains(result.Evidence, row.says) {
 				t.Errorf("%s: Run = %+v, %v, want class %q with %q", row.name, result, err, row.class, row.says)
@@ -503,16 +502,15 @@ func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
 	}
 }
 
-// A late load generator proves nothing against the server. A pass is a lower bound, and only rates that were offered in
-// time are sure. A generator that falls behind by more than a hundredth of the window has not offered the rate. Where
-// nothing passed, nothing is known.
+// A late load generator proves nothing against the server. A pass with a late generator is only a lower bound. A generator that
+// falls behind by more than a hundredth of the window has not offered the rate. If nothing passed, nothing is known.
 func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 	for _, row := range []struct {
-		name        string
-		late        time.Duration
-		from        float64
-		least, most float64 // of the bound
-		sure        bool    // some rate was offered in time
+		name     string
+		late     time.Duration
+		from     float64
+		min, max float64 // of the lower bound, req/s
+		sure     bool    // some rate passed with the generator in time
 	}{
 		{"late above 6 req/s", 500 * time.Millisecond, 6, 100, 100, true},
 		{"falling behind above 6 req/s", 2 * time.Second, 6, 4, 6.5, true},
@@ -532,19 +530,19 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 		if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
 			t.Errorf("%s: no probe says that it was client-limited, the last one: %+v", row.name, last)
 		}
-		if row.most == 0 {
+		if row.max == 0 {
 			if result.Outcome != Unknown || c.Bound != "" {
 				t.Errorf("%s: %+v, want that nothing is known", row.name, result)
 			}
 			continue
 		}
-		if result.Outcome != Measured || c.Bound != capacity.AtLeast || c.Rate < row.least || c.Rate > row.most || (c.Low > 4) != row.sure || c.Low > 6.5 {
-			t.Errorf("%s: %+v, want at least %g to %g req/s, sure %t", row.name, c, row.least, row.most, row.sure)
+		if result.Outcome != Measured || c.Bound != capacity.AtLeast || c.Rate < row.min || c.Rate > row.max || (c.Low > 4) != row.sure || c.Low > 6.5 {
+			t.Errorf("%s: %+v, want at least %g to %g req/s, sure %t", row.name, c, row.min, row.max, row.sure)
 		}
 	}
 }
 
-// A second attempt repeats only the probes that a late load generator decided in the first.
+// A second attempt repeats only those probes of the first attempt that a late load generator decided.
 func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
 	s := &stub{capacity: 10, late: 500 * time.Millisecond, lateFrom: 6}
 	var probes []Probe

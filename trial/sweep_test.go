@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// RunClosed answers as Run does. Its requests are due one after the other.
+// RunClosed answers as Run does. It spaces the requests evenly, 10 per second and stream.
 func (s *stub) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	s.streams = append(s.streams, streams)
 	at := time.Duration(0)
@@ -84,8 +84,8 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 	}
 }
 
-// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The level
-// costs both times.
+// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The GPU time of the level
+// is then the sum of both measurements.
 func TestASweepRepeatsALateLevel(t *testing.T) {
 	for _, row := range []struct {
 		cache   Protocol
@@ -108,12 +108,12 @@ func TestASweepRepeatsALateLevel(t *testing.T) {
 			t.Errorf("%s: %+v, %v after %v; want %s, limited %t, after %s", row.cache, c, err, s.did, row.bound, row.limited, row.want)
 		}
 		if again := probes[1].Replaced > 0; again == row.limited || again && (probes[1].GPUTime != 2*probes[0].GPUTime || !strings.Contains(probes[1].Note, "measured again, because the load generator was 500 ms late")) {
-			t.Errorf("%s: the late level is %+v", row.cache, probes[1])
+			t.Errorf("%s: the late level is %+v, want repeated: %t", row.cache, probes[1], !row.limited)
 		}
 	}
 }
 
-// All rates ask the same requests, and the warm-up asks the first of them.
+// A sweep sends the same requests at every rate. The warm-up sends the first few of these requests.
 func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
@@ -133,10 +133,10 @@ func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	}
 	for i := range slow {
 		if slow[i].Request != fast[i].Request || i < len(warm) && warm[i].Request != slow[i].Request {
-			t.Errorf("request %d is another at another rate, or in the warm-up", i)
+			t.Errorf("request %d differs between the two rates, or between warm-up and level", i)
 		}
 		if d := slow[i].Due - 2*fast[i].Due; d.Abs() > time.Microsecond {
-			t.Errorf("request %d is due at %s and at twice the rate at %s, want half of it", i, slow[i].Due, fast[i].Due)
+			t.Errorf("request %d is due at %s, and at twice the rate at %s; want half the time", i, slow[i].Due, fast[i].Due)
 		}
 	}
 	if last := slow[29]; last.Due.Round(time.Millisecond) != 30*time.Second || last.Phase != workload.Window {
@@ -144,7 +144,7 @@ func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	}
 }
 
-// asked records what was sent.
+// asked is a stub that records the arrivals of each run.
 type asked struct {
 	*stub
 	runs [][]workload.Arrival
@@ -202,7 +202,7 @@ func TestASweepThatEndsEarlyKeepsWhatItHas(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
 	probes = nil
-	sweep.Pause = nil // a pause on the clock, which an orderly end cuts short
+	sweep.Pause = nil // real pauses; the end of the sweep cuts them short
 	sweep.Cooldown = time.Hour
 	task := Task{Finish: finish, Record: func(p Probe) error { close(finish); return record(p) }}
 	result, err = r.Sweep(t.Context(), task, sweep)
@@ -231,6 +231,6 @@ func TestPlannedIsTheTimeOfASweep(t *testing.T) {
 	}
 	s.Levels, s.WarmUp = []Level{{Streams: 1}, {Streams: 2}}, 0
 	if got := s.Planned(); got != 10*time.Second {
-		t.Errorf("of a closed loop Planned = %s, want its pause", got)
+		t.Errorf("Planned = %s for a closed loop, want the 10 s of its one pause", got)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// trialOf runs a trial on the stub and returns what was done, with the result.
+// trialOf runs a trial on the stub. It returns the calls that the stub got, and the trial's result.
 func trialOf(t *testing.T, s *stub, protocol Protocol, set func(*Runner)) (string, Result) {
 	t.Helper()
 	r := runner(t, s, protocol)
@@ -59,7 +59,7 @@ func TestTheWarmUpEndsWhenTheServerIsWarm(t *testing.T) {
 func TestLatenciesFall(t *testing.T) {
 	samples := func(ttft, tpot time.Duration) (all []bench.Sample) {
 		for i := range warmUpRequests {
-			spread := 1 + float64(i)/10 // from the quickest to nearly twice that
+			spread := 1 + float64(i)/10 // the slowest request takes nearly twice as long as the quickest
 			first := time.Duration(spread * float64(ttft))
 			last := first + time.Duration(10*spread*float64(tpot))
 			all = append(all, bench.Sample{First: first, Last: last, End: last, OutputTokens: 11})
@@ -115,7 +115,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		set    func(*Runner)
 		pieces int
 		want   Outcome
-		says   []string // in the evidence; for a measured trial in the notes
+		says   []string // parts of the evidence, or of the notes if the trial is measured
 	}{
 		{"nothing is drafted", serverctl.Counters{}, asked, 2, Measured, nil},
 		{"much is accepted", drafts(3000, 1500), asked, 2, Measured, nil},
@@ -140,7 +140,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		}
 		for _, words := range row.says {
 			if !strings.Contains(text, words) {
-				t.Errorf("%s: says %q, want %q in it", row.name, text, words)
+				t.Errorf("%s: the result says %q, want %q in it", row.name, text, words)
 			}
 		}
 		if row.want == Dropped && (result.Class != serverctl.AcceptanceNearZero || result.Capacity.Met() || !strings.HasSuffix(did, "stop")) {
@@ -167,7 +167,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	}
 	whole, _ := run(nil)
 	if whole.Outcome != Dropped || len(all) != 2 {
-		t.Fatalf("%+v after %d probes, want a trial dropped by its second", whole, len(all))
+		t.Fatalf("Run = %+v after %d probes, want a trial that its second probe drops", whole, len(all))
 	}
 	probes := slices.Clone(all)
 	for had := range len(probes) + 1 {
@@ -178,7 +178,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	}
 }
 
-// Drafts are judged once. So it does not matter whether a probe was measured by this run or stored before.
+// Drafts are judged once, as soon as there are enough of them; later drafts do not change the judgement.
 func TestDraftsAreJudgedOnce(t *testing.T) {
 	d := newDrafts(&Runner{MinAcceptance: 0.02, MinDrafted: 1000}, serverctl.Facts{})
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {

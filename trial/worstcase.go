@@ -25,7 +25,7 @@ const (
 	worstFill = 1.25
 	// worstScan is the number of requests among which the longest prompts are looked for.
 	worstScan = 1000
-	// worstMinAnswer: answers of the worst case are not cut below this many tokens.
+	// worstMinAnswer is the minimum length in tokens to which answers of the worst case are cut.
 	worstMinAnswer = 16
 	// For servers that do not tell: vLLM's largest default of max-num-seqs, and its smallest of max-num-batched-tokens
 	// (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
@@ -72,7 +72,7 @@ func (w *worstCase) setting(flag string, otherwise int) int {
 }
 
 // survive sends the worst case, unless a probe has shown it: as many requests at once as the server was started for,
-// with the longest prompts of the workload. Nothing of it is stored, so a resumed trial does it again.
+// with the longest prompts of the workload. The result is not stored, so a resumed trial sends the worst case again.
 func (w *worstCase) survive(ctx context.Context) error {
 	if !w.runner.WorstCase || w.shown {
 		return nil
@@ -105,8 +105,8 @@ func (w *worstCase) survive(ctx context.Context) error {
 	return nil
 }
 
-// requests are those of the worst case, the longest prompts first: as many as may run at a time, or as overfill the KV
-// cache. Their answers are short, but long enough that the first request still runs when the last is admitted.
+// requests returns the requests of the worst case, the longest prompts first: as many as may run at a time, or as
+// overfill the KV cache. Answers are short, but the first request still runs when the last one is admitted.
 func (w *worstCase) requests() []workload.Request {
 	candidates := longestPrompts(w.runner.Source)
 	room := math.Inf(1)

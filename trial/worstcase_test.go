@@ -18,15 +18,15 @@ func TestTheWorstCaseIsTriedWhereNoProbeShowedIt(t *testing.T) {
 		name  string
 		stub  *stub
 		set   func(*Runner)
-		burst int // requests; 0 means that there is none
+		burst int // requests of the worst case; 0 means that it is not tried
 	}{
 		{"nobody asks", &stub{capacity: 4.8, facts: seqs("32")}, nil, 0},
 		{"no probe came near", &stub{capacity: 4.8, facts: seqs("32")}, on, 32},
 		{"the KV cache of 1000 tokens is full before", &stub{capacity: 4.8, facts: seqs("512")}, on, 79}, // 1250 / 16 tokens
 		{"the server does not say how many", &stub{capacity: 4.8}, on, 79},
-		{"a probe showed it", &stub{capacity: 4.8, facts: seqs("32"), most: 32}, on, 0},
+		{"a probe showed it", &stub{capacity: 4.8, facts: seqs("32"), running: 32}, on, 0},
 		{"a probe had a full KV cache", &stub{capacity: 4.8, facts: seqs("32"), drafts: serverctl.Counters{Preemptions: 1}}, on, 0},
-		{"a probe nearly showed it", &stub{capacity: 4.8, facts: seqs("32"), most: 31}, on, 32},
+		{"a probe nearly showed it", &stub{capacity: 4.8, facts: seqs("32"), running: 31}, on, 32},
 		{"nothing was found", &stub{capacity: 0.01, facts: seqs("32")}, on, 0},
 	} {
 		did, result := trialOf(t, row.stub, Reset, row.set)
@@ -43,12 +43,12 @@ func TestTheGPUTimeOfTheWorstCaseCounts(t *testing.T) {
 	_, without := trialOf(t, &stub{capacity: 4.8}, Reset, nil)
 	_, with := trialOf(t, &stub{capacity: 4.8}, Reset, func(r *Runner) { r.WorstCase = true })
 	if got := with.GPUTime - without.GPUTime; got != 21*time.Second || !reflect.DeepEqual(with.Capacity, without.Capacity) {
-		t.Errorf("the worst case adds %s and changes the capacity from %+v to %+v, want 21 s and nothing", got, without.Capacity, with.Capacity)
+		t.Errorf("the worst case adds %s and changes the capacity from %+v to %+v; want 21 s and no change", got, without.Capacity, with.Capacity)
 	}
 }
 
 func TestAServerThatDiesInTheWorstCaseIsInfeasible(t *testing.T) {
-	// Two pieces of warm-up, four probes, and then the seventh load.
+	// The warm-up has two loads and the search four, so the seventh load is the worst case.
 	_, result := trialOf(t, &stub{capacity: 4.8, dieAt: 7}, Reset, func(r *Runner) { r.WorstCase = true })
 	if result.Outcome != Infeasible || result.Class != serverctl.OOMLoad || result.Capacity.Met() ||
 		!strings.Contains(result.Evidence, "CUDA out of memory; it had lived through its search, and died under 79 requests at once") {
@@ -78,7 +78,7 @@ func TestTheWorstCaseHasTheLongestPrompts(t *testing.T) {
 	}
 	for _, q := range chosen {
 		if q.OutputTokens > 16+asked/64 {
-			t.Errorf("an answer has %d tokens, want no more than the %d steps that take all in", q.OutputTokens, asked/64+16)
+			t.Errorf("an answer has %d tokens, want at most %d: the steps that prefill all prompts, and 16", q.OutputTokens, asked/64+16)
 		}
 	}
 	if len(chosen) != 20 {

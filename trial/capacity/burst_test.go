@@ -40,8 +40,7 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// A single burst fails a probe at a rate that the server carries well. The search repeats the rate, and goes on above
-// it.
+// If a single burst fails a probe below the capacity, the search measures that rate again and then goes on to higher rates.
 func TestASingleBurstIsNotBelieved(t *testing.T) { singleBurstIsNotBelieved(t, 6) }
 
 func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
@@ -62,7 +61,7 @@ func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 			}
 			return o, err
 		}
-		look := search(0.55 * truth) // and the second probe at 0.74 of it
+		look := search(0.55 * truth) // the second probe is then at 0.74 of the truth
 		look.Population = p
 		if _, err := look.Find(t.Context(), probe); err != nil {
 			t.Fatal(err)
@@ -75,6 +74,6 @@ func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 		}
 	}
 	if again < seeds*9/10 || beyond < seeds*3/4 {
-		t.Errorf("of %d searches %d try the rate of the burst again, and %d come near the truth; want nine of ten, and three of four", seeds, again, beyond)
+		t.Errorf("%[2]d of %[1]d searches try the rate of the burst again, want 90 %%; %[3]d come near the truth, want 75 %%", seeds, again, beyond)
 	}
 }

@@ -38,8 +38,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// With correct standard errors the interval holds the true ratio in 95 of 100 comparisons, and calls one of two equals
-// better in 2.5 of 100.
+// If the standard errors are correct, the interval holds the true ratio in 95 of 100 comparisons. Of 100 comparisons of equal
+// capacities, 2.5 call the first one better.
 func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const rounds = 20_000
@@ -66,7 +66,8 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	}
 }
 
-// However many equals there are, the best is called better, or has too high a lower end, in at most 2.5 of 100 choices.
+// The best of many equal capacities is called better in at most 2.5 of 100 choices, however many there are. Its lower end is too
+// high no more often.
 func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 6))
 	for _, n := range []int{1, 2, 8, 30} {
@@ -90,7 +91,7 @@ func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 				t.Fatal("two exact capacities are not compared")
 			}
 			if c.Among(n).Distinguishable() != (c.Among(n).Lowest > 1) {
-				t.Fatalf("%+v is distinguishable, and its interval says otherwise", c.Among(n))
+				t.Fatalf("%+v: Distinguishable and the interval contradict each other", c.Among(n))
 			}
 			if c.Distinguishable() {
 				alone++
@@ -107,12 +108,12 @@ func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 			t.Errorf("of %d: %d of %d are called better and %d lower ends are too high, want 2.5 %% at most", n, wrong, rounds, above)
 		}
 		if n == 30 && float64(alone)/rounds < 0.1 {
-			t.Errorf("of 30 only %d of %d seem better without the choice allowed for: the test tests nothing", alone, rounds)
+			t.Errorf("only %d of %d best of 30 seem better without the correction for the choice: the test tests nothing", alone, rounds)
 		}
 	}
 }
 
-// What the same requests did to both capacities is not in their ratio.
+// Requests that two searches share shift both capacities alike, so the shift cancels in their ratio.
 func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	of := func(draw int, moved ...float64) Capacity {
 		c := Capacity{Rate: 2, StdErr: 0.1, Bound: Exact}
@@ -125,7 +126,7 @@ func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		b    Capacity
-		want float64 // half width of the interval of ln ratio, in standard errors of one capacity
+		want float64 // standard error of ln(ratio), as a multiple of one capacity's standard error
 	}{
 		{"other requests", of(4, 0.02, -0.01, 0.03, -0.04), math.Sqrt2},
 		{"nothing known of them", of(3), math.Sqrt2},

@@ -12,8 +12,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A synthetic server breaks a limit more often the more work is around a request. It does so half of the time where the
-// work is that of max evenly spread requests per second. Its capacity in the long run can be computed.
+// A synthetic server breaks a request's limit with a probability that grows with the work around the request. The probability is
+// one half at the work of max evenly spread requests per second. The server's capacity in the long run can be computed.
 type synthetic struct {
 	max float64 // requests per second
 	k   kernel
@@ -40,7 +40,7 @@ func (s *synthetic) stretch(rate, seconds float64) Stretch {
 	}
 }
 
-// population is the workload in the long run.
+// population returns the workload in the long run.
 func (s *synthetic) population() *Population {
 	p := &Population{}
 	at := 0.0
@@ -54,7 +54,7 @@ func (s *synthetic) population() *Population {
 	return p
 }
 
-// probe is a Probe of the server with windows of so many seconds.
+// probe returns a Probe of the server. seconds is the length of its windows.
 func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		e := &Evidence{Rate: rate, Stretch: s.stretch(rate, seconds)}
@@ -84,10 +84,10 @@ func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	}
 }
 
-// breaks is the probability that a request breaks the limit. load is the load around it as a part of max.
+// breaks returns the probability that a request breaks the limit. load is the load around the request as a part of max.
 func breaks(load float64) float64 { return normal(math.Log(load) / 0.08) }
 
-// truth is the rate at which one request in a hundred breaks the limit in the long run.
+// truth returns the rate at which one request in a hundred breaks the limit in the long run.
 func (s *synthetic) truth(p *Population) float64 {
 	low, high := s.max/10, s.max
 	for high/low > 1.0001 {
@@ -121,7 +121,7 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.Rate < c.Low || c.Rate > c.High || c.Lowest > c.Rate || c.Highest < c.Rate {
-				t.Fatalf("%+v: the rate is outside of its bracket or its interval: %+v", k, c)
+				t.Fatalf("%+v: the rate is outside its bracket or its interval: %+v", k, c)
 			}
 			errs = append(errs, math.Log(c.Rate/truth))
 			if c.Lowest <= truth && truth <= c.Highest {
@@ -154,7 +154,7 @@ func TestSearchesOfManySeeds(t *testing.T) {
 	}
 }
 
-// A looser limit lowers no capacity by more than its error.
+// A looser limit never lowers the capacity by more than the capacity's standard error.
 func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) { estimateIsMonotoneInTheLimit(t, 3) }
 
 func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
@@ -164,7 +164,7 @@ func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 		p := s.population()
 		var before Capacity
 		for _, part := range []float64{0.8, 0.9, 1, 1.1, 1.25} {
-			s.rng = rand.New(rand.NewPCG(seed, 3)) // all limits meet the same requests
+			s.rng = rand.New(rand.NewPCG(seed, 3)) // the same requests under every limit
 			search := search(4)
 			search.Population = p
 			c, err := search.Find(t.Context(), s.probe(120, part))
@@ -179,7 +179,7 @@ func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 	}
 }
 
-// A search that goes on with some of its steps takes the same further steps, and gives the same answer.
+// A search that is resumed after any of its steps makes the same further steps, and gives the same answer.
 func TestASearchGoesOnAsItWent(t *testing.T) { searchGoesOnAsItWent(t, 1) }
 
 func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
@@ -199,7 +199,7 @@ func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
 			t.Fatal(err)
 		}
 		if whole.Probes > look.MaxProbes || whole.Probes != len(steps) {
-			t.Errorf("seed %d: %d probes of at most %d", seed, whole.Probes, look.MaxProbes)
+			t.Errorf("seed %d: %d probes, want at most %d", seed, whole.Probes, look.MaxProbes)
 		}
 		for _, known := range []int{0, 1, len(steps) / 2, len(steps) - 1, len(steps)} {
 			look.Known = slices.Clone(steps[:known])
@@ -228,7 +228,7 @@ func precisionIsForetold(t *testing.T, seeds uint64) {
 		look := search(4)
 		var told []Forecast
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.05, 60
-		probes, before := 0, 0 // in all, and at the time of the forecast
+		probes, before := 0, 0 // so far, and at the time of the forecast
 		look.Plan = func(f Forecast) { told, before = append(told, f), probes }
 		probe := s.probe(120, 1)
 		c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
@@ -244,9 +244,9 @@ func precisionIsForetold(t *testing.T, seeds uint64) {
 	}
 }
 
-// A small difference in latency makes a small difference in capacity. At 2.0 req/s one run had a p99 TTFT of 953 ms and
-// the next 1010 ms, with 1000 ms allowed. On a grid the capacities were 2.0 and 1.5. Here they differ by a few per
-// cent.
+// A small difference in latency makes a small difference in capacity. At 2.0 req/s one real run had a p99 TTFT of 953 ms and the
+// next run 1010 ms; the limit was 1000 ms. A sweep's grid made that capacities of 2.0 and 1.5. A search finds capacities that differ
+// by a few per cent.
 func TestASmallDifferenceIsSmall(t *testing.T) {
 	at2 := []float64{953, 1010}
 	var found []float64
@@ -265,7 +265,7 @@ func TestASmallDifferenceIsSmall(t *testing.T) {
 	}
 }
 
-// A single verdict that is wrong by chance is outvoted by all other requests, and the answer has a doubt.
+// The requests of all other probes outvote a single verdict that is wrong by chance. The answer then has a doubt.
 func TestALuckyVerdictIsOutvoted(t *testing.T) {
 	s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(7, 6))}
 	p := s.population()
@@ -285,15 +285,14 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 	}
 }
 
-// Probes far from the boundary do not change the answer: probes far below that pass, and probes far above in which
-// nearly all requests are slow, say nothing about the boundary.
+// Probes far from the capacity do not change the answer. Such probes pass far below, or have almost only slow requests far above.
 func TestFarProbesDoNotMoveTheAnswer(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 5) }
 
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
-		p, probe := s.population(), s.probe(120, 1, 3) // the second limit breaks far above
+		p, probe := s.population(), s.probe(120, 1, 3) // the second limit breaks only far above the capacity
 		var near []Step
 		for _, rate := range []float64{3.5, 4.5, 4, 4.2, 5} {
 			o, err := probe(t.Context(), rate)
@@ -348,6 +347,6 @@ func hintDoesNotMatter(t *testing.T, seeds uint64) {
 	rmse := math.Sqrt(errs / float64(n))
 	t.Logf("RMSE %.1f %%, at worst %.1f %%; the interval holds the truth in %d of %d", 100*rmse, 100*worst, held, n)
 	if rmse > 0.1 || worst > 0.35 || held < n*9/10 {
-		t.Errorf("RMSE %.1f %%, at worst %.1f %%, the truth in %d of %d intervals", 100*rmse, 100*worst, held, n)
+		t.Errorf("RMSE %.1f %%, largest error %.1f %%, and the truth is in %d of %d intervals", 100*rmse, 100*worst, held, n)
 	}
 }

@@ -14,8 +14,8 @@ import (
 // late is a value of Outcome.Limited.
 const late = "the load generator was 17.5 ms late at p99"
 
-// said reads steps, each a rate and a letter: p passed, f failed, L passed with a late load generator, l failed by its
-// lateness alone.
+// said parses steps. Each is a rate and a letter: p passed, f failed, L passed with a late load generator, l failed only because of
+// a late load generator.
 func said(t *testing.T, text string) (steps []Step) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -37,7 +37,7 @@ func said(t *testing.T, text string) (steps []Step) {
 	return steps
 }
 
-// A late load generator proves nothing against the server: its passes are lower bounds, and its fails say nothing.
+// A late load generator proves nothing against the server. A pass is then a lower bound, and a fail is no evidence.
 func TestALateClientIsNeverAFail(t *testing.T) {
 	const unknown Bound = ""
 	for _, row := range []struct {
@@ -77,23 +77,23 @@ func TestALateClientIsNeverAFail(t *testing.T) {
 	}
 }
 
-// However often the load generator is late, no answer says more than the probes show. An upper bound is never below
-// what the server carries, and no sure lower bound is above it.
+// No answer claims more than the probes show, however often the load generator is late. An upper bound is never below the server's
+// capacity, and a sure lower bound is never above it.
 func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	bounds := map[Bound]int{}
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 18))
 		carries := math.Exp(rng.NormFloat64() * 2)
-		busy := rng.Float64() // share of the probes with a late generator
+		busy := rng.Float64() // share of probes with a late load generator
 		s := Search{Hint: math.Exp(rng.NormFloat64() * 2), Min: 0.05, Max: 200, Factor: 1.35, Tolerance: 0.2, MaxProbes: 1 + rng.IntN(14)}
 		c, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
 			h := math.Log2(carries / rate)
 			o := Outcome{Pass: h >= 0, Headroom: h, Binding: "p99 TTFT"}
-			if rng.Float64() < busy { // thinned bursts may pass just above the capacity, and the lateness may fail anything that would pass
+			if rng.Float64() < busy { // a late generator thins bursts, so a rate just above may pass; lateness may fail any rate below
 				o.Limited = late
 				o.Pass = rng.IntN(2) == 0 && rate < 1.1*carries
 				if rate > carries && !o.Pass {
-					o.Limited = "" // it fails without the lateness, too
+					o.Limited = "" // the probe would fail with the generator in time too
 				}
 			}
 			return o, nil
@@ -134,7 +134,7 @@ func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	}
 }
 
-// A search repeats a rate at which the generator was late before that decides the answer.
+// A search measures a rate again if the load generator was late there and the rate would decide the answer.
 func TestALateProbeThatDecidesIsRepeated(t *testing.T) {
 	for first := range 6 {
 		n, repeated := 0, map[float64]int{}

@@ -3,7 +3,7 @@ package capacity
 import "math"
 
 // A Stretch is what one probe offered: when each request was due and how much work it brought. It is known without a
-// server. It contains the uncounted requests too, for the counted ones meet their work in the queue.
+// server. It contains the uncounted requests too, because the counted ones wait behind them.
 type Stretch struct {
 	Due    []float64 // seconds since the probe began, ascending
 	Prompt []float64 // size of each prompt, relative to the mean of the workload

@@ -31,7 +31,7 @@ type Search struct {
 
 	Cost   func(rate float64) time.Duration // how long a probe takes, for Budget and Forecast; nil means no time
 	Budget time.Duration                    // no probe begins that would exceed it; 0 means no limit
-	Plan   func(Forecast)                   // told once, when a bracket is known, what the Precision will cost; may be nil
+	Plan   func(Forecast)                   // called once, when a bracket is known, with the cost of the Precision; may be nil
 }
 
 // A Forecast says what the wanted Precision will cost. The search keeps to it within a quarter. It cannot where later

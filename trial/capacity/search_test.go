@@ -58,8 +58,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// For any verdicts, also random ones that contradict each other, the search ends, stays within its rates, and answers
-// within its bracket.
+// The search ends for any verdicts, even random ones that contradict each other. It stays between its lowest and highest rate, and
+// its answer is inside its bracket.
 func TestFindEndsForAnyAnswers(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -74,7 +74,7 @@ func TestFindEndsForAnyAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.Probes > s.MaxProbes || c.Why == "" || math.IsNaN(c.Rate) || c.Rate <= 0 {
-			t.Fatalf("seed %d: %+v of %+v", seed, c, s)
+			t.Fatalf("seed %d: Find = %+v for %+v", seed, c, s)
 		}
 		if c.Bound == Exact && (c.Rate < c.Low || c.Rate > c.High) {
 			t.Fatalf("seed %d: %g is outside its bracket %g..%g", seed, c.Rate, c.Low, c.High)
@@ -90,8 +90,8 @@ func TestFindEndsWithTheProbesError(t *testing.T) {
 	}
 }
 
-// A load generator that cannot keep up is no limit of the server. What passed is a lower bound, and only what passed in
-// time is sure.
+// A load generator that cannot keep up does not limit the server. A rate that passed is a lower bound. The bound is sure only if the
+// generator was in time.
 func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	limitedFrom := func(limit float64, pass bool) Probe {
 		return func(_ context.Context, rate float64) (Outcome, error) {
@@ -116,7 +116,7 @@ func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	}
 }
 
-// A search that loses its bracket to a contradicting verdict looks for another nearby, and does not gallop away.
+// If a contradicting verdict removes one end of the bracket, the search looks for a new end nearby. It does not gallop away.
 func TestALostBracketIsLookedForNearby(t *testing.T) {
 	s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
 	look := search(4)
@@ -125,7 +125,7 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	if _, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
 		highest = max(highest, rate)
 		o, err := probe(ctx, rate)
-		o.Pass = highest > rate // a probe fails only above all rates before it
+		o.Pass = highest > rate // a probe fails if its rate is the highest so far
 		return o, err
 	}); err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	}
 }
 
-// A failed request or a growing queue fails a probe although its requests kept the limits. They do not outvote it.
+// A failed request or a growing queue fails a probe whose other requests kept the limits. Those requests do not outvote the fail.
 func TestAFailThatNoRequestExplainsStands(t *testing.T) {
 	const cliff = 5.08 // the limits alone would allow 6.35
 	for seed := range uint64(4) {
@@ -156,7 +156,7 @@ func TestAFailThatNoRequestExplainsStands(t *testing.T) {
 	}
 }
 
-// A single stall of the load generator is no bound, whichever probe it hits.
+// One stall of the load generator never turns the answer into a bound, whichever probe it hits.
 func TestAHiccupOfTheGeneratorIsNoBound(t *testing.T) {
 	for at := range 5 {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
@@ -189,7 +189,7 @@ func TestABracketDoesNotDependOnTheOrder(t *testing.T) {
 	}
 }
 
-// A budget counts the time that probes have taken, and not their expected cost.
+// A budget counts the time that probes took, not the time that they were expected to take.
 func TestABudgetIsOfTheTimeThatWasTaken(t *testing.T) {
 	var probed []float64
 	look := search(2)
@@ -204,11 +204,11 @@ func TestABudgetIsOfTheTimeThatWasTaken(t *testing.T) {
 		return o, err
 	})
 	if err != nil || spent > look.Budget+2*time.Minute || !strings.Contains(c.Why, "is spent") {
-		t.Errorf("%s are spent of %s, because %q, %v", spent, look.Budget, c.Why, err)
+		t.Errorf("the search spent %s of %s and ended because %q, %v", spent, look.Budget, c.Why, err)
 	}
 }
 
-// A search that ends with an error also returns what it knows.
+// A search that ends with an error also returns the capacity known so far.
 func TestAnErrorDoesNotLoseWhatIsKnown(t *testing.T) {
 	var probed []float64
 	find := truth(17, &probed)
@@ -220,6 +220,6 @@ func TestAnErrorDoesNotLoseWhatIsKnown(t *testing.T) {
 		return find(ctx, rate)
 	})
 	if !errors.Is(err, gone) || c.Bound != AtLeast || c.Probes != 2 || c.Rate != probed[1] {
-		t.Errorf("Find = %+v, %v; want what two probes say beside the error", c, err)
+		t.Errorf("Find = %+v, %v; want the capacity by two probes, and the error", c, err)
 	}
 }

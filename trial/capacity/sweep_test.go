@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// steps reads outcomes from letters: p passed, f failed, l failed by a late load generator, L passed with one.
+// steps parses outcomes: p passed, f failed, l failed because of a late load generator, L passed with a late load generator.
 func steps(t *testing.T, loads []float64, letters string) []Step {
 	t.Helper()
 	var all []Step
@@ -56,7 +56,7 @@ func TestHighestReadsAGrid(t *testing.T) {
 			t.Errorf("%s: %d probes, because %q", row.name, c.Probes, c.Why)
 		}
 		if row.bound != "" && c.InFlight != 10*row.rate {
-			t.Errorf("%s: %g in flight, want those of %g", row.name, c.InFlight, row.rate)
+			t.Errorf("%s: %g requests in flight, want as many as at %g req/s", row.name, c.InFlight, row.rate)
 		}
 	}
 	if c, below := Highest(nil); c.Met() || c.Bound != "" || below != nil {

@@ -36,8 +36,8 @@ type Request struct {
 	Burstiness float64 // of the arrivals of vllm bench serve; 0 means Poisson
 }
 
-// maxIdle is how long a request may go without a byte. Priming may overload a small server on purpose, and a queue of minutes
-// is then no failure. A probe whose requests wait that long has failed and ended before.
+// maxIdle is how long a request may go without a byte. Priming may overload a small server on purpose, so a wait of minutes is no
+// failure. A probe whose requests wait that long has already failed and ended.
 const maxIdle = 10 * time.Minute
 
 // Start starts a server with its log and its process record, and returns it with its load. The error wraps a
@@ -52,7 +52,7 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	config.OnRecord = func(record proc.Record) error { return writeRecord(r.Dir, record) }
 	server, err := serverctl.Start(ctx, config)
 	if err != nil {
-		_, left := Reclaim(r.Dir) // usually nothing: a start that fails leaves no process
+		_, left := Reclaim(r.Dir) // a failed start usually leaves no process
 		if lost := log.Close(); lost != nil {
 			launch.Progress(lost.Error())
 		}

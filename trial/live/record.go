@@ -57,7 +57,7 @@ func (e *RecordError) Error() string {
 
 func (e *RecordError) Unwrap() error { return e.err }
 
-// readRecord returns nil when there is no record. The error is a *RecordError, or that of the disk.
+// readRecord returns nil when there is no record. The error is a *RecordError, or an error of the disk.
 func readRecord(dir string) (*proc.Record, error) {
 	path := filepath.Join(dir, RecordFile)
 	file, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })

@@ -14,13 +14,13 @@ import (
 
 // An Answer is the result of a search, as programs read it.
 type Answer struct {
-	Capacity capacity.Capacity `json:"capacity"` // without its steps: see Runs
-	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator in time; if not, capacity.rate is the lowest that failed, or that passed late
+	Capacity capacity.Capacity `json:"capacity"` // without its steps, which are in Runs
+	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator in time; else capacity.rate is the lowest rate that failed, or passed late
 	Advice   *trial.Advice     `json:"advice,omitempty"`
 	Floor    *AnswerRun        `json:"floor,omitempty"` // the run at the lowest rate, if that failed too
 	Runs     []AnswerRun       `json:"runs"`            // in the order in which they were made
 
-	lowest float64 // rate that the search might have tried
+	lowest float64 // lowest rate that the search may try
 	budget time.Duration
 	ended  bool // the user or an error ended the search
 }
@@ -32,10 +32,10 @@ type AnswerRun struct {
 	Binding  string          `json:"binding"`
 	Reason   string          `json:"reason"`
 	Limited  string          `json:"client_limited,omitempty"`
-	InFlight float64         `json:"in_flight"` // mean; 0 where no request was completed
+	InFlight float64         `json:"in_flight"` // mean number of requests; 0 when none was completed
 	Measured []trial.Reading `json:"measured"`
 
-	failing string // how many requests failed, if that were too many
+	failing string // how many requests failed; "" if not too many
 }
 
 func newAnswer(found capacity.Capacity, s *Search) Answer {
@@ -58,7 +58,7 @@ func newAnswer(found capacity.Capacity, s *Search) Answer {
 	return a
 }
 
-// failing says how many requests failed, if that were too many for the error rate or for a limit on a latency.
+// failing says how many requests failed. It returns "" unless they were too many for the error rate or a limit on a latency.
 func failing(v slo.Verdict) string {
 	tooMany := slices.Contains(v.Broken(), "errors")
 	for _, c := range v.Checks {
@@ -123,10 +123,10 @@ func (a Answer) runsText() string {
 	return strings.Join(texts, ", ")
 }
 
-// maxAlone is a mean number of requests in flight at which hardly any request meets another.
+// maxAlone is the highest mean number of requests in flight at which requests hardly ever overlap.
 const maxAlone = 0.5
 
-// writeFloor says what was measured at the lowest rate of a search in which every rate failed, and what may help.
+// writeFloor reports a search in which every rate failed: the measurement at the lowest rate, and what may help.
 func (a Answer) writeFloor(t *render.Text) {
 	f := a.Floor
 	none := "none"

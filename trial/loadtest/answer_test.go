@@ -29,7 +29,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 			}
 		}
 		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
-			t.Errorf("the answer is\n%s", text)
+			t.Errorf("the answer lacks the line capacity or search:\n%s", text)
 		}
 	}
 }

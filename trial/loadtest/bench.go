@@ -23,19 +23,19 @@ type Bench struct {
 	Client *bench.Client
 	Sender trial.ClosedLoad // sends the requests; nil means Client
 	Load   Load
-	Runs   []Run         // in order; a search has one, whose requests are checked before the first run
-	SLO    *slo.SLO      // nil without
+	Runs   []Run         // in order; a search has one, only to check the lengths of its requests beforehand
+	SLO    *slo.SLO      // may be nil
 	Limits []bench.Limit // of goodput
 	Search *Search       // nil unless the capacity is searched
 
-	ResetCache bool      // before each run
-	Notes      io.Writer // for people: notes and progress
+	ResetCache bool      // empty the prefix cache before each run
+	Notes      io.Writer // gets notes and progress for people
 }
 
-// An InputError says that a run was asked for that cannot be made.
+// An InputError says that the user asked for a run that is impossible.
 type InputError struct{ error }
 
-// Unwrap returns the error without its kind.
+// Unwrap returns the wrapped error.
 func (e InputError) Unwrap() error { return e.error }
 
 // interruptedError says which run the user ended.
@@ -46,7 +46,7 @@ func (e interruptedError) Error() string { return string(e) }
 // Is reports that the user ended the context.
 func (interruptedError) Is(target error) bool { return target == context.Canceled }
 
-// Preflight finds out whether the server can answer the runs. It writes down the model that the server calls its first.
+// Preflight checks that the server can answer the runs. It sets the client's model to the first that the server lists.
 func (b *Bench) Preflight(ctx context.Context) error {
 	info, err := b.Client.Preflight(ctx)
 	if err != nil {
@@ -63,10 +63,10 @@ func (b *Bench) Preflight(ctx context.Context) error {
 	return err
 }
 
-// maxChecked is how many requests of a run are checked before it. To draw millions of prompts twice would take minutes.
+// maxChecked is how many requests of each run Preflight checks. To draw millions of prompts twice would take minutes.
 const maxChecked = 20_000
 
-// requests are those of the runs, without run-out, so that their lengths can be checked before the first is sent.
+// requests returns the requests of the runs, without their run-outs, so that Preflight can check their lengths.
 func (b *Bench) requests() iter.Seq[*workload.Request] {
 	return func(yield func(*workload.Request) bool) {
 		for _, r := range b.Runs {
@@ -80,7 +80,7 @@ func (b *Bench) requests() iter.Seq[*workload.Request] {
 				}
 			}
 			if b.Load.Source != nil && b.Load.Source.Len() == 0 {
-				return // the other runs have other requests of the same kind
+				return // the lengths in the other runs come from the same distribution
 			}
 		}
 	}
@@ -143,15 +143,15 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	} else {
 		r.Limited = clientLimited(r.Measurement)
 	}
-	if r.Measurement.Void != "" { // no limit can be held against it
+	if r.Measurement.Void != "" { // a void measurement says nothing about a limit
 		r.Verdict = nil
 	}
 	r.notes = b.notes(r, run)
 	return r, nil
 }
 
-// checkAlive asks for two tokens after a run without an answer that a search ended early. A server that makes no tokens has
-// broken no limit. Other runs wait until their requests have failed, so they need no check.
+// checkAlive asks the server for two tokens if a search ended a run early and no request was completed. It tells a dead server from
+// a slow one. Other runs wait until their requests have failed, so they need no check.
 func (b *Bench) checkAlive(ctx context.Context, planned Run, run bench.Run) error {
 	if !run.Silent() || b.Search == nil || b.Sender != nil {
 		return nil
@@ -163,7 +163,7 @@ func (b *Bench) checkAlive(ctx context.Context, planned Run, run bench.Run) erro
 	return nil
 }
 
-// workload names what is asked.
+// workload returns the name of the workload or of the trace.
 func (b *Bench) workload() string {
 	if b.Load.Source == nil {
 		return b.Load.Arrivals.Trace.Name()
@@ -171,10 +171,10 @@ func (b *Bench) workload() string {
 	return b.Load.Source.Name()
 }
 
-// rules are those of the endpoint.
+// rules returns the client's rules for its endpoint.
 func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
 
-// byRules lets stop see the samples with the times that the rules count.
+// byRules returns a Stop that applies the rules to the samples and then asks stop.
 func (b *Bench) byRules(stop bench.Stop) bench.Stop {
 	if stop == nil {
 		return nil

@@ -27,7 +27,7 @@ func (t *block) title(text string, rule string) {
 	t.WriteString(strings.Repeat(rule, left) + text + strings.Repeat(rule, width-left-len(text)) + "\n")
 }
 
-// writeBlock writes one run under the names of vllm bench serve (0.14.1 and 0.33), and adds what that does not say.
+// writeBlock writes one run under the names of vllm bench serve (0.14.1 and 0.33), and adds figures of its own.
 func writeBlock(w io.Writer, r Result) error {
 	var t block
 	m := r.Measurement
@@ -109,7 +109,7 @@ func (t *block) counts(r Result) {
 	t.row("Total generated tokens:", "%d", m.OutputTokens)
 }
 
-// client says how late the load generator was, and what CPU time it took.
+// client says how late the load generator was, and how much CPU time it took.
 func (t *block) client(m bench.Measurement) {
 	l := m.Lateness
 	t.title("Client", "-")

@@ -7,7 +7,7 @@ import (
 	"vllmtuner/bench"
 )
 
-// A Column is one of the CSV.
+// A Column is a column of the CSV table.
 type Column struct {
 	Name  string
 	Value func(Result) string
@@ -16,7 +16,7 @@ type Column struct {
 // Fixed writes a figure with three digits behind the point: a latency in milliseconds keeps its microseconds.
 func Fixed(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
 
-// Columns are those of the CSV. They begin as the tables of manual sweeps do: concurrency,req_s,out_tok_s,ttft_p50_ms,…
+// Columns returns the columns of the CSV table. They begin as in the tables of manual sweeps: concurrency,req_s,out_tok_s,…
 func Columns(closed bool) []Column {
 	first := Column{"rate", func(r Result) string { return strconv.FormatFloat(r.rate, 'f', -1, 64) }}
 	if closed {
@@ -49,7 +49,7 @@ func Columns(closed bool) []Column {
 		Column{"client_limited", func(r Result) string { return r.Limited }})
 }
 
-// msOf is a figure of a latency; "" where none was measured.
+// msOf returns a figure of a latency, or "" when no latency was measured.
 func msOf(s bench.Stats, of func(bench.Stats) float64) string {
 	if s.N == 0 {
 		return ""

@@ -37,7 +37,7 @@ func LoadText(load float64, closed bool) string {
 	return fmt.Sprintf("%s req/s", RateText(load))
 }
 
-// RateText writes a rate with two digits behind the point, or more if it has them: 0.50, and 0.125.
+// RateText writes a rate with at least two digits behind the point: 0.50, and 0.125.
 func RateText(rate float64) string {
 	if cents := 100 * rate; math.Abs(cents-math.Round(cents)) > 1e-9*cents {
 		return strconv.FormatFloat(rate, 'f', -1, 64)

@@ -9,20 +9,20 @@ import (
 
 // A Load says what is asked and when, at any rate or concurrency.
 type Load struct {
-	Source      workload.Source // nil where a trace says what is asked
+	Source      workload.Source // nil when a trace holds the requests
 	Live        bool            // the source's requests begin conversations
 	Seed        uint64
 	LeadIn      time.Duration
-	Window      time.Duration // at least
-	Requests    int           // at least; 0 means the default of the kind of run
-	MinJudged   int           // how many requests a verdict needs; 0 without an SLO
+	Window      time.Duration // minimum
+	Requests    int           // minimum; 0 means defaultRequests, or ten per stream in a closed loop
+	MinJudged   int           // number of requests that a verdict needs; 0 without an SLO
 	Arrivals    workload.Arrivals
 	Rescale     bool // as vllm bench serve: N requests in exactly N/rate, without lead-in and run-out
 	NoRunOut    bool
-	EmptyCaches bool // the prefix cache is emptied before each run, and the lead-in must not fill it for the counted requests
+	EmptyCaches bool // the prefix cache is emptied before each run, so the lead-in must not send the counted requests
 }
 
-// MaxRequests is how many requests a run may have. At 1,000 a second they take hours, and drawing them takes seconds.
+// MaxRequests is how many requests a run may have. Sending that many at 1,000 a second takes three hours.
 const MaxRequests = 10_000_000
 
 // CheckLength refuses a rate at which a run would have more than MaxRequests.
@@ -33,8 +33,8 @@ func (l Load) CheckLength(rate float64) error {
 	return nil
 }
 
-// defaultRequests is how many requests of an open-loop run are counted. The p99 of 300 is the fourth slowest, so three slow
-// ones do not break it.
+// defaultRequests is how many requests an open-loop run counts. The p99 of 300 requests is the fourth slowest, so three slow
+// requests do not break a limit.
 const defaultRequests = 300
 
 // MinRequests is how many counted requests an open-loop run has at least.
@@ -73,7 +73,7 @@ func (l Load) Open(rate float64, draw int) Run {
 	return r
 }
 
-// Closed is a closed-loop run. The first request of each stream is not counted: they all leave at once, and never do so again.
+// Closed is a closed-loop run. The first request of each stream is not counted, because only these are all sent at once.
 func (l Load) Closed(streams int) Run {
 	const minimum, perStream = 30, 10
 	loop := workload.Loop{Source: l.Source, LeadIn: streams, N: l.Requests}
@@ -94,7 +94,7 @@ func (l Load) Ramp(from, to float64, exponential bool) Run {
 	return r
 }
 
-// Replay is a run at the recorded times. recorded says that the file holds the requests too, which are then sent in its order.
+// Replay is a run at the recorded times. If recorded is set, the trace also holds the requests, and they are sent in its order.
 func (l Load) Replay(speed float64, recorded bool) Run {
 	replay := workload.Replay{Trace: l.Arrivals.Trace, Speed: speed, N: l.Requests}
 	if !recorded {
@@ -105,7 +105,7 @@ func (l Load) Replay(speed float64, recorded bool) Run {
 	return r
 }
 
-// cut leaves out the run-out if NoRunOut says so. Where caches are emptied it gives the lead-in requests of its own.
+// cut leaves out the run-out if NoRunOut is set. If EmptyCaches is set, it gives the lead-in other requests than the window.
 func (l Load) cut(schedule workload.Schedule) workload.Schedule {
 	if l.EmptyCaches && l.Source != nil {
 		schedule = workload.WithColdLeadIn(schedule, l.Source)
@@ -116,8 +116,8 @@ func (l Load) cut(schedule workload.Schedule) workload.Schedule {
 	return workload.WithoutRunOut(schedule)
 }
 
-// Nth is the load of the n-th run, from 0. It has requests of its own if the source is endless, so that the prefix cache
-// holds none of them.
+// Nth is the load of the n-th run, from 0. If the source is endless, each run has other requests, so that the prefix cache holds
+// none of them.
 func (l Load) Nth(n int) Load {
 	if l.Source != nil && l.Source.Len() == 0 && n > 0 {
 		l.Source = shifted{l.Source, n * maxRunLength}
@@ -128,7 +128,7 @@ func (l Load) Nth(n int) Load {
 // maxRunLength is more requests than any run draws.
 const maxRunLength = 1 << 30
 
-// A shifted source begins by requests further on in an endless source.
+// A shifted source skips the first requests of an endless source.
 type shifted struct {
 	workload.Source
 	by int

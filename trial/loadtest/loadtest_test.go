@@ -45,12 +45,12 @@ func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
 	}
 	samples[0].Failure = bench.TimedOut
 	if text := failing(limits.Judge(samples, 40, time.Second)); text != "1 of 40 requests failed" {
-		t.Errorf("one failure of 40 that none may be: %q", text)
+		t.Errorf("failing = %q for one failure where none is allowed", text)
 	}
 }
 
-// Only some failures keep their detail. The notes show the first one that does.
-func TestTheFirstFailureIsToldWithItsDetail(t *testing.T) {
+// Only some failures keep a detail. The notes show the first failure that has one.
+func TestNotesShowTheFirstFailureWithADetail(t *testing.T) {
 	b := &Bench{Client: &bench.Client{}}
 	samples := []bench.Sample{{Failure: bench.TimedOut, End: 9}, {Failure: bench.TimedOut, Detail: "no byte came for 8s", End: 8}}
 	notes := b.notes(Result{}, bench.Run{Samples: samples})
@@ -63,7 +63,7 @@ func TestTheFirstFailureIsToldWithItsDetail(t *testing.T) {
 	}
 }
 
-// The runs of a search send other requests at other times, so that none finds in the cache what another left there.
+// Each run of a search sends its own requests at its own times, so that no run finds the prompts of another in the cache.
 func TestRunsOfASearchAreIndependent(t *testing.T) {
 	source, err := workload.Open(workload.Spec{Kind: "random"}, 1)
 	if err != nil {
@@ -90,7 +90,7 @@ func TestRatesInTables(t *testing.T) {
 	}
 }
 
-// A row says if the load generator decided its verdict. In a run that ended early it shows the p99 that the verdict used.
+// A row says if the load generator decided the verdict. If the run ended early, the row shows the p99 that the verdict used.
 func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
 	r := Result{Run: Run{rate: 20}, Verdict: &v, stopped: true}
@@ -115,6 +115,6 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	in := Result{Run: Run{rate: 20}, Verdict: &slo.Verdict{Pass: true}}
 	in.Measurement.SendLag.P99, in.Measurement.Window = 147, 2*time.Second
 	if !in.outcome().Pass {
-		t.Error("a pass with slow sending that no limit minds is no pass")
+		t.Error("slow sending turned a pass into a fail, although the verdict does not blame the load generator")
 	}
 }

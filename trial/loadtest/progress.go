@@ -59,7 +59,7 @@ func (p *progress) step(at bench.Progress) string {
 	return text
 }
 
-// left is the remaining time; 0 where it is not known.
+// left returns the remaining time, or 0 when it is not known.
 func (p *progress) left(at bench.Progress) time.Duration {
 	if p.length == 0 && at.Ended > 0 {
 		return time.Duration(float64(at.Now) * float64(p.run.planned-at.Ended) / float64(at.Ended))

@@ -31,7 +31,7 @@ const (
 	FormatYAML = "yaml"
 )
 
-// Formats are all of them.
+// Formats lists all formats.
 var Formats = []string{FormatText, FormatCSV, FormatJSON, FormatYAML}
 
 // A Report writes the runs as they end.
@@ -48,7 +48,7 @@ type Report struct {
 	failed    []string // runs that completed no request or are void
 }
 
-// table reports whether there are several runs, which get a line each.
+// table reports whether there are several runs. Each then gets one line.
 func (o *Report) table() bool { return len(o.Bench.Runs) > 1 || o.Bench.Search != nil }
 
 // Begin finds out before the first run whether the results can be written.
@@ -138,8 +138,7 @@ func keptAny(steps []capacity.Step) error {
 	return ErrNoRunKept
 }
 
-// capacity reports the answer of a search. If a program reads the output, the answer is its last object, and people get it with
-// the notes.
+// capacity reports the answer of a search. In JSON and YAML the answer is the last object. People then read it among the notes.
 func (o *Report) capacity(a Answer) error {
 	if o.File != "" {
 		if err := o.writeFile(a); err != nil {
@@ -188,7 +187,7 @@ func writeJSON(w io.Writer, v any, indent string) error {
 
 // writeYAML writes one document.
 func (o *Report) writeYAML(v any) error {
-	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler()) // keeps the order of the JSON, but escapes nothing
+	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler()) // keeps the keys in the order of the JSON, but escapes nothing
 	if err == nil && foreign.Text(string(text)) != string(text) {
 		text, err = foreign.YAML(v)
 	}

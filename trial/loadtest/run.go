@@ -14,13 +14,13 @@ import (
 
 // A Run is a planned run: one load for one window.
 type Run struct {
-	primes      bool          // it fills the prefix cache and is not reported
+	primes      bool          // the run only fills the prefix cache and is not reported
 	rate        float64       // offered requests per second, or live sessions per second; 0 in a closed loop
 	concurrency int           // streams of a closed loop; 0 in an open one
 	ramp        bool          // from one rate to another
 	from, to    float64       // requests per second of the ramp
 	planned     int           // counted requests
-	leadIn      time.Duration // where the window begins, unless it begins with the first counted request
+	leadIn      time.Duration // begin of the window; unused when window is 0
 	window      time.Duration // 0 when the run ends after a number of requests
 	schedule    workload.Schedule
 }

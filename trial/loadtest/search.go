@@ -22,7 +22,7 @@ type Search struct {
 	Prime  bool    // send the workload once before the first run, to fill the prefix cache
 
 	primed  time.Duration // how long the priming took
-	refines bool          // the search refines its answer; its runs last to their end, so that they tell more than their verdict
+	refines bool          // the search refines its answer, so no run ends early: every request adds to the estimate
 	weigher *workload.Weigher
 	runs    []searchRun
 	runOut  time.Duration // the longest so far

@@ -13,12 +13,12 @@ const ms = time.Millisecond
 
 var chatSLO = SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}}}
 
-// good is a request with that TTFT and TPOT and eleven tokens.
+// good returns a completed request of eleven tokens with the given TTFT and TPOT.
 func good(ttft, tpot time.Duration) bench.Sample {
 	return bench.Sample{First: ttft, Last: ttft + 10*tpot, End: ttft + 10*tpot, OutputTokens: 11, WantTokens: 11}
 }
 
-// samples is n good requests and the odd ones.
+// samples returns n good requests, followed by the given ones.
 func samples(n int, odd ...bench.Sample) []bench.Sample {
 	var all []bench.Sample
 	for range n {
@@ -62,7 +62,7 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s: %+v, want pass %v by %q because %q", row.name, v, row.pass, row.binding, row.reason)
 		}
 		if (v.Headroom < 0) == v.Pass || math.IsInf(v.Headroom, 0) || math.IsNaN(v.Headroom) {
-			t.Errorf("%s: headroom %g does not say the verdict %v", row.name, v.Headroom, v.Pass)
+			t.Errorf("%s: headroom %g contradicts the verdict %v", row.name, v.Headroom, v.Pass)
 		}
 	}
 }
@@ -220,10 +220,11 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	}
 }
 
-// Before an early end the last quick requests have ended and the last slow ones have not. Neither tell anything.
+// When a probe ends early, the last quick requests have ended and the last slow requests have not. To count only the quick ones
+// would be too favourable, so neither count.
 func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
 	at := func(due time.Duration) bench.Sample {
-		s := good(100*ms, 10*ms) // it takes 200 ms, and the limits allow 3 s
+		s := good(100*ms, 10*ms) // takes 200 ms; the limits allow 3 s
 		s.Due, s.First, s.Last, s.End = due, due+s.First, due+s.Last, due+s.End
 		return s
 	}
@@ -234,7 +235,7 @@ func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
 		each    [3]string
 	}{
 		{5, [3]string{"..??", "...?", ".???"}},
-		{4, [3]string{"....", "....", "...."}}, // all that were planned have ended
+		{4, [3]string{"....", "....", "...."}}, // all planned requests have ended
 	} {
 		v := slo.Judge(samples, row.planned, 4*time.Second)
 		for i, want := range row.each {

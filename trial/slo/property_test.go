@@ -10,8 +10,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// anything is a random probe of a few hundred requests: good, slow and failed ones, answers of one token, and requests
-// that are pending at the time now. Half of the probes end early.
+// anything returns a random probe of a few hundred requests. Some are slow, some failed, some have one token, and some are still
+// pending at the time now. Half of the probes end early.
 func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
 	n, slow, early := 100+random.IntN(300), random.Float64()*random.Float64()/10, random.IntN(2) == 0
 	now = time.Duration(1+random.IntN(60)) * time.Second
@@ -30,7 +30,7 @@ func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.
 		switch {
 		case random.Float64() < slow/50:
 			s.Failure, s.First, s.Last, s.OutputTokens = bench.Reset, 0, 0, 0
-		case s.Last > now && early: // else the probe went on for it
+		case s.Last > now && early: // a probe that does not end early waits for the answer
 			if s.End, s.OutputTokens, s.Chunks = 0, 0, 0; s.First > now {
 				s.First, s.Last = 0, 0
 			} else {
@@ -45,7 +45,7 @@ func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.
 	return samples, n, now
 }
 
-// anyLimits is one to three random limits.
+// anyLimits returns an SLO of one to three random limits.
 func anyLimits(random *rand.Rand) SLO {
 	all := []Limit{
 		{TTFT, []float64{50, 90, 95, 99}[random.IntN(4)], time.Duration(100+random.IntN(3000)) * ms},
@@ -74,7 +74,7 @@ func eachIsWhatTheCheckCounts(t *testing.T, seeds uint64) {
 		for _, c := range limits.Judge(samples, planned, now).Checks {
 			over, kept, unknown := strings.Count(c.Each, "x"), strings.Count(c.Each, "."), strings.Count(c.Each, "?")
 			all := over == c.Broken && over+kept == c.N
-			if endedEarly(samples, planned) { // the last requests may be undecided, and the first token of a pending one counts
+			if endedEarly(samples, planned) { // the last requests may be undecided; a pending request counts if it has its first token
 				all = over <= c.Broken && over >= c.Failed
 			}
 			if len(c.Each) != len(samples) || !all || over+kept+unknown != len(samples) {
@@ -101,7 +101,7 @@ func eachIsWhatTheCheckCounts(t *testing.T, seeds uint64) {
 	}
 }
 
-// A looser limit never turns a pass into a fail, and no more requests break it.
+// A looser limit never turns a pass into a fail, and never raises the number of requests that break it.
 func TestALooserLimitNeverFails(t *testing.T) { looserLimitNeverFails(t, 150) }
 
 func looserLimitNeverFails(t *testing.T, seeds uint64) {
@@ -124,6 +124,6 @@ func looserLimitNeverFails(t *testing.T, seeds uint64) {
 		}
 	}
 	if passed < seeds/15 || passed > seeds-seeds/15 {
-		t.Errorf("%d of %d pass: verdicts that are all alike show nothing", passed, seeds)
+		t.Errorf("%d of %d pass; the test shows nothing unless some pass and some fail", passed, seeds)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"vllmtuner/bench"
 )
 
-// latencies are lognormal. alike is the correlation of neighbours: 0 makes them independent.
+// latencies draws lognormal latencies. alike is the correlation of neighbours; 0 makes them independent.
 func latencies(n int, alike float64, seed uint64) []float64 {
 	random := rand.New(rand.NewPCG(seed, 3))
 	state, values := random.NormFloat64(), make([]float64, n)
@@ -63,7 +63,7 @@ func quantile(values []float64, percentile float64) float64 {
 	return c.ValueMS
 }
 
-// samplesOf are completed requests with these TTFTs in milliseconds.
+// samplesOf returns completed requests with the given TTFTs in milliseconds.
 func samplesOf(values []float64) []bench.Sample {
 	all := make([]bench.Sample, len(values))
 	for i, v := range values {
@@ -102,7 +102,7 @@ func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sa
 	}
 }
 
-// at returns the samples of a probe as a Stop sees them at the time now.
+// at returns the samples that a Stop gets at the time now.
 func at(now time.Duration, all []bench.Sample) []bench.Sample {
 	var seen []bench.Sample
 	for _, s := range all {

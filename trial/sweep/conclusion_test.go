@@ -16,10 +16,10 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// rowLetters stand for verdicts: p passed, f failed, L passed with a late load generator, l failed because of one.
+// rowLetters stand for verdicts: p passed, f failed, L passed with a late load generator, l failed because of a late load generator.
 const rowLetters = "pfLl"
 
-// A table holds the rows of a config. Its methods draw conclusions without using the code under test.
+// A table has one verdict for each load. Its methods draw their conclusions without the code under test.
 type table struct {
 	loads   []float64
 	letters []byte
@@ -38,7 +38,7 @@ func (t table) with(letters string) (loads []float64) {
 // highest is the highest load that passed with the load generator in time; 0 means none.
 func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
 
-// reach is the highest load that might be within the SLO, given the rows; 0 means none.
+// reach is the highest load that may keep the SLO for all that the rows show; 0 means none.
 func (t table) reach() float64 {
 	reach := t.highest()
 	for _, load := range t.with("Ll") {
@@ -90,7 +90,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 	return all
 }
 
-// The conclusion and the error of tuner bench follow from its rows, in any order of the loads.
+// The conclusion and the error of `tuner bench` follow from its rows, whatever the order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4000) {
@@ -121,7 +121,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 		}
 		for _, load := range figures(t, text, `([0-9.]+) req/s is within the SLO, and may not be the highest`) {
 			if load != rows.highest() || rows.reach() == load {
-				wrong("it passed, and nothing may be higher")
+				wrong("it passed, and no higher load is undecided")
 			}
 		}
 		for _, load := range figures(t, text, `failed at the lowest load, ([0-9.]+),`) {
@@ -166,7 +166,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		var letters []string
 		for range 1 + rng.IntN(4) {
 			one := randomTable(rng, []float64{1, 2, 4})
-			if rng.IntN(2) == 0 { // half of the rows are on time
+			if rng.IntN(2) == 0 { // in half of the tables the load generator is always in time
 				one.letters = []byte(strings.NewReplacer("L", "p", "l", "f").Replace(string(one.letters)))
 			}
 			all, letters = append(all, one), append(letters, string(one.letters))
@@ -192,9 +192,9 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 			case st.mark == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
 				wrong("one of the tied may be higher")
 			case st.versus() != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
-				wrong("a difference from what is not known")
+				wrong("a difference between loads that are not known")
 			case strings.Contains(st.versus(), "-0"):
-				wrong("minus nothing")
+				wrong("a difference of -0")
 			}
 		}
 		for _, claim := range []struct {
@@ -218,6 +218,6 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		}
 	}
 	if len(said) < 7 {
-		t.Errorf("only these were said: %v", said)
+		t.Errorf("only these conclusions occurred, want all seven: %v", said)
 	}
 }

@@ -19,7 +19,7 @@ type figure struct {
 	text  func(value float64) string // for people
 }
 
-// cell is the figure for people, and "-" where nothing was measured.
+// cell returns the figure as people read it, or "-" when nothing was measured.
 func (f figure) cell(c *Config, p trial.Probe) string {
 	if v, known := f.value(c, p); known {
 		return f.text(v)
@@ -27,7 +27,7 @@ func (f figure) cell(c *Config, p trial.Probe) string {
 	return "-"
 }
 
-// word is the figure for programs, and "" where nothing was measured.
+// word returns the figure as programs read it, or "" when nothing was measured.
 func (f figure) word(c *Config, p trial.Probe) string {
 	v, known := f.value(c, p)
 	switch {
@@ -67,7 +67,7 @@ var (
 	maxConcurrent = numberFigure("Max Concurrent", "max_concurrent", "%.0f", func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
 )
 
-// gridFigures get a table of rates by configs each, as in the reports of manual sweeps.
+// Each of gridFigures gets its own table of rates by configs, as in the reports of manual sweeps.
 var gridFigures = []figure{ttftP99, tpotP99, outputTokens, maxConcurrent}
 
 // detailFigures are the rows of the table for a single rate.

@@ -11,8 +11,8 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// Measure measures the configs one after the other. What it has measured stands, whatever error it returns. After finish it ends
-// the load at hand and no more. Progress goes to w.
+// Measure measures the configs one after the other, and writes progress to w. Its results stand, whatever error it returns. When
+// finish is closed, it ends after the current load.
 func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
 	progress := newProgress(s, w)
 	defer progress.shown.End()

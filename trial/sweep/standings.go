@@ -29,8 +29,8 @@ func (s standing) versus() string {
 	return render.Percent(s.gain)
 }
 
-// standings compares the configs. A winner is better than all others, the baseline included. A config whose highest load the
-// load generator decided is not compared, and nothing wins that such a config might reach.
+// standings compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
+// whose highest load the load generator hid. There is no winner if such a config might reach the winner's load.
 func (s *Sweep) standings() []standing {
 	all, found := make([]standing, len(s.Configs)), make([]capacity.Capacity, len(s.Configs))
 	for i := range s.Configs {
@@ -55,7 +55,8 @@ func (s *Sweep) standings() []standing {
 	return all
 }
 
-// rival is a config that might reach the best ones, because a late load generator hid its highest load; -1 where there is none.
+// rival returns the index of a config that might reach the best configs, because a late load generator hid its highest load. It
+// returns -1 if there is none.
 func (s *Sweep) rival(found []capacity.Capacity, best []int) int {
 	return slices.IndexFunc(found, func(c capacity.Capacity) bool {
 		if c.Limited == "" || len(best) == 1 && c.Rate == found[best[0]].Rate {

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A Sweep is what is to be measured, and what was.
+// A Sweep has the configs to measure and their results.
 type Sweep struct {
 	Name      string // of the study
 	Model     string
@@ -26,7 +26,7 @@ type Sweep struct {
 	SLO       slo.SLO
 	Cache     trial.Protocol
 	Plan      trial.Sweep   // what each server goes through
-	StartUp   time.Duration // of a server, as far as that is known beforehand
+	StartUp   time.Duration // of a server, estimated beforehand
 	Marks     []string      // notes that hold for all configs
 	Configs   []Config      // in the order of the file; the first is the baseline
 }
@@ -35,9 +35,9 @@ type Sweep struct {
 type Config struct {
 	Name        string
 	Description string
-	Flags       map[string]string // its own
-	Args        []string          // all of its server, after the model
-	Number      int               // its place in the file, from 0, which names its log
+	Flags       map[string]string // only the flags of this config
+	Args        []string          // all args of the server, after the model
+	Number      int               // index in the file, from 0; it names the log
 	MaxModelLen int               // tokens; 0 means the server's default
 
 	Result trial.Result
@@ -46,7 +46,7 @@ type Config struct {
 	done   bool // every load was measured, or the server failed
 }
 
-// closed reports whether the levels are of a closed loop.
+// closed reports whether the levels are concurrencies of a closed loop.
 func (s *Sweep) closed() bool { return len(s.Plan.Levels) > 0 && s.Plan.Levels[0].Streams > 0 }
 
 // simulated reports whether the file or a server's log says that the server was simulated.

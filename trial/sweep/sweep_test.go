@@ -12,8 +12,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// swept is a sweep with one config for each word. A letter of a word says what was found at 1, 2 and 4 req/s: see rowLetters;
-// a point means not measured.
+// swept returns a sweep with one config for each word. The letters of a word are the verdicts at 1, 2 and 4 req/s, as in
+// rowLetters; a point means that the load was not measured.
 func swept(letters ...string) *Sweep {
 	s := &Sweep{
 		Name: "s", Simulated: "small-fast", Cache: trial.Carried, Plan: trial.Sweep{Requests: 300, Levels: []trial.Level{{Rate: 1}, {Rate: 2}, {Rate: 4}}},
@@ -52,10 +52,10 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		letters    []string
-		marks      string // of each config: winner, tie or -
+		marks      string // winner, tie or - for each config
 		versus     string
 		conclusion string
-		limits     string // something that is said of what the tables cannot tell
+		limits     string // part of the text about what the tables cannot show
 	}{
 		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "nothing was measured between 2.00 and 4.00. A highest load of 2.00 may really be up to 100 % higher"},
 		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the 3 slowest of 300 requests decide the p99."},
@@ -92,12 +92,12 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	single := swept("ppf")
 	single.Plan.Requests = 1
 	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the slowest of 1 request decides the p99.") {
-		t.Errorf("of one request it says %q", got)
+		t.Errorf("drawLimit of one request = %q", got)
 	}
 	var t2 render.Text
 	swept("pff", "pfp").writeStandings(&t2)
 	if !strings.Contains(t2.String(), "    not monotone: it failed at 2.00, below its highest\n") {
-		t.Errorf("the verdicts fall and rise, and nobody says so:\n%s", &t2)
+		t.Errorf("the verdicts are not monotone, and the text does not say so:\n%s", &t2)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// WriteText writes the tables as manual sweeps have them, and what they cannot tell.
+// WriteText writes the tables of manual sweeps, and what these tables cannot show.
 func (s *Sweep) WriteText(w io.Writer) error {
 	var t render.Text
 	s.writeHead(&t)

@@ -1,4 +1,4 @@
-// Package vllmserve is a load that vllm bench serve sends, as the Load of a trial. It never judges what it measured.
+// Package vllmserve is a Load of a trial that runs vllm bench serve to send the requests. It never judges what it measured.
 package vllmserve
 
 import (
@@ -35,15 +35,15 @@ type Load struct {
 	Tokenizer  string        // the model, as a Hugging Face id or a path
 	Dir        string        // for data sets and results, which Load removes again
 	Log        io.Writer     // gets what the command prints; may be nil
-	Limit      time.Duration // for one call; 0 means startTime + the planned time + drainTime
+	Limit      time.Duration // of one call; 0 means startTime + the planned time + drainTime
 	Burstiness float64       // of the arrivals; 0 means Poisson
 }
 
 const (
-	// startTime is for vllm bench serve to begin sending. Its imports take 8 s on a quiet machine, and it first tokenises
-	// long prompts.
+	// startTime is how long vllm bench serve may take until it sends. Its imports take 8 s on a quiet machine, and then it
+	// tokenises long prompts.
 	startTime = 5 * time.Minute
-	// drainTime is for the last answers. vllm bench serve itself waits six hours for one.
+	// drainTime is how long the last answers may take. vllm bench serve itself would wait six hours for an answer.
 	drainTime = 10 * time.Minute
 	stopGrace = 2 * time.Second // from SIGTERM to SIGKILL
 )
@@ -135,8 +135,8 @@ const maxResult = 1 << 30
 // ErrTooLong says that a call of vllm bench serve was ended at its limit.
 var ErrTooLong = errors.New("vllm bench serve did not end in time")
 
-// Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. Options come after those of
-// the Load, and so replace them. The error wraps ErrTooLong when the limit was reached; ctx ends the call with its cause.
+// Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. The given options come last on the
+// command line, so they replace the Load's own. The error wraps ErrTooLong at the limit; ctx ends the call with its cause.
 func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival, options ...string) (path string, err error) {
 	const result = "result.json"
 	data := filepath.Join(dir, "requests.jsonl")
@@ -150,11 +150,10 @@ func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival
 // String is the command, for errors.
 func (l *Load) String() string { return strings.Join(l.Command, " ") }
 
-// complete gives the samples what vLLM does not report: the pinned lengths, which it does not check, and the timeline of the
-// plan. 0.14.1 does not report when it sent a request. Then the planned time stands in: it spreads the requests over the
-// window and leaves the latencies as they are.
+// complete adds what vLLM does not report: the wanted lengths, which it does not check, and the times of the plan. vLLM 0.14.1 does
+// not report when it sent a request. The planned time then replaces it, which leaves the latencies as they are.
 func complete(samples []bench.Sample, arrivals []workload.Arrival) {
-	reported := false // the times of sending
+	reported := false // vLLM reports when it sent each request
 	for i := range samples {
 		reported = reported || samples[i].Sent > 0
 	}
@@ -192,7 +191,7 @@ func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sam
 	return samples
 }
 
-// args is the command line of one call. The result has all lists, because its sums leave out failed requests.
+// args returns the command line of one call. It asks for a detailed result, because the result's sums leave out failed requests.
 func (l *Load) args(data, dir, result string, arrivals []workload.Arrival) []string {
 	backend, endpoint := "openai", "/v1/completions"
 	if l.Client.Endpoint == workload.Chat {
@@ -220,7 +219,7 @@ func (l *Load) args(data, dir, result string, arrivals []workload.Arrival) []str
 	return args
 }
 
-// meanRate is in requests per second. It is 0 for one arrival, and for arrivals at one time.
+// meanRate returns requests per second, or 0 if there is one arrival or if all arrive at one time.
 func meanRate(arrivals []workload.Arrival) float64 {
 	took := (arrivals[len(arrivals)-1].Due - arrivals[0].Due).Seconds()
 	if took <= 0 {

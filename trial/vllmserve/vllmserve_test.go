@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeLoad runs the test binary as vllm.
+// fakeLoad returns a Load that runs this test binary as vllm. how says how the fake fails.
 func fakeLoad(t *testing.T, how string) *Load {
 	return &Load{
 		Command: []string{os.Args[0], "bench", "serve"}, Env: []string{"FAKE_VLLM=" + how}, Dir: t.TempDir(), Tokenizer: "some/model",
@@ -84,7 +84,7 @@ func TestLoadGivesTheSameKindOfProbe(t *testing.T) {
 	}
 }
 
-// checkCalls holds the two command lines, of lead-in and window, against what vLLM 0.14.1 takes.
+// checkCalls checks that the command lines for lead-in and window have the options of vLLM 0.14.1.
 func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -113,7 +113,7 @@ func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 func TestLoadFailures(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}}
 	for _, row := range []struct {
-		how, says string // of the error, or else of the verdict
+		how, says string // says is a part of the error, or of the verdict's reason
 		err       bool
 	}{
 		{"crash", "ValueError: tokenizer not found", true},

@@ -26,7 +26,7 @@ type Server struct {
 	Address net.Addr
 
 	http   *http.Server
-	gone   chan error // why the service ended
+	gone   chan error // gets the reason when the service ends
 	isBest func(studies.Trial) bool
 
 	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
@@ -88,7 +88,7 @@ func Serve(socket net.Listener, study string, trials int, isBest func(studies.Tr
 	return s
 }
 
-// Watch takes an event of the study into the metrics.
+// Watch updates the metrics for an event of the study.
 func (s *Server) Watch(e tuner.Event) {
 	switch e.Kind {
 	case tuner.Began:

@@ -22,14 +22,14 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// Say reports what a check found in order. Under the name Warning it reports what works less well than it should.
+// Say reports a finding of a check under a name. The finding is good news, unless its name is Warning.
 type Say func(name, format string, args ...any)
 
-// Warning is the name of what works less well than it should.
+// Warning is the name of a finding that does not stop a study but may harm it.
 const Warning = "warning"
 
-// CheckNeeds returns the first need of a server that is not met. Check and run both call it, so that each refuses what the
-// other refuses. CheckFlags stands apart: run asks the server for its flags only once.
+// CheckNeeds returns the first unmet need of a server. The commands check and run both call it, so that they refuse the same
+// studies. It leaves out CheckFlags, because run asks the server for its flags only once.
 func (p *Plan) CheckNeeds(ctx context.Context, say Say) error {
 	if err := p.CheckMachine(ctx, say); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (p *Plan) checkRequests(say Say) error {
 	return nil
 }
 
-// CheckFlags compares the flags of the study with those that the server knows. To ask a real server for them takes it 10 to 60 s.
+// CheckFlags checks that the server knows the flags of the study. A real server takes 10 to 60 s to list its flags.
 func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	s := p.File.Server
 	args := s.Args
@@ -179,8 +179,8 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	return nil
 }
 
-// samplePoints returns points that together use every flag of the space, both ends of each range and every choice. The last
-// one has every parameter at its highest: vLLM takes the last value of a flag, so these values must fit together.
+// samplePoints returns points that together use every flag of the space, both ends of each range and every choice. CheckFlags joins
+// their args, and vLLM takes the last value of a flag. So the last point has every parameter at its highest value: these fit together.
 func (p *Plan) samplePoints() []space.Point {
 	n := len(p.File.Parameters)
 	low, high := make([]float64, n), make([]float64, n)

@@ -15,7 +15,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// GPUSource is the program or exporter that reports the GPUs of a study's server; nil when nobody is to be asked.
+// GPUSource returns the program or exporter that reports the GPUs of a study's server. It returns nil for a simulated server, and
+// if the study has no GPU.
 func GPUSource(s studyfile.Server) gpu.Source {
 	switch {
 	case s.Simulate != "" || s.GPU == studyfile.NoGPU:
@@ -26,8 +27,8 @@ func GPUSource(s studyfile.Server) gpu.Source {
 	return &gpu.NvidiaSMI{Path: s.GPU}
 }
 
-// CheckMachine compares this machine with what the study's server and its load need. It is an error if every figure measured
-// here would be wrong.
+// CheckMachine checks that this machine has what the study's server and its load need. It returns an error if all measurements on
+// this machine would be wrong.
 func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	if p.File.Server.Simulate != "" {
 		return nil
@@ -53,7 +54,7 @@ func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	return nil
 }
 
-// need is what the study needs of a machine. The file of a sweep says how many requests are in flight.
+// need returns what the study needs of a machine. Only a sweep's file says how many requests are in flight.
 func (p *Plan) need() host.Need {
 	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
 	if sweep := p.File.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// Gallop is the first step of the capacity search. From a hint that is right within a third it takes about four probes
-// (simulated engines, hint error 0.35 in log rate).
+// Gallop is the factor of the capacity search's first step. A search then takes about four probes from a hint that is right within
+// a third (simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
 // TypicalStart and TypicalProbes estimate a trial: how long a 70B model loads from a disk cache, and the mean number of probes
@@ -26,7 +26,7 @@ const (
 	TypicalProbes = 4
 )
 
-// Runner measures the plan's points. Its Start is for the caller to set.
+// Runner returns a Runner that measures the plan's points. The caller sets its Start.
 func (p *Plan) Runner() *trial.Runner {
 	f := p.File
 	return &trial.Runner{
@@ -55,13 +55,13 @@ func (p *Plan) Probe() workload.Plan {
 	}
 }
 
-// Requests is how many requests such a probe counts.
+// Requests returns how many requests a probe at the start rate counts.
 func (p *Plan) Requests() int {
 	n, _ := p.Probe().Counted()
 	return n
 }
 
-// Window is how long such a probe counts requests.
+// Window returns how long a probe at the start rate counts requests.
 func (p *Plan) Window() time.Duration {
 	f := p.File
 	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
@@ -70,7 +70,7 @@ func (p *Plan) Window() time.Duration {
 // NeedsITL reports whether the times between tokens are recorded.
 func (p *Plan) NeedsITL() bool { return p.ITL || p.File.SLO().NeedsITL() }
 
-// Marks are what a reader must know of every figure of the study.
+// Marks returns the notes that hold for every figure of the study.
 func (p *Plan) Marks() []string {
 	var marks []string
 	if p.File.AllowMeaninglessSpeculation {

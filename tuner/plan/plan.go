@@ -1,5 +1,5 @@
-// Package plan opens what a study file names, and checks it before GPU time is spent. It never starts a server, but for its
-// --help.
+// Package plan opens what a study file names, and checks it before GPU time is spent. It never starts a server, except to read the
+// output of --help.
 package plan
 
 import (
@@ -20,12 +20,12 @@ import (
 // An InputError is a mistake in what the user wrote or named: the same command fails again until he corrects it.
 type InputError struct{ error }
 
-// Unwrap returns the error as it was found.
+// Unwrap returns the wrapped error.
 func (e InputError) Unwrap() error { return e.error }
 
 func inputf(format string, args ...any) error { return InputError{fmt.Errorf(format, args...)} }
 
-// input makes an error one of the user's.
+// input makes an error an InputError.
 func input(err error) error {
 	if err == nil {
 		return nil
@@ -33,7 +33,7 @@ func input(err error) error {
 	return InputError{err}
 }
 
-// A Plan is a study file with all that it names.
+// A Plan is a study file with everything that the file names.
 type Plan struct {
 	File    *studyfile.File
 	Source  workload.Source
@@ -139,7 +139,7 @@ func (p *Plan) openWorkload() (err error) {
 // Protocol is what happens to the prefix cache between probes.
 func (p *Plan) Protocol() trial.Protocol { return p.File.Protocol(p.Source.Len() == 0) }
 
-// CheckWritable makes a directory, and returns why it cannot be made or written; "" stands for none, which is well.
+// CheckWritable makes a directory, and returns why it cannot be made or written. It does nothing if dir is "".
 func CheckWritable(dir string) error {
 	if dir == "" {
 		return nil

@@ -20,7 +20,7 @@ func (p *Plan) Weights() ([]weights.File, string, error) {
 	return files, dir, err
 }
 
-// NeedsWeights reports whether the servers load weights: a simulated one does not, nor does one with made-up weights.
+// NeedsWeights reports whether the servers load weights. Simulated servers and servers with made-up weights do not.
 func (p *Plan) NeedsWeights() bool {
 	return p.File.Server.Simulate == "" && p.File.FixedArg("load-format") != "dummy"
 }

@@ -20,7 +20,8 @@ const imageVariable = "TUNER_IMAGE"
 // Dataset is the key of the dataset's hash in a World.
 const Dataset = "dataset sha256"
 
-// Begin is what a study begins with, or must match to continue, on this machine. It knows the GPUs only after CheckMachine.
+// Begin returns the settings that a new study stores, and that a continued study must match. It knows the GPUs only after
+// CheckMachine.
 func (p *Plan) Begin(version string) (studies.New, error) {
 	world, err := p.World()
 	if err != nil {
@@ -64,7 +65,7 @@ func (p *Plan) gpuNames() string {
 	return strings.Join(names, "; ")
 }
 
-// World is what must not change while the study goes on: the file's settings and the contents of the dataset.
+// World returns what must not change during the study: the file's settings and the contents of the dataset.
 func (p *Plan) World() (map[string]string, error) {
 	world := p.File.World()
 	path := p.File.WorkloadSpec().Path
