@@ -33,7 +33,7 @@ const (
 type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
-	stdErr  float64 // of logRate
+	stdErr  float64 // standard error of logRate
 	bursts  float64 // number of bursts near it
 	pieces  []Piece // effects of the single requests
 
