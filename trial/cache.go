@@ -29,12 +29,12 @@ const (
 )
 
 const (
-	// A carried cache can be told from an empty one where the two differ by this hit rate, 0 to 1. On simulated servers
-	// the hit rate of a probe is the recall's, carried or empty, to 0.65 points, or higher. With a carried cache it was
+	// A carried and an empty cache can be distinguished if their hit rates, 0 to 1, differ by at least this much. On
+	// simulated servers the hit rate of a probe is at most 0.65 points below the recall's. With a carried cache it was
 	// never in the lower half of the difference.
 	minReuse = 0.01
-	// An emptied cache must not hold more of the prompts than they share with one another. This much more was asked by
-	// others.
+	// An emptied cache must hold no more of the prompts than they share with one another. If it holds this much more,
+	// other clients have sent the prompts.
 	foreignReuse = 0.05
 	// repeatedDraws keeps the draws of repetitions apart from all others. Requests that were just asked would be in the
 	// cache.

@@ -37,7 +37,7 @@ type Runner struct {
 	Arrivals  workload.Arrivals
 	Natural   bool     // the model decides where an answer ends, so no answer has a wrong length
 	Marks     []string // notes that every result gets
-	Simulated bool     // there is no GPU; needed for servers that fail before they can say so
+	Simulated bool     // the server is simulated; a server that fails to start cannot report this itself
 
 	// A server that accepts less than MinAcceptance (accepted / drafted tokens) of its drafts is measured no further.
 	// It is judged once MinDrafted tokens were drafted. A MinAcceptance of 0 asks for nothing.
@@ -88,7 +88,7 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	if err = task.accept(server.Facts()); err == nil {
 		found, err = s.whileItLives(ctx, measure)
 	}
-	if stopErr := s.stop(ctx); stopErr != nil { // no point's fault: the next server could not be measured beside what is left of this one
+	if stopErr := s.stop(ctx); stopErr != nil { // this fails the study, not the point: what is left of this server would disturb the next one
 		return s.result, errors.Join(err, fmt.Errorf("stop the server of trial %d: %w", task.Number, stopErr))
 	}
 	if err != nil {

@@ -94,8 +94,8 @@ func passOf(r *Runner, stream workload.Stream, first, n int, rate float64) workl
 	return workload.Pass{Source: r.Source, Seed: r.Seed, Stream: stream, Rate: rate, First: first, N: n}.Schedule()
 }
 
-// uncounted sends a load that belongs to no probe, and waits until the server is idle. Messages call its requests by
-// which.
+// uncounted sends a load that belongs to no probe, and waits until the server is idle. Error messages
+// name its requests by the word which.
 func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, stop bench.Stop, which string) (bench.Run, error) {
 	began := time.Now()
 	run, err := s.send(ctx, schedule, stop)

@@ -45,7 +45,7 @@ type Sweep struct {
 
 	WarmUp         int           // requests before the first level, the same ones as the levels' first; 0 means none
 	WarmUpRate     float64       // requests per second
-	WarmUpCooldown time.Duration // pause after them
+	WarmUpCooldown time.Duration // pause after the warm-up
 	Cooldown       time.Duration // pause between two levels
 
 	// Pause lets the server rest; nil waits on the clock. In virtual time it can return at once: nothing happens to an

@@ -66,7 +66,7 @@ type Probe struct {
 	HitRate     float64           `json:"hit_rate"`          // prefix-cache hits / queries over the probe; -1 when unknown
 	Preemptions float64           `json:"preemptions"`       // over the probe
 	Stopped     bool              `json:"stopped"`           // ended early, because it had failed already
-	Attempt     int               `json:"attempt,omitempty"` // see Task.Attempt
+	Attempt     int               `json:"attempt,omitempty"` // number of the server that was started for the trial, from 0
 	Note        string            `json:"note,omitempty"`
 	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, plus Replaced
 	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the probe that this one repeats and replaces; 0 when there is none

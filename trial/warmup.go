@@ -32,7 +32,7 @@ const (
 
 const (
 	primePiece     = 30.0 // seconds of load between two readings of the hit rate
-	maxPrimePieces = 60   // half an hour: a hit rate that still moves then never stands still
+	maxPrimePieces = 60   // half an hour of load; a hit rate that still moves then will not settle
 	steadyHitRate  = 0.01 // the hit rate stands still when it moves by less than a point
 )
 

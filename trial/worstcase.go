@@ -40,7 +40,7 @@ type worstCase struct {
 	shown bool // a probe has shown the server under such a load
 }
 
-// saw looks for the worst case in a probe.
+// saw notes whether a probe has shown the server under the worst case.
 func (w *worstCase) saw(p Probe) {
 	running := 0.0
 	if p.Server != nil && len(p.Server.Running) > 0 {

@@ -64,7 +64,7 @@ type Capacity struct {
 	// no interval. Highest is 0 where nothing failed.
 	Lowest  float64 `json:"lowest,omitempty"`
 	Highest float64 `json:"highest,omitempty"`
-	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, about which the interval is symmetric; 0 where there is none
+	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, the middle of the interval on a log scale; 0 if there is no interval
 
 	Pieces []Piece `json:"pieces,omitempty"` // effects of single requests, to compare capacities that were measured with the same requests
 

@@ -16,11 +16,11 @@ type Comparison struct {
 // 2.5 seem so by chance: a 95 % interval leaves out 2.5 % above.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
-// Compare compares capacity a with b. It takes their errors to be normal in ln rate. Where both were measured with the
-// same requests, a burst among these moves both the same way, and the ratio is surer than either capacity. Their pieces
-// tell by how much.
+// Compare compares capacity a with b. It assumes errors that are normal in ln rate. A burst among requests that both were
+// measured with moves both capacities the same way, so their ratio has a smaller error than either capacity. Pieces show
+// by how much.
 //
-// ok is false where one of the two is a bound, or has no standard error.
+// ok is false if a or b is a bound, or has no standard error.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
 	if a.Bound != Exact || b.Bound != Exact || !(a.StdErr > 0 && b.StdErr > 0) {
 		return c, false

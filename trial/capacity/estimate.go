@@ -33,12 +33,12 @@ const (
 type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
-	stdErr  float64 // of logRate
+	stdErr  float64 // standard error of logRate
 	bursts  float64 // number of bursts near it
 	pieces  []Piece // effects of the single requests
 
 	fit      fit
-	gradient [3]float64 // of logRate by the coefficients of the fit
+	gradient [3]float64 // derivatives of logRate by the coefficients of the fit
 }
 
 // A Piece says by how much some requests in a row have moved a capacity. A burst moves all capacities alike that were
@@ -81,7 +81,7 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	try(kernels())
 	try(best.kernel.mixes())
 	logRate, gradient, ok := best.boundary(p, allowed)
-	// Fit again about the boundary until it stays where it is: far probes say little about it.
+	// Fit again around the boundary until the boundary no longer moves, because far probes say little about it.
 	for moved, n := math.Inf(1), 0; ok && n < maxCenters && (n == 0 || moved > settledCenter); n++ {
 		best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
 		was := logRate

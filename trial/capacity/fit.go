@@ -12,7 +12,7 @@ type fit struct {
 	center      float64       // ln of the rate about which the fit was made
 	at          [3]float64    // a, ln b, ln c; logarithms, because no server gets faster with the load
 	information [3][3]float64 // its inverse is the variance of at
-	likelihood  float64       // ln, with the prior
+	likelihood  float64       // ln of the likelihood times the prior
 }
 
 // An observation is a group of requests of one probe that met about the same load.

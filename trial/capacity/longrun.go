@@ -84,8 +84,8 @@ func (p *Population) through(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// share returns the long-run share of requests that break the limit at a rate, and its gradient by the coefficients of
-// the fit. Its derivative by ln rate is the one by a, times the steepness.
+// share returns the long-run share of requests that break the limit at a rate, and its derivatives by the coefficients
+// of the fit. The derivative of the share by ln rate is its derivative by a, times the steepness.
 func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [3]float64) {
 	steep, passing := f.steepness(), f.passing()
 	for _, bin := range load {

@@ -24,7 +24,7 @@ type Search struct {
 	Factor    float64 // of the first gallop step, > 1; the n-th step is Factor^n, so that a wrong hint costs few probes
 	Tolerance float64 // the bracket is narrow enough when high/low - 1 is no more than this, > 0
 	MaxProbes int     // the search stops after so many probes, with what it knows; at least 1
-	Known     []Step  // probed before an interruption, in order; they count
+	Known     []Step  // probed before an interruption, in order; MaxProbes counts them too
 
 	Precision  float64     // wanted half width of the 95 % interval, as a part of the rate; 0 is content with the bracket
 	Population *Population // the workload in the long run; nil means even arrivals of equal requests

@@ -35,7 +35,7 @@ func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
 		streams = b.Client.MaxInFlight
 	}
 	measured := r.Measurement
-	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM counts latencies from the end of the wait in the client
+	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies leave out the time that a request waits in the client
 		from := bench.WithoutQueue(r.samples)
 		measured = bench.Measure(bench.Run{Samples: from, Series: r.Measurement.Series, Lateness: r.Measurement.Lateness}, r.scope)
 		measured.Queue = r.Measurement.Queue

@@ -19,7 +19,7 @@ type forgetful struct {
 	trial.Load
 	server trial.Server
 	before int // number of that probe, from 0; -1 means none
-	probes int // begun so far
+	probes int // number of probes begun so far
 }
 
 func (f *forgetful) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {

@@ -130,7 +130,7 @@ func TestAGrowingQueueFails(t *testing.T) {
 		rate, served float64
 		length       time.Duration
 		least, most  int // of 12 windows that fail
-		stop         int // at least so many end early
+		stop         int // at least this many of 12 windows end early
 	}{
 		{"half of what is served", 10, 20, window, 0, 0, 0},
 		{"nine tenths of it", 18, 20, window, 0, 0, 0},

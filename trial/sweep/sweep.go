@@ -87,7 +87,7 @@ func (c *Config) highest() capacity.Capacity {
 	return found
 }
 
-// below are the loads under the highest that broke the SLO.
+// below returns the loads that broke the SLO although a higher load kept it.
 func (c *Config) below() []float64 {
 	_, below := capacity.Highest(trial.Steps(c.Probes))
 	return below
