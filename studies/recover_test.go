@@ -41,14 +41,11 @@ func interrupted(t *testing.T) (dir string) {
 }
 
 // namesIn returns the names in a directory.
-func namesIn(t *testing.T, dir string) (all []string) {
+func namesIn(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	try(t, err)
-	for _, e := range entries {
-		all = append(all, e.Name())
-	}
-	return all
+	return fileNames(entries)
 }
 
 // Open refuses a damaged or lost database. The error names the newest snapshot, and says how many commits it lacks.
