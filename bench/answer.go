@@ -24,7 +24,7 @@ type answer struct {
 	odd   string // first line that is not a field of an event
 
 	opened      time.Duration // first chunk with choices
-	role        bool          // that chunk carried no output
+	role        bool          // the last chunk carried only the role, no output
 	first, last time.Duration // chunks with output
 	closed      time.Duration // last chunk of any kind
 	chunks      int           // chunks with output

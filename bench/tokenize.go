@@ -78,7 +78,7 @@ func (c *Client) Detokenize(ctx context.Context, ids []int32) (string, error) {
 const (
 	// templateBytes is how many bytes a chat template may add to a text. Llama's, the longest in wide use, adds about 200.
 	templateBytes = 512
-	maxCounted    = 256 // the server counts only so many texts, the longest ones
+	maxCounted    = 256 // texts that the server counts: only the longest ones
 	countAtOnce   = 8
 	maxNamed      = 3 // requests in a message
 )

@@ -79,7 +79,7 @@ func (g Grid) writeLine(t *Text, first int, row string, columns []GridColumn, ce
 	t.WriteString(strings.TrimRight(line, " ") + "\n")
 }
 
-// width returns the width of the widest cell, or of the longest piece of the head if that is wider.
+// width returns the width of the widest cell, or of the longest word of the header if that is wider.
 func (c GridColumn) width() int {
 	width := 0
 	for _, cell := range c.Cells {

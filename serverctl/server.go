@@ -45,7 +45,7 @@ func (s *Server) URL() string { return s.url }
 // ModelID is the model's name in requests.
 func (s *Server) ModelID() string { return s.modelID }
 
-// Facts returns what the server told during its start.
+// Facts returns what the server logged about itself during its start.
 func (s *Server) Facts() Facts { return s.facts }
 
 // Exited is closed when the server has died or become useless. Stop does not close it.

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Facts are what a server tells of itself by the time it is ready. A zero field is unknown.
+// Facts are what a server reports about itself by the time it is ready. A zero field is unknown.
 type Facts struct {
 	Version        string        `json:"version,omitempty"`         // such as 0.14.1
 	KVCacheTokens  int           `json:"kv_cache_tokens,omitempty"` // from the start-up log
@@ -122,9 +122,9 @@ type ExitError struct {
 	Tail     []string      // last lines of its log
 	Took     time.Duration // from the start to the failure, where wall-clock time does not tell
 
-	KVNeededGiB    float64 // of KVTooSmall: needed by one request of max-model-len; 0 when the server did not say
-	KVAvailableGiB float64 // of KVTooSmall: available; it may be negative
-	KVMaxModelLen  int     // of KVTooSmall: the longest model length that fits; 0 when the server did not say
+	KVNeededGiB    float64 // for KVTooSmall: needed by one request of max-model-len; 0 when the server did not say
+	KVAvailableGiB float64 // for KVTooSmall: available; it may be negative
+	KVMaxModelLen  int     // for KVTooSmall: the longest model length that fits; 0 when the server did not say
 }
 
 // memoryFlags request memory of the host: vllm/config/cache.py, kv_transfer.py, multimodal.py.

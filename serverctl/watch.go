@@ -65,7 +65,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
-			if s.log.askedToEnd() { // and waits for its clients, which 0.14.1 does without a limit
+			if s.log.askedToEnd() { // the server then waits for its clients; 0.14.1 has no limit for this wait
 				return s.death(ending{code: -1})
 			}
 			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
@@ -157,8 +157,8 @@ func (s *Server) hang(cause Cause, evidence string) *ExitError {
 type stillness struct {
 	limit time.Duration
 	last  Counters
-	since time.Time // of the last progress, or of the last reading without requests
-	token time.Time // of the last progress, or of the last ping
+	since time.Time // time of the last progress, or of the last reading without requests
+	token time.Time // time of the last progress, or of the last ping
 }
 
 // tooQuiet reports whether no token came for so long that an idle server must prove that it can generate one.

@@ -18,10 +18,10 @@ type Advice struct {
 	Rate   float64 `json:"rate"`   // requests per second
 	Margin float64 `json:"margin"` // Rate / Of
 	Of     float64 `json:"of"`     // requests per second
-	Basis  Basis   `json:"basis"`  // which rate Of is
+	Basis  Basis   `json:"basis"`  // says which rate Of is
 
 	At       float64   `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
-	Kept     bool      `json:"kept"`                  // that probe kept the SLO
+	Kept     bool      `json:"kept"`                  // whether that probe kept the SLO
 	Measured []Reading `json:"measured,omitempty"`    // by that probe
 }
 

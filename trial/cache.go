@@ -101,7 +101,7 @@ func (c *prefixCache) draw(seq int, again bool) int {
 // cache. Both count only the requests that were sent, so a probe that ended early can be judged too. A probe with
 // preempted requests is not judged. These evict blocks that the cache would have kept, and look up their own again.
 //
-// unknown is why the state cannot be verified; it is told once.
+// unknown is why the state cannot be verified; a note says it once.
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {
 	c.wrong = ""
 	switch {

@@ -62,7 +62,7 @@ type Task struct {
 	Record  func(Probe) error // stores a probe
 
 	Accept   func(serverctl.Facts) error // asked when the server is ready; its error ends the trial; nil accepts any server
-	Progress func(step string)           // told what begins now; nil means silent
+	Progress func(step string)           // called with the name of each step as it begins; nil means silent
 	Finish   <-chan struct{}             // closed: finish the current probe, if there is one, then return ErrInterrupted
 }
 

@@ -15,7 +15,7 @@ import (
 
 // A Server is one running inference server. It is ready when a Start returns it.
 type Server interface {
-	// Facts returns what the server told about itself during its start.
+	// Facts returns what the server reported about itself during its start.
 	Facts() serverctl.Facts
 	// Counters reads the server's counters now.
 	Counters(ctx context.Context) (serverctl.Counters, error)
@@ -53,7 +53,7 @@ type Start func(ctx context.Context, launch Launch) (Server, Load, error)
 type Launch struct {
 	Number   int               // of the trial
 	Args     []string          // all args after the model
-	Progress func(step string) // told what begins now; never nil
+	Progress func(step string) // called with the name of each step as it begins; never nil
 }
 
 // A Probe is one measured rate. It is stored as it is.
@@ -104,6 +104,6 @@ type Result struct {
 	Capacity capacity.Capacity `json:"capacity"`
 	Facts    serverctl.Facts   `json:"facts"`
 	Ended    serverctl.Ended   `json:"ended"`       // how the server ended
-	GPUTime  time.Duration     `json:"gpu_time_ns"` // of everything: start, warm-up, priming, probes and stop
+	GPUTime  time.Duration     `json:"gpu_time_ns"` // time of start, warm-up, priming, probes and stop
 	Notes    []string          `json:"notes,omitempty"`
 }

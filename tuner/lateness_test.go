@@ -25,7 +25,7 @@ type lateLoad struct {
 func (l lateLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	run, err := l.Load.Run(ctx, schedule, stop)
 	if l.is() {
-		const lag = 30 * time.Millisecond // of a limit of 100
+		const lag = 30 * time.Millisecond // the limit is 100 ms
 		for i := range run.Samples {
 			s := &run.Samples[i]
 			s.Sent += lag

@@ -47,7 +47,7 @@ func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	return best, ok
 }
 
-// isMeasured reports whether a trial of the point told something.
+// isMeasured reports whether a trial of the point has a result that counts.
 func isMeasured(study studies.Study, p space.Point) bool {
 	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool {
 		return t.Point.String() == p.String() && t.Result.Outcome != trial.Unknown

@@ -31,7 +31,7 @@ type Store interface {
 // A Budget is what a study may spend.
 type Budget struct {
 	Trials  int           // of all origins, the default and the current args among them
-	GPUTime time.Duration // of everything: starts, probes and stops. No trial begins once it is spent. 0 means no limit.
+	GPUTime time.Duration // time of starts, probes and stops. No trial begins once it is spent. 0 means no limit.
 }
 
 // A Study is one study to run, from the beginning or from where it was interrupted.
@@ -45,7 +45,7 @@ type Study struct {
 	Budget      Budget
 	AcceptDrift bool            // go on with another server version than in earlier trials
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
-	Observe     func(Event)     // told what happens, one call at a time; may be nil
+	Observe     func(Event)     // called with each event, one call at a time; may be nil
 
 	// The state of one Run.
 	ended        int      // trials

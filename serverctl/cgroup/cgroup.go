@@ -263,7 +263,7 @@ func Throttled(root fs.FS) (longest time.Duration) {
 	return longest
 }
 
-// counter reads a line such as "oom_kill 3" of one of the group's files. An empty file means that it has no such line.
+// counter reads a line such as "oom_kill 3" of one of the group's files. If the result file is empty, no line begins with key.
 func (g Group) counter(name, key string) (n int64, file string, err error) {
 	text, file, err := g.read(name)
 	if err != nil {

@@ -24,7 +24,7 @@ type Report struct {
 	Need     host.Need      `json:"need"`
 	GPUs     GPUs           `json:"gpus"`
 	Machine  host.Machine   `json:"machine"`
-	Means    []string       `json:"means"`           // that end a server if the tuner dies
+	Means    []string       `json:"means"`           // means that end a server if the tuner dies
 	Store    *Store         `json:"store,omitempty"` // nil when no disk was examined
 }
 
@@ -32,9 +32,9 @@ type Report struct {
 type GPUs struct {
 	Source    string        `json:"source"`
 	None      string        `json:"none,omitempty"` // why there is none
-	List      []gpu.GPU     `json:"list"`           // that the server will see
+	List      []gpu.GPU     `json:"list"`           // GPUs that the server will see
 	Hidden    int           `json:"hidden"`         // by CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES
-	Processes []gpu.Process `json:"processes"`      // that hold memory on the GPUs
+	Processes []gpu.Process `json:"processes"`      // processes that hold memory on the GPUs
 }
 
 // A Store is the disk that studies would be kept on.

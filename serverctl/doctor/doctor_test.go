@@ -33,7 +33,7 @@ func h200(index int) gpu.GPU {
 	}
 }
 
-// gpuPod is a pod with limits of 96 GiB and so many CPUs.
+// gpuPod is a pod with limits of 96 GiB and of cpus CPUs.
 func gpuPod(cpus float64) host.Machine {
 	files, memory, processes := int64(1048575), int64(8<<20), int64(8255000)
 	return host.Machine{

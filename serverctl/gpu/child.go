@@ -29,7 +29,7 @@ var errFlood = errors.New("more output than any valid answer")
 type child struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when it was reaped and its output is complete
-	err    error         // of Wait; to be read after exited is closed
+	err    error         // result of Wait; read it only after exited is closed
 }
 
 // start starts a child. Its one goroutine ends with the child.

@@ -23,7 +23,7 @@ const maxMetrics = 8 << 20
 type DCGM struct {
 	URL     string        // such as http://10.0.0.7:9400; /metrics is added where there is no path
 	HTTP    *http.Client  // nil means a client without a proxy: the exporter is on our node
-	Timeout time.Duration // of one answer; 0 means ten seconds
+	Timeout time.Duration // limit for one answer; 0 means ten seconds
 }
 
 // Query reads the exporter's page. The values are as old as the exporter's interval, 30 s by default.

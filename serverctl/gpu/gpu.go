@@ -92,9 +92,9 @@ func throttle(mask uint64) []string {
 
 // A Process has a context, and so memory, on a GPU.
 type Process struct {
-	PID     int      `json:"pid"`      // as the driver counts, so on the host, not in a container; 0 when it is not told
+	PID     int      `json:"pid"`      // process ID on the host, not in a container; 0 when the driver does not report it
 	GPU     string   `json:"gpu_uuid"` // the UUID of the device, even if the process uses an instance of it
-	UsedMiB *float64 `json:"used_mib"` // nil when it is not told
+	UsedMiB *float64 `json:"used_mib"` // nil when the driver does not report it
 }
 
 // A Failure says that a source could not answer, although there may be GPUs.

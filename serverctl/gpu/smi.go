@@ -26,9 +26,9 @@ const (
 
 // NvidiaSMI queries nvidia-smi. Several goroutines may use it. Its fields may be changed until the first call.
 type NvidiaSMI struct {
-	Path    string        // of the program; empty means nvidia-smi in PATH
-	Timeout time.Duration // of one answer; 0 means ten seconds
-	Log     *slog.Logger  // told when Watch starts again; nil means silent
+	Path    string        // path of the program; empty means nvidia-smi in PATH
+	Timeout time.Duration // limit for one answer; 0 means ten seconds
+	Log     *slog.Logger  // logs each restart of nvidia-smi by Watch; nil means silent
 
 	pause time.Duration       // before Watch starts again; 0 means firstPause
 	kill  func(pid int) error // nil means SIGKILL

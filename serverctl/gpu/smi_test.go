@@ -241,7 +241,7 @@ func TestQueryOfFiguresThatAreNotTold(t *testing.T) {
 func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		runs       int // of the first query
+		runs       int // how often the first query runs
 		throttle   []string
 		limit      bool
 	}{

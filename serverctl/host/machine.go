@@ -40,7 +40,7 @@ type Cores struct {
 type Memory struct {
 	Total   int64  `json:"total_bytes"`
 	Free    int64  `json:"free_bytes"`         // MemAvailable, or the free room in the tightest cgroup if that is less
-	Limit   *int64 `json:"limit_bytes"`        // of the tightest cgroup; nil means none
+	Limit   *int64 `json:"limit_bytes"`        // limit of the tightest cgroup; nil means none
 	LimitAt string `json:"limit_at,omitempty"` // the file that sets it
 }
 
@@ -57,7 +57,7 @@ type Limits struct {
 	// since Go 1.19). A server starts with the original soft limit.
 	OpenFiles    *Limit `json:"open_files"`
 	LockedMemory *Limit `json:"locked_memory_bytes"`
-	Processes    *Limit `json:"processes"` // of the user, threads included
+	Processes    *Limit `json:"processes"` // limit of the user's processes, threads included
 }
 
 // A Limit is a soft and a hard limit.

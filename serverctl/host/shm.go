@@ -36,8 +36,8 @@ type ShmWatch struct {
 	lease func(fd int) error // exclusive outside tests
 
 	mu      sync.Mutex
-	names   map[string]bool // of the files that existed before
-	inodes  map[uint64]bool // of the files that existed before
+	names   map[string]bool // files that existed before the server
+	inodes  map[uint64]bool // files that existed before the server
 	held    map[key]bool    // files that a member has held at any time
 	members map[int]bool    // the PIDs of all members so far
 }

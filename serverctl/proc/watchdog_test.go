@@ -58,7 +58,7 @@ func (o *owner) kill(t *testing.T) {
 	t.Helper()
 	if o.cmd.ProcessState == nil {
 		o.cmd.Process.Kill() // it may have ended by itself
-		o.cmd.Wait()         // that it was killed is known
+		o.cmd.Wait()         // the error only says that the process was killed
 	}
 }
 

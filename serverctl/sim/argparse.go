@@ -306,6 +306,8 @@ func (f *Flag) read(word string) (v any, err error) {
 }
 
 // errDecimals refuses a fraction of a binary unit.
+//
+//lint:ignore ST1005 vLLM begins this text with a capital letter
 var errDecimals = errors.New("Decimals are not allowed with binary suffixes")
 
 var humanNumber = regexp.MustCompile(`^(\d+(?:\.\d+)?)([kKmMgGtT])$`)

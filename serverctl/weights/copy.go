@@ -96,7 +96,7 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 	if err != nil {
 		return "", report, err
 	}
-	defer func() { err = errors.Join(err, lock.Close()) }() // which lets go of it
+	defer func() { err = errors.Join(err, lock.Close()) }() // Close releases the lock
 	if source.isAt(path) {
 		report.Skipped = there + ", made by another tuner meanwhile"
 		return path, report, nil
@@ -190,7 +190,7 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 		if strings.HasPrefix(e.Name(), ".") || name == "original" {
 			continue
 		}
-		info, err := os.Stat(filepath.Join(t.dir, name)) // of what a link leads to
+		info, err := os.Stat(filepath.Join(t.dir, name)) // Stat follows links
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,7 @@ const (
 	// segmentSize is how much one worker reads at a time. The kernel reads ahead a whole segment, even if the worker is
 	// then told to stop.
 	segmentSize = 64 << 20
-	blockSize   = 8 << 20 // of one read
+	blockSize   = 8 << 20 // bytes of one read
 )
 
 // A segment is a part of a file.
@@ -95,7 +95,7 @@ func read(ctx context.Context, path string, s segment, buffer []byte, use func(b
 		if _, err := f.ReadAt(block, s.offset); err == io.EOF {
 			return fmt.Errorf("%s was shortened while it was read", path)
 		} else if err != nil {
-			return err // which names the file
+			return err // the error names the file
 		}
 		if err := use(block, s.offset); err != nil {
 			return err

@@ -323,12 +323,12 @@ func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	}
 }
 
-// A setup describes a scenario in which a owns the study first, and b takes it over while a writes.
+// A setup describes a scenario: owner a has the study first, and owner b takes it over while a writes.
 type setup struct {
 	coarse   bool     // see world
 	crashes  int      // see world
-	before   []string // values that a writes before anything else happens
-	values   []string // values that a writes while b takes the study over
+	before   []string // values that owner a writes before anything else happens
+	values   []string // values that owner a writes during the takeover by owner b
 	more     []string // values that b writes
 	third    bool     // another actor, c, takes the study over too
 	loses    bool     // see world

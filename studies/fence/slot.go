@@ -200,7 +200,7 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 	return Slot{}, errUnwritten
 }
 
-// damaged is the error for a slot that no tuner has written like that.
+// damaged is the error for a slot whose content no tuner can have written.
 func damaged(n int64) error {
 	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so the study's owner is unknown: restore it from a backup, or begin a study under another name "+
 		"and import this one (tuner import)", n, SlotDir))

@@ -14,13 +14,13 @@ import (
 // A gain compares the best trial with the reference: what the user has without the tuner.
 type gain struct {
 	Trial  int            `json:"over_trial"`    // number of the reference
-	Origin studies.Origin `json:"over_origin"`   // of the reference
+	Origin studies.Origin `json:"over_origin"`   // origin of the reference
 	Why    string         `json:"why,omitempty"` // why the reference is not the default
 	Ratio  float64        `json:"ratio"`         // best / reference - 1, as measured or a lower bound; 0 when it is not known
-	Bound  capacity.Bound `json:"bound"`         // of the ratio; exact means as measured, "" means not known
+	Bound  capacity.Bound `json:"bound"`         // bound of the ratio; exact means as measured, "" means not known
 
 	// Comparison says how sure the gain is; nil when that is not known. Its ratio is best / reference. It is corrected for
-	// choosing the best of Among trials: the luckiest of so many equal trials looks as good in 1 - p_better of all studies.
+	// choosing the best of Among trials: the luckiest of that many equal trials looks as good in 1 - p_better of all studies.
 	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
 	Among           int                  `json:"among,omitempty"` // measured trials, without the reference
 	Distinguishable bool                 `json:"distinguishable"` // the comparison finds the best trial better

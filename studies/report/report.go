@@ -45,7 +45,7 @@ type Winner struct {
 	same []studies.Trial // all trials that were measured in the same world
 }
 
-// Whole returns which trials a report with so many rows needs in full. They are the running and the newest trials, the
+// Whole returns which trials a report with this number of rows needs in full. They are the running and the newest trials, the
 // best one and its reference. If none met the SLO, they include the trial that came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {

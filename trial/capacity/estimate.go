@@ -242,7 +242,7 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 // wide as their errors.
 const modelError = 0.16
 
-// stdErrWith is the standard error of an estimate with so much information and so many bursts.
+// stdErrWith is the standard error of an estimate with this information and this number of bursts.
 func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
 	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
 	direction, _ := solve(information, e.gradient)

@@ -49,7 +49,7 @@ func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	for i := range work {
 		work[i] = k.prompt*s.Prompt[i] + (1-k.prompt)*s.Answer[i]
 	}
-	mean := rate * k.tau // of the sum of decayed work on one side
+	mean := rate * k.tau // mean of the sum of decayed work on one side
 	sum := 0.0
 	for i := 1; i < len(s.Due); i++ {
 		sum = (sum + work[i-1]) * math.Exp((s.Due[i-1]-s.Due[i])/k.tau)

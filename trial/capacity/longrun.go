@@ -35,7 +35,7 @@ type fluctuation []bin
 // A bin holds the requests with about the same load around them.
 type bin struct {
 	surplus float64
-	part    float64 // of the requests
+	part    float64 // share of the requests
 }
 
 // even is a load without fluctuation.

@@ -23,7 +23,7 @@ type Search struct {
 	Min, Max  float64 // rates are never outside
 	Factor    float64 // of the first gallop step, > 1; the n-th step is Factor^n, so that a wrong hint costs few probes
 	Tolerance float64 // the bracket is narrow enough when high/low - 1 is no more than this, > 0
-	MaxProbes int     // the search stops after so many probes, with what it knows; at least 1
+	MaxProbes int     // the search stops after this many probes and answers with what it knows; at least 1
 	Known     []Step  // probed before an interruption, in order; MaxProbes counts them too
 
 	Precision  float64     // wanted half width of the 95 % interval, as a part of the rate; 0 is content with the bracket
@@ -41,7 +41,7 @@ type Forecast struct {
 	Precision float64       // half the width of the interval now, as a part of the rate
 	Reaches   float64       // the same after the further probes; more than was wanted where MaxProbes or the model does not allow it
 	Probes    int           // further ones
-	Takes     time.Duration // of the further probes, by Cost
+	Takes     time.Duration // time of the further probes, by Cost
 }
 
 // Find runs the search. It fails when a probe does, and then also returns the capacity by the probes before.

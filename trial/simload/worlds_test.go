@@ -57,7 +57,7 @@ const (
 const (
 	maxPrompt = 5500
 	maxOutput = 1500
-	minOwn    = 8  // of a prompt, after its shared prefix
+	minOwn    = 8  // shortest own part of a prompt, after its shared prefix
 	block     = 16 // tokens in a block of the KV cache
 )
 

@@ -32,7 +32,7 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
-// MinRequests is the number of requests that a verdict needs. Of so many, one may break the limit; of fewer, a single
+// MinRequests is the number of requests that a verdict needs. With this number, one may break the limit; with fewer, a single
 // slow one decides. It is 100 for p99 and 1,000 for p99.9.
 func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
@@ -53,7 +53,7 @@ func (s SLO) MinRequests() (n int, limit Limit) {
 	return n, limit
 }
 
-// MayTake is how long an answer of so many tokens may take by the tightest limits; 0 where no limit bounds it.
+// MayTake returns how long an answer with this number of tokens may take within the tightest limits; 0 where no limit bounds it.
 func (s SLO) MayTake(tokens float64) time.Duration {
 	tightest := make(map[Metric]time.Duration)
 	for _, l := range s.Limits {

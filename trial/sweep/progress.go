@@ -12,7 +12,7 @@ import (
 type progress struct {
 	s      *Sweep
 	shown  *render.Progress
-	config *Config       // that is being measured
+	config *Config       // the config that is being measured
 	starts time.Duration // how long a server takes to start
 	began  time.Time
 	loads  int // measured, or given up

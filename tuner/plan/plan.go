@@ -45,7 +45,7 @@ type Plan struct {
 	Seed    uint64            // of requests and arrivals
 	ITL     bool              // record the times between tokens even if the SLO has no need of them
 
-	GPUs []gpu.GPU // that the server will use; CheckMachine finds them
+	GPUs []gpu.GPU // GPUs that the server will use; CheckMachine finds them
 }
 
 // Open opens a study that is to be run.
