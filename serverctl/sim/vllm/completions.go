@@ -33,11 +33,11 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)
-		hashes := sim.HashBlocks(tokens)
+		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
 		for range c.n {
 			s.id = a.next.Add(1)
 			s.sequences = append(s.sequences, &sequence{
-				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id},
+				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}, group: group, arrived: c.arrived,
 			})
 		}
 	}

@@ -173,16 +173,17 @@ func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError 
 type completion struct {
 	chat     bool
 	prompts  [][]int32
-	output   int  // tokens of each answer
-	n        int  // answers to each prompt
-	stream   bool // the answer is a stream of chunks
-	usage    bool // a stream ends with its usage
-	allUsage bool // every chunk has its usage
+	output   int     // tokens of each answer
+	n        int     // answers to each prompt
+	stream   bool    // the answer is a stream of chunks
+	usage    bool    // a stream ends with its usage
+	allUsage bool    // every chunk has its usage
+	arrived  float64 // time of the request, in seconds of the engine's clock
 }
 
 // readCompletion reads and checks a request for a completion or a chat.
 func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool) (*completion, *apiError) {
-	c := &completion{chat: isChat, n: 1}
+	c := &completion{chat: isChat, n: 1, arrived: a.live.clock()}
 	var body completionBody
 	if refusal := a.readJSON(w, r, &body); refusal != nil {
 		return nil, refusal

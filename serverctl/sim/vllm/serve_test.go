@@ -139,6 +139,12 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	if !strings.Contains(log.String(), "Successfully reset prefix cache") {
 		t.Error("the log does not say that the cache was reset")
 	}
+	text = sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+	for _, line := range []string{`vllm:num_requests_running{engine="0",model_name="m"} 0.0`, `vllm:generation_tokens_total{engine="0",model_name="m"} 7.0`, `vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3.0`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("metrics lack %q", line)
+		}
+	}
 }
 
 // When a client disconnects, its request leaves the engine.
