@@ -28,8 +28,9 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
+	always := c.stream && o.AlwaysUsage
 	s := &answer{
-		w: w, model: o.Model, chat: c.chat, usage: c.usage, always: c.allUsage, details: o.TokenDetails,
+		w: w, release: a.release, model: o.Model, chat: c.chat, usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)

@@ -13,6 +13,7 @@ import (
 type release struct {
 	version  string
 	since032 bool     // 0.32.0 or later
+	since033 bool     // 0.33.0 or later
 	engine   string   // the engine's name in the log
 	guarded  []string // prefixes of the paths that need a key
 
@@ -50,6 +51,7 @@ func releaseSince032(version string) *release {
 		},
 	}
 	if version == "0.33.0" {
+		r.since033 = true
 		r.cacheConfig["simple_cpu_offload_num_blocks"] = "None"
 	}
 	return r
@@ -58,4 +60,14 @@ func releaseSince032(version string) *release {
 // releaseOf returns the release that the options name; options without a version mean the first.
 func releaseOf(o sim.Options) *release {
 	return releases[cmp.Or(o.Version, sim.Versions[0])]
+}
+
+// fingerprint returns the system fingerprint, which is nil before 0.32.0 (vllm/entrypoints/serve/utils/fingerprint.py).
+// vLLM's fingerprint ends with a hash of its configuration; here the hash is always 0.
+func (r *release) fingerprint() *string {
+	if !r.since032 {
+		return nil
+	}
+	text := "vllm-" + r.version + "-00000000"
+	return &text
 }

@@ -29,10 +29,10 @@ func badRequest(param, format string, args ...any) *apiError {
 func (e *apiError) write(w http.ResponseWriter) {
 	param := "null"
 	if e.param != "" {
-		param = quoteJSON(e.param)
+		param = toJSON(e.param)
 	}
 	writeJSON(w, e.status, fmt.Sprintf(`{"error":{"message":%s,"type":%s,"param":%s,"code":%d}}`,
-		quoteJSON(e.message), quoteJSON(e.kind), param, e.status))
+		toJSON(e.message), toJSON(e.kind), param, e.status))
 }
 
 // writeJSON sends a body. It ignores the error of a client that has disconnected.
@@ -42,12 +42,14 @@ func writeJSON(w http.ResponseWriter, status int, body string) {
 	_, _ = w.Write([]byte(body))
 }
 
-// quoteJSON writes a text as JSON, without Go's escapes of <, > and &.
-func quoteJSON(s string) string {
+// toJSON writes a value as JSON, without Go's escapes of <, > and &.
+func toJSON(v any) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(s) // a string can always be encoded
+	if err := e.Encode(v); err != nil {
+		panic("vllm: an answer that is not JSON: " + err.Error()) // answers have only texts, integers and nulls
+	}
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
