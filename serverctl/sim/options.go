@@ -27,7 +27,7 @@ type Options struct {
 	Aliases      []string // further served names
 	APIKeys      []string // a request must have one of these keys; empty means that it needs no key
 	NoStats      bool     // /metrics is empty
-	AlwaysUsage  bool     // every chunk of a stream reports its usage, and a last chunk all usage
+	AlwaysUsage  bool     // streams report their usage even if the request does not ask for it
 	TokenDetails bool     // usage reports the cached tokens
 
 	Given map[string]any // the flags on the command line by destination: bool, int, float64, string, []string or json.RawMessage
