@@ -64,10 +64,10 @@ func releaseOf(o sim.Options) *release {
 
 // fingerprint returns the system fingerprint, which is nil before 0.32.0 (vllm/entrypoints/serve/utils/fingerprint.py).
 // vLLM's fingerprint ends with a hash of its configuration; here the hash is always 0.
-func (r *release) fingerprint() *string {
-	if !r.since032 {
+func (f *release) fingerprint() *string {
+	if !f.since032 {
 		return nil
 	}
-	text := "vllm-" + r.version + "-00000000"
+	text := "vllm-" + f.version + "-00000000"
 	return &text
 }
