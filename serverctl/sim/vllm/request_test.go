@@ -146,3 +146,14 @@ func TestABodyMustBeJSON(t *testing.T) {
 		}
 	}
 }
+
+// --max-logprobs sets the highest logprobs of a request; -1 means no limit.
+func TestMaxLogprobs(t *testing.T) {
+	t.Parallel()
+	for limit, status := range map[string]int{"4": 400, "5": 200, "-1": 200} {
+		url, _ := serveAs(t, "0.32.0", "m", "--max-logprobs="+limit)
+		if got, text := post(t, url+"/v1/completions", `{"prompt":[1],"max_tokens":1,"logprobs":5}`); got != status {
+			t.Errorf("with --max-logprobs=%s: status %d, want %d: %s", limit, got, status, text)
+		}
+	}
+}
