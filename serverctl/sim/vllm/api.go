@@ -41,12 +41,15 @@ func newAPI(l *live, log *logger) *api {
 		a.keys = []string{key}
 	}
 	a.routes = []route{
+		{"GET", "/load", load},
 		{"GET", "/version", a.version},
 		{"GET", "/health", ok},
 		{"GET", "/metrics", a.metrics},
 		{"POST", "/tokenize", a.tokenize},
 		{"POST", "/detokenize", a.detokenize},
 		{"GET", "/v1/models", a.models},
+		{"GET", "/ping", ok},
+		{"POST", "/ping", ok},
 		{"POST", "/v1/chat/completions", a.chat},
 		{"POST", "/v1/completions", a.completions},
 	}
@@ -100,16 +103,23 @@ func (a *api) admits(r *http.Request) bool {
 
 func ok(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
+// load answers 0, because vLLM counts its load only with --enable-server-load-tracking, which is not simulated.
+func load(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, `{"server_load":0}`)
+}
+
 func (a *api) version(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"version":%s}`, quoteJSON(a.release.version)))
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"version":%s}`, toJSON(a.release.version)))
 }
 
 func (a *api) models(w http.ResponseWriter, _ *http.Request) {
 	o, now := a.live.engine.Options, time.Now().Unix()
 	var cards []string
-	for _, name := range append([]string{o.Model}, o.Aliases...) {
-		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"max_model_len":%d}`,
-			quoteJSON(name), now, quoteJSON(o.Source()), o.MaxModelLen))
+	for i, name := range append([]string{o.Model}, o.Aliases...) {
+		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":null,"max_model_len":%d,`+
+			`"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,`+
+			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
+			toJSON(name), now, toJSON(o.Source()), o.MaxModelLen, i+1, now))
 	}
 	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
 }
@@ -169,7 +179,7 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	for _, id := range *body.Tokens {
 		text = appendWords(text, int(id), 1)
 	}
-	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, quoteJSON(string(text))))
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, toJSON(string(text))))
 }
 
 // resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the

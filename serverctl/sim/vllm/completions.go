@@ -28,16 +28,17 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
+	always := c.stream && o.AlwaysUsage
 	s := &answer{
-		w: w, model: o.Model, chat: c.chat, usage: c.usage, always: c.allUsage, details: o.TokenDetails,
+		w: w, release: a.release, model: o.Model, chat: c.chat, usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)
-		hashes := sim.HashBlocks(tokens)
+		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
 		for range c.n {
 			s.id = a.next.Add(1)
 			s.sequences = append(s.sequences, &sequence{
-				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id},
+				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}, group: group, arrived: c.arrived,
 			})
 		}
 	}

@@ -50,10 +50,32 @@ func (e *exposition) counter(name, help string, samples ...sample) {
 	for _, s := range samples {
 		e.line(name+"_total", s.labels, s.value)
 	}
+	e.creation(name, help, samples)
+}
+
+// creation writes when counting began, once for each sample of a family.
+func (e *exposition) creation(name, help string, samples []sample) {
 	e.head(name+"_created", "gauge", help)
 	for _, s := range samples {
 		e.line(name+"_created", s.labels, e.created)
 	}
+}
+
+// histogram writes a family with one histogram.
+func (e *exposition) histogram(name, help string, labels []string, h *histogram) {
+	e.head(name, "histogram", help)
+	var count uint64
+	for i, n := range h.counts {
+		count += n
+		bound := math.Inf(1)
+		if i < len(h.bounds) {
+			bound = h.bounds[i]
+		}
+		e.line(name+"_bucket", append([]string{"le", pythonFloat(bound)}, labels...), float64(count))
+	}
+	e.line(name+"_count", labels, float64(count))
+	e.line(name+"_sum", labels, h.sum)
+	e.creation(name, help, []sample{{labels: labels}})
 }
 
 // labelText writes pairs of name and value, sorted by name.

@@ -13,9 +13,21 @@ type sequence struct {
 	request *sim.Request
 	index   int      // number of the sequence within its request
 	updates *updates // one list for all sequences of the request
+	group   *group
 
-	counted  bool // stats include the prompt
-	reported int  // tokens that were put into updates so far
+	// The times are in seconds of the engine's clock.
+	arrived   float64 // at the API server
+	queued    float64 // at the scheduler
+	scheduled float64 // for the first time
+	first     float64 // end of the step of the first token
+	last      float64 // end of the step of the latest token
+	reported  int     // tokens that were put into updates so far
+}
+
+// A group holds what the n answers to one prompt share.
+type group struct {
+	n, left int // answers in all, and those without their last token
+	longest int // tokens of the longest finished answer
 }
 
 // progress is the result of one step for one sequence. Its tokens are one chunk of a stream.
@@ -60,8 +72,9 @@ func (u *updates) take(before []update) []update {
 
 // A delivery is the progress of all sequences in one step, for their clients.
 type delivery struct {
-	at time.Time // when the clients shall see the tokens
-	to []addressee
+	at  time.Time // when the clients shall see the tokens
+	end float64   // end of the step, in seconds of the engine's clock
+	to  []addressee
 }
 
 // An addressee is a sequence and its progress.
@@ -83,7 +96,8 @@ type live struct {
 	now    float64 // the engine's clock, seconds since began
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
-	frozen int // calls of freeze without a thaw; above 0 the engine stands still
+	queue  []*sequence // sequences that the engine has not scheduled yet, in the order of their arrival
+	frozen int         // calls of freeze without a thaw; above 0 the engine stands still
 	stats  *stats
 
 	due []delivery // deliveries to come, in order; only run uses them
@@ -96,7 +110,7 @@ func newLive(e *sim.Engine) *live {
 	e.Each = true
 	return &live{
 		engine: e, began: time.Now(), wake: make(chan struct{}, 1), open: make(map[*sim.Request]*sequence),
-		stats: &stats{since: time.Now()},
+		stats: newStats(e.Options.MaxModelLen),
 	}
 }
 
@@ -113,8 +127,9 @@ func (l *live) submit(sequences []*sequence) *updates {
 		l.now = max(l.now, now) // the last step may end later: one GPU does one step at a time
 	}
 	for i, s := range sequences {
-		s.index, s.updates = i, updates
+		s.index, s.updates, s.queued = i, updates, now
 		l.open[s.request] = s
+		l.queue = append(l.queue, s)
 		l.engine.Submit(s.request)
 	}
 	select {
@@ -202,8 +217,9 @@ func (l *live) step() (end time.Time, busy bool) {
 		return time.Now().Add(time.Second), true
 	}
 	l.now = then
+	l.noteScheduled(began)
 	end = l.began.Add(seconds(then))
-	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), to: make([]addressee, 0, len(l.engine.Emitted))}
+	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]addressee, 0, len(l.engine.Emitted))}
 	for _, r := range l.engine.Emitted {
 		if s := l.open[r]; s != nil {
 			d.to = append(d.to, addressee{s, progress{tokens: r.Tokens - s.reported, last: r.Finished()}})
@@ -212,6 +228,20 @@ func (l *live) step() (end time.Time, busy bool) {
 	}
 	l.due = append(l.due, d)
 	return end, true
+}
+
+// noteScheduled notes the time of the sequences that the engine scheduled in the step that began at now. The engine
+// schedules sequences in the order of their arrival.
+func (l *live) noteScheduled(now float64) {
+	for len(l.queue) > 0 {
+		s := l.queue[0]
+		if l.open[s.request] != nil && s.request.Cached < 0 {
+			return
+		}
+		s.scheduled = now
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+	}
 }
 
 // deliver hands out the tokens that clients shall see by now.
@@ -225,29 +255,13 @@ func (l *live) deliver(now time.Time) {
 		d := l.due[0]
 		l.due[0] = delivery{}
 		l.due = l.due[1:]
+		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
 		for _, to := range d.to {
-			l.count(to)
 			to.sequence.updates.put(update{to.sequence.index, to.progress})
 			if to.progress.last {
 				delete(l.open, to.sequence.request)
 			}
 		}
-	}
-}
-
-// count adds the progress of a sequence to stats while its client still waits.
-func (l *live) count(to addressee) {
-	q := to.sequence
-	if l.open[q.request] != q { // the client has disconnected
-		return
-	}
-	l.stats.generationTokens += to.progress.tokens
-	if !q.counted {
-		q.counted = true
-		l.stats.promptTokens += q.request.Prompt
-	}
-	if to.progress.last {
-		l.stats.finished++
 	}
 }
 

@@ -21,7 +21,7 @@ func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	var sequences []*sequence
 	for range 1000 {
-		sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 1, Output: 100_000}})
+		sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 1, Output: 100_000}, group: &group{}})
 	}
 	updates := l.submit(sequences)
 	runtime.ReadMemStats(&after)

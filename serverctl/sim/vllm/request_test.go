@@ -10,7 +10,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A request that the simulated server cannot answer gets vLLM's status and error envelope, and a message of our own.
+// A request that real vLLM refuses with status 400 gets the same status and error envelope, and a message of our own.
 func TestBadRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	const served = "served"
@@ -35,6 +35,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		{"a prompt that is a number", "completions", `{"prompt":1}`, "prompt", "prompt must be a text", ""},
 		{"a token and a text", "completions", `{"prompt":[1,"a"]}`, "prompt", "prompt must be a text", ""},
 		{"a negative token", "completions", `{"prompt":[-1]}`, "prompt", "no negative token id", ""},
+		{"too many prompts", "completions", `{"prompt":[` + strings.Repeat(`"a",`, 1024) + `"a"]}`, "prompt", served, "prompt must have at most 1024 prompts, got 1025."},
 		{"max_tokens 0", "completions", `{"prompt":[1],"max_tokens":0}`, "max_tokens", "max_tokens must be at least 1, got 0.", ""},
 		{"max_tokens -1", "completions", `{"prompt":[1],"max_tokens":-1}`, "max_tokens", "max_tokens must be at least 1, got -1.", ""},
 		{"max_tokens a word", "completions", `{"prompt":[1],"max_tokens":"x"}`, "max_tokens", "max_tokens must be of type int, got string", ""},
@@ -43,10 +44,32 @@ func TestBadRequestsAreRefused(t *testing.T) {
 		{"too long a prompt", "completions", `{"prompt":` + prompt(130) + `,"max_tokens":5}`, "input_tokens", "maximum context length is 128 tokens", ""},
 		{"a prompt as long as the context", "completions", `{"prompt":` + prompt(128) + `,"max_tokens":1}`, "max_tokens", "maximum context length is 128 tokens", "max_tokens must be at least 1, got 0."},
 		{"too many tokens together", "completions", `{"prompt":[1,2,3],"max_tokens":126}`, "max_tokens", "maximum context length is 128 tokens", served},
-		{"n 0", "completions", `{"prompt":[1],"n":0}`, "n", "n must be at least 1, got 0.", ""},
-		{"too large an n", "completions", `{"prompt":[1],"n":2000000}`, "n", "n must be at most 16384, got 2000000.", ""},
+		{"a high temperature", "completions", `{"prompt":[1],"temperature":3}`, "temperature", served, "temperature must be from 0 to 2, got 3."},
+		{"a low temperature", "completions", `{"prompt":[1],"temperature":-1}`, "temperature", "temperature must be at least 0, got -1.", "temperature must be from 0 to 2, got -1."},
+		{"top_p above 1", "completions", `{"prompt":[1],"top_p":2}`, "top_p", "top_p must be above 0 and at most 1, got 2.", ""},
+		{"top_p 0", "completions", `{"prompt":[1],"top_p":0}`, "top_p", "top_p must be above 0 and at most 1, got 0.", ""},
+		{"top_k below -1", "completions", `{"prompt":[1],"top_k":-5}`, "top_k", "top_k must be at least -1, got -5.", ""},
+		{"min_p above 1", "completions", `{"prompt":[1],"min_p":2}`, "min_p", "min_p must be from 0 to 1, got 2.", ""},
+		{"a presence penalty", "completions", `{"prompt":[1],"presence_penalty":99}`, "presence_penalty", "must be from -2 to 2, got 99.", ""},
+		{"a frequency penalty", "completions", `{"prompt":[1],"frequency_penalty":-99}`, "frequency_penalty", "must be from -2 to 2, got -99.", ""},
+		{"no repetition penalty", "completions", `{"prompt":[1],"repetition_penalty":0}`, "repetition_penalty", "must be above 0, got 0.", ""},
+		{"too many logprobs", "completions", `{"prompt":[1],"logprobs":21}`, "logprobs", "logprobs must be from 0 to 20, got 21.", ""},
+		{"negative logprobs", "completions", `{"prompt":[1],"logprobs":-1}`, "logprobs", "logprobs must be from 0 to 20, got -1.", ""},
+		{"too many top_logprobs", "chat/completions", `{"messages":[{"role":"user","content":"a"}],"logprobs":true,"top_logprobs":21}`, "top_logprobs", "top_logprobs must be from 0 to 20, got 21.", ""},
+		{"top_logprobs without logprobs", "chat/completions", `{"messages":[{"role":"user","content":"a"}],"top_logprobs":2}`, "top_logprobs", "top_logprobs needs logprobs to be true.", ""},
+		{"good logprobs", "chat/completions", `{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"logprobs":true,"top_logprobs":2}`, "", served, ""},
+		{"min_tokens above max_tokens", "completions", `{"prompt":[1],"max_tokens":1,"min_tokens":2}`, "min_tokens", "min_tokens must be from 0 to 1, got 2.", ""},
+		{"min_tokens below 0", "completions", `{"prompt":[1],"min_tokens":-1}`, "min_tokens", "min_tokens must be from 0 to 16, got -1.", ""},
+		{"n 0", "completions", `{"prompt":[1],"n":0}`, "n", "n must be from 1 to 16384, got 0.", ""},
+		{"too large an n", "completions", `{"prompt":[1],"n":2000000}`, "n", "n must be from 1 to 16384, got 2000000.", ""},
 		{"too many answers to all prompts", "completions", `{"n":16384,"prompt":[` + strings.Repeat(`"a",`, 16) + `"a"]}`, "n", "must be at most 262144, got 278528", ""},
-		{"ignored and null fields", "completions", `{"prompt":[1],"max_tokens":1,"n":null,"stop":["a","b"],"seed":null,"logit_bias":{"5":1}}`, "", served, ""},
+		{"n of greedy sampling", "completions", `{"prompt":[1],"n":2,"temperature":0}`, "n", "n must be 1 when using greedy sampling, got 2.", ""},
+		{"a suffix", "completions", `{"prompt":[1],"suffix":"x"}`, "suffix", "suffix is not supported", ""},
+		{"a stop that is a number", "completions", `{"prompt":[1],"stop":5}`, "stop", "stop must be a text or a list of texts", ""},
+		{"five stops", "completions", `{"prompt":[1],"stop":["a","b","c","d","e"]}`, "stop", served, "stop must have at most 4 texts, got 5."},
+		{"an empty stop", "completions", `{"prompt":[1],"stop":""}`, "stop", "stop cannot contain an empty string.", ""},
+		{"good and null fields", "completions", `{"prompt":[1],"max_tokens":1,"n":null,"stop":["a","b"],"seed":null,"logit_bias":{"5":1}}`, "", served, ""},
+		{"a bias that is a word", "completions", `{"prompt":[1],"logit_bias":{"5":"x"}}`, "logit_bias", "logit_bias must be of type float64, got string", ""},
 		{"a model that is a number", "completions", `{"model":123,"prompt":[1]}`, "model", "model must be of type string, got number", ""},
 		{"usage without stream", "completions", `{"prompt":[1],"stream_options":{"include_usage":true}}`, "stream_options", "Stream options can only be defined when `stream=True`.", ""},
 		{"stream_options of another type", "completions", `{"prompt":[1],"stream":true,"stream_options":1}`, "stream_options", "stream_options must be of type", ""},
@@ -120,6 +143,17 @@ func TestABodyMustBeJSON(t *testing.T) {
 		resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("media type %q: %s, want %s", media, fmt.Sprint(resp.StatusCode), fmt.Sprint(want))
+		}
+	}
+}
+
+// --max-logprobs sets the highest logprobs of a request; -1 means no limit.
+func TestMaxLogprobs(t *testing.T) {
+	t.Parallel()
+	for limit, status := range map[string]int{"4": 400, "5": 200, "-1": 200} {
+		url, _ := serveAs(t, "0.32.0", "m", "--max-logprobs="+limit)
+		if got, text := post(t, url+"/v1/completions", `{"prompt":[1],"max_tokens":1,"logprobs":5}`); got != status {
+			t.Errorf("with --max-logprobs=%s: status %d, want %d: %s", limit, got, status, text)
 		}
 	}
 }

@@ -110,7 +110,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 	status, text = post(t, url+"/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hello there"}],"max_completion_tokens":2,"stream":true}`)
 	chunks = strings.Split(strings.TrimSpace(text), "\n\n")
-	if status != 200 || len(chunks) != 4 || !strings.Contains(chunks[0], `"delta":{"role":"assistant","content":""}`) {
+	if status != 200 || len(chunks) != 4 || !strings.Contains(chunks[0], `"delta":{"role":"assistant","content":"","reasoning_content":null}`) {
 		t.Errorf("chat stream: status %d, chunks %q; want the role chunk, two tokens and [DONE]", status, chunks)
 	}
 	for _, chunk := range chunks[:3] {
@@ -138,6 +138,30 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "Successfully reset prefix cache") {
 		t.Error("the log does not say that the cache was reset")
+	}
+	text = sendRecorded(t, url, recordedRequest{Method: "GET", Path: "/metrics"}).Body
+	for _, line := range []string{`vllm:num_requests_running{engine="0",model_name="m"} 0.0`, `vllm:generation_tokens_total{engine="0",model_name="m"} 7.0`, `vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 3.0`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("metrics lack %q", line)
+		}
+	}
+}
+
+// --enable-force-include-usage adds the usage to each chunk, and a usage chunk. --enable-prompt-tokens-details adds the
+// cached tokens.
+func TestFlagsOfUsage(t *testing.T) {
+	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m", "--enable-force-include-usage", "--enable-prompt-tokens-details")
+	body := `{"prompt":"` + strings.Repeat("one two three ", 40) + `","max_tokens":2%s}`
+	if status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, "")); status != 200 || !strings.Contains(text, `"prompt_tokens_details":null`) {
+		t.Errorf("the first answer: status %d, %s; want no cached tokens", status, text)
+	}
+	if status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, "")); status != 200 || !strings.Contains(text, `"prompt_tokens_details":{"cached_tokens":`) {
+		t.Errorf("the second answer: status %d, %s; want cached tokens", status, text)
+	}
+	status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, `,"stream":true`))
+	chunks := strings.Split(strings.TrimSpace(text), "\n\n")
+	if status != 200 || len(chunks) != 4 || strings.Count(text, `"usage":{`) != 3 || !strings.Contains(chunks[2], `"choices":[],"usage":{`) || !strings.Contains(chunks[2], `"cached_tokens":`) {
+		t.Errorf("the stream: status %d, chunks %q; want two tokens with usage, the usage chunk and [DONE]", status, chunks)
 	}
 }
 

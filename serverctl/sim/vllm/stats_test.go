@@ -39,10 +39,26 @@ func TestMetricsAreTrue(t *testing.T) {
 	for name, want := range map[string]float64{
 		"vllm:prompt_tokens_total{}": 13, "vllm:generation_tokens_total{}": 9, `vllm:request_success_total{finished_reason="length"}`: 3,
 		"vllm:num_requests_running{}": 0, "vllm:prefix_cache_queries_total{}": 13,
+		"vllm:request_prompt_tokens_sum{}": 13, "vllm:request_generation_tokens_sum{}": 9, "vllm:request_generation_tokens_count{}": 3,
+		"vllm:request_params_max_tokens_sum{}": 9, "vllm:request_params_n_sum{}": 3, "vllm:request_params_n_count{}": 2,
+		"vllm:request_max_num_generation_tokens_sum{}": 5, "vllm:request_prefill_kv_computed_tokens_sum{}": 13,
+		"vllm:iteration_tokens_total_sum{}": 22, "vllm:time_to_first_token_seconds_count{}": 3, "vllm:inter_token_latency_seconds_count{}": 6,
+		"vllm:request_time_per_output_token_seconds_count{}": 3, "vllm:request_num_preemptions_sum{}": 0,
+		`vllm:request_generation_tokens_bucket{le="1.0"}`: 1, `vllm:request_generation_tokens_bucket{le="5.0"}`: 3,
 	} {
 		if got, ok := m[name]; !ok || got != want {
 			t.Errorf("%s is %v (present: %v), want %v", name, got, ok, want)
 		}
+	}
+	sum := func(name string) float64 { return m["vllm:"+name+"_sum{}"] }
+	if a, b := sum("request_prefill_time_seconds")+sum("request_decode_time_seconds"), sum("request_inference_time_seconds"); math.Abs(a-b) > 1e-9 || b <= 0 {
+		t.Errorf("prefill and decode take %v s, inference %v s; want the same", a, b)
+	}
+	if a, b := sum("inter_token_latency_seconds"), sum("request_decode_time_seconds"); math.Abs(a-b) > 1e-9 {
+		t.Errorf("the times between tokens sum to %v s, decoding to %v s; want the same", a, b)
+	}
+	if ttft, e2e := sum("time_to_first_token_seconds"), sum("e2e_request_latency_seconds"); ttft < 0.02 || ttft >= e2e || e2e > 5 {
+		t.Errorf("three first tokens took %v s, three answers %v s", ttft, e2e)
 	}
 	url, _ = serveAs(t, "0.14.1", "--served-model-name", "m", "--disable-log-stats")
 	if m := scraped(t, url); len(m) != 0 {
@@ -50,8 +66,8 @@ func TestMetricsAreTrue(t *testing.T) {
 	}
 }
 
-// The answer to a preempted request is complete.
-func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
+// A preempted request counts once, and its answer is complete.
+func TestPreemptionsAreCountedByRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := profile(t, "small-fast")
 		o := p.Defaults
@@ -74,7 +90,7 @@ func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
 		go func() { l.run(ctx); close(done) }()
 		var sequences []*sequence
 		for i := range 3 {
-			sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}})
+			sequences = append(sequences, &sequence{request: &sim.Request{Prompt: 900, Output: 400, Salt: uint64(i + 1)}, group: &group{n: 3, left: 3}})
 		}
 		came := make([]int, len(sequences))
 		updates := l.submit(sequences)
@@ -92,8 +108,11 @@ func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
 		if !slices.Equal(came, []int{400, 400, 400}) {
 			t.Errorf("the answers have %v tokens", came)
 		}
-		if engine.Totals.Preemptions == 0 || l.stats.generationTokens != 1200 {
-			t.Errorf("%d preemptions, %d tokens; want some preemptions and 1200 tokens", engine.Totals.Preemptions, l.stats.generationTokens)
+		if n := engine.Totals.Preemptions; n == 0 || l.stats.preemptions.sum != float64(n) {
+			t.Errorf("the engine preempted %d times, the histogram has %v", n, l.stats.preemptions.sum)
+		}
+		if l.stats.queue.sum <= 0 || l.stats.generationTokens != 1200 {
+			t.Errorf("queued for %v s, %d tokens; want some time and 1200 tokens", l.stats.queue.sum, l.stats.generationTokens)
 		}
 	})
 }
@@ -101,7 +120,7 @@ func TestAPreemptedRequestGetsAllItsTokens(t *testing.T) {
 // The tokens of one step are one chunk of a stream, as with speculative decoding.
 func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	w := &recorder{}
-	s := &answer{w: w, model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
+	s := &answer{w: w, release: releases["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
 	if err := s.begin(true); err != nil {
 		t.Fatal(err)
 	}
