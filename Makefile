@@ -12,9 +12,9 @@ BENCH   ?= .
 TAGS    := netgo osusergo sqlite_omit_load_extension
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# ./... leaves out folders with a leading dot, so PACKAGES names the project's own tool too. The tags vllm and nfs only add files, so
+# ./... leaves out folders with a leading dot, so PACKAGES names the project's own tools too. The tags vllm and nfs only add files, so
 # the linters see all files with them.
-PACKAGES := ./... ./.ci/testsum
+PACKAGES := ./... ./.ci/testsum ./.ci/realtimetests
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo picture test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
@@ -113,7 +113,7 @@ sim-fit: ## Compare the simulator with measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test -run '^(TestFitNamesInseparableConstants|TestFitWritesAProfileWithOrigins|TestTheErrorOfHeadroomIsTheSpreadOfWindows|TestAThousandStreamsOnOneCore|TestCapacityIsFound|TestRivalsFindACapacity|TestRandomWorldsAreTheirSeeds|TestAHealthyCacheCostsNoProbe|TestALostCacheIsFound|TestAResetThatDidNotHappenIsFound|TestDemoFindsAGoodPoint|TestPictureOfTheREADME|TestFit|TestNothingAcknowledgedIsLost|TestNothingCanBeLeftOut|TestKills|TestALongStudy|TestTheDiskFailsAtAnyCall|TestTheDiskFailsAtAnyCallOfATakeover|TestHiddenJournal|TestReadersFindAWholeStudyBeforeEachCall|TestBothLoadsAgree|TestFitFindsAChangedServer|TestResumeEqualsNoInterruptionAnywhere|TestConsoleBlocksOfTheDocuments|TestEngineReproducesMoreOfTheLandscape|TestSpansAgreeForManySeeds|TestSpeculationWithDraftsOfAnyLength|TestAQueueGrowsOnlyAboveSaturation|TestTheRunOutMatters|TestEachFlagRefusesWhatItCannotTake|TestFaultsAreNoticedInTime|TestSearchesOfManySeeds|TestRegretAtTwoNoises|TestHTTPAgreesWithVirtualTime|TestPropertiesOfManySeeds|TestEachSnapshotEqualsTheStudy|TestManyKillsAtAnyMoment)$$' -timeout 8m -count 1 -v ./serverctl/sim ./serverctl/sim/vllm ./trial/simload ./tuner/calibrate ./tuner ./cmd/tuner ./studies ./studies/fence ./trial/capacity ./tuner/sampler ./trial/slo
+	go test $$(go run ./.ci/realtimetests) -timeout 8m -count 1 -v
 
 .PHONY: test-nfs soak-nfs
 

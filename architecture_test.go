@@ -4,13 +4,11 @@ package vllmtuner_test
 
 import (
 	"fmt"
-	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -227,75 +225,6 @@ func TestArchitectureShowsEveryRoomOnItsLine(t *testing.T) {
 			t.Errorf("ARCHITECTURE.md: no row begins with %q", row[1:])
 		}
 	}
-}
-
-// make test-real-time names exactly the tests that are skipped under the race detector. A test that is missing there would never run.
-func TestRealTimeTestsAreRun(t *testing.T) {
-	text, err := os.ReadFile("Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	recipe := regexp.MustCompile(`(?m)^test-real-time:.*\n\tgo test -run '\^\(([\w|]+)\)\$\$' .* -v (.*)$`).FindSubmatch(text)
-	if recipe == nil {
-		t.Fatal("Makefile: test-real-time is not go test -run '^(A|B)$$' … -v ./package …")
-	}
-	var listed []string
-	for name := range strings.SplitSeq(string(recipe[1]), "|") {
-		listed = append(listed, "test "+name)
-	}
-	for room := range strings.FieldsSeq(string(recipe[2])) {
-		listed = append(listed, "package "+room)
-	}
-	wanted := make(map[string]bool)
-	err = filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		for _, name := range realTimeTests(t, path) {
-			wanted["test "+name] = true
-			wanted["package ./"+filepath.ToSlash(filepath.Dir(path))] = true
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range listed {
-		if !wanted[name] {
-			t.Errorf("make test-real-time names %s, but it does not call realtime.Only", name)
-		}
-		delete(wanted, name)
-	}
-	for name := range wanted {
-		t.Errorf("%s calls realtime.Only, but make test-real-time does not name it, so it never runs", name)
-	}
-}
-
-// realTimeTests returns the functions of a file that call realtime.Only.
-func realTimeTests(t *testing.T, path string) []string {
-	t.Helper()
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, decl := range file.Decls {
-		function, ok := decl.(*ast.FuncDecl)
-		if !ok {
-			continue
-		}
-		ast.Inspect(function, func(node ast.Node) bool {
-			call, ok := node.(*ast.SelectorExpr)
-			if !ok || call.Sel.Name != "Only" {
-				return true
-			}
-			if pkg, ok := call.X.(*ast.Ident); ok && pkg.Name == "realtime" {
-				names = append(names, function.Name.Name)
-			}
-			return true
-		})
-	}
-	return names
 }
 
 func TestCheckImport(t *testing.T) {

@@ -54,7 +54,11 @@ func readVLLMFields(text []byte) (*vllmFields, error) {
 	f := &vllmFields{}
 	d := json.NewDecoder(bytes.NewReader(withoutNaN(text)))
 	if err := d.Decode(&f.raw); err != nil {
-		return nil, fmt.Errorf("not a JSON object: %w", err)
+		why := err.Error()
+		if _, other := errors.AsType[*json.UnmarshalTypeError](err); other {
+			why = "it is another JSON value"
+		}
+		return nil, fmt.Errorf("not a JSON object: %s", why)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return nil, errors.New("the file has more than one object, as --append-result writes it: give each result its own file")

@@ -246,7 +246,7 @@ func TestABadResultIsRefused(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"":                  "vllm bench serve result: not a JSON object: EOF",
-		"[]":                "not a JSON object",
+		"[]":                "not a JSON object: it is another JSON value",
 		"{}\n{}":            "the file has more than one object, as --append-result writes it",
 		`{"num_prompts": 1`: "not a JSON object: unexpected EOF",
 	} {

@@ -3,8 +3,7 @@ package realtime
 
 import "testing"
 
-// Only skips a test under the race detector. The reason says why the test would prove nothing there or take too long. make
-// test-real-time must name the test.
+// Only skips a test under the race detector. The reason says why the test would prove nothing there or take too long.
 func Only(t testing.TB, reason string) {
 	t.Helper()
 	if RaceDetector {

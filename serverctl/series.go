@@ -84,7 +84,7 @@ func (r *recorder) add(at time.Time, c Counters) {
 	s.Preempted = append(s.Preempted, c.Preemptions)
 	s.Prompt = append(s.Prompt, c.PromptTokens)
 	s.Generation = append(s.Generation, c.GenerationTokens)
-	if c.AcceptedAt != nil {
+	if len(c.AcceptedAt) > 0 {
 		s.Drafted = append(s.Drafted, c.DraftTokens)
 		s.Accepted = append(s.Accepted, c.AcceptedTokens)
 	}

@@ -47,7 +47,7 @@ type Counters struct {
 	AcceptedTokens   float64 // vllm:spec_decode_num_accepted_tokens_total
 
 	// AcceptedAt counts the accepted draft tokens by their position in the draft, from 0:
-	// vllm:spec_decode_num_accepted_tokens_per_pos_total. It is nil without speculation.
+	// vllm:spec_decode_num_accepted_tokens_per_pos_total. It is empty without speculation.
 	AcceptedAt []float64
 }
 

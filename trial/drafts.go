@@ -47,7 +47,7 @@ func (d *drafts) judge(more *Speculation) error {
 
 // lacking says how many drafted tokens a judgement still needs, or nothing.
 func (d *drafts) lacking(now serverctl.Counters) string {
-	if d.minAcceptance <= 0 || now.AcceptedAt == nil || now.DraftTokens >= d.minTokens {
+	if d.minAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= d.minTokens {
 		return ""
 	}
 	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %.0f are needed", now.DraftTokens, d.minTokens)

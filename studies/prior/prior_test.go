@@ -219,8 +219,8 @@ func TestUnusableBenchRuns(t *testing.T) {
 		{"an impossible throughput", result("inf", 200, 40, map[string]any{"duration": 1e-6}), "its probe 0 is 3e+08 requests per second", func(r *Reader) { r.Defaults = true }},
 		{"a value of very many digits", result(1, 200, 40, map[string]any{"max_num_seqs": strings.Repeat("9", 300)}), "--max-num-seqs 1e+300 is not a number; write one, such as 16", nil},
 		{"another file", `{"a": 1}`, "missing num_prompts", nil},
-		{"a list", `[{"a": 1}]`, "no JSON object", nil},
-		{"two results in one file", result(1, 200, 40, nil) + result(2, 200, 40, nil), "give each result a file of its own", nil},
+		{"a list", `[{"a": 1}]`, "not a JSON object: it is another JSON value", nil},
+		{"two results in one file", result(1, 200, 40, nil) + result(2, 200, 40, nil), "give each result its own file", nil},
 	} {
 		r := reader(t)
 		if c.change != nil {

@@ -1,0 +1,77 @@
+// Command realtimetests prints the arguments of go test that run exactly the tests that call realtime.Only, which the race
+// detector skips: -run, a regular expression, and the packages. It reads the test files below the working directory.
+package main
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+func main() {
+	tests, packages, err := find(".")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "realtimetests:", err)
+		os.Exit(1)
+	}
+	fmt.Printf("-run ^(%s)$ %s\n", strings.Join(tests, "|"), strings.Join(packages, " "))
+}
+
+// find returns the sorted names of the tests below root that call realtime.Only, and their packages as ./path. It fails if
+// there is none, or if another function than a test calls realtime.Only.
+func find(root string) (tests, packages []string, err error) {
+	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		names, err := callers(path)
+		if len(names) > 0 {
+			dir, _ := filepath.Rel(root, filepath.Dir(path)) // both are relative
+			tests, packages = append(tests, names...), append(packages, "./"+filepath.ToSlash(dir))
+		}
+		return err
+	})
+	if err == nil && len(tests) == 0 {
+		err = fmt.Errorf("no test below %s calls realtime.Only", root)
+	}
+	slices.Sort(tests)
+	slices.Sort(packages)
+	return slices.Compact(tests), slices.Compact(packages), err
+}
+
+// callers returns the tests of a file that call realtime.Only.
+func callers(path string) (names []string, err error) {
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, decl := range file.Decls {
+		function, ok := decl.(*ast.FuncDecl)
+		if !ok || !callsOnly(function) {
+			continue
+		}
+		name := function.Name.Name
+		if !strings.HasPrefix(name, "Test") {
+			return nil, fmt.Errorf("%s: %s calls realtime.Only, but it is not a test; call it from the tests that use %s", path, name, name)
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+func callsOnly(function *ast.FuncDecl) (calls bool) {
+	ast.Inspect(function, func(node ast.Node) bool {
+		if call, ok := node.(*ast.SelectorExpr); ok && call.Sel.Name == "Only" {
+			pkg, ok := call.X.(*ast.Ident)
+			calls = calls || ok && pkg.Name == "realtime"
+		}
+		return !calls
+	})
+	return calls
+}
