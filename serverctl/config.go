@@ -241,7 +241,7 @@ func (c Config) program(environ []string) (string, error) {
 			return filepath.Abs(file)
 		}
 	}
-	return "", fmt.Errorf("server.command: %w: no %q in PATH=%s; give its full path, or set PATH in server.env", exec.ErrNotFound, name, path)
+	return "", fmt.Errorf("server.command: %q: %w; give its full path, or set PATH in server.env: PATH=%s", name, exec.ErrNotFound, path)
 }
 
 func executable(path string) error {

@@ -47,18 +47,18 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	asked := strings.Join(slices.Concat(command, []string{"--help=all"}), " ")
 	p, err := proc.Start(proc.Spec{Argv: argv, Env: environ, Output: text})
 	if err != nil {
-		return nil, fmt.Errorf("learn the server's flags: %w", err)
+		return nil, fmt.Errorf("ask the server for its flags: %w", err)
 	}
 	select {
 	case <-p.Exited():
 	case <-ctx.Done():
-		err = fmt.Errorf("learn the server's flags: wait for %q: %w", asked, context.Cause(ctx))
+		err = fmt.Errorf("ask the server for its flags: wait for %q: %w", asked, context.Cause(ctx))
 	}
 	if err := errors.Join(err, p.Stop(context.WithoutCancel(ctx), 0)); err != nil {
 		return nil, err
 	}
 	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.ExitCode() != 0 {
-		return nil, fmt.Errorf("learn the server's flags: %q ended with %s and listed %d flags; %s",
+		return nil, fmt.Errorf("ask the server for its flags: %q ended with %s and listed %d flags; %s; run it by hand to see why",
 			asked, p.Ending(), len(flags), lastSaid(text.buf.String()))
 	}
 	return flags, nil

@@ -60,7 +60,7 @@ var (
 		Damaged:       {remedy: "download the model's weights again: a file is truncated or damaged"},
 		RemoteCode:    {remedy: "if you trust the model's code, add --trust-remote-code to server.args"},
 		Unsupported:   {remedy: "use a version of vLLM that knows this model's architecture"},
-		SameWords:     {remedy: "correct what the message says, then run the study again: nothing is lost"},
+		SameWords:     {remedy: "find the cause with `tuner logs`, correct it, then run the study again: nothing is lost"},
 	}
 )
 

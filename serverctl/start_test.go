@@ -204,7 +204,7 @@ func TestAConfigThatNoServerCanStartWithIsNoFaultOfThePoint(t *testing.T) {
 		want   string
 	}{
 		{"a program that is nowhere", func(c *Config) { c.Command = []string{"no-such-vllm"}; c.Env["PATH"] = "/no/bin" },
-			`no "no-such-vllm" in PATH=/no/bin; give its full path, or set PATH in server.env`},
+			`"no-such-vllm": executable file not found in $PATH; give its full path, or set PATH in server.env: PATH=/no/bin`},
 		{"a path that is no file", func(c *Config) { c.Command = []string{"/no/such/vllm"} }, "/no/such/vllm cannot be run"},
 		{"a script without its interpreter", func(c *Config) { c.Command = []string{script} }, "the interpreter in its first line"},
 		{"no command", func(c *Config) { c.Command = nil }, "server.command is empty"},

@@ -220,11 +220,11 @@ type Disk struct {
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
-		return "a killed run is taken over at once"
+		return "the next run continues a killed one at once"
 	case fence.SharedLocks:
-		return "shared: a killed run is taken over after a second, one that was cut off after --takeover-after"
+		return "shared: the next run continues a killed one after a second, and one that was cut off after --takeover-after"
 	}
-	return "shared, without locks: a killed run is taken over after --takeover-after"
+	return "shared, without locks: the next run continues a killed one after --takeover-after"
 }
 
 // ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study: it

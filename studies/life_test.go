@@ -105,7 +105,7 @@ func TestAStudyWithoutAMeasurementHasNoWorld(t *testing.T) {
 			try(t, c.did(s), s.Close())
 			s, _, err := Open(context.Background(), dir, changed, Options{})
 			if c.world {
-				wantError(t, err, "the world changed", "slo: ")
+				wantError(t, err, "these values changed since the study began", "slo: ")
 				return
 			}
 			try(t, err)

@@ -169,11 +169,11 @@ func missing(dir string) error {
 		return unusablef("no study %s: there are none in %s", dir, filepath.Clean(root))
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
-	hint := "there are: "
+	hint := "it holds "
 	if nearness(near, name) > 0.8 { // two unrelated names may be at 0.8
-		hint = fmt.Sprintf("did you mean %q? There are: ", near)
+		hint = fmt.Sprintf("did you mean %q? It holds ", near)
 	}
-	return unusablef("no study %q in %s: %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
+	return unusablef("no study %q in %s; %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
 }
 
 // nearness is 1 for equal names, and 0 for names without a common letter.

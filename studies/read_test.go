@@ -35,8 +35,8 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 		want string
 	}{
 		{"a misspelled name", filepath.Join(root, "lama70b-h200"),
-			`no study "lama70b-h200" in ROOT: did you mean "llama70b-h200"? There are: killed, llama70b-h200, qwen32b`},
-		{"a name unlike the others", filepath.Join(root, "zzz"), `no study "zzz" in ROOT: there are: killed, llama70b-h200, qwen32b`},
+			`no study "lama70b-h200" in ROOT; did you mean "llama70b-h200"? It holds killed, llama70b-h200, qwen32b`},
+		{"a name unlike the others", filepath.Join(root, "zzz"), `no study "zzz" in ROOT; it holds killed, llama70b-h200, qwen32b`},
 		{"a root without studies", filepath.Join(empty, "x"), "no study EMPTY/x: there are none in EMPTY"},
 		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began, or they were removed; run it again"},
 	} {

@@ -18,7 +18,7 @@ var ErrOwned = fence.ErrOwned
 var ErrSilent = fence.ErrSilent
 
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
-var ErrWorldChanged = errors.New("the world changed since the study began")
+var ErrWorldChanged = errors.New("these values changed since the study began")
 
 // ErrUnusable is wrapped by errors that come back at the next try: the study does not exist, is damaged or comes from
 // a newer tuner, or its directory is full or not writable for this user.

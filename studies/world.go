@@ -193,6 +193,6 @@ func worldError(changes Changes) error {
 
 // finalError says what cannot change within one study.
 func finalError(changes Changes, name string) error {
-	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so they cannot be compared with others: restore it, or begin a study under another name, "+
-		"for which tuner import reads the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)
+	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so new ones cannot be compared with them\nrestore the old value, or begin a study under another name; "+
+		"`tuner import` can give it the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)
 }

@@ -50,7 +50,7 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 	if d.minAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= d.minTokens {
 		return ""
 	}
-	return fmt.Sprintf("only %.0f tokens were drafted, and the acceptance is known after %.0f", now.DraftTokens, d.minTokens)
+	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %.0f are needed", now.DraftTokens, d.minTokens)
 }
 
 // diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how

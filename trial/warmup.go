@@ -87,10 +87,11 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 			return nil
 		}
 		if took := w.result.GPUTime - began; piece+1 == maxWarmUps || took >= warmUpLimit {
+			state := "warm"
 			if !warm {
-				lacking = join("its latencies still fell", lacking)
+				state, lacking = "not warm", join("its latencies still fell", lacking)
 			}
-			w.note("the server was not warm after %d requests and %.0f s: %s", (piece+1)*warmUpRequests, took.Seconds(), lacking)
+			w.note("the server was %s after %d requests and %.0f s: %s", state, (piece+1)*warmUpRequests, took.Seconds(), lacking)
 			return nil
 		}
 	}

@@ -127,7 +127,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		{"nobody asks", drafts(12591, 1), nil, 2, Measured, nil},
 		{"too few are ever drafted to know in the warm-up, a probe tells", drafts(80, 0), asked, maxWarmUps, Dropped, []string{"0 of 1,040 drafted"}},
 		{"too few are ever drafted to know", drafts(30, 0), asked, maxWarmUps, Measured,
-			[]string{"only 360 tokens were drafted, and the acceptance is known after 1000"}},
+			[]string{"the acceptance of drafts is not known: 360 tokens were drafted, 1000 are needed"}},
 	} {
 		s := &stub{capacity: 4.8, drafts: row.drafts}
 		did, result := trialOf(t, s, Reset, row.set)

@@ -197,7 +197,7 @@ func diedAlike(study studies.Study) error {
 	if n == 1 {
 		return nothingStarts(study, "the only server died in its start")
 	}
-	return nothingStarts(study, "each of the first %d servers died with the same words", n)
+	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }
 
 // withRemedy adds what the user can do, where that is known.

@@ -73,7 +73,14 @@ func wrongFlag(c *cli.Context, err error, _ bool) error {
 			names = append(names, flag.Names()...)
 		}
 		slices.Sort(names)
-		return usage("%s: there is no such flag; %s", dashed(name), space.DidYouMean(name, slices.DeleteFunc(names, func(n string) bool { return len(n) < 2 })))
+		names = slices.DeleteFunc(names, func(n string) bool { return len(n) < 2 })
+		if near := space.Nearest(name, names); near != "" {
+			return usage("%s: there is no such flag; did you mean %s?", dashed(name), dashed(near))
+		}
+		for i, n := range names {
+			names[i] = dashed(n)
+		}
+		return usage("%s: there is no such flag; use one of %s", dashed(name), strings.Join(names, ", "))
 	}
 	if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
 		return usage("%s needs a value; see `%s --help`", dashed(name), command)

@@ -104,12 +104,12 @@ func cacheText(p *plan.Plan) string {
 	if share := trial.Cached(p.Probe(), protocol); share >= 0.005 {
 		found = fmt.Sprintf("up to %.0f %%", 100*share)
 	}
-	return fmt.Sprintf("%s: the prefix cache is %s; a window finds %s of its prompt tokens there", protocol, state, found)
+	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
 }
 
 // diskText describes a study's disk: type, commit time and owners.
 func diskText(d studies.Disk) string {
-	return fmt.Sprintf("%s, %s to the disk; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
+	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
 }
 
 func printPlan(w io.Writer, p *plan.Plan) {
@@ -119,7 +119,7 @@ func printPlan(w io.Writer, p *plan.Plan) {
 	fmt.Fprintf(w, "plan: %s by %s, cache %s, window %s; about %s per trial, %s in all",
 		render.Count(f.Budget.Trials, "trial"), f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(each*time.Duration(f.Budget.Trials)))
 	if f.Budget.GPUTime > 0 {
-		fmt.Fprintf(w, " (GPU time ends at %s)", render.Span(f.Budget.GPUTime))
+		fmt.Fprintf(w, " (at most %s, by budget.gpu_time)", render.Span(f.Budget.GPUTime))
 	}
 	fmt.Fprintln(w)
 	if precision := f.Probe.Precision; precision > 0 {

@@ -32,7 +32,7 @@ var errStoppedNow = errors.New("stopped at once")
 
 // errNothingMet and errSpent are results of a study, not failures of the tuner.
 var (
-	errNothingMet = errors.New("no trial met the SLO; `tuner status` shows which limit each one broke")
+	errNothingMet = errors.New("no trial met the SLO; `tuner status` shows why, trial by trial")
 	errSpent      = errors.New("the budget was spent before any trial met the SLO in the present world")
 )
 

@@ -50,7 +50,7 @@ Examples:
 // logView returns a view of the log that the command's arguments and flags ask for.
 func logView(c *cli.Context) (*logview.View, error) {
 	if c.Args().Len() != 2 {
-		return nil, usage("logs needs a study and a trial's number; a study is %s; see `tuner logs --help`", studyArgument)
+		return nil, usage("logs needs a study and a trial's number, such as `tuner logs llama70b 0`; `tuner status` shows the numbers")
 	}
 	number, err := strconv.Atoi(c.Args().Get(1))
 	if err != nil {

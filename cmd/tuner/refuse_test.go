@@ -47,7 +47,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 		{name: "a directory of the study is a link", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.Symlink(t.TempDir(), filepath.Join(dir, "fence")))
 		}, want: "is a link", code: exitUsage},
-		{name: "another world", file: simulated, set: measuredStudy, want: "the world changed", code: exitWorld},
+		{name: "another world", file: simulated, set: measuredStudy, want: "these values changed since the study began", code: exitWorld},
 		{name: "another owner", file: simulated, set: func(t *testing.T, dir string) {
 			store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s"}, studies.Options{})
 			must(t, err)

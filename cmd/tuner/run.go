@@ -233,7 +233,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
 		// A wrapper around the server may not know --help=all. Then a wrong flag costs one failed start.
-		render.Warn(o.stderr, "the flags are not checked: %v", err)
+		render.Warn(o.stderr, "the flags are not checked, so a wrong one costs a failed start: %v", err)
 		return nil
 	}
 	return err
@@ -287,7 +287,7 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	switch {
 	case errors.Is(runErr, trial.ErrInterrupted), errors.Is(runErr, errStoppedNow):
 		err := store.SetState(studies.Stopped, "interrupted; `tuner run` goes on")
-		return errors.Join(runErr, err)
+		return errors.Join(fmt.Errorf("%w; finished probes are stored: run the study again to continue", runErr), err)
 	case runErr != nil:
 		return errors.Join(runErr, store.SetState(studies.Failed, runErr.Error()))
 	}

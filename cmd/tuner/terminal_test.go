@@ -214,7 +214,7 @@ func TestAnErrorOnATerminal(t *testing.T) {
 	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
 	shown := screen{width: 40}
 	shown.write(text)
-	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; use one of accept-drift, ") {
+	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; use one of --accept-drift, ") {
 		t.Errorf("exit code %d, wrapped %q:\n%s", code, shown.wrapped, &shown)
 	}
 }

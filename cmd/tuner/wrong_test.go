@@ -287,7 +287,7 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "give an address of this machine"},
 		{"a command misspelled", []string{"stauts", "small"}, exitUsage, `did you mean "status"?`},
 		{"a command of sim misspelled", []string{"sim", "calibrat", "small"}, exitUsage, `did you mean "calibrate"?`},
-		{"a flag misspelled", []string{"list", "--rooot", "x"}, exitUsage, `--rooot: there is no such flag; did you mean "root"?`},
+		{"a flag misspelled", []string{"list", "--rooot", "x"}, exitUsage, `--rooot: there is no such flag; did you mean --root?`},
 		{"a flag before the command", []string{"--rooot", "x"}, exitUsage, "--rooot"},
 		{"a flag without its value", []string{"list", "--root"}, exitUsage, "--root needs a value"},
 		{"a range of 2,000,000,000,000 rates", []string{"bench", "--url", "http://127.0.0.1:1", "--rate", "1:2000000000000:1"}, exitUsage, "rate"},

@@ -101,8 +101,11 @@ func Sort(findings []Finding) {
 // should still run the demo and vLLM without a GPU.
 func checkCores(have Cores, need Need) []Finding {
 	want := need.Cores
-	wanted := fmt.Sprintf("%s: %d for vLLM, %d more for its GPUs, %s for the load generator",
-		formatCores(want), vllmCores, need.GPUs, formatCores(need.GeneratorCores))
+	var gpus string
+	if need.GPUs > 0 {
+		gpus = fmt.Sprintf("%d more for its GPUs, ", need.GPUs)
+	}
+	wanted := fmt.Sprintf("%s (%d for vLLM, %s%s for the load generator)", formatCores(want), vllmCores, gpus, formatCores(need.GeneratorCores))
 	switch {
 	case have.Limit != nil && *have.Limit < want:
 		severity := Error
@@ -114,7 +117,7 @@ func checkCores(have Cores, need Need) []Finding {
 				"a throttled engine or generator makes every latency wrong", formatCores(math.Ceil(want)))}}
 	case have.Usable > 0 && have.Usable < want:
 		return []Finding{{Warning, "cores", formatCores(have.Usable), wanted,
-			"the server lacks CPU time, so its latencies are too high: for reliable results use a machine, or a cpuset, with more cores"}}
+			"the server lacks CPU time, so its latencies are too high; use a machine, or a cpuset, with more cores"}}
 	}
 	return nil
 }

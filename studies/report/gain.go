@@ -172,7 +172,7 @@ func trustText(b Winner) string {
 	}
 	switch {
 	case !g.Distinguishable: // a probability below 50 %, corrected for the choice, does not mean that the best is likely worse
-		return text + fmt.Sprintf("not distinguishable from %s: in %.0f of 100 studies %s would measure as high", whose(g.Origin), 100*(1-c.Better), equal)
+		return text + fmt.Sprintf("not distinguishable from %s: chance gives %s such a gain in %.0f of 100 studies", whose(g.Origin), equal, 100*(1-c.Better))
 	case g.Among > 1:
 		return text + fmt.Sprintf("%s likely better; both corrected for choosing the best of %d", probability(c.Better), g.Among)
 	}

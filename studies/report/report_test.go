@@ -506,7 +506,7 @@ func TestGain(t *testing.T) {
 	}{
 		{"both are known well", sure(2, 0.03), sure(3, 0.03), 0.5, capacity.Exact, true, "95 %: +38 % to +63 %; over 99.9 % likely better"},
 		{"the errors are larger than the gain", sure(2, 0.07), sure(2.1, 0.07), 0.05, capacity.Exact, false,
-			"95 %: -14 % to +27 %; not distinguishable from the default: in 31 of 100 studies equally good flags would measure as high"},
+			"95 %: -14 % to +27 %; not distinguishable from the default: chance gives equally good flags such a gain in 31 of 100 studies"},
 		{"the best has no interval", sure(2, 0.03), exact(3), 0.5, capacity.Exact, false, "the certainty of this gain is not known: the capacity of the best has no interval"},
 		{"the reference has no interval", exact(2), sure(3, 0.03), 0.5, capacity.Exact, false, "the certainty of this gain is not known: the capacity of trial 0 has no interval"},
 		{"the best passed everywhere", sure(2, 0.03), atLeast(3), 3/(2*math.Exp(1.96*0.03)) - 1, capacity.AtLeast, false, ""},

@@ -121,7 +121,7 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	progress.shown.End()
 	switch {
 	case errors.Is(err, context.Canceled):
-		return Result{}, interruptedError(fmt.Sprintf("%s was interrupted; the runs before it stand", planned))
+		return Result{}, interruptedError(fmt.Sprintf("%s was interrupted and has no result; runs before it are complete", planned))
 	case err != nil:
 		return Result{}, fmt.Errorf("%s: %w", planned, err)
 	}

@@ -284,9 +284,9 @@ func (c Check) String() string {
 		verb = "breaks"
 	}
 	if c.Failed > 0 {
-		return fmt.Sprintf("%s %s ms of %s ms (%d over it and %d failed of %d, %d allowed)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
+		return fmt.Sprintf("%s %s ms of %s ms (%d over the limit and %d failed of %d, %d allowed)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
 	}
-	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over it, %d allowed)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
+	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over the limit, %d allowed)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
 }
 
 // figure writes milliseconds with four digits, or with all digits before the point where there are more.

@@ -41,19 +41,19 @@ func TestJudge(t *testing.T) {
 		binding string
 		reason  string
 	}{
-		{"all is well", chatSLO, samples(300), 300, true, "p99 TPOT", "keeps 60 ms (0 of 300 over it, 3 allowed)"},
+		{"all is well", chatSLO, samples(300), 300, true, "p99 TPOT", "keeps 60 ms (0 of 300 over the limit, 3 allowed)"},
 		{"one slow answer breaks p99 of 50", chatSLO, samples(49, good(1200*ms, 40*ms)), 50, false, "p99 TTFT", "breaks"},
 		{"three slow answers of 300 are allowed", chatSLO, samples(297, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, true, "", ""},
 		{"good answers that are too few to tell", chatSLO, samples(99), 99, false, tooFew, "no verdict: 99 requests are too few for p99, which needs 100"},
 		{"good answers that are just enough", chatSLO, samples(100), 100, true, "", ""},
-		{"four slow answers of 300 are too many", chatSLO, samples(296, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, false, "p99 TTFT", "4 of 300 over it, 3 allowed"},
-		{"three slow answers whose interpolated p99 is over the limit", chatSLO, samples(297, good(90000*ms, 40*ms), good(90000*ms, 40*ms), good(90000*ms, 40*ms)), 300, false, "p99 TTFT", "3 of 300 over it"},
+		{"four slow answers of 300 are too many", chatSLO, samples(296, good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms), good(1001*ms, 40*ms)), 300, false, "p99 TTFT", "4 of 300 over the limit, 3 allowed"},
+		{"three slow answers whose interpolated p99 is over the limit", chatSLO, samples(297, good(90000*ms, 40*ms), good(90000*ms, 40*ms), good(90000*ms, 40*ms)), 300, false, "p99 TTFT", "3 of 300 over the limit"},
 		{"a failed request breaks an SLO without an error rate", chatSLO, samples(299, failed), 300, false, "error rate", "1 of 300 requests failed"},
 		{"an error rate of 2 % allows one of 300, as p99 does", some, samples(299, failed), 300, true, "", ""},
-		{"failed requests break every limit", some, samples(296, failed, failed, failed, failed), 300, false, "p99 TTFT", "0 over it and 4 failed of 300, 3 allowed"},
+		{"failed requests break every limit", some, samples(296, failed, failed, failed, failed), 300, false, "p99 TTFT", "0 over the limit and 4 failed of 300, 3 allowed"},
 		{"nothing completed is a failure, not 0 ms", chatSLO, nil, 300, false, "", "no request was completed"},
 		{"where all requests failed it is not by a latency", chatSLO, samples(0, failed, failed), 300, false, "error rate", "no request was completed"},
-		{"pending requests that are overdue break TTFT", chatSLO, samples(10, pending, pending, pending, pending), 300, false, "p99 TTFT", "4 of 14 over it, 3 allowed"},
+		{"pending requests that are overdue break TTFT", chatSLO, samples(10, pending, pending, pending, pending), 300, false, "p99 TTFT", "4 of 14 over the limit, 3 allowed"},
 		{"a probe that ended early cannot pass", chatSLO, samples(100), 300, false, "", "the probe ended after 100 of 300 requests"},
 		{"answers of one token have no TPOT", chatSLO, samples(299, oneToken), 300, true, "p99 TPOT", "0 of 299"},
 	} {

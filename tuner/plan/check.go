@@ -65,8 +65,12 @@ func (p *Plan) checkSimulated() error {
 	}
 	for _, parameter := range p.File.Parameters {
 		if parameter.Name != space.SpeculativeTokens && !sim.Models(parameter.Name) {
-			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so all its values would measure the same; remove it, or search it on a real server",
-				p.File.Path, parameter.Name, parameter.Name)
+			remedy := "remove it, or search it on a real server"
+			if near := space.Nearest(parameter.Name, sim.Modelled()); near != "" {
+				remedy = fmt.Sprintf("did you mean %q? If not, %s", near, remedy)
+			}
+			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so all its values would measure the same; %s",
+				p.File.Path, parameter.Name, parameter.Name, remedy)
 		}
 	}
 	return nil
