@@ -55,25 +55,6 @@ func (c *concurrency) enter(s interval) {
 // second returns the whole second in which a time lies.
 func second(t time.Duration) int { return int(math.Floor(t.Seconds())) }
 
-// merge adds the requests of o. If both have sums whose seconds start at different times, each second of o counts for the
-// nearest one of c. The peak is then wrong by the requests that start or end within half a second.
-func (c *concurrency) merge(o *concurrency) {
-	if c.changes == nil && o.changes != nil {
-		early := c.early
-		c.early, c.origin, c.changes = nil, o.origin, make(map[int]int, len(o.changes))
-		for _, s := range early {
-			c.enter(s)
-		}
-	}
-	for _, s := range o.early {
-		c.add(s)
-	}
-	shift := int(math.Round((o.origin - c.origin).Seconds()))
-	for at, change := range o.changes {
-		c.changes[at+shift] += change
-	}
-}
-
 // peak returns the largest number of requests in one second.
 func (c *concurrency) peak() int {
 	if c.changes == nil {

@@ -63,26 +63,3 @@ func TestPeakIsExactOnceTheFirstToStartIsKnown(t *testing.T) {
 		}
 	}
 }
-
-func TestMergedPeaks(t *testing.T) {
-	for seed := range uint64(20) {
-		all := intervals(500, seed)
-		want := peakOf(0, all).peak()
-		for _, row := range []struct {
-			name        string
-			left, right int // how many requests each side keeps as they are
-			off         int // allowed error of the peak
-		}{
-			{"both are kept", 1000, 1000, 0},
-			{"the left one is summed up", 250, 1000, 15},
-			{"the right one is summed up", 1000, 250, 15},
-			{"both are summed up", 200, 200, 15},
-		} {
-			c, o := peakOf(row.left, all[:250]), peakOf(row.right, all[250:])
-			c.merge(o)
-			if got := c.peak(); got < want-row.off || got > want+row.off {
-				t.Errorf("seed %d, %s: peak %d, want %d within %d", seed, row.name, got, want, row.off)
-			}
-		}
-	}
-}

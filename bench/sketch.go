@@ -29,16 +29,6 @@ func (d *distribution) add(ms float64) {
 	d.values = append(d.values, ms)
 }
 
-// merge adds the values of another distribution of the same kind.
-func (d *distribution) merge(o *distribution) {
-	d.moments.merge(o.moments)
-	if d.sketch != nil {
-		d.sketch.merge(o.sketch)
-		return
-	}
-	d.values = append(d.values, o.values...)
-}
-
 // stats returns the figures. It sorts d.values.
 func (d *distribution) stats() Stats {
 	if d.sketch == nil {
@@ -49,7 +39,7 @@ func (d *distribution) stats() Stats {
 }
 
 // A sketch counts values in narrow classes whose bounds grow by a constant factor (DDSketch; Masson, Rim and Lee, VLDB
-// 2019). Its memory does not depend on the number of values, and two sketches can be added.
+// 2019). Its memory does not depend on the number of values.
 type sketch struct {
 	classes *store.DenseStore
 	zeros   int // values of zero, which have no logarithm, and negative values, which only a clock set back could cause
@@ -66,11 +56,6 @@ func (s *sketch) add(v float64) {
 		return
 	}
 	s.classes.Add(latencyClasses.Index(v))
-}
-
-func (s *sketch) merge(o *sketch) {
-	s.zeros += o.zeros
-	s.classes.MergeWith(o.classes)
 }
 
 // percentile returns numpy's linear percentile, taking the middle of its class for each value.

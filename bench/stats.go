@@ -45,21 +45,6 @@ func (m *moments) add(v float64) {
 	m.squares += d * (v - m.mean)
 }
 
-func (m *moments) merge(o moments) {
-	switch {
-	case o.n == 0:
-		return
-	case m.n == 0:
-		*m = o
-		return
-	}
-	n, d := float64(m.n+o.n), o.mean-m.mean
-	m.squares += o.squares + d*d*float64(m.n)*float64(o.n)/n
-	m.mean += d * float64(o.n) / n
-	m.n += o.n
-	m.max = max(m.max, o.max)
-}
-
 // stats returns the figures; at returns the percentile p.
 func (m *moments) stats(at func(p float64) float64) Stats {
 	if m.n == 0 {

@@ -78,16 +78,6 @@ func (v *visibility) add(s *Sample) {
 	}
 }
 
-func (v *visibility) merge(o *visibility) {
-	v.gaps += o.gaps
-	for way, n := range o.unseen {
-		if v.unseen[way] == 0 {
-			v.first[way] = o.first[way]
-		}
-		v.unseen[way] += n
-	}
-}
-
 // void says why the latencies of a run are not the server's. It returns "" if they may be.
 func (v *visibility) void(sendLag Stats) string {
 	all, worst := 0, 0

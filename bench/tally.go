@@ -171,7 +171,7 @@ func (t *Tally) Add(s *Sample) {
 		t.connect.add(milliseconds(s.Connected - s.Sent))
 	}
 	if t.rules == Rules0141 && s.Role {
-		t.role(second(s.Opened), 1)
+		t.role(second(s.Opened))
 	}
 	if s.OK() || s.Failure == WrongLength {
 		t.total.planned += s.WantTokens
@@ -179,17 +179,17 @@ func (t *Tally) Add(s *Sample) {
 	}
 	switch {
 	case s.Failure != "":
-		t.fail(s.Failure, 1)
+		t.fail(s.Failure)
 	case s.End > 0:
 		t.complete(s)
 	}
 }
 
-func (t *Tally) role(second, n int) {
+func (t *Tally) role(second int) {
 	if t.roles == nil {
 		t.roles = make(map[int]int)
 	}
-	t.roles[second] += n
+	t.roles[second]++
 }
 
 // series adds the role chunks to the chunks with output, if the rules count them.
@@ -206,12 +206,12 @@ func (t *Tally) series(output Series) Series {
 	return all
 }
 
-func (t *Tally) fail(kind Failure, n int) {
-	t.total.failed += n
+func (t *Tally) fail(kind Failure) {
+	t.total.failed++
 	if t.total.failures == nil {
 		t.total.failures = make(map[Failure]int)
 	}
-	t.total.failures[kind] += n
+	t.total.failures[kind]++
 }
 
 // complete adds a request that ended well.
@@ -258,39 +258,6 @@ func (t *Tally) judge(s *Sample) {
 	if good {
 		t.total.good++
 	}
-}
-
-// Merge adds the sums of another Tally of the same run, rules and limits. It does not change the other one.
-func (t *Tally) Merge(o *Tally) {
-	for kind, n := range o.total.failures {
-		t.fail(kind, n)
-	}
-	for second, n := range o.roles {
-		t.role(second, n)
-	}
-	a, b := &t.total, &o.total
-	a.requests += b.requests
-	a.completed += b.completed
-	a.good += b.good
-	a.turns += b.turns
-	a.sessions += b.sessions
-	a.prompt += b.prompt
-	a.cached += b.cached
-	a.output += b.output
-	a.want += b.want
-	a.chunks += b.chunks
-	a.planned += b.planned
-	a.offPlan += b.offPlan
-	a.end = max(a.end, b.end)
-	for i := range min(len(t.over), len(o.over)) {
-		t.over[i].Over += o.over[i].Over
-	}
-	others := o.distributions()
-	for i, d := range t.distributions() {
-		d.merge(others[i])
-	}
-	t.inFlight.merge(&o.inFlight)
-	t.visibility.merge(&o.visibility)
 }
 
 // measurement returns the figures of the requests. It uses the Tally's own Rules and Limits, not the scope's. Measure adds

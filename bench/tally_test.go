@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -70,28 +71,18 @@ func flatten(t *testing.T, m Measurement) map[string]any {
 	return all
 }
 
-// A Tally, also a merged one, has the figures of the samples: percentiles within the sketch's accuracy, all others within
-// rounding.
+// A Tally has the figures of the samples: percentiles within the sketch's accuracy, all others within rounding.
 func TestATallyHasTheFiguresOfTheSamples(t *testing.T) {
 	for _, rules := range []Rules{Rules033, Rules0141} {
 		for seed, n := range []int{0, 1, 2, 5, 40, 700, 3000} {
 			samples := manySamples(n, uint64(seed))
 			scope := Scope{Rate: 3, Start: 50 * time.Millisecond, Length: time.Minute, Rules: rules, Limits: allLimits}
 			exact := flatten(t, Measure(Run{Samples: samples}, scope))
-			tallies := map[string]*Tally{"whole": newTally(rules, allLimits), "merged": newTally(rules, allLimits)}
-			other := newTally(rules, allLimits)
+			tally := newTally(rules, allLimits)
 			for i := range samples {
-				tallies["whole"].Add(&samples[i])
-				if i%3 == 0 {
-					other.Add(&samples[i])
-				} else {
-					tallies["merged"].Add(&samples[i])
-				}
+				tally.Add(&samples[i])
 			}
-			tallies["merged"].Merge(other)
-			for name, tally := range tallies {
-				compare(t, name, exact, flatten(t, Measure(Run{Tally: tally}, scope)))
-			}
+			compare(t, fmt.Sprintf("%d samples", n), exact, flatten(t, Measure(Run{Tally: tally}, scope)))
 		}
 	}
 }
