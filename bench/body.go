@@ -74,7 +74,8 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 	return append(b, text...), nil
 }
 
-// compose returns a whole HTTP request. It builds the body in scratch and returns it for reuse.
+// compose returns a whole HTTP request. It builds the body in scratch, and also returns the body, so that the caller
+// can use its memory as the next scratch.
 func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
 	body, err = f.client.appendBody(scratch[:0], a.Request)
 	if err != nil {

@@ -19,8 +19,8 @@ const (
 	// maxMarks is how many tokens of an answer may have no chunk. They are special tokens, such as <think> and </think>, or
 	// the three before each message of gpt-oss.
 	maxMarks = 4
-	// maxUnseen is the share of times between tokens that may be unseen. Beyond it the run is void, because a limit on
-	// them would be judged on latencies that were not measured.
+	// maxUnseen is the largest share of times between tokens that the client may fail to see. If it misses more, the
+	// run is void, because a limit on these times would be judged on values that were not measured.
 	maxUnseen = 0.5
 	// minUnseen is the number of unseen times below which a run is not void. On a busy server both tokens of a short answer
 	// may share a chunk.

@@ -296,7 +296,7 @@ func (f *vllmFields) lists() *vllmLists {
 	return &l
 }
 
-// samples returns the requests of a file with lists, or nil.
+// samples returns the requests of a result that lists every request, or nil if it has no such lists.
 func (f *vllmFields) samples() []Sample {
 	l := f.lists()
 	if l == nil {

@@ -57,8 +57,8 @@ func endedBy(code int, loaded bool, evidence string) *ExitError {
 	return e
 }
 
-// learnOutside keeps the first line that shows an end from outside, unless something had failed before it. Lines of
-// every level count.
+// learnOutside keeps the first line which shows that something else stopped the server, unless an earlier line shows a
+// failure. It considers lines of every log level.
 func (s *signs) learnOutside(text string, loaded bool) {
 	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
 		return

@@ -127,7 +127,8 @@ type ExitError struct {
 	KVMaxModelLen  int     // for KVTooSmall: the longest model length that fits; 0 when the server did not say
 }
 
-// memoryFlags request memory of the host: vllm/config/cache.py, kv_transfer.py, multimodal.py.
+// memoryFlags are the flags that make vLLM allocate memory of the host. vllm/config/cache.py, kv_transfer.py and
+// multimodal.py define them.
 var memoryFlags = []string{"swap-space", "cpu-offload-gb", "kv-offloading-size", "mm-processor-cache-gb", "cpu-offload-params"}
 
 // AsksHostMemory reports whether a flag requests memory of the host.

@@ -170,7 +170,8 @@ func (s *stillness) tooQuiet(now time.Time) bool {
 	return true
 }
 
-// see returns the evidence of a hang: no token was read or written for the limit although requests run or wait.
+// see returns the evidence of a hang: requests are running or waiting, but no token was read or written for as long as
+// the time limit.
 func (s *stillness) see(now time.Time, c Counters) (evidence string) {
 	busy := c.Running+c.Waiting > 0
 	moved := c.PromptTokens != s.last.PromptTokens || c.GenerationTokens != s.last.GenerationTokens

@@ -134,7 +134,7 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 				return all
 			}, columns)
 			beside := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
-			if !errors.Is(err, errDamaged) && !beside { // summaries do not read those columns
+			if !errors.Is(err, errDamaged) && !beside { // beside: summaries do not read this column
 				t.Errorf("%s: summarize = %v, want damaged", what, err)
 			}
 		}

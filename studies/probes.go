@@ -143,7 +143,8 @@ func (s *Store) Record(number int, p trial.Probe) error {
 	})
 }
 
-// sameProbe compares the figures. Before schema 3 they included the long parts.
+// sameProbe reports an error if the stored figures of a probe differ from those in its new row. Before schema 3 the
+// stored figures also contained the long lists.
 func sameProbe(was string, is probeRow) error {
 	var p trial.Probe
 	if err := decode(was, &p); err != nil {

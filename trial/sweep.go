@@ -86,10 +86,10 @@ func Steps(probes []Probe) []capacity.Step {
 	return steps
 }
 
-// Sweep measures a fixed list of loads on one server. It uses the Runner's settings of server, workload and SLO. The
-// cache is Reset before each level, or else carried on. The capacity is that of capacity.Highest: a load of the grid. A
-// server that fails on the way, and a sweep that is interrupted, have the capacity of the levels before. Errors are
-// those of Run.
+// Sweep measures a fixed list of loads on one server, with the Runner's server, workload and SLO. If s.Reset is set, it
+// empties the cache before each level; otherwise the cache carries over. The capacity is the load of the grid that
+// capacity.Highest returns. If the server fails or the sweep is interrupted, the capacity comes from the levels
+// measured so far. The errors are those of Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
 		return sweepRun{prober{on}, s}.run(ctx)

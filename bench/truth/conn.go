@@ -172,7 +172,7 @@ func (l *loop) begin(c *conn, q *request) bool {
 	return l.write(c, streamHead)
 }
 
-// step returns when the server writes a token that is ready at the given time.
+// step returns the time at which the server writes a token that is ready at the given time.
 func (l *loop) step(ready time.Duration) time.Duration {
 	if !l.config.Step {
 		return ready

@@ -34,7 +34,7 @@ type Message struct {
 // The same population, seed and stream always give the same sequence.
 type Stream uint64
 
-// The streams of a probe. They are separate, so that a longer lead-in does not change the window's requests.
+// The seeded streams of a probe. They are separate, so that a longer lead-in does not change the window's requests.
 const (
 	WarmUpStream Stream = iota + 1
 	PrimeStream

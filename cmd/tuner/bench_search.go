@@ -80,7 +80,7 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, needed, n, needed)
 	}
 	first := b.Load.Open(hint, 0)
-	b.Runs = []loadtest.Run{first} // the checks before the first run read its number of requests
+	b.Runs = []loadtest.Run{first} // set now, because the checks before the first run need its number of requests
 	if takes := b.Load.Planned(hint); takes > budget {
 		remedy := "fewer --requests"
 		if b.Load.MinRequests() <= needed {

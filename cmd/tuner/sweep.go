@@ -198,7 +198,7 @@ func (r *sweepRun) check() error {
 	return nil
 }
 
-// defaultStartUp estimates the start-up time of a server until one has started.
+// defaultStartUp estimates the start-up time of a server. The estimate is used until a server has started.
 func defaultStartUp(file *studyfile.File) time.Duration {
 	if profile, err := sim.LoadProfile(file.Server.Simulate); err == nil {
 		return profile.StartUp.Total()

@@ -32,7 +32,7 @@ type Need struct {
 	GPUs           int     `json:"gpus"`            // of one server; 0 means that it computes on the CPU
 	GeneratorCores float64 `json:"generator_cores"` // of the load generator; part of Cores
 	Streams        int     `json:"streams"`         // requests in flight at most
-	Certain        bool    `json:"-"`               // Streams will certainly be reached
+	Certain        bool    `json:"-"`               // the number of Streams is certain, not only possible
 	Cores          float64 `json:"cores"`           // 0 derives it from the GPUs and the generator, see Filled
 	OpenFiles      int64   `json:"open_files"`      // 0 derives it from the streams
 	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 derives them from the GPUs
@@ -47,7 +47,7 @@ const (
 	vllmCores = 2
 	// filesPerStream is one socket of the generator, and a spare one while it reconnects.
 	filesPerStream = 2
-	// filesBeside are for the log, the store, the metrics listener, pipes, and libraries.
+	// filesBeside are open files beside the connections: the log, the store, the metrics listener, pipes and libraries.
 	filesBeside = 256
 	// minFiles is what every run needs: a study of two trials with eight streams had half as many open.
 	minFiles = 128

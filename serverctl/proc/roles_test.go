@@ -373,7 +373,7 @@ func alive(pid int) bool {
 	return err == nil && !s.dead()
 }
 
-// members returns the members of a process, and fails the test when they cannot be read.
+// members returns the PIDs of the processes in p's tree, and fails the test if it cannot read them.
 func members(t *testing.T, p *Process) []int {
 	t.Helper()
 	pids, err := p.Members()

@@ -113,7 +113,8 @@ func parentOf(t *testing.T, pid int) int {
 	return s.parent
 }
 
-// If no scan saw it, and it has shed its token too, the last server that may be its ancestor ends it.
+// An orphan that no scan saw, and that has removed its token, is killed when the last server that may be its ancestor
+// ends.
 func TestAnOrphanThatNobodySaw(t *testing.T) {
 	withoutGroups(t)
 	for _, row := range []struct {

@@ -46,9 +46,9 @@ var kinds = []kind{
 // (filter_files_not_needed_for_inference in vLLM's weight_utils.py, 0.14.1).
 var notWeights = []string{"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 
-// Files returns the files that vLLM reads the model's weights from, sorted, and their folder. The error wraps
-// ErrUnknown when the model is not on disk. It does not when the folder lacks a file that its index names: no server
-// can start from such a folder.
+// Files returns the sorted list of files from which vLLM reads the model's weights, and their folder. If the model is
+// not on disk, the error wraps ErrUnknown. If the folder lacks a file that its index names, the error does not wrap
+// ErrUnknown, because no server can start from such a folder.
 func Files(m Model) (files []File, where string, err error) {
 	info, err := os.Stat(m.Name)
 	switch {

@@ -147,7 +147,7 @@ func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
 	}
 }
 
-// warmAsChild is the role of the test binary as another user.
+// warmAsChild is what the test binary does when the test runs it as a child process of another user.
 func warmAsChild(path string) {
 	files := []File{{path, 10 << 20}}
 	if _, err := resident(files); !errors.Is(err, errHidden) {

@@ -48,7 +48,8 @@ var steps = []step{
 
 var errAgain = errors.New("another tuner made progress meanwhile")
 
-// maxAttempts is how often a takeover begins again. Each time another owner has made progress.
+// maxAttempts is how often a takeover may start again. It starts again only when another owner has made progress in the
+// meantime.
 const maxAttempts = 5
 
 // A RecoverCopy rolls back an incomplete transaction in the copy of a study in an epoch's directory, checks that the
@@ -341,8 +342,9 @@ const (
 	copyPause     = 20 * time.Millisecond
 )
 
-// copyAgain copies the study until two rounds read the same bytes. Each round reads the journal first. A transaction
-// that wrote to the database during two equal rounds is either in that journal, or was complete before.
+// copyAgain copies the study until two successive rounds read the same bytes. Each round reads the journal before the
+// database. So a transaction that wrote to the database during two equal rounds is either in the journal that they
+// read, or was complete before they read it.
 func (t *takeover) copyAgain(ctx context.Context) error {
 	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {

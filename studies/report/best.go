@@ -77,7 +77,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
-	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // else the advice shows the same readings
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // if the advice is at c.Low, it shows these readings already
 		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
 	}
 	if advised {

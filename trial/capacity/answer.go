@@ -102,7 +102,8 @@ func (l *searchState) limited() (step *Step) {
 	return step
 }
 
-// highestPass returns the highest rate up to limit that passed, with the load generator in time; 0 when none did.
+// highestPass returns the highest rate, at most limit, at which a step passed and the load generator kept up; 0 if
+// there is none.
 func highestPass(steps []Step, limit float64) (rate float64) {
 	for _, s := range steps {
 		if s.passed() && s.Rate <= limit {

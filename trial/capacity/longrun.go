@@ -25,8 +25,8 @@ type window struct {
 	rate int // ln, in steps of rateStep
 }
 
-// Within rateStep of ln rate the loads fluctuate alike. The fluctuation depends on the number of requests within a
-// kernel, and only by its root.
+// rateStep is a difference in ln(rate). Loads whose rates differ by less fluctuate about equally: the fluctuation
+// depends only on the square root of the number of requests within a kernel.
 const rateStep = 0.02
 
 // A fluctuation is the distribution of the load around requests in the long run.

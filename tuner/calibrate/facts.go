@@ -187,7 +187,7 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 	for _, one := range chosen {
 		_, unknown, err := simulatedArgs(one.trial.Args)
 		if err != nil {
-			continue // choose has left it out
+			continue // choose() has left this trial out
 		}
 		for _, name := range unknown {
 			if !slices.Contains(names, name) {

@@ -8,8 +8,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A problem is a sum of squares to minimise over the logarithms of constants. All constants are positive, and their
-// uncertainty is a factor.
+// A problem is a sum of squares to minimise over the logarithms of constants: all constants are positive, and their
+// uncertainty is multiplicative.
 type problem struct {
 	// residuals returns (predicted - measured) / standard deviation of the measurement, always with the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)

@@ -50,9 +50,9 @@ type FaultError struct{ Text string }
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A faultKind describes one kind of fault. One with start acts during the start, one with act on the whole server under
-// load, and one with answer or write on single requests. The code that stops the server looks up all other kinds by
-// name.
+// A faultKind describes one kind of fault. If start is set, the fault acts while the server starts. If act is set, it
+// acts on the whole server under load. If answer or write is set, it acts on single requests. The code that stops the
+// server looks up all other kinds by name.
 type faultKind struct {
 	name     string
 	keys     []string // the kind's keys other than triggers
