@@ -60,7 +60,10 @@ func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study
 // newestBy is newest with another function to read a snapshot.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
-	for range maxReads {
+	for attempt := range maxReads {
+		if attempt > 0 {
+			time.Sleep(firstPause << attempt)
+		}
 		if all, err = snapshots(dir); err != nil {
 			return snapshot{}, Study{}, err
 		}
@@ -96,9 +99,12 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// maxReads is how often a reader looks for the newest snapshot. Its owner may publish three newer ones and remove it
-// before it is opened.
-const maxReads = 3
+// A reader looks for the newest snapshot this often, because its owner may publish three newer ones and remove it before
+// it is opened. On a busy NFS client that happened three times in a row. The pauses double and take 1.3 s in all.
+const (
+	maxReads   = 8
+	firstPause = 5 * time.Millisecond
+)
 
 // read opens a snapshot and reads from it.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
