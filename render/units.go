@@ -122,3 +122,12 @@ func Bytes(n int64) string {
 
 // InMilliseconds returns a duration as a number of milliseconds.
 func InMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Thousands writes a whole number that is not negative with a comma between thousands, such as "12,345".
+func Thousands(n float64) string {
+	text := strconv.FormatFloat(n, 'f', 0, 64)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

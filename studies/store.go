@@ -324,10 +324,11 @@ func (s *Store) Summary(whole func(Study) []int) (Study, error) {
 
 // History is the Summary for a search: finished trials are summaries, and unfinished trials are whole.
 func (s *Store) History() (Study, error) {
-	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, unfinished, long) })
+	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, Unfinished, long) })
 }
 
-func unfinished(study Study) (numbers []int) {
+// Unfinished returns the numbers of the unfinished trials. Their GPU time so far is known only from their probes.
+func Unfinished(study Study) (numbers []int) {
 	for _, t := range study.Trials {
 		if t.State != Done {
 			numbers = append(numbers, t.Number)

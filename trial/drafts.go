@@ -2,8 +2,8 @@ package trial
 
 import (
 	"fmt"
-	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 )
 
@@ -58,7 +58,7 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",
-		thousands(d.Accepted), thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.minAcceptance)
+		render.Thousands(d.Accepted), render.Thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.minAcceptance)
 	text += fmt.Sprintf("Each step of an answer drafts and verifies %.1f tokens to gain %.2g", d.Tokens/d.Drafts, d.Accepted/d.Drafts)
 	if d.tpot > 0 {
 		text += fmt.Sprintf(", and a token takes %.1f ms at the median of a light load", d.tpot)
@@ -67,17 +67,4 @@ func (d *drafts) diagnosis() string {
 		text += fmt.Sprintf("; the KV cache is left with %.2f GiB beside the drafter", d.kvCacheGiB)
 	}
 	return text + "."
-}
-
-// thousands writes a count with a comma between thousands.
-func thousands(n float64) string {
-	digits := fmt.Sprintf("%.0f", n)
-	var b strings.Builder
-	for i, d := range digits {
-		if i > 0 && (len(digits)-i)%3 == 0 {
-			b.WriteByte(',')
-		}
-		b.WriteRune(d)
-	}
-	return b.String()
 }

@@ -51,7 +51,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 	list := &report.List{Root: root, Studies: []report.Entry{}}
 	for _, name := range names {
 		dir := filepath.Join(root, name)
-		study, err := studies.ReadLive(ctx, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, unfinished) })
+		study, err := studies.ReadLive(ctx, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, studies.Unfinished) })
 		entry := report.Entry{Name: name}
 		if err != nil {
 			entry.Error = render.Error(err)
@@ -64,14 +64,4 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 	}
 	list.Sort()
 	return list, nil
-}
-
-// unfinished returns the numbers of the unfinished trials. Their GPU time so far is known only from their probes.
-func unfinished(study studies.Study) (numbers []int) {
-	for _, t := range study.Trials {
-		if t.State != studies.Done {
-			numbers = append(numbers, t.Number)
-		}
-	}
-	return numbers
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/net/netutil"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 )
 
@@ -191,8 +192,8 @@ func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *l
 		return err
 	}
 	concurrency := float64(tokens) / float64(o.MaxModelLen)
-	size := fmt.Sprintf("GPU KV cache size: %s tokens", thousands(tokens))
-	fits := fmt.Sprintf("Maximum concurrency for %s tokens per request: %.2fx", thousands(o.MaxModelLen), concurrency)
+	size := fmt.Sprintf("GPU KV cache size: %s tokens", render.Thousands(float64(tokens)))
+	fits := fmt.Sprintf("Maximum concurrency for %s tokens per request: %.2fx", render.Thousands(float64(o.MaxModelLen)), concurrency)
 	if log.release.since032 {
 		log.engine("kv_cache_utils.py:1305", "%s, %s", size, fits)
 	} else {
@@ -325,13 +326,4 @@ func wait(ctx context.Context, s float64) error {
 	case <-time.After(seconds(s)):
 		return nil
 	}
-}
-
-// thousands writes a number as Python's {:,} does.
-func thousands(n int) string {
-	text := strconv.Itoa(n)
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
 }
