@@ -152,8 +152,8 @@ func (f Flags) full(name string) (string, error) {
 	return "", fmt.Errorf("this server has no flag %s; its --help=all lists its flags", name)
 }
 
-// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest flag
-// that it accepts, and every value that a flag does not allow.
+// CheckFlags returns an error that names every flag in args that the server does not accept. Each comes with the nearest
+// accepted flag. The error also names every value that a flag does not allow.
 func CheckFlags(accepted Flags, args []string) error {
 	var errs []error
 	wrong := map[string]bool{} // already reported: a searched flag stands in args once for each of its values

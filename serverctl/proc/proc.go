@@ -3,9 +3,9 @@
 // run reclaims what the watchdog could not. The package knows nothing of vLLM, and never finds a process by its name.
 // It is for Linux.
 //
-// A descendant is known by several marks, because it can shed each of them: its session (a daemon leaves it), a token
-// in its environment (env -i clears it), its cgroup v2 if we may make one (only rights over cgroups shed it), and its
-// parents as we saw them. This process is also a child subreaper: it inherits descendants whose parent died.
+// A descendant has several marks, because it can lose each of them. A daemon leaves its session. env -i clears the token
+// in its environment. Only a process with rights over cgroups leaves its cgroup v2, if we may make one. The last mark is
+// its parents as we saw them. This process is also a child subreaper: it inherits descendants whose parent died.
 package proc
 
 import (

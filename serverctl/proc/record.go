@@ -40,8 +40,8 @@ func newRecord() (Record, error) {
 // it killed. It fails when a process survives SIGKILL for ten seconds. After a reboot it does nothing.
 //
 // Reclaim kills only what it can prove without having seen the tree grow. A member has the token, or is in the cgroup
-// that carries the token in its name, or is in the session while the leader is dead or is the recorded one. So
-// processes with a reused PID and other users' processes are safe. Two things can escape Reclaim, but not Stop: a
+// whose name contains the token. A process of the session is a member too if the leader is dead or is the recorded one.
+// So processes with a reused PID and other users' processes are safe. Two things can escape Reclaim, but not Stop: a
 // daemon that left its session, cleared its environment and has no cgroup of ours; and, without a cgroup, a tree that
 // forks faster than /proc can be read.
 func Reclaim(r Record) (killed []int, err error) {

@@ -9,8 +9,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// speculated has the median TPOT of the calibrated model in ms, at 1 request/s after ten requests of warm-up, by draft
-// tokens and by the chance that the model accepts one. Only k = 3 without acceptance was measured. The other rows
+// speculated has the median TPOT of the calibrated model in ms, for each number of draft tokens and each chance that the
+// model accepts one. The load is 1 request/s, after ten requests of warm-up. Only k = 3 without acceptance was measured. The other rows
 // compare the engine with the program in which it was fitted.
 var speculated = []struct {
 	k          int
