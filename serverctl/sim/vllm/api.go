@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -127,56 +126,40 @@ func (a *api) models(w http.ResponseWriter, _ *http.Request) {
 // tokenize counts the tokens of a prompt or a chat.
 func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
-		Model    string  `json:"model"`
-		Prompt   *string `json:"prompt"`
-		Messages *chat   `json:"messages"`
+		Model    string `json:"model"`
+		Prompt   string `json:"prompt"`
+		Messages chat   `json:"messages"`
 	}
 	refusal := a.readJSON(w, r, &body)
 	if refusal == nil {
 		refusal = a.checkModel(body.Model)
 	}
-	if refusal == nil && body.Prompt == nil && body.Messages == nil {
-		refusal = badRequest("prompt", "prompt or messages must be given")
-	}
 	if refusal != nil {
 		refusal.write(w)
 		return
 	}
-	text := ""
-	if body.Messages != nil {
-		text = string(*body.Messages)
-	} else {
-		text = *body.Prompt
-	}
-	tokens := sim.Tokenize(text)
-	ids := make([]string, len(tokens))
-	for i, t := range tokens {
-		ids[i] = strconv.Itoa(int(t))
-	}
-	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"count":%d,"max_model_len":%d,"tokens":[%s],"token_strs":null}`,
-		len(tokens), a.live.engine.Options.MaxModelLen, strings.Join(ids, ",")))
+	tokens := sim.Tokenize(body.Prompt + string(body.Messages))
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"count":%d,"max_model_len":%d,"tokens":%s,"token_strs":null}`,
+		len(tokens), a.live.engine.Options.MaxModelLen, toJSON(tokens)))
 }
 
 // detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the
 // text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
-		Model  string   `json:"model"`
-		Tokens *[]int32 `json:"tokens"`
+		Model  string  `json:"model"`
+		Tokens []int32 `json:"tokens"`
 	}
 	refusal := a.readJSON(w, r, &body)
 	if refusal == nil {
 		refusal = a.checkModel(body.Model)
-	}
-	if refusal == nil && body.Tokens == nil {
-		refusal = badRequest("tokens", "tokens must be given")
 	}
 	if refusal != nil {
 		refusal.write(w)
 		return
 	}
 	var text []byte
-	for _, id := range *body.Tokens {
+	for _, id := range body.Tokens {
 		text = appendWords(text, int(id), 1)
 	}
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, toJSON(string(text))))

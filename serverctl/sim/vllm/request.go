@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
-	"mime"
 	"net/http"
 	"slices"
 	"strings"
@@ -54,38 +52,20 @@ func toJSON(v any) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody has the fields of a completion or a chat that the server checks. It ignores all other fields. A null
-// field means the same as a missing one.
+// A completionBody has the fields of a completion or a chat that change the simulated answer. The server ignores all
+// other fields. A null field means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`
-	Suffix        *string `json:"suffix"`
-	Messages      *chat   `json:"messages"`
+	Messages      chat    `json:"messages"`
 	Stream        bool    `json:"stream"`
-	StreamOptions *struct {
+	StreamOptions struct {
 		IncludeUsage         bool `json:"include_usage"`
 		ContinuousUsageStats bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	MaxTokens           *int `json:"max_tokens"`
 	MaxCompletionTokens *int `json:"max_completion_tokens"` // for chats, instead of MaxTokens
 	N                   *int `json:"n"`
-
-	// The fields below do not change the simulated answer. The server checks them because vLLM refuses wrong values.
-	MinTokens         *int               `json:"min_tokens"`
-	Temperature       *float64           `json:"temperature"`
-	TopP              *float64           `json:"top_p"`
-	TopK              *int               `json:"top_k"`
-	MinP              *float64           `json:"min_p"`
-	PresencePenalty   *float64           `json:"presence_penalty"`
-	FrequencyPenalty  *float64           `json:"frequency_penalty"`
-	RepetitionPenalty *float64           `json:"repetition_penalty"`
-	Logprobs          any                `json:"logprobs"`     // a number in completions, a bool in chats
-	TopLogprobs       *int               `json:"top_logprobs"` // only in chats
-	Stop              stopTexts          `json:"stop"`
-	LogitBias         map[string]float64 `json:"logit_bias"`
-	Seed              *int               `json:"seed"`
-	Echo              bool               `json:"echo"`
-	IgnoreEOS         bool               `json:"ignore_eos"`
 }
 
 // prompts are the prompts of a completion: a text, a list of texts, token ids, or a list of lists of token ids.
@@ -93,14 +73,11 @@ type prompts [][]int32
 
 // UnmarshalJSON reads prompts of any of the four forms.
 func (p *prompts) UnmarshalJSON(body []byte) error {
-	if string(body) == "null" {
-		return nil
-	}
 	var text string
 	var texts []string
 	var ids []int32
-	var lists [][]int32
 	switch {
+	case string(body) == "null":
 	case json.Unmarshal(body, &text) == nil:
 		*p = prompts{sim.Tokenize(text)}
 	case json.Unmarshal(body, &texts) == nil:
@@ -109,18 +86,8 @@ func (p *prompts) UnmarshalJSON(body []byte) error {
 		}
 	case json.Unmarshal(body, &ids) == nil:
 		*p = prompts{ids}
-	case json.Unmarshal(body, &lists) == nil:
-		*p = lists
-	default:
+	case json.Unmarshal(body, (*[][]int32)(p)) != nil:
 		return errors.New("prompt must be a text, a list of texts, token ids, or a list of lists of token ids")
-	}
-	for _, ids := range *p {
-		if len(ids) == 0 {
-			return errors.New("prompt must not be empty")
-		}
-		if slices.Min(ids) < 0 {
-			return errors.New("prompt must have no negative token id")
-		}
 	}
 	return nil
 }
@@ -131,79 +98,52 @@ type chat string
 // UnmarshalJSON joins messages whose contents are texts or lists of text parts.
 func (c *chat) UnmarshalJSON(body []byte) error {
 	var messages []struct {
-		Role    *string         `json:"role"`
+		Role    string          `json:"role"`
 		Content json.RawMessage `json:"content"`
 	}
 	if json.Unmarshal(body, &messages) != nil {
 		return errors.New("messages must be a list of objects with role and content")
 	}
-	var text strings.Builder
 	for _, m := range messages {
-		if m.Role == nil {
-			return errors.New("messages must be objects with a role")
+		content, err := contentOf(m.Content)
+		if err != nil {
+			return err
 		}
-		var content string
-		var parts []struct {
-			Text *string `json:"text"`
-		}
-		switch {
-		case len(m.Content) == 0 || json.Unmarshal(m.Content, &content) == nil: // content may be null
-		case json.Unmarshal(m.Content, &parts) == nil:
-			for _, part := range parts {
-				if part.Text == nil {
-					return errors.New("messages must have content of text alone")
-				}
-				content += *part.Text
-			}
-		default:
-			return errors.New("messages must have a text or a list of text parts as content")
-		}
-		text.WriteString(*m.Role + "\n" + content + "\n")
-	}
-	*c = chat(text.String())
-	return nil
-}
-
-// stopTexts are the texts that end an answer: one text or a list.
-type stopTexts []string
-
-// UnmarshalJSON reads one text or a list of texts.
-func (s *stopTexts) UnmarshalJSON(body []byte) error {
-	var one *string // nil for null
-	if json.Unmarshal(body, &one) == nil {
-		if one != nil {
-			*s = stopTexts{*one}
-		}
-		return nil
-	}
-	if json.Unmarshal(body, (*[]string)(s)) != nil {
-		return errors.New("stop must be a text or a list of texts")
+		*c += chat(m.Role + "\n" + content + "\n")
 	}
 	return nil
 }
 
-// readJSON reads the body of a request into v, or says in plain words what is wrong with it.
+// contentOf joins the texts of one message. The content may be missing or null.
+func contentOf(content json.RawMessage) (text string, err error) {
+	if len(content) == 0 || json.Unmarshal(content, &text) == nil {
+		return text, nil
+	}
+	var parts []struct {
+		Text *string `json:"text"`
+	}
+	err = json.Unmarshal(content, &parts)
+	for _, part := range parts {
+		if part.Text == nil {
+			err = errors.New("a part has no text")
+			break
+		}
+		text += *part.Text
+	}
+	if err != nil {
+		return "", errors.New("messages must have a text or a list of text parts as content")
+	}
+	return text, nil
+}
+
+// readJSON reads the body of a request into v.
 func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError {
-	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
-		return badRequest("", "Unsupported Media Type: Only 'application/json' is allowed")
-	}
 	text, refusal := a.readBody(w, r)
 	if refusal != nil {
 		return refusal
 	}
-	err := json.Unmarshal(text, v)
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		if wrong.Field == "" {
-			return badRequest("", "the body must be a JSON object, got %s", wrong.Value)
-		}
-		return badRequest(wrong.Field, "%s must be of type %s, got %s", wrong.Field, wrong.Type, wrong.Value)
-	}
-	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return badRequest("", "the body is not valid JSON: %v", err)
-	}
-	if err != nil {
-		param, _, _ := strings.Cut(err.Error(), " ") // the messages of this file begin with the field
-		return badRequest(param, "%v", err)
+	if err := json.Unmarshal(text, v); err != nil {
+		return badRequest("", "the body is not valid: %v", err)
 	}
 	return nil
 }
@@ -230,36 +170,20 @@ func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool
 	if refusal := a.checkModel(body.Model); refusal != nil {
 		return nil, refusal
 	}
-	switch {
-	case body.StreamOptions != nil && !body.Stream:
-		return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
-	case isChat && (body.Messages == nil || *body.Messages == ""):
-		return nil, badRequest("messages", "messages must be a list with at least one message")
-	case isChat:
-		c.prompts = [][]int32{sim.Tokenize(string(*body.Messages))}
-	case len(body.Prompt) == 0:
-		return nil, badRequest("prompt", "prompt must not be empty")
-	case body.Suffix != nil:
-		return nil, badRequest("suffix", "suffix is not supported")
-	case a.release.since032 && len(body.Prompt) > maxPrompts:
-		return nil, badRequest("prompt", "prompt must have at most %d prompts, got %d.", maxPrompts, len(body.Prompt))
-	default:
-		c.prompts = body.Prompt
+	c.prompts = body.Prompt
+	if isChat {
+		c.prompts = [][]int32{sim.Tokenize(string(body.Messages))}
+	}
+	if len(c.prompts) == 0 || slices.ContainsFunc(c.prompts, func(ids []int32) bool { return len(ids) == 0 }) {
+		return nil, badRequest("", "the prompt, or the list of messages, must not be empty")
 	}
 	if body.N != nil {
 		c.n = *body.N
 	}
 	c.stream = body.Stream
-	if o := body.StreamOptions; o != nil {
-		c.usage, c.allUsage = o.IncludeUsage, o.IncludeUsage && o.ContinuousUsageStats
-	}
-	if refusal := c.setLength(a, &body); refusal != nil {
-		return nil, refusal
-	}
-	if refusal := c.checkRanges(a, &body); refusal != nil {
-		return nil, refusal
-	}
-	return c, c.checkRest(a.release, &body)
+	c.usage = body.StreamOptions.IncludeUsage
+	c.allUsage = c.usage && body.StreamOptions.ContinuousUsageStats
+	return c, c.setLength(a, &body)
 }
 
 // checkModel refuses a model that is not served. An empty name means the served model.
@@ -276,22 +200,16 @@ func (a *api) checkModel(name string) *apiError {
 }
 
 const (
-	defaultMaxTokens = 16   // tokens of a completion without max_tokens
-	maxPrompts       = 1024 // since 0.32.0
-	maxStops         = 4    // since 0.32.0
+	defaultMaxTokens = 16 // tokens of a completion without max_tokens
 	// maxAnswers limits n. Since 0.32.0 this is vLLM's own limit; 0.14.1 has none, and would run out of memory.
 	maxAnswers = 16384
 	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such
 	// limit.
 	maxSequences = 16 * maxAnswers
-	// defaultMaxLogprobs is the default of --max-logprobs.
-	defaultMaxLogprobs = 20
-	// minTemperature is the lowest temperature that is not greedy sampling (_SAMPLING_EPS in vllm/sampling_params.py).
-	minTemperature = 1e-5
 )
 
-// setLength sets how many tokens each answer has. 0.14.1 refuses a request that would not fit the context. Later
-// versions shorten the answer, and refuse only a prompt that does not fit (get_max_tokens in
+// setLength sets how many tokens each answer has, and checks the number of answers. 0.14.1 refuses a request that would
+// not fit the context. Later versions shorten the answer, and refuse only a prompt that does not fit (get_max_tokens in
 // vllm/entrypoints/serve/utils/api_utils.py, 0.32.0).
 func (c *completion) setLength(a *api, body *completionBody) *apiError {
 	limit, longest := a.live.engine.Options.MaxModelLen, 0
@@ -320,87 +238,14 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 	case c.output > room:
 		return refuse("max_tokens", c.output)
 	}
-	return nil
-}
-
-// checkRanges refuses the numbers that vLLM refuses (_verify_args in vllm/sampling_params.py; check_logprobs in
-// vllm/entrypoints/openai/protocol.py and _validate_logprobs in vllm/v1/engine/processor.py, 0.14.1).
-func (c *completion) checkRanges(a *api, body *completionBody) *apiError {
-	const above0 = math.SmallestNonzeroFloat64
-	inf := math.Inf(1)
-	maxTemperature := inf
-	if a.release.since032 {
-		maxTemperature = 2
-	}
-	maxLogprobs := float64(defaultMaxLogprobs)
-	if n, ok := a.live.engine.Options.Given["max_logprobs"].(int); ok {
-		maxLogprobs = float64(n)
-	}
-	if maxLogprobs == -1 { // all tokens of the vocabulary
-		maxLogprobs = inf
-	}
-	var logprobs *float64
-	if n, ok := body.Logprobs.(float64); ok && !c.chat {
-		logprobs = &n
-	}
-	for _, f := range []struct {
-		name     string
-		value    *float64
-		min, max float64
-	}{
-		{"n", toFloat(&c.n), 1, maxAnswers},
-		{"max_tokens", toFloat(&c.output), 1, inf},
-		{"min_tokens", toFloat(body.MinTokens), 0, float64(c.output)},
-		{"presence_penalty", body.PresencePenalty, -2, 2},
-		{"frequency_penalty", body.FrequencyPenalty, -2, 2},
-		{"repetition_penalty", body.RepetitionPenalty, above0, inf},
-		{"temperature", body.Temperature, 0, maxTemperature},
-		{"top_p", body.TopP, above0, 1},
-		{"top_k", toFloat(body.TopK), -1, inf},
-		{"min_p", body.MinP, 0, 1},
-		{"logprobs", logprobs, 0, maxLogprobs},
-		{"top_logprobs", toFloat(body.TopLogprobs), 0, maxLogprobs},
-	} {
-		if f.value == nil || *f.value >= f.min && *f.value <= f.max {
-			continue
-		}
-		want := fmt.Sprintf("from %g to %g", f.min, f.max)
-		switch {
-		case f.min == above0 && f.max == inf:
-			want = "above 0"
-		case f.min == above0:
-			want = fmt.Sprintf("above 0 and at most %g", f.max)
-		case f.max == inf:
-			want = fmt.Sprintf("at least %g", f.min)
-		}
-		return badRequest(f.name, "%s must be %s, got %.15g.", f.name, want, *f.value)
-	}
-	return nil
-}
-
-// toFloat converts a number that may be missing.
-func toFloat(n *int) *float64 {
-	if n == nil {
-		return nil
-	}
-	f := float64(*n)
-	return &f
-}
-
-// checkRest refuses what vLLM refuses besides single numbers.
-func (c *completion) checkRest(r *release, body *completionBody) *apiError {
-	greedy := body.Temperature != nil && *body.Temperature < minTemperature
 	switch {
+	case c.output < 1:
+		return badRequest("max_tokens", "max_tokens must be at least 1, got %d.", c.output)
+	case c.n < 1 || c.n > maxAnswers:
+		return badRequest("n", "n must be from 1 to %d, got %d.", maxAnswers, c.n)
 	case c.n*len(c.prompts) > maxSequences:
-		return badRequest("n", "n times the number of prompts must be at most %d, got %d; this limit is the simulator's.", maxSequences, c.n*len(c.prompts))
-	case c.n > 1 && greedy:
-		return badRequest("n", "n must be 1 when using greedy sampling, got %d.", c.n)
-	case c.chat && body.TopLogprobs != nil && *body.TopLogprobs > 0 && body.Logprobs != true:
-		return badRequest("top_logprobs", "top_logprobs needs logprobs to be true.")
-	case slices.Contains(body.Stop, ""):
-		return badRequest("stop", "stop cannot contain an empty string.")
-	case r.since032 && len(body.Stop) > maxStops:
-		return badRequest("stop", "stop must have at most %d texts, got %d.", maxStops, len(body.Stop))
+		return badRequest("n", "n times the number of prompts must be at most %d, got %d; this limit is the simulator's.",
+			maxSequences, c.n*len(c.prompts))
 	}
 	return nil
 }
