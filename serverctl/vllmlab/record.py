@@ -4,8 +4,9 @@
 usage: record.py VENV MODEL PACKAGE VERSION [commands] [server]
 
 VENV is the virtual environment that setup.sh made, MODEL its tiny model, and PACKAGE the folder serverctl/sim. What the
-simulator itself needs goes to versions/VERSION there (the flags) and to vllm/versions/VERSION (the help). What its tests
-compare it with goes to testdata/recordings/VERSION (the command lines) and to vllm/testdata/recordings/VERSION (the rest).
+simulator itself needs goes to versions/VERSION there (the flags) and to vllm/versions/VERSION (the help and the metrics).
+What its tests compare it with goes to testdata/recordings/VERSION (the command lines) and to
+vllm/testdata/recordings/VERSION (the rest).
 Each of the two parts takes about a minute of CPU time. Afterwards no server runs any more. The script needs only the standard
 library. It passes PYTHONPATH on, so that the sources of another version may replace the installed ones.
 """
@@ -14,6 +15,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -178,7 +180,7 @@ def ask(port, r):
         c.close()
 
 
-def record_server(venv, model, requests, out):
+def record_server(venv, model, requests, out, version):
     port = free_port()
     args = [str(venv / "bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model), *SERVE, "--port", str(port)]
     say(" ".join(args))
@@ -189,7 +191,9 @@ def record_server(venv, model, requests, out):
             answers = []
             for r in requests:
                 if r["name"].startswith("metrics"):
-                    (out / (r["name"] + ".txt")).write_text(ask(port, r)["body"])
+                    text = ask(port, r)["body"]
+                    (out / (r["name"] + ".txt")).write_text(text)
+                    (version / "metrics.txt").write_text(metrics_of(text))
                     continue
                 try:
                     answers.append(ask(port, r))
@@ -206,6 +210,15 @@ def record_server(venv, model, requests, out):
                 pass
             server.wait()
     trim(out / "server.log", masks(venv, model))
+
+
+def metrics_of(text):
+    """Returns vLLM's own metrics without their values. Settings that only a CPU has get their values on a GPU."""
+    own = [line for line in text.splitlines() if not re.match("(# HELP |# TYPE )?(python_|process_|http_)", line)]
+    lines = [line if line.startswith("#") else line[:line.rindex("}") + 1] for line in own]
+    on_gpu = re.compile('(kv_cache_memory_bytes|cpu_kvcache_space_bytes)="[0-9]+"')
+    return "".join(on_gpu.sub(r'\1="None"', line).replace('mamba_ssm_cache_dtype="float32"', 'mamba_ssm_cache_dtype="auto"') + "\n"
+                   for line in lines)
 
 
 def wait_ready(server, port):
@@ -232,7 +245,7 @@ def main():
     if "commands" in parts:
         record_commands(venv, commands, flags, version)
     if "server" in parts:
-        record_server(venv, model, json.loads((recordings / "requests.json").read_text()), out)
+        record_server(venv, model, json.loads((recordings / "requests.json").read_text()), out, version)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -97,4 +98,23 @@ func pythonQuote(s string) string {
 	}
 	escaped := strings.NewReplacer(`\`, `\\`, "\n", `\n`, "\r", `\r`, "\t", `\t`, quote, `\`+quote).Replace(s)
 	return quote + escaped + quote
+}
+
+// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below
+// 1e-4 and from 1e16 on.
+func pythonRepr(x float64) string {
+	switch {
+	case math.IsNaN(x):
+		return "nan"
+	case math.IsInf(x, 0):
+		return strings.TrimPrefix(strings.ToLower(fmt.Sprint(x)), "+")
+	}
+	if size := math.Abs(x); size != 0 && (size < 1e-4 || size >= 1e16) {
+		return strconv.FormatFloat(x, 'e', -1, 64)
+	}
+	text := strconv.FormatFloat(x, 'f', -1, 64)
+	if !strings.Contains(text, ".") {
+		text += ".0"
+	}
+	return text
 }

@@ -110,7 +110,7 @@ func newLive(e *sim.Engine) *live {
 	e.Each = true
 	return &live{
 		engine: e, began: time.Now(), wake: make(chan struct{}, 1), open: make(map[*sim.Request]*sequence),
-		stats: newStats(e.Options.MaxModelLen),
+		stats: newStats(e.Options),
 	}
 }
 

@@ -231,8 +231,8 @@ func TestMetricsAreThoseOfVLLM(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := slices.DeleteFunc(metricLines(string(text)), notOfVLLM.MatchString)
-			lines := metricLines(got.Body)
+			want := slices.DeleteFunc(linesOfMetrics(string(text)), notOfVLLM.MatchString)
+			lines := linesOfMetrics(got.Body)
 			for i := range min(len(lines), len(want)) {
 				if lines[i] != want[i] {
 					t.Fatalf("line %d of the metrics:\n got %s\nwant %s", i+1, lines[i], want[i])
@@ -245,8 +245,8 @@ func TestMetricsAreThoseOfVLLM(t *testing.T) {
 	}
 }
 
-// metricLines returns the lines of /metrics without values. The labels of cache_config_info have no values either.
-func metricLines(text string) (lines []string) {
+// linesOfMetrics returns the lines of /metrics without values. The labels of cache_config_info have no values either.
+func linesOfMetrics(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if !strings.HasPrefix(line, "#") {

@@ -1,7 +1,12 @@
 package vllm
 
 import (
+	"fmt"
+	"math"
+	"regexp"
 	"sort"
+	"strconv"
+	"strings"
 	"time"
 
 	"vllmtuner/serverctl/sim"
@@ -11,27 +16,45 @@ import (
 // tokens when it delivers them. Intervals are in seconds.
 type stats struct {
 	since time.Time // when counting began
+	lines []string  // /metrics without values
 
 	promptTokens, cachedTokens, generationTokens int
 	finished                                     int // answers with all their tokens
 
-	requestPromptTokens, requestGenerationTokens, longestGeneration, maxTokens, prefillComputed *histogram // tokens
-	iterationTokens                                                                             *histogram // tokens of each step
-	answers                                                                                     *histogram // n
-	firstToken, interToken, perOutputToken                                                      *histogram
-	endToEnd, queue, inference, prefill, decode                                                 *histogram
-	preemptions                                                                                 *histogram // of each request
+	histograms map[string]*histogram // the histograms of lines by name
 }
 
-// Upper bounds of the buckets (vllm/v1/metrics/loggers.py, 0.14.1; vllm/v1/metrics/buckets.py, 0.32.0 and 0.33.0).
 var (
-	iterationBounds  = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
-	answersBounds    = []float64{1, 2, 5, 10, 20}
-	firstTokenBounds = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
-	interTokenBounds = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
-	latencyBounds    = []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
-	preemptionBounds = []float64{1, 2, 3, 4, 5, 10, 20} // since 0.32.0
+	bucketLine = regexp.MustCompile(`^(.+)_bucket\{.*le="([\d.]+)"`)
+	// lengthHistogram matches the names of histograms whose bounds depend on the length of the longest request.
+	lengthHistogram = regexp.MustCompile(`^vllm:request_\w*tokens$`)
 )
+
+func newStats(o sim.Options) *stats {
+	s := &stats{since: time.Now(), lines: metricLines(o), histograms: map[string]*histogram{}}
+	bounds := map[string][]float64{}
+	for _, line := range s.lines {
+		if bucket := bucketLine.FindStringSubmatch(line); bucket != nil {
+			bound, _ := strconv.ParseFloat(bucket[2], 64) // tests read the files of all versions
+			bounds[bucket[1]] = append(bounds[bucket[1]], bound)
+		}
+	}
+	for name, list := range bounds {
+		if lengthHistogram.MatchString(name) {
+			list = tokenBounds(o.MaxModelLen)
+		}
+		s.histograms[name] = &histogram{bounds: list, counts: make([]uint64, len(list)+1)}
+	}
+	return s
+}
+
+// observe counts a value in a histogram, if the version has it.
+func (s *stats) observe(name string, v float64) {
+	if h := s.histograms["vllm:"+name]; h != nil {
+		h.counts[sort.SearchFloat64s(h.bounds, v)]++
+		h.sum += v
+	}
+}
 
 // tokenBounds returns the bounds 1, 2, 5, 10 … up to the length of the longest request.
 func tokenBounds(longest int) (bounds []float64) {
@@ -42,20 +65,6 @@ func tokenBounds(longest int) (bounds []float64) {
 			}
 			bounds = append(bounds, float64(digit*decade))
 		}
-	}
-}
-
-func newStats(maxModelLen int) *stats {
-	tokens := tokenBounds(maxModelLen)
-	return &stats{
-		since:               time.Now(),
-		requestPromptTokens: newHistogram(tokens), requestGenerationTokens: newHistogram(tokens), longestGeneration: newHistogram(tokens),
-		maxTokens: newHistogram(tokens), prefillComputed: newHistogram(tokens),
-		iterationTokens: newHistogram(iterationBounds), answers: newHistogram(answersBounds),
-		firstToken: newHistogram(firstTokenBounds), interToken: newHistogram(interTokenBounds), perOutputToken: newHistogram(interTokenBounds),
-		endToEnd: newHistogram(latencyBounds), queue: newHistogram(latencyBounds), inference: newHistogram(latencyBounds),
-		prefill: newHistogram(latencyBounds), decode: newHistogram(latencyBounds),
-		preemptions: newHistogram(preemptionBounds),
 	}
 }
 
@@ -74,10 +83,10 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 			tokens += q.request.Prompt
 			s.promptTokens += q.request.Prompt
 			s.cachedTokens += q.request.Cached
-			s.firstToken.observe(seen - q.arrived)
+			s.observe("time_to_first_token_seconds", seen-q.arrived)
 			q.first = d.end
 		} else {
-			s.interToken.observe(d.end - q.last)
+			s.observe("inter_token_latency_seconds", d.end-q.last)
 		}
 		q.last = d.end
 		if to.progress.last {
@@ -85,7 +94,7 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 		}
 	}
 	if tokens > 0 {
-		s.iterationTokens.observe(float64(tokens))
+		s.observe("iteration_tokens_total", float64(tokens))
 	}
 }
 
@@ -93,22 +102,22 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 func (s *stats) finish(q *sequence, seen float64) {
 	r := q.request
 	s.finished++
-	s.requestPromptTokens.observe(float64(r.Prompt))
-	s.requestGenerationTokens.observe(float64(r.Output))
-	s.maxTokens.observe(float64(r.Output))
-	s.prefillComputed.observe(float64(r.Prompt - r.Cached))
-	s.endToEnd.observe(seen - q.arrived)
-	s.queue.observe(q.scheduled - q.queued)
-	s.inference.observe(q.last - q.scheduled)
-	s.prefill.observe(q.first - q.scheduled)
-	s.decode.observe(q.last - q.first)
-	s.perOutputToken.observe((q.last - q.first) / float64(max(1, r.Output-1)))
-	s.preemptions.observe(float64(r.Preempted))
+	s.observe("request_prompt_tokens", float64(r.Prompt))
+	s.observe("request_generation_tokens", float64(r.Output))
+	s.observe("request_params_max_tokens", float64(r.Output))
+	s.observe("request_prefill_kv_computed_tokens", float64(r.Prompt-r.Cached))
+	s.observe("e2e_request_latency_seconds", seen-q.arrived)
+	s.observe("request_queue_time_seconds", q.scheduled-q.queued)
+	s.observe("request_inference_time_seconds", q.last-q.scheduled)
+	s.observe("request_prefill_time_seconds", q.first-q.scheduled)
+	s.observe("request_decode_time_seconds", q.last-q.first)
+	s.observe("request_time_per_output_token_seconds", (q.last-q.first)/float64(max(1, r.Output-1)))
+	s.observe("request_num_preemptions", float64(r.Preempted))
 	q.group.left--
 	q.group.longest = max(q.group.longest, r.Output)
 	if q.group.left == 0 {
-		s.answers.observe(float64(q.group.n))
-		s.longestGeneration.observe(float64(q.group.longest))
+		s.observe("request_params_n", float64(q.group.n))
+		s.observe("request_max_num_generation_tokens", float64(q.group.longest))
 	}
 }
 
@@ -119,11 +128,17 @@ type histogram struct {
 	sum    float64
 }
 
-func newHistogram(bounds []float64) *histogram {
-	return &histogram{bounds: bounds, counts: make([]uint64, len(bounds)+1)}
-}
-
-func (h *histogram) observe(v float64) {
-	h.counts[sort.SearchFloat64s(h.bounds, v)]++
-	h.sum += v
+// write writes the histogram's samples. model is the label with the model's name.
+func (h *histogram) write(b *strings.Builder, name, model string) {
+	var count uint64
+	for i, n := range h.counts {
+		count += n
+		bound := math.Inf(1)
+		if i < len(h.bounds) {
+			bound = h.bounds[i]
+		}
+		fmt.Fprintf(b, "%s_bucket{engine=\"0\",le=\"%s\",%s} %s\n", name, pythonFloat(bound), model, pythonFloat(float64(count)))
+	}
+	fmt.Fprintf(b, "%s_count{engine=\"0\",%s} %s\n", name, model, pythonFloat(float64(count)))
+	fmt.Fprintf(b, "%s_sum{engine=\"0\",%s} %s\n", name, model, pythonFloat(h.sum))
 }

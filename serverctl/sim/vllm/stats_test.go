@@ -71,7 +71,7 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := profile(t, "small-fast")
 		o := p.Defaults
-		o.MaxModelLen = 2000
+		o.MaxModelLen, o.Version = 2000, "0.33.0"
 		o.GPUMemoryUtilization = 0.58
 		o.MaxNumBatchedTokens, o.MaxNumSeqs = 512, 16
 		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for at most two of the requests below
@@ -108,11 +108,11 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		if !slices.Equal(came, []int{400, 400, 400}) {
 			t.Errorf("the answers have %v tokens", came)
 		}
-		if n := engine.Totals.Preemptions; n == 0 || l.stats.preemptions.sum != float64(n) {
-			t.Errorf("the engine preempted %d times, the histogram has %v", n, l.stats.preemptions.sum)
+		if n := engine.Totals.Preemptions; n == 0 || l.stats.histograms["vllm:request_num_preemptions"].sum != float64(n) {
+			t.Errorf("the engine preempted %d times, the histogram has %v", n, l.stats.histograms["vllm:request_num_preemptions"].sum)
 		}
-		if l.stats.queue.sum <= 0 || l.stats.generationTokens != 1200 {
-			t.Errorf("queued for %v s, %d tokens; want some time and 1200 tokens", l.stats.queue.sum, l.stats.generationTokens)
+		if l.stats.histograms["vllm:request_queue_time_seconds"].sum <= 0 || l.stats.generationTokens != 1200 {
+			t.Errorf("queued for %v s, %d tokens; want some time and 1200 tokens", l.stats.histograms["vllm:request_queue_time_seconds"].sum, l.stats.generationTokens)
 		}
 	})
 }
