@@ -84,7 +84,7 @@ func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
 	if out := smi(); out != "Simulated GPU, 14746, 16384\n" {
 		t.Errorf("while the server runs, nvidia-smi prints %q", out)
 	}
-	if out := command(t, "sim", "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"); out != fmt.Sprintln(engine) {
+	if out := command(t, "sim", "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"); out != fmt.Sprintln(engine) {
 		t.Errorf("the processes with GPU memory are %q, want %d", out, engine)
 	}
 	must(t, cmd.Process.Signal(syscall.SIGTERM))

@@ -199,38 +199,32 @@ func TestNvidiaSMI(t *testing.T) {
 	for _, row := range []struct {
 		name, args string
 		code       int
-		want       string // the whole output, or its beginning followed by …
+		want       string // the beginning of the output
 	}{
 		{"the tuner's query", "--query-gpu=index,uuid,driver_version,memory.total,memory.used,memory.free,mig.mode.current,name --format=csv,noheader,nounits", 0,
 			"0, GPU-simulated-0000-0000-0000-000000000000, simulated, 16384, 14846, 1538, Disabled, Simulated GPU\n"},
-		{"with header and units", "--query-gpu=memory.used,utilization.gpu,temperature.gpu --format=csv", 0, "memory.used [MiB], utilization.gpu [%], temperature.gpu\n14846 MiB, 100 %, 60\n"},
-		{"an old name of a field", "--format=csv,noheader --query-gpu=clocks_throttle_reasons.active", 0, "0x0000000000000000\n"},
 		{"the processes that hold memory", "--query-compute-apps=pid,used_memory,gpu_uuid --format=csv,noheader,nounits", 0,
 			fmt.Sprintf("%d, 14746, GPU-simulated-0000-0000-0000-000000000000\n", own)},
-		{"the GPU by its index", "-i 0 --query-gpu=index --format=csv,noheader", 0, "0\n"},
-		{"a list", "-L", 0, "GPU 0: Simulated GPU (UUID: GPU-simulated-0000-0000-0000-000000000000)\n"},
-		{"no arguments", "", 0, "GPU 0: Simulated GPU, 14846 of 16384 MiB in use\n"},
-		{"an unknown field", "--query-gpu=index,memory.usd --format=csv", 2, "Field \"memory.usd\" is not a valid field to query.\n…"},
-		{"no format", "--query-gpu=index", 2, "\"--format=\" switch is missing.…"},
-		{"an unknown option", "--reset", 2, "Invalid combination of input arguments.…"},
-		{"a loop without an interval", "--query-gpu=index --format=csv -lms", 2, "Option \"-lms\" requires a value.…"},
-		{"a loop with an interval of 0", "--query-gpu=index --format=csv --loop-ms=0", 2, "Option \"--loop-ms\" has the invalid value \"0\".…"},
+		{"an unknown field", "--query-gpu=index,memory.usd --format=csv,noheader,nounits", 2, "Field \"memory.usd\" is not a valid field to query.\n"},
+		{"another format", "--query-gpu=index --format=csv", 2, "The simulated nvidia-smi answers"},
+		{"no query", "--format=csv,noheader,nounits", 2, "The simulated nvidia-smi answers"},
+		{"an unknown option", "--reset", 2, "flag provided but not defined: -reset\n"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var out bytes.Buffer
 			code := NvidiaSMI(t.Context(), strings.Fields(row.args), dir, 1, &out)
-			beginning, cut := strings.CutSuffix(row.want, "…")
-			if code != row.code || cut && !strings.HasPrefix(out.String(), beginning) || !cut && out.String() != row.want {
+			if code != row.code || !strings.HasPrefix(out.String(), row.want) {
 				t.Errorf("code %d, %q, want %d, %q", code, out.String(), row.code, row.want)
 			}
 		})
 	}
+	query := []string{"--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"}
 	var out bytes.Buffer
-	if code := NvidiaSMI(t.Context(), []string{"-L"}, "", 1, &out); code != 2 || !strings.Contains(out.String(), "TUNER_SIM_GPU_DIR") {
+	if code := NvidiaSMI(t.Context(), query, "", 1, &out); code != 2 || !strings.Contains(out.String(), "TUNER_SIM_GPU_DIR") {
 		t.Errorf("without a directory: code %d, %q", code, out.String())
 	}
 	out.Reset()
-	if code := NvidiaSMI(t.Context(), nil, filepath.Join(dir, "unused"), 1, &out); code != 0 || out.String() != "GPU 0: Simulated GPU, 0 of 1024 MiB in use\n" {
+	if code := NvidiaSMI(t.Context(), query, filepath.Join(dir, "unused"), 1, &out); code != 0 || out.String() != "0, 1024\n" {
 		t.Errorf("a GPU that nobody has used: code %d, %q", code, out.String())
 	}
 }
@@ -265,7 +259,7 @@ func TestNvidiaSMIInALoop(t *testing.T) {
 func TestNvidiaSMIEndsWhenNobodyReads(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	if code := NvidiaSMI(ctx, []string{"--query-gpu=index", "--format=csv", "-lms", "1"}, t.TempDir(), 1, &closedWriter{left: 3}); code != 0 || ctx.Err() != nil {
+	if code := NvidiaSMI(ctx, []string{"--query-gpu=index", "--format=csv,noheader,nounits", "-lms", "1"}, t.TempDir(), 1, &closedWriter{left: 3}); code != 0 || ctx.Err() != nil {
 		t.Errorf("code %d, %v", code, ctx.Err())
 	}
 }
