@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,32 +11,32 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"vllmtuner/serverctl/sim"
 )
 
-// A fakeGPU is a directory that stands for the memory of one GPU. A file named after a PID has the memory of that
-// process. It counts while the process lives, so that the memory becomes free however the process ends, as with a real
-// driver. A file named leak-… is memory in use without a process, until the time in the file. The file total has the
-// size in MiB.
+// A fakeGPU is a directory that stands for the memory of one GPU. Each file has one holding, except the file total, which
+// has the size in MiB. A server's file is named after its PID.
 type fakeGPU struct{ dir string }
 
-// A holding is the content of one such file.
+// A holding is memory in use. It counts while its process lives, so that the memory becomes free however the process
+// ends, as with a real driver. Memory without a process, and memory that leaks, counts until a time.
 type holding struct {
-	PID   int       `json:"pid,omitempty"`   // the process that holds the memory; a leak counts when it has ended; 0 means no process
-	Start uint64    `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
-	MiB   float64   `json:"mib"`
-	Until time.Time `json:"until,omitzero"` // end of a leak; zero means for ever
+	PID   int           `json:"pid,omitempty"`   // the process that holds the memory; 0 means none
+	Start uint64        `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
+	MiB   float64       `json:"mib"`
+	Leak  time.Duration `json:"leak,omitempty"` // how long the memory stays in use after the process; below 0 means for ever
+	Until time.Time     `json:"until,omitzero"` // zero means for ever; a leak gets it when somebody looks after the process's end
 }
 
 const (
 	totalFile  = "total"
-	leakPrefix = "leak-"
-	// leakEvery is how often a living process updates the end of its leak, because after SIGKILL it cannot.
-	leakEvery = 100 * time.Millisecond
+	tempPrefix = ".new-" // of files that are being written
 )
+
+// leakForEver is the Leak of memory that never becomes free.
+const leakForEver = -1
 
 // openGPU makes the directory a GPU with total MiB.
 func openGPU(dir string, total float64) (*fakeGPU, error) {
@@ -52,7 +53,7 @@ func (g *fakeGPU) put(name string, content any) error {
 	if err != nil {
 		return fmt.Errorf("write the simulated GPU's %s: %w", name, err)
 	}
-	file, err := os.CreateTemp(g.dir, ".new-*")
+	file, err := os.CreateTemp(g.dir, tempPrefix+"*")
 	if err != nil {
 		return fmt.Errorf("write the simulated GPU's %s: %w", name, err)
 	}
@@ -94,21 +95,24 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 		return 0, nil, fmt.Errorf("read the simulated GPU: %w", err)
 	}
 	for _, file := range files {
-		leak := strings.HasPrefix(file.Name(), leakPrefix)
-		if _, err := strconv.Atoi(file.Name()); err != nil && !leak {
+		if file.Name() == totalFile || strings.HasPrefix(file.Name(), tempPrefix) {
 			continue
 		}
 		var h holding
 		err := g.read(file.Name(), &h)
+		if err == nil && h.Leak > 0 && h.Until.IsZero() && !lives(h) {
+			h.Until = now.Add(h.Leak)
+			err = g.put(file.Name(), h)
+		}
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // its process has released the memory in the meantime
 		case err != nil:
 			return 0, nil, err
-		case leak && !lives(h) && (h.Until.IsZero() || now.Before(h.Until)):
-			mib += h.MiB
-		case !leak && lives(h):
+		case lives(h):
 			mib += h.MiB
 			living = append(living, h)
+		case (h.PID == 0 || h.Leak != 0) && (h.Until.IsZero() || now.Before(h.Until)):
+			mib += h.MiB
 		}
 	}
 	slices.SortFunc(living, func(a, b holding) int { return a.PID - b.PID })
@@ -149,19 +153,12 @@ type memory struct {
 	gpu     *fakeGPU
 	free    float64 // MiB that were free before this process held any
 	holding holding
-	leak    *Fault // the fault leak-gpu; nil when the memory is free at the end
-
-	mu       sync.Mutex // guards holding and released
-	released bool
-	stop     chan struct{}
-	keeper   sync.WaitGroup
 }
 
 // claim opens the GPU. It refuses, as vLLM does, when too little memory is free.
 func (s *Server) claim(o sim.Options) (*memory, error) {
-	m := &memory{stop: make(chan struct{})}
 	if s.GPU == "" {
-		return m, nil
+		return &memory{}, nil
 	}
 	total := s.Profile.Memory.GPUGiB * 1024
 	gpu, err := openGPU(s.GPU, total)
@@ -179,12 +176,11 @@ func (s *Server) claim(o sim.Options) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.gpu, m.free, m.holding = gpu, total-used, holding{PID: os.Getpid(), Start: start}
+	held := holding{PID: os.Getpid(), Start: start}
 	if leak, ok := s.Faults.find("leak-gpu"); ok {
-		m.leak = &leak
-		m.keeper.Go(m.keepLeaking)
+		held.Leak = cmp.Or(leak.For, leakForEver)
 	}
-	return m, nil
+	return &memory{gpu: gpu, free: total - used, holding: held}, nil
 }
 
 // hold sets the MiB that this process holds.
@@ -192,11 +188,8 @@ func (m *memory) hold(mib float64) error {
 	if m.gpu == nil {
 		return nil
 	}
-	m.mu.Lock()
 	m.holding.MiB = mib
-	held := m.holding
-	m.mu.Unlock()
-	return errors.Join(m.updateLeak(), m.gpu.put(strconv.Itoa(held.PID), held))
+	return m.gpu.put(m.file(), m.holding)
 }
 
 // disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much
@@ -219,47 +212,11 @@ func (m *memory) disturbed() error {
 	return nil
 }
 
-// updateLeak writes until when the memory would leak if the process died now.
-func (m *memory) updateLeak() error {
-	if m.leak == nil {
-		return nil
-	}
-	m.mu.Lock()
-	leak := m.holding
-	m.mu.Unlock()
-	if m.leak.For > 0 {
-		leak.Until = time.Now().Add(m.leak.For)
-	}
-	return m.gpu.put(leakPrefix+strconv.Itoa(leak.PID), leak)
-}
+func (m *memory) file() string { return strconv.Itoa(m.holding.PID) }
 
-// keepLeaking calls updateLeak every leakEvery until release stops it.
-func (m *memory) keepLeaking() {
-	for {
-		select {
-		case <-m.stop:
-			return
-		case <-time.After(leakEvery):
-			_ = m.updateLeak() // fails when a test has removed its directory
-		}
-	}
-}
-
-// release frees the memory. Memory that leaks is in use while the process lives, and leaks afterwards.
+// release frees the memory, unless it leaks. It may be called again.
 func (m *memory) release() {
-	m.mu.Lock()
-	done := m.released
-	m.released = true
-	m.mu.Unlock()
-	if done || m.gpu == nil {
-		return
+	if m.gpu != nil && m.holding.Leak == 0 {
+		_ = os.Remove(filepath.Join(m.gpu.dir, m.file())) // the file does not count after the end of the process anyway
 	}
-	close(m.stop)
-	m.keeper.Wait()
-	if m.leak != nil {
-		_ = m.updateLeak() // fails when a test has removed its directory
-		return
-	}
-	// The file does not count after the end of the process, so an error does no harm.
-	_ = os.Remove(filepath.Join(m.gpu.dir, strconv.Itoa(m.holding.PID)))
 }

@@ -54,8 +54,9 @@ func TestWhichHoldingsCount(t *testing.T) {
 		{"a leak for ever", "leak-by-hand", holding{MiB: 100}, 100},
 		{"a leak that ends in an hour", "leak-by-hand", holding{MiB: 100, Until: later}, 100},
 		{"a leak that ended a second ago", "leak-by-hand", holding{MiB: 100, Until: earlier}, 0},
-		{"a leak of a living process", "leak-1", holding{PID: own, Start: start, MiB: 100, Until: later}, 0},
-		{"a leak of a dead process", "leak-1", holding{PID: own, Start: start - 1, MiB: 100, Until: later}, 100},
+		{"a leak of a living process", "1", holding{PID: own, Start: start, MiB: 100, Leak: time.Hour}, 100},
+		{"a leak of a dead process", "1", holding{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour}, 100},
+		{"a leak of a dead process that has ended", "1", holding{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour, Until: earlier}, 0},
 		{"a temporary file", ".new-123", holding{MiB: 100}, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
