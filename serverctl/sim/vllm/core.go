@@ -19,9 +19,9 @@ import (
 const (
 	// engineGrace is the time between SIGTERM and SIGKILL to an engine (shutdown in vllm/v1/utils.py, 0.14.1).
 	engineGrace = 5 * time.Second
-	// orphanLife is how long an engine lives after its API server has ended. A real engine lives for ever, but a
+	// orphanCheck is how often an engine ends itself if its API server has ended. A real engine lives for ever, but a
 	// forgotten simulated one must not.
-	orphanLife = time.Hour
+	orphanCheck = time.Hour
 	// tellReady is the engine's message to its API server.
 	tellReady = "ready"
 )
@@ -31,7 +31,6 @@ type core struct {
 	log    *logger
 	memory *memory       // held by an engine in this process
 	cmd    *exec.Cmd     // nil for an engine in this process
-	orders *os.File      // pipe to the engine's process
 	dead   chan struct{} // closed when the engine is dead
 
 	mu      sync.Mutex
@@ -95,19 +94,14 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 // startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how
 // long a start may take. As in vLLM, the process is in our process group and session.
 func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
-	orders, orderer, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	c.orders = orderer
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, faultsVariable+"=") // the args hold the faults already
 	})
-	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = orders, s.Out, s.Err
+	c.cmd.Stdout, c.cmd.Stderr = s.Out, s.Err
 	told, err := startWithPipe(c.cmd)
-	if err = errors.Join(err, orders.Close()); err != nil {
-		return fmt.Errorf("start the engine's process: %w", errors.Join(err, orderer.Close()))
+	if err != nil {
+		return fmt.Errorf("start the engine's process: %w", err)
 	}
 	defer told.Close()
 	c.log.enginePID = c.cmd.Process.Pid
@@ -137,23 +131,20 @@ func exitOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// kill makes the engine die of a fault. If words is not empty, the engine logs it first.
+// kill makes the engine die of a fault. If words is not empty, the log has them as the engine's exception.
 func (c *core) kill(f Fault, words string) {
 	c.mu.Lock()
 	c.logged, c.outlive = words != "", f.For
 	c.mu.Unlock()
-	switch {
-	case c.cmd == nil:
-		if words != "" {
-			c.log.engineFatal(words)
-		}
+	if words != "" {
+		c.log.engineFatal(words)
+	}
+	if c.cmd == nil {
 		c.memory.release()
 		c.die()
-	case words == "":
-		_ = c.cmd.Process.Kill() // fails when it has ended already
-	default:
-		_, _ = fmt.Fprintln(c.orders, f.Kind) // fails when it has ended already
+		return
 	}
+	_ = c.cmd.Process.Kill() // fails when it has ended already
 }
 
 // death returns whether the engine logged why it died, and how long the API server outlives it.
@@ -179,7 +170,6 @@ func (c *core) stop() {
 		_ = c.cmd.Process.Kill() // fails when it has ended
 		<-c.dead
 	}
-	_ = c.orders.Close() // fails at the second call
 }
 
 // RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time of a start,
@@ -199,60 +189,16 @@ func (s *Server) RunEngine(ctx context.Context, args []string) error {
 		return err
 	}
 	defer m.release()
-	if err = tellParent(tellReady); err == nil {
-		err = s.obey(ctx, o, log)
-	}
-	if _, logged := errors.AsType[*coreError](err); err != nil && !logged {
+	if err := tellParent(tellReady); err != nil {
 		log.trace(engineCore, "the simulated engine: "+err.Error())
+		return err
 	}
-	return err
-}
-
-// obey waits for the engine's end. An order of the API server is the name of the fault that the engine shall die of.
-func (s *Server) obey(ctx context.Context, o sim.Options, log *logger) error {
-	const stdin = 0
-	if err := syscall.SetNonblock(stdin, true); err != nil {
-		return fmt.Errorf("read the API server's orders: %w", err)
-	}
-	pipe := os.NewFile(stdin, "orders") // closing a nonblocking file ends its readers
-	ctx, cancel := context.WithCancel(ctx)
-	orders := make(chan string)
-	var reader sync.WaitGroup
-	reader.Go(func() { readOrders(ctx, pipe, orders) })
-	defer func() {
-		cancel()
-		_ = pipe.Close() // ends the reader
-		reader.Wait()
-	}()
-	var tooOld <-chan time.Time
-	for {
+	for parent := os.Getppid(); os.Getppid() == parent; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tooOld:
-			return nil
-		case kind, ok := <-orders:
-			if !ok { // the API server was killed
-				orders, tooOld = nil, time.After(orphanLife)
-				continue
-			}
-			if f, ok := s.Faults.find(kind); ok {
-				words := f.kind.last(s.Profile, o)
-				log.engineFatal(words)
-				return &coreError{release: log.release, exit: 1, cause: errors.New(words)}
-			}
+		case <-time.After(orphanCheck):
 		}
 	}
-}
-
-// readOrders sends the lines of the pipe to orders, and closes orders at the end.
-func readOrders(ctx context.Context, pipe *os.File, orders chan<- string) {
-	defer close(orders)
-	for lines := bufio.NewScanner(pipe); lines.Scan(); {
-		select {
-		case orders <- lines.Text():
-		case <-ctx.Done():
-			return
-		}
-	}
+	return nil
 }
