@@ -20,46 +20,41 @@ type api struct {
 	log     *logger
 	release *release
 	keys    []string
-	routes  []route
+	mux     *http.ServeMux
 	next    atomic.Uint64       // number of the last sequence
 	bodies  *semaphore.Weighted // bytes of large bodies that are being read
-}
-
-// A route is a path with one method. As in FastAPI, a request with another method gets 405 and the header Allow.
-type route struct {
-	method, path string
-	serve        http.HandlerFunc
 }
 
 // newAPI returns the handler of all routes. The route that empties the prefix cache exists only with
 // VLLM_SERVER_DEV_MODE=1, as in vLLM.
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
-	a := &api{live: l, log: log, release: releaseOf(o), keys: o.APIKeys, bodies: semaphore.NewWeighted(bodiesIn)}
+	a := &api{
+		live: l, log: log, release: releaseOf(o), keys: o.APIKeys, mux: http.NewServeMux(), bodies: semaphore.NewWeighted(bodiesIn),
+	}
 	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
 		a.keys = []string{key}
 	}
-	a.routes = []route{
-		{"GET", "/load", load},
-		{"GET", "/version", a.version},
-		{"GET", "/health", ok},
-		{"GET", "/metrics", a.metrics},
-		{"POST", "/tokenize", a.tokenize},
-		{"POST", "/detokenize", a.detokenize},
-		{"GET", "/v1/models", a.models},
-		{"GET", "/ping", ok},
-		{"POST", "/ping", ok},
-		{"POST", "/v1/chat/completions", a.chat},
-		{"POST", "/v1/completions", a.completions},
+	for pattern, serve := range map[string]http.HandlerFunc{
+		"GET /load":                 load,
+		"GET /version":              a.version,
+		"GET /health":               ok,
+		"GET /metrics":              a.metrics,
+		"POST /tokenize":            a.tokenize,
+		"POST /detokenize":          a.detokenize,
+		"GET /v1/models":            a.models,
+		"GET /ping":                 ok,
+		"POST /ping":                ok,
+		"POST /v1/chat/completions": a.chat,
+		"POST /v1/completions":      a.completions,
+	} {
+		a.mux.HandleFunc(pattern, serve)
 	}
-	if devMode() {
-		a.routes = append(a.routes, route{"POST", "/reset_prefix_cache", a.resetPrefixCache})
+	if os.Getenv("VLLM_SERVER_DEV_MODE") == "1" {
+		a.mux.HandleFunc("POST /reset_prefix_cache", a.resetPrefixCache)
 	}
 	return a
 }
-
-// devMode reports whether vLLM's development endpoints exist.
-func devMode() bool { return os.Getenv("VLLM_SERVER_DEV_MODE") == "1" }
 
 // ServeHTTP checks the key and calls the route's handler.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -68,32 +63,13 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusUnauthorized, `{"error":"Unauthorized"}`)
 		return
 	}
-	i := slices.IndexFunc(a.routes, func(x route) bool { return x.path == r.URL.Path && x.method == r.Method })
-	if i >= 0 {
-		a.routes[i].serve(w, r)
-		return
-	}
-	at := func(path string) int { return slices.IndexFunc(a.routes, func(x route) bool { return x.path == path }) }
-	short := strings.TrimSuffix(r.URL.Path, "/")
-	switch i := at(r.URL.Path); {
-	case i >= 0:
-		w.Header().Set("Allow", a.routes[i].method)
-		writeJSON(w, http.StatusMethodNotAllowed, `{"detail":"Method Not Allowed"}`)
-	case at(short) >= 0:
-		to := *r.URL
-		to.Scheme, to.Host, to.Path = "http", r.Host, short
-		w.Header().Set("Location", to.String())
-		w.WriteHeader(http.StatusTemporaryRedirect)
-	default:
-		writeJSON(w, http.StatusNotFound, `{"detail":"Not Found"}`)
-	}
+	a.mux.ServeHTTP(w, r)
 }
 
-// admits reports whether a request has the key that its path needs (AuthenticationMiddleware in
-// vllm/entrypoints/openai/api_server.py, 0.14.1, and vllm/entrypoints/serve/middleware/authenticate.py, 0.32.0).
+// admits reports whether a request has the key that paths below /v1 need (AuthenticationMiddleware in
+// vllm/entrypoints/openai/api_server.py, 0.14.1).
 func (a *api) admits(r *http.Request) bool {
-	guarded := slices.ContainsFunc(a.release.guarded, func(begin string) bool { return strings.HasPrefix(r.URL.Path, begin) })
-	if len(a.keys) == 0 || !guarded || r.Method == http.MethodOptions {
+	if len(a.keys) == 0 || !strings.HasPrefix(r.URL.Path, "/v1") {
 		return true
 	}
 	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -168,14 +144,14 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 // resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the
 // failure. Later versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	a.log.api("api_router.py:39", "Resetting prefix cache...")
+	a.log.api("Resetting prefix cache...")
 	var done bool
 	var held int
 	a.live.with(func(e *sim.Engine) { done, held = e.ResetCache(), e.HeldBlocks() })
 	if done {
-		a.log.engine("block_pool.py:451", "Successfully reset prefix cache")
+		a.log.engine("Successfully reset prefix cache")
 	} else {
-		a.log.line(engineCore, "WARNING", "block_pool.py:434", "Failed to reset prefix cache because some blocks (%d) are not freed yet", held)
+		a.log.line(engineCore, "WARNING", "Failed to reset prefix cache because some blocks (%d) are not freed yet", held)
 	}
 	if a.release.since032 {
 		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))

@@ -338,7 +338,7 @@ func (h *faultHandler) flood(f Fault) {
 		var b strings.Builder
 		for range lines {
 			line++
-			fmt.Fprintf(&b, "%sWARNING %s [gpu_model_runner.py:2301] flood %010d: "+
+			fmt.Fprintf(&b, "%sWARNING %s [simulated:1] flood %010d: "+
 				"the same warning again, of a library that nobody has told to be quiet\n",
 				h.log.prefix(engineCore), time.Now().Format("01-02 15:04:05"), line)
 		}

@@ -109,7 +109,7 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	if err != nil {
 		return fmt.Errorf("wait for the daemon of fault %q: %w", f, errors.Join(err, cmd.Process.Kill()))
 	}
-	log.api("simulated:1", "Fault daemon: process %d has a session of its own and ignores SIGTERM", cmd.Process.Pid)
+	log.api("Fault daemon: process %d has a session of its own and ignores SIGTERM", cmd.Process.Pid)
 	return cmd.Process.Release()
 }
 
@@ -134,7 +134,7 @@ func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) 
 	if _, err := unix.Mmap(int(file.Fd()), 0, int(f.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map %s: %w", path, err)
 	}
-	log.api("simulated:1", "Fault leak-shm: %s has %d bytes and stays", path, f.Bytes)
+	log.api("Fault leak-shm: %s has %d bytes and stays", path, f.Bytes)
 	return nil
 }
 
@@ -150,17 +150,17 @@ func (h *faultHandler) zombies(f Fault) {
 	for range f.Count {
 		cmd := h.server.subprocess("child", roleExit)
 		if err := cmd.Start(); err != nil {
-			h.log.apiError("simulated:1", "Fault zombies: %v", err)
+			h.log.apiError("Fault zombies: %v", err)
 			break
 		}
 		pids = append(pids, cmd.Process.Pid)
 	}
-	h.log.api("simulated:1", "Fault zombies: processes %v are not waited for", pids)
+	h.log.api("Fault zombies: processes %v are not waited for", pids)
 }
 
 // stopItself sends SIGSTOP, which no process can ignore.
 func (h *faultHandler) stopItself(Fault) {
-	h.log.api("simulated:1", "Fault stop: SIGSTOP to process %d", os.Getpid())
+	h.log.api("Fault stop: SIGSTOP to process %d", os.Getpid())
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
 }
 

@@ -16,7 +16,7 @@ func TestServersThatDoNotStart(t *testing.T) {
 	t.Parallel()
 	engineFailed := func(exception string) []string {
 		return []string{
-			"ERROR", "[core.py:936] EngineCore failed to start.\n", "[core.py:936] Traceback (most recent call last):", exception,
+			"ERROR", "EngineCore failed to start.\n", "Traceback (most recent call last):", exception,
 			") Process EngineCore_DP0:\n", exception,
 			"(APIServer pid=", "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': 1}\n",
 		}

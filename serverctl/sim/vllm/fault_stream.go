@@ -79,11 +79,11 @@ func (w *answerWriter) endDead(chat bool) {
 	case !w.streams():
 		w.faults.release().refuseDead(w.ResponseWriter, chat)
 	default:
-		source, kind := "serving_completion.py:512", "completion"
+		kind := "completion"
 		if chat {
-			source, kind = "serving_chat.py:1343", "chat completion"
+			kind = "chat completion"
 		}
-		w.faults.log.apiError(source, "Error in %s stream generator.\n"+
+		w.faults.log.apiError("Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
 		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has disconnected
 	}
@@ -156,7 +156,7 @@ func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
 	}
-	w.faults.log.apiError("serving_engine.py:820", "Request failed with an internal error during generation")
+	w.faults.log.apiError("Request failed with an internal error during generation")
 	if err := w.endWith("Internal server error"); err != nil {
 		return 0, err
 	}

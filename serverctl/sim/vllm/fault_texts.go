@@ -129,7 +129,7 @@ const traceback = "Traceback (most recent call last):\n"
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
-	l.engineError("core.py:936", "EngineCore failed to start.\n%s", trace)
+	l.engineError("EngineCore failed to start.\n%s", trace)
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
@@ -139,8 +139,8 @@ func (l *logger) engineFatal(exception string) {
 		frame("vllm/v1/engine/core.py", 929, "run_engine_core", "engine_core.run_busy_loop()") +
 		frame("vllm/v1/engine/core.py", 956, "run_busy_loop", "self._process_engine_step()") +
 		frame("vllm/v1/engine/core.py", 989, "_process_engine_step", "outputs, model_executed = self.step_fn()") + exception
-	l.engineError("dump_input.py:72", "Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.release.version)
-	l.engineError("core.py:938", "EngineCore encountered a fatal error.\n%s", trace)
+	l.engineError("Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.release.version)
+	l.engineError("EngineCore encountered a fatal error.\n%s", trace)
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
@@ -150,11 +150,11 @@ func (l *logger) engineLost(logged bool) {
 	switch {
 	case logged:
 	case l.release.since032:
-		l.line(apiServer, "WARNING", "core_client.py:610", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
+		l.line(apiServer, "WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
 	default:
-		l.apiError("core_client.py:610", "Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
+		l.apiError("Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
 	}
-	l.apiError("async_llm.py:546", "AsyncLLM output_handler failed.\n%s", traceback+
+	l.apiError("AsyncLLM output_handler failed.\n%s", traceback+
 		frame("vllm/v1/engine/async_llm.py", 502, "output_handler", "outputs = await engine_core.get_output_async()")+
 		frame("vllm/v1/engine/core_client.py", 899, "get_output_async", "raise self._format_exception(outputs) from None")+
 		"vllm.v1.engine.exceptions.EngineDeadError: "+deadEngine)

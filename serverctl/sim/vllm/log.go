@@ -36,97 +36,48 @@ func (l *logger) prefix(process string) string {
 	return fmt.Sprintf("(%s pid=%d) ", process, l.apiPID)
 }
 
-// introduce writes the first record of an API server: its version, as a line, or since 0.32.0 as a logo unless
+// introduce writes the first record of an API server, its version. Since 0.32.0 this is vLLM's record with
 // VLLM_DISABLE_LOG_LOGO=1 (log_version_and_model in vllm/entrypoints/serve/utils/api_utils.py).
 func (l *logger) introduce(o sim.Options) {
-	const source = "api_server.py:1272"
-	version := l.release.version
-	switch {
-	case !l.release.since032:
-		l.api(source, "vLLM API server version %s", version)
-	case os.Getenv("VLLM_DISABLE_LOG_LOGO") == "1":
-		l.api(source, "vLLM server version %s, serving model %s", version, o.Source())
-	default:
-		l.api(source, "\n       █     █     █▄   ▄█\n ▄▄ ▄█ █     █     █ ▀▄▀ █  version %s\n"+
-			"  █▄█▀ █     █     █     █  model   %s\n   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀\n", version, o.Source())
+	if l.release.since032 {
+		l.api("vLLM server version %s, serving model %s", l.release.version, o.Source())
+		return
 	}
+	l.api("vLLM API server version %s", l.release.version)
 }
 
 // engineReady writes what the API server logs when its engine has started and its HTTP server has not.
 func (l *logger) engineReady(address string) {
-	warn := func() {
-		if devMode() {
-			l.line(apiServer, "WARNING", "__init__.py:14", "SECURITY WARNING: Development endpoints are enabled! "+
-				"This should NOT be used in production!")
-		}
-	}
-	tasks := func() { l.api("api_server.py:1014", "Supported tasks: ['generate']") }
+	server := "vLLM API server 0"
 	if l.release.since032 {
-		tasks()
-		warn()
-		l.api("api_server.py:1346", "Starting vLLM server on http://%s", address)
-		return
+		server = "vLLM server"
 	}
-	warn()
-	tasks()
-	l.api("api_server.py:1346", "Starting vLLM API server 0 on http://%s", address)
-}
-
-// started writes what vLLM and uvicorn log when the server is ready, with its routes.
-func (l *logger) started(routes []route) {
-	l.api("launcher.py:38", "Available routes are:")
-	for _, r := range routes {
-		l.api("launcher.py:46", "Route: %s, Methods: %s", r.path, r.method)
-	}
-	l.uvicorn("Started server process [%d]", l.apiPID)
-	l.uvicorn("Waiting for application startup.")
-	l.uvicorn("Application startup complete.")
+	l.api("Starting %s on http://%s", server, address)
 }
 
 // stopping writes what the API server logs before it ends its engine.
 func (l *logger) stopping() {
-	if !l.release.since032 {
-		l.api("launcher.py:110", "Shutting down FastAPI HTTP server.")
+	if l.release.since032 {
+		l.api("[shutdown] API server: shutdown triggered")
 		return
 	}
-	l.shutdown("API server: shutdown triggered", "API server: stopping engine client mode=abort timeout=0s",
-		"MPClient: start timeout=0s", "MPClient: stopping engine manager")
+	l.api("Shutting down FastAPI HTTP server.")
 }
 
-// stopped writes what the API server logs when its engine has ended.
-func (l *logger) stopped() {
-	if l.release.since032 {
-		l.shutdown("MPClient: engine manager stopped", "MPClient: cleaning up background resources", "MPClient: complete",
-			"API server: engine client stopped", "API server: signalling HTTP server shutdown",
-			"API server: shutting down FastAPI HTTP server")
-	}
-}
-
-func (l *logger) shutdown(texts ...string) {
-	for _, text := range texts {
-		l.api("launcher.py:110", "[shutdown] %s", text)
-	}
-}
-
-func (l *logger) line(process, level, source, format string, args ...any) {
-	head := fmt.Sprintf("%s%s %s [%s] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"), source)
+// line writes a record. Records of vLLM name a source file and a line in brackets, which no program reads.
+func (l *logger) line(process, level, format string, args ...any) {
+	head := fmt.Sprintf("%s%s %s [simulated:1] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"))
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-func (l *logger) api(source, format string, args ...any) {
-	l.line(apiServer, "INFO", source, format, args...)
-}
+func (l *logger) api(format string, args ...any) { l.line(apiServer, "INFO", format, args...) }
 
-func (l *logger) apiError(source, format string, args ...any) {
-	l.line(apiServer, "ERROR", source, format, args...)
-}
+func (l *logger) apiError(format string, args ...any) { l.line(apiServer, "ERROR", format, args...) }
 
-func (l *logger) engine(source, format string, args ...any) {
-	l.line(engineCore, "INFO", source, format, args...)
-}
+func (l *logger) engine(format string, args ...any) { l.line(engineCore, "INFO", format, args...) }
 
-func (l *logger) engineError(source, format string, args ...any) {
-	l.line(engineCore, "ERROR", source, format, args...)
+func (l *logger) engineError(format string, args ...any) {
+	l.line(engineCore, "ERROR", format, args...)
 }
 
 // trace writes output that a process does not send through its logger.

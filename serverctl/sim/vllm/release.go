@@ -8,23 +8,19 @@ import (
 
 // A release has the differences between versions of vLLM that a client or a reader of the log sees. They were compared
 // with the logs and answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings). What only a GPU produces, and 0.33.0,
-// were compared with the sources. Log records of all versions name the source files and lines of 0.14.1, which no
-// program reads.
+// were compared with the sources.
 type release struct {
 	version  string
-	since032 bool     // 0.32.0 or later
-	since033 bool     // 0.33.0 or later
-	engine   string   // the engine's name in the log
-	guarded  []string // prefixes of the paths that need a key
+	since032 bool   // 0.32.0 or later
+	since033 bool   // 0.33.0 or later
+	engine   string // the engine's name in the log
 }
 
 var releases = map[string]*release{
-	"0.14.1": {version: "0.14.1", engine: "EngineCore_DP0", guarded: []string{"/v1"}},
-	"0.32.0": {version: "0.32.0", since032: true, engine: "EngineCore", guarded: guardedSince032},
-	"0.33.0": {version: "0.33.0", since032: true, since033: true, engine: "EngineCore", guarded: guardedSince032},
+	"0.14.1": {version: "0.14.1", engine: "EngineCore_DP0"},
+	"0.32.0": {version: "0.32.0", since032: true, engine: "EngineCore"},
+	"0.33.0": {version: "0.33.0", since032: true, since033: true, engine: "EngineCore"},
 }
-
-var guardedSince032 = []string{"/v1", "/v2", "/inference", "/cohere"}
 
 // releaseOf returns the release that the options name; options without a version mean the first.
 func releaseOf(o sim.Options) *release {

@@ -91,7 +91,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 		return err
 	}
 	log.introduce(options)
-	log.api("utils.py:263", "non-default args: %s", nonDefault(options))
+	log.api("non-default args: %s", nonDefault(options))
 	if err := s.applyFaults(ctx, atBegin, options, log); err != nil {
 		return err
 	}
@@ -102,12 +102,6 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 			return err
 		}
 		defer port.close()
-	}
-	log.api("model.py:530", "Resolved architecture: LlamaForCausalLM") // the profile describes only the cost of a model
-	log.api("model.py:1545", "Using max model len %d", options.MaxModelLen)
-	if !log.release.since032 {
-		log.api("scheduler.py:229", "Chunked prefill is enabled with max_num_batched_tokens=%d.", options.MaxNumBatchedTokens)
-		log.api("vllm.py:630", "Asynchronous scheduling is enabled.")
 	}
 	core, err := s.startEngine(ctx, args, options, log)
 	if err != nil {
@@ -137,7 +131,7 @@ func (s *Server) serve(ctx context.Context, args []string, began time.Time, log 
 
 // startUp starts the engine and returns the GPU memory that the engine holds.
 func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
-	log.engine("core.py:97", "Initializing a V1 LLM engine (v%s) with config: model='%s', simulated profile %s",
+	log.engine("Initializing a V1 LLM engine (v%s) with config: model='%s', simulated profile %s",
 		log.release.version, o.Source(), s.Profile.Name)
 	m, err := s.claim(o)
 	if err != nil {
@@ -158,9 +152,9 @@ func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memo
 func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
 	if log.release.since032 { // on a GPU the second model runner (v1/worker/gpu/model_runner.py) is the default
-		log.engine("gpu_model_runner.py:3808", "Loading model from scratch...")
+		log.engine("Loading model from scratch...")
 	} else {
-		log.engine("gpu_model_runner.py:3808", "Starting to load model %s...", o.Source())
+		log.engine("Starting to load model %s...", o.Source())
 	}
 	if err := s.applyFaults(ctx, whileLoading, o, log); err != nil {
 		return err
@@ -168,9 +162,8 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	if err := errors.Join(m.hold(p.Memory.FixedGiB*1024), wait(ctx, t.Weights)); err != nil {
 		return err
 	}
-	log.engine("default_loader.py:291", "Loading weights took %.2f seconds", t.Weights)
-	log.engine("gpu_model_runner.py:3905", "Model loading took %s GiB memory and %.6f seconds", roundGiB(p.Memory.FixedGiB), t.Weights)
-	log.engine("backends.py:644", "Using cache directory: /tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone for vLLM's torch.compile")
+	log.engine("Model loading took %s GiB memory and %.6f seconds", roundGiB(p.Memory.FixedGiB), t.Weights)
+	log.engine("Using cache directory: /tmp/vllm/torch_compile_cache/simulated/rank_0_0/backbone for vLLM's torch.compile")
 	if err := wait(ctx, t.Compile+t.Profile); err != nil {
 		return err
 	}
@@ -178,7 +171,7 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	if log.release.since032 {
 		takes = "took"
 	}
-	log.engine("monitor.py:34", "torch.compile %s %.2f s in total", takes, t.Compile)
+	log.engine("torch.compile %s %.2f s in total", takes, t.Compile)
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
@@ -186,7 +179,7 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 // with too small a cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
-	log.engine("gpu_worker.py:358", "Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
+	log.engine("Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
 	tokens, err := p.KVTokens(o)
 	if err != nil {
 		return err
@@ -195,21 +188,15 @@ func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *l
 	size := fmt.Sprintf("GPU KV cache size: %s tokens", render.Thousands(float64(tokens)))
 	fits := fmt.Sprintf("Maximum concurrency for %s tokens per request: %.2fx", render.Thousands(float64(o.MaxModelLen)), concurrency)
 	if log.release.since032 {
-		log.engine("kv_cache_utils.py:1305", "%s, %s", size, fits)
+		log.engine("%s, %s", size, fits)
 	} else {
-		log.engine("kv_cache_utils.py:1305", "%s", size)
-		log.engine("kv_cache_utils.py:1310", "%s", fits)
+		log.engine("%s", size)
+		log.engine("%s", fits)
 	}
 	if err := errors.Join(m.hold(o.GPUMemoryUtilization*p.Memory.GPUGiB*1024), wait(ctx, t.Graphs)); err != nil {
 		return err
 	}
-	log.engine("gpu_model_runner.py:4856", "Graph capturing finished in %.0f secs, took %.2f GiB", t.Graphs, p.Memory.GraphReserveGiB)
-	const initialized = "init engine (profile, create kv cache, warmup model) took %.2f s"
-	if took := t.Profile + t.Compile + t.Graphs; log.release.since032 {
-		log.engine("core.py:273", initialized+" (compilation: %.2f s)", took, t.Compile)
-	} else {
-		log.engine("core.py:273", initialized+"econds", took)
-	}
+	log.engine("Graph capturing finished in %.0f secs, took %.2f GiB", t.Graphs, p.Memory.GraphReserveGiB)
 	return nil
 }
 
@@ -234,7 +221,7 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 		MaxHeaderBytes:    maxHead,
 		BaseContext:       func(net.Listener) context.Context { return handlersCtx },
 	}
-	h.log.started(h.api.routes)
+	h.log.uvicorn("Application startup complete.")
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends when the server is closed below
 	h.open()
@@ -249,13 +236,10 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 		stopEngine()
 		h.close() // before the engine stops, so that it does not count as dead
 		h.core.stop()
-		h.log.stopped()
 	}
 	h.log.uvicorn("Shutting down")
 	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, h)
 	<-served
-	h.log.uvicorn("Waiting for application shutdown.")
-	h.log.uvicorn("Application shutdown complete.")
 	return nil
 }
 
