@@ -134,11 +134,11 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 		refusal.write(w)
 		return
 	}
-	var text []byte
+	var text strings.Builder
 	for _, id := range body.Tokens {
-		text = appendWords(text, int(id), 1)
+		text.WriteString(words(int(id), 1))
 	}
-	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, toJSON(string(text))))
+	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, toJSON(text.String())))
 }
 
 // resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the

@@ -30,7 +30,8 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	o := a.live.engine.Options
 	always := c.stream && o.AlwaysUsage
 	s := &answer{
-		w: w, release: a.release, model: o.Model, chat: c.chat, usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
+		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat,
+		usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)

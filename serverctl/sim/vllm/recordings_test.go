@@ -135,8 +135,8 @@ var masks = []struct {
 	{regexp.MustCompile(`"tokens":\[[\d,]*\]`), `"tokens":[]`},
 }
 
-// counts are the token counts that depend on the tokenizer.
-var counts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
+// tokenCounts are the token counts that depend on the tokenizer.
+var tokenCounts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
 
 // ofTexts matches the names of requests whose prompt is a text, or whose answer a real model ended early.
 var ofTexts = regexp.MustCompile(`^chat|^tokenize|no key, tokenize|of a text|two texts|too many tokens together`)
@@ -148,7 +148,7 @@ func masked(a recordedAnswer) string {
 		body = m.of.ReplaceAllString(body, m.by)
 	}
 	if ofTexts.MatchString(a.Name) {
-		body = counts.ReplaceAllString(body, "${1}0")
+		body = tokenCounts.ReplaceAllString(body, "${1}0")
 	}
 	if strings.Contains(a.Name, "stream") {
 		body = chunksOnce(body)
@@ -165,7 +165,7 @@ func chunksOnce(body string) string {
 	var kept []string
 	for chunk := range strings.SplitSeq(body, "\n\n") {
 		if strings.Contains(chunk, `"finish_reason"`) {
-			chunk = counts.ReplaceAllString(chunk, "${1}0")
+			chunk = tokenCounts.ReplaceAllString(chunk, "${1}0")
 		}
 		if !slices.Contains(kept, chunk) {
 			kept = append(kept, chunk)

@@ -120,7 +120,7 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 // The tokens of one step are one chunk of a stream, as with speculative decoding.
 func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	w := &recorder{}
-	s := &answer{w: w, release: releases["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
+	s := &answer{w: w, shapes: allShapes()["0.14.1"], model: "m", sequences: []*sequence{{request: &sim.Request{Prompt: 2, Output: 5}}}, sent: make([]int, 1), usage: true, prompt: 2}
 	if err := s.begin(true); err != nil {
 		t.Fatal(err)
 	}
