@@ -58,6 +58,7 @@ func TestCommandLinesAreRefused(t *testing.T) {
 		{"keys of an unknown flag", "m --foo.bar 1", `vllm serve: error: unrecognized arguments: --foo {"bar":1}`},
 		{"an unknown flag with a space", "m --no-such=a·b", "vllm serve: error: unrecognized arguments: --no-such=a b"},
 		{"a hexadecimal number", "m --gpu-memory-utilization 0x1p-1", "invalid float value: '0x1p-1'"},
+		{"a utilization above 1", "m --gpu-memory-utilization 1.2", "gpu_memory_utilization must be in (0, 1], got 1.2."},
 		{"not a number", "m --gpu-memory-utilization nan", "gpu_memory_utilization must be in (0, 1], got NaN."},
 		{"infinite", "m --gpu-memory-utilization infinity", "gpu_memory_utilization must be in (0, 1], got +Inf."},
 		{"more than 64 bits", "m --max-model-len 99999999999t", "invalid human_readable_int_or_auto value: '99999999999t'"},

@@ -59,38 +59,6 @@ func TestRefusalsToStart(t *testing.T) {
 	}
 }
 
-func TestParseArgs(t *testing.T) {
-	p := profile(t, "small-fast")
-	for _, row := range []struct {
-		name, args, want string // want is part of the error; "" means that it parses
-		code             int
-	}{
-		{"no flags are the defaults", "my/model", "", 0},
-		{"values may be joined with =", "my/model --max-num-seqs=64 --gpu_memory_utilization=0.8", "", 0},
-		{"a boolean takes no value", "my/model --no-enable-prefix-caching --enforce-eager", "", 0},
-		{"an unknown flag is named", "my/model --max-num-sequences 64", "unrecognized arguments: --max-num-sequences", 2},
-		{"a word is no number", "my/model --max-num-seqs many", "argument --max-num-seqs: invalid int value: 'many'", 2},
-		{"a value is missing", "my/model --max-num-seqs", "argument --max-num-seqs: expected one argument", 2},
-		{"fewer batched tokens than sequences", "my/model --max-num-seqs 256 --max-num-batched-tokens 128", "max_num_batched_tokens (128) must be greater than or equal to max_num_seqs (256)", 1},
-		{"a utilization above 1", "my/model --gpu-memory-utilization 1.2", "gpu_memory_utilization must be in (0, 1]", 1},
-	} {
-		_, err := p.ParseArgs(strings.Fields(row.args))
-		code := 1
-		if _, usage := errors.AsType[*UsageError](err); usage {
-			code = 2
-		}
-		if row.want == "" {
-			if err != nil {
-				t.Errorf("%s: ParseArgs fails: %v", row.name, err)
-			}
-			continue
-		}
-		if err == nil || !strings.Contains(err.Error(), row.want) || code != row.code {
-			t.Errorf("%s: ParseArgs = %v with code %d, want %q with code %d", row.name, err, code, row.want, row.code)
-		}
-	}
-}
-
 func TestProfileUnknown(t *testing.T) {
 	_, err := LoadProfile("h100")
 	if err == nil || !strings.Contains(err.Error(), "use one of h200-llama70b-fp8, h200-llama70b-fp8-reset, l4-qwen0.5b, small-fast") {

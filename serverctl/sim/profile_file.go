@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,20 +20,24 @@ import (
 // An entry describes one constant in a profile's file.
 type entry struct {
 	path, unit string
-	to         any // the field of the Profile: *float64 or *[]float64
+	to         any // the field of the Profile: *float64, *int or *[]float64
 	min, max   float64
 	optional   bool // 0 when the file lacks it
 }
 
+// isDefault reports whether the entry is the default of a flag. A default is a bare number without an origin.
+func (f entry) isDefault() bool { return f.unit == "" }
+
 // No real server is beyond these limits. They catch MiB written for GiB, and s for ms.
 const (
-	maxGiB = 4096
-	maxMS  = 60_000
+	maxGiB     = 4096
+	maxMS      = 60_000
+	maxDefault = 100_000_000 // tokens; larger than the context of any model
 )
 
 // entries returns the constants of a profile in the order in which Text writes them.
 func (p *Profile) entries() []entry {
-	m, s, d, n, t := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp
+	m, s, d, n, t, o := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp, &p.Defaults
 	return []entry{
 		{path: "memory.gpu", unit: "GiB", to: &m.GPUGiB, max: maxGiB},
 		{path: "memory.fixed", unit: "GiB", to: &m.FixedGiB, max: maxGiB},
@@ -70,6 +75,10 @@ func (p *Profile) entries() []entry {
 		{path: "start_up.graphs", unit: "s", to: &t.Graphs, max: 86400},
 		{path: "stop.time", unit: "s", to: &p.Stop, max: 86400},
 		{path: "model.vocabulary", unit: "tokens", to: &p.Vocabulary, min: 1, max: 1e8},
+		{path: "defaults.gpu_memory_utilization", to: &o.GPUMemoryUtilization, max: 1},
+		{path: "defaults.max_num_seqs", to: &o.MaxNumSeqs, min: 1, max: maxDefault},
+		{path: "defaults.max_num_batched_tokens", to: &o.MaxNumBatchedTokens, min: 1, max: maxDefault},
+		{path: "defaults.max_model_len", to: &o.MaxModelLen, min: 1, max: maxDefault},
 	}
 }
 
@@ -83,6 +92,24 @@ func (p *Profile) Value(path string) *float64 {
 	return nil
 }
 
+// store sets the field of the entry. It returns false for a wrong number of values.
+func (f entry) store(values []float64) bool {
+	if to, ok := f.to.(*[]float64); ok {
+		*to = slices.Clone(values)
+		return true
+	}
+	if len(values) != 1 {
+		return false
+	}
+	switch to := f.to.(type) {
+	case *float64:
+		*to = values[0]
+	case *int:
+		*to = int(values[0])
+	}
+	return true
+}
+
 // Set changes the values of a constant and their origin. It returns false for an unknown constant and for a wrong
 // number of values. Copies of the profile do not change.
 func (p *Profile) Set(path string, values []float64, confidence, source string) bool {
@@ -91,14 +118,8 @@ func (p *Profile) Set(path string, values []float64, confidence, source string) 
 		return false
 	}
 	f := p.entries()[i]
-	switch to := f.to.(type) {
-	case *[]float64:
-		*to = slices.Clone(values)
-	case *float64:
-		if len(values) != 1 {
-			return false
-		}
-		*to = values[0]
+	if !f.store(values) {
+		return false
 	}
 	c := Constant{Path: path, Unit: f.unit, Values: slices.Clone(values), Source: source, Confidence: confidence}
 	p.Constants = slices.Clone(p.Constants)
@@ -139,9 +160,8 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 	}
 	p.Model, p.About = r.text("model.name"), r.text("about")
 	for _, f := range p.entries() {
-		r.constant(p, f, root)
+		r.entry(p, f, root)
 	}
-	r.defaults(&p.Defaults, root)
 	r.checkTogether(p, root)
 	r.unknown(p)
 	if len(r.errs) > 0 {
@@ -172,13 +192,17 @@ func (r *profileReader) text(path string) string {
 	return ""
 }
 
-// constant reads one constant with its unit, source and confidence.
-func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
+// entry reads a constant with its origin, or the default of a flag.
+func (r *profileReader) entry(p *Profile, f entry, root ast.Node) {
 	at, ok := r.nodes[f.path]
-	if !ok {
-		if !f.optional {
-			r.missing(f, root)
-		}
+	switch {
+	case !ok && f.optional:
+		return
+	case !ok:
+		r.missing(f, root)
+		return
+	case f.isDefault():
+		f.store(r.numbers(f, at))
 		return
 	}
 	value, ok := r.nodes[f.path+".value"]
@@ -198,27 +222,20 @@ func (r *profileReader) constant(p *Profile, f entry, root ast.Node) {
 	}
 	c.Values = r.numbers(f, value)
 	p.Constants = append(p.Constants, c)
-	switch to := f.to.(type) {
-	case *[]float64:
-		*to = c.Values
-	case *float64:
-		if len(c.Values) == 1 {
-			*to = c.Values[0]
-		}
-	}
+	f.store(c.Values)
 }
 
-// missing reports a missing constant, at its section if the file has that.
+// missing reports a missing entry, at its section if the file has that.
 func (r *profileReader) missing(f entry, root ast.Node) {
 	section, name, _ := strings.Cut(f.path, ".")
-	at, ok := r.nodes[section]
-	if !ok {
-		at = root
+	value := "…"
+	if !f.isDefault() {
+		value = fmt.Sprintf(`{value: …, unit: %s, source: "…", confidence: …}`, f.unit)
 	}
-	r.fail(at, "%s is missing; add %s: {value: …, unit: %s, source: \"…\", confidence: …} under %s", f.path, name, f.unit, section)
+	r.fail(cmp.Or(r.nodes[section], root), "%s is missing; add %s: %s under %s", f.path, name, value, section)
 }
 
-// numbers reads the value of a constant: one number, or a list where the constant may have several.
+// numbers reads the value of an entry: one number, or a list where the entry may have several.
 func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 	values := []ast.Node{n}
 	if list, ok := n.(*ast.SequenceNode); ok {
@@ -228,70 +245,28 @@ func (r *profileReader) numbers(f entry, n ast.Node) []float64 {
 		}
 		values = list.Values
 	}
+	_, isWhole := f.to.(*int)
 	var numbers []float64
 	for _, n := range values {
 		v, err := strconv.ParseFloat(n.String(), 64)
 		switch {
 		case err != nil || math.IsNaN(v) || math.IsInf(v, 0):
 			r.fail(n, "%s: %q is not a number", f.path, n.String())
+		case isWhole && v != math.Trunc(v):
+			r.fail(n, "%s is %s, want a whole number", f.path, n.String())
 		case v < f.min:
-			r.fail(n, "%s is %g, want at least %g", f.path, v, f.min)
+			r.fail(n, "%s is %s, want at least %g", f.path, n.String(), f.min)
 		case v > f.max:
-			r.fail(n, "%s is %g, want at most %g %s", f.path, v, f.max, f.unit)
+			r.fail(n, "%s is %s, want at most %s", f.path, n.String(), strings.TrimSpace(strconv.FormatFloat(f.max, 'f', -1, 64)+" "+f.unit))
 		}
 		numbers = append(numbers, v)
 	}
 	return numbers
 }
 
-// maxDefault is larger than the context of any model.
-const maxDefault = 100_000_000
-
-// defaultFlags are the flags whose defaults a profile sets.
-func defaultFlags(o *Options) map[string]any {
-	return map[string]any{
-		"gpu_memory_utilization": &o.GPUMemoryUtilization, "max_num_seqs": &o.MaxNumSeqs,
-		"max_num_batched_tokens": &o.MaxNumBatchedTokens, "max_model_len": &o.MaxModelLen,
-	}
-}
-
-// defaults reads the values that flags have when the command line does not set them.
-func (r *profileReader) defaults(o *Options, root ast.Node) {
-	flags := defaultFlags(o)
-	for _, name := range []string{"gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len"} {
-		n, ok := r.nodes["defaults."+name]
-		if !ok {
-			r.fail(root, "defaults.%s is missing; add it under defaults", name)
-			continue
-		}
-		var err error
-		switch to := flags[name].(type) {
-		case *float64:
-			*to, err = strconv.ParseFloat(n.String(), 64)
-		case *int:
-			*to, err = strconv.Atoi(n.String())
-		}
-		if err != nil {
-			r.fail(n, "defaults.%s: %q is not a number of that kind", name, n.String())
-		} else if to, ok := flags[name].(*int); ok && *to > maxDefault {
-			r.fail(n, "defaults.%s is %d, want at most %d", name, *to, maxDefault)
-		}
-	}
-	if len(r.errs) == 0 {
-		if err := o.check(); err != nil {
-			r.fail(r.nodes["defaults"], "defaults: %v", err)
-		}
-	}
-}
-
 // checkTogether finds constants that contradict each other.
 func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
-	at := func(path string) ast.Node {
-		if n, ok := r.nodes[path]; ok {
-			return n
-		}
-		return root
-	}
+	at := func(path string) ast.Node { return cmp.Or(r.nodes[path], root) }
 	switch n := p.Noise; {
 	case n.Stall > 0 && n.StallGap == 0:
 		r.fail(at("noise.stall"), "noise.stall gives the length of a stall, but nothing gives how often one comes; add noise.stall_gap")
@@ -301,6 +276,9 @@ func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
 	if p.Model == "" {
 		r.fail(root, "model.name is missing; add name under model")
 	}
+	if err := p.Defaults.check(); err != nil && len(r.errs) == 0 {
+		r.fail(r.nodes["defaults"], "defaults: %v", err)
+	}
 	if r.nodes["step.fixed"] != nil && r.nodes["step.weights"] != nil && p.Step.Fixed+p.Step.Weights == 0 {
 		r.fail(at("step"), "step.fixed and step.weights are both 0: a step would take no time")
 	}
@@ -308,15 +286,12 @@ func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
 
 // unknown reports the keys that a profile does not have.
 func (r *profileReader) unknown(p *Profile) {
-	known := []string{"about", "model", "model.name", "defaults"}
-	for name := range defaultFlags(&Options{}) {
-		known = append(known, "defaults."+name)
-	}
+	known := []string{"about", "model", "model.name"}
 	for _, f := range p.entries() {
 		section, _, _ := strings.Cut(f.path, ".")
 		known = append(known, section, f.path)
-		for _, part := range []string{".value", ".unit", ".source", ".confidence"} {
-			known = append(known, f.path+part)
+		if !f.isDefault() {
+			known = append(known, f.path+".value", f.path+".unit", f.path+".source", f.path+".confidence")
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(r.nodes)) {
