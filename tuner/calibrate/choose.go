@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -28,11 +29,16 @@ const (
 // A candidate is a trial and its probes to predict.
 type candidate struct {
 	trial   studies.Trial
-	args    []string      // of the flags that the simulator models
-	options sim.Options   // parsed from args
-	probes  []trial.Probe // probes to replay, in order
-	used    []bool        // for each probe: it is compared with the prediction; other probes are replayed only for their effect on the cache
-	heldOut []bool        // for each probe: it is compared with the prediction, and the fit ignores it
+	args    []string    // of the flags that the simulator models
+	options sim.Options // parsed from args
+	probes  []probe     // probes to replay, in order
+}
+
+// A probe is a measured probe to replay.
+type probe struct {
+	trial.Probe
+	used    bool // it is compared with the prediction; other probes are replayed only for their effect on the cache
+	heldOut bool // it is compared with the prediction, and the fit ignores it
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -118,21 +124,23 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 			c.result.LeftOutTrials.add(err.Error())
 			continue
 		}
-		last := -1
-		for i, probe := range one.probes {
-			why := whyNot(probe)
-			if why != "" {
+		end := 0 // of the probes that have an effect on a comparison
+		for i, measured := range t.Probes {
+			p := probe{Probe: measured}
+			if why := whyNot(measured); why != "" {
 				c.result.LeftOut.add(why)
-				continue
+			} else {
+				n++
+				p.used, p.heldOut, end = true, n%heldOutEvery == 0, i+1
 			}
-			one.used[i], last = true, i
-			n++
-			one.heldOut[i] = n%heldOutEvery == 0
+			one.probes = append(one.probes, p)
 		}
-		if last < 0 {
+		if end == 0 {
 			continue
 		}
-		one.trim(c.Runner.Cache == trial.Reset, last)
+		one.probes = slices.DeleteFunc(one.probes[:end], func(p probe) bool {
+			return !p.used && c.Runner.Cache == trial.Reset // the cache is emptied before each probe
+		})
 		chosen = append(chosen, one)
 	}
 	return chosen
@@ -152,31 +160,17 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 		text, _, _ := strings.Cut(err.Error(), ".")
 		return nil, fmt.Errorf("the simulator would not start: %s", text)
 	}
-	n := len(t.Probes)
-	return &candidate{trial: t, args: args, options: options, probes: t.Probes, used: make([]bool, n), heldOut: make([]bool, n)}, nil
-}
-
-// trim drops the probes that have no effect on a comparison: all after the last compared one. Where the cache is
-// emptied before each probe, it drops all probes that are not compared.
-func (c *candidate) trim(reset bool, last int) {
-	var probes []trial.Probe
-	var used, heldOut []bool
-	for i := range last + 1 {
-		if c.used[i] || !reset {
-			probes, used, heldOut = append(probes, c.probes[i]), append(used, c.used[i]), append(heldOut, c.heldOut[i])
-		}
-	}
-	c.probes, c.used, c.heldOut = probes, used, heldOut
+	return &candidate{trial: t, args: args, options: options}, nil
 }
 
 // count returns the numbers of fitted and of held-out probes.
 func count(chosen []*candidate) (fitted, heldOut int) {
 	for _, c := range chosen {
-		for i := range c.probes {
+		for _, p := range c.probes {
 			switch {
-			case c.heldOut[i]:
+			case p.heldOut:
 				heldOut++
-			case c.used[i]:
+			case p.used:
 				fitted++
 			}
 		}
@@ -195,7 +189,11 @@ func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*can
 	workers.SetLimit(runtime.GOMAXPROCS(0))
 	for i, one := range chosen {
 		workers.Go(func() error {
-			predicted[i], errs[i] = runner.Replay(ctx, trial.Task{Number: one.trial.Number, Args: one.args, Done: one.probes})
+			task := trial.Task{Number: one.trial.Number, Args: one.args}
+			for _, p := range one.probes {
+				task.Done = append(task.Done, p.Probe)
+			}
+			predicted[i], errs[i] = runner.Replay(ctx, task)
 			return nil // one trial's error does not stop the others
 		})
 	}

@@ -162,33 +162,23 @@ func gives(t studies.Trial, name string) bool {
 // noteConstantFlags notes the flags that were the same in all trials, with what the study cannot determine because of
 // that. It also notes the flags that the simulator does not model.
 func (c *calibration) noteConstantFlags(chosen []*candidate) {
-	o := chosen[0].options
-	util, seqs, batched := true, true, true
-	for _, one := range chosen {
-		util = util && one.options.GPUMemoryUtilization == o.GPUMemoryUtilization
-		seqs = seqs && one.options.MaxNumSeqs == o.MaxNumSeqs
-		batched = batched && one.options.MaxNumBatchedTokens == o.MaxNumBatchedTokens
-	}
 	for _, flag := range []struct {
-		same  bool
-		name  string
-		value any
-		what  string
+		name, what string
+		of         func(sim.Options) any
 	}{
-		{util, "gpu-memory-utilization", o.GPUMemoryUtilization, "the GPU's memory and the fixed part of its use"},
-		{seqs, "max-num-seqs", o.MaxNumSeqs, "the memory of a sequence"},
-		{batched, "max-num-batched-tokens", o.MaxNumBatchedTokens, "the memory of a batched token, and the cost of a large prefill"},
+		{"gpu-memory-utilization", "the GPU's memory and the fixed part of its use", func(o sim.Options) any { return o.GPUMemoryUtilization }},
+		{"max-num-seqs", "the memory of a sequence", func(o sim.Options) any { return o.MaxNumSeqs }},
+		{"max-num-batched-tokens", "the memory of a batched token, and the cost of a large prefill",
+			func(o sim.Options) any { return o.MaxNumBatchedTokens }},
 	} {
-		if flag.same {
-			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, flag.value, flag.what)
+		value := flag.of(chosen[0].options)
+		if !slices.ContainsFunc(chosen, func(one *candidate) bool { return flag.of(one.options) != value }) {
+			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, value, flag.what)
 		}
 	}
 	var names []string
 	for _, one := range chosen {
-		_, unknown, err := simulatedArgs(one.trial.Args)
-		if err != nil {
-			continue // choose() has left this trial out
-		}
+		_, unknown, _ := simulatedArgs(one.trial.Args) // choose leaves out trials with wrong args
 		for _, name := range unknown {
 			if !slices.Contains(names, name) {
 				names = append(names, name)

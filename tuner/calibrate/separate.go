@@ -1,7 +1,6 @@
 package calibrate
 
 import (
-	"errors"
 	"math"
 	"slices"
 
@@ -185,22 +184,14 @@ func shares(j *mat.Dense, column int, others []int) []float64 {
 		return nil
 	}
 	rows, _ := j.Dims()
-	a := mat.NewDense(rows+len(others), len(others), nil)
-	b := mat.NewVecDense(rows+len(others), nil)
-	for i := range rows {
-		b.SetVec(i, j.At(i, column))
-		for c, k := range others {
-			a.Set(i, c, j.At(i, k))
-		}
+	a := mat.NewDense(rows, len(others), nil)
+	for c, k := range others {
+		a.SetCol(c, mat.Col(nil, k, j))
 	}
-	for c, k := range others { // a little damping, so that two similar columns do not get large shares of opposite signs
-		a.Set(rows+c, c, 0.01*norm(j, k))
+	// A little damping, so that two similar columns do not get large shares of opposite signs.
+	found, err := leastSquares(a, mat.Col(nil, column, j), func(c int) float64 { return 0.01 * norm(a, c) })
+	if err != nil {
+		return nil
 	}
-	var found mat.VecDense
-	if err := found.SolveVec(a, b); err != nil {
-		if _, isCondition := errors.AsType[mat.Condition](err); !isCondition {
-			return nil
-		}
-	}
-	return found.RawVector().Data
+	return found
 }

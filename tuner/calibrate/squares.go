@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/mat"
 )
@@ -99,13 +100,8 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 
 // weighted returns the slope with each row multiplied by the weight of its residual.
 func (j slope) weighted(residuals []float64) slope {
-	weighted := slope{mat.DenseCopyOf(j), j.rough}
-	_, columns := j.Dims()
-	for i, r := range residuals {
-		for k := range columns {
-			weighted.Set(i, k, weight(r)*j.At(i, k))
-		}
-	}
+	weighted := slope{new(mat.Dense), j.rough}
+	weighted.Apply(func(i, _ int, v float64) float64 { return weight(residuals[i]) * v }, j)
 	return weighted
 }
 
@@ -131,7 +127,7 @@ func (j slope) update(move, before, after []float64) {
 
 // at returns the residuals with one of the logs changed.
 func (p problem) at(ctx context.Context, logs []float64, k int, value float64) ([]float64, error) {
-	changed := append([]float64{}, logs...)
+	changed := slices.Clone(logs)
 	changed[k] = value
 	return p.residuals(ctx, changed)
 }
@@ -213,7 +209,7 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 
 // moved returns the logs after a step of the free ones within the bounds, and the actual step.
 func (p problem) moved(logs []float64, free []int, move []float64) (next, moved []float64) {
-	next = append([]float64{}, logs...)
+	next = slices.Clone(logs)
 	shrink := 1.0
 	for _, m := range move {
 		shrink = min(shrink, math.Log(maxFactor)/max(math.Abs(m), 1e-300))
@@ -225,33 +221,39 @@ func (p problem) moved(logs []float64, free []int, move []float64) (next, moved 
 	return next, moved
 }
 
-// dampedStep solves the normal equations with Marquardt's damping, by a QR decomposition of the Jacobian with the
-// damping as further rows.
+// dampedStep solves the normal equations with Marquardt's damping.
 func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, error) {
+	wanted := make([]float64, len(residuals))
+	for i, r := range residuals {
+		wanted[i] = -weight(r) * r
+	}
+	step, err := leastSquares(j, wanted, func(k int) float64 { return math.Sqrt(damping) * max(norm(j, k), 1e-6) })
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(step, func(m float64) bool { return math.IsNaN(m) || math.IsInf(m, 0) }) {
+		return nil, errors.New("no finite step")
+	}
+	return step, nil
+}
+
+// leastSquares returns the combination of the columns that is nearest to wanted, by a QR decomposition with the damping
+// of each column as further rows.
+func leastSquares(j *mat.Dense, wanted []float64, damping func(column int) float64) ([]float64, error) {
 	rows, columns := j.Dims()
 	a := mat.NewDense(rows+columns, columns, nil)
-	b := mat.NewVecDense(rows+columns, nil)
-	for i := range rows {
-		b.SetVec(i, -weight(residuals[i])*residuals[i])
-		for k := range columns {
-			a.Set(i, k, j.At(i, k))
-		}
-	}
+	a.Copy(j)
 	for k := range columns {
-		a.Set(rows+k, k, math.Sqrt(damping)*max(norm(j, k), 1e-6))
+		a.Set(rows+k, k, damping(k))
 	}
-	var step mat.VecDense
-	if err := step.SolveVec(a, b); err != nil {
+	b := mat.NewVecDense(rows+columns, append(slices.Clone(wanted), make([]float64, columns)...))
+	var found mat.VecDense
+	if err := found.SolveVec(a, b); err != nil {
 		if _, isCondition := errors.AsType[mat.Condition](err); !isCondition {
 			return nil, err
 		}
 	}
-	for k := range columns {
-		if math.IsNaN(step.AtVec(k)) || math.IsInf(step.AtVec(k), 0) {
-			return nil, errors.New("no finite step")
-		}
-	}
-	return step.RawVector().Data, nil
+	return found.RawVector().Data, nil
 }
 
 // norm returns the length of a column.

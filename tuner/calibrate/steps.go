@@ -61,7 +61,7 @@ type row struct {
 func rows(chosen []*candidate, heldOut bool) (all []row) {
 	for i, c := range chosen {
 		for j, p := range c.probes {
-			if !c.used[j] || c.heldOut[j] != heldOut {
+			if !p.used || p.heldOut != heldOut {
 				continue
 			}
 			for k, m := range metrics {
@@ -185,7 +185,7 @@ func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*c
 		m := metrics[r.metric]
 		was := chosen[r.candidate].probes[r.probe]
 		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // a probe whose answers all failed has no latency
-		residuals[i] = math.Log(is/r.observed) / m.noiseOf(was) / scales[r.metric]
+		residuals[i] = math.Log(is/r.observed) / m.noiseOf(was.Probe) / scales[r.metric]
 	}
 	return residuals, nil
 }
@@ -227,7 +227,7 @@ func (c *calibration) compareCaches(chosen []*candidate, predicted [][]trial.Pro
 	is, was := 0, 0
 	for i, one := range chosen {
 		for j, p := range one.probes {
-			if !one.used[j] {
+			if !p.used {
 				continue
 			}
 			again := predicted[i][j]
