@@ -294,8 +294,8 @@ func (h *faultHandler) engineDied() {
 // killEngine makes the engine die. If the fault has an exception, the engine logs it first.
 func (h *faultHandler) killEngine(f Fault) {
 	words := ""
-	if f.kind.last != nil {
-		words = f.kind.last(h.server.Profile, h.live.engine.Options)
+	if f.kind.exception != "" {
+		words = deathOf(f, h.server.Profile, h.live.engine.Options)
 	}
 	h.core.kill(f, words)
 }

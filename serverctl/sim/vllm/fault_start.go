@@ -40,7 +40,7 @@ func (s *Server) applyFaults(ctx context.Context, at startPoint, o sim.Options, 
 
 // raise ends the process with the fault's exception.
 func raise(_ context.Context, s *Server, o sim.Options, f Fault, _ *logger) error {
-	return &sim.StartError{Text: f.kind.last(s.Profile, o)}
+	return &sim.StartError{Text: deathOf(f, s.Profile, o)}
 }
 
 // killEngine ends the engine without a log line.

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"vllmtuner/tuner/space"
-
-	"vllmtuner/serverctl/sim"
 )
 
 // A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP
@@ -59,9 +57,9 @@ type faultKind struct {
 	trigger  bool     // the fault accepts at=, request=, running= and p=
 	defaults Fault    // the fault without keys
 
-	point startPoint
-	start startAction
-	last  func(*sim.Profile, sim.Options) string // the exception that ends the engine or the API server
+	point     startPoint
+	start     startAction
+	exception string // name of the exception that ends the engine or the API server
 
 	act    func(*faultHandler, Fault)
 	answer answerAction
@@ -79,25 +77,25 @@ var defaultLoad = Fault{Trigger: "request", Request: defaultRequest}
 
 // faultKinds are all faults in the order of a server's life. docs/simulator.md describes them.
 var faultKinds = []faultKind{
-	{name: "model-not-found", point: atBegin, start: raise, last: modelNotFound},
-	{name: "gated-model", point: atBegin, start: raise, last: gatedModel},
+	{name: "model-not-found", point: atBegin, start: raise, exception: "model-not-found"},
+	{name: "gated-model", point: atBegin, start: raise, exception: "gated-model"},
 	{name: "never-ready", point: whileLoading, keys: lasting, start: delay},
 	{name: "slow-start", point: whileLoading, keys: lasting, defaults: Fault{For: 10 * time.Second}, start: delay},
 	{name: "die-loading", point: whileLoading, start: killEngine},
-	{name: "oom-start", point: whileProfiling, start: raise, last: outOfMemory},
-	{name: "die-profiling", point: whileProfiling, start: raise, last: disturbed},
+	{name: "oom-start", point: whileProfiling, start: raise, exception: "out-of-memory"},
+	{name: "die-profiling", point: whileProfiling, start: raise, exception: "profiling"},
 	{name: "bind-late", point: beforeListening, keys: lasting, defaults: Fault{For: 5 * time.Second}, start: delay},
 
 	// These faults act during the start without a trigger, and under load with one.
 	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
-		act: (*faultHandler).killEngine, last: diskFull},
+		act: (*faultHandler).killEngine, exception: "disk-full"},
 	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*faultHandler).killEngine, last: tooManyFiles},
+		act: (*faultHandler).killEngine, exception: "too-many-files"},
 	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: raise,
-		act: (*faultHandler).killEngine, last: ncclFailed},
+		act: (*faultHandler).killEngine, exception: "nccl"},
 
-	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: outOfMemory},
-	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, last: illegalAccess},
+	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, exception: "out-of-memory"},
+	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, exception: "illegal-access"},
 	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine},
 	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*faultHandler).exit},
 	{name: "crash", trigger: true, defaults: defaultLoad, act: (*faultHandler).crash},

@@ -170,7 +170,10 @@ func (s *Server) claim(o sim.Options) (*memory, error) {
 		return nil, err
 	}
 	if free := total - used; free < total*o.GPUMemoryUtilization {
-		return nil, &sim.StartError{Text: tooLittleFree(free/1024, total/1024, o.GPUMemoryUtilization)}
+		return nil, &sim.StartError{Text: deathText("little-memory", fields{
+			"free": roundGiB(free / 1024), "total": roundGiB(total / 1024),
+			"utilization": pythonRepr(o.GPUMemoryUtilization), "wanted": roundGiB(total / 1024 * o.GPUMemoryUtilization),
+		})}
 	}
 	start, _, err := processStart(os.Getpid())
 	if err != nil {
@@ -207,7 +210,7 @@ func (m *memory) disturbed() error {
 		return err
 	}
 	if free := total - used; free >= m.free {
-		return &sim.StartError{Text: profilingDisturbed(m.free/1024, free/1024)}
+		return &sim.StartError{Text: deathText("profiling", fields{"before": roundGiB(m.free / 1024), "after": roundGiB(free / 1024)})}
 	}
 	return nil
 }

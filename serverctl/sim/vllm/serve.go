@@ -293,7 +293,7 @@ func (l *logger) refusal(err error) {
 	case isUsage:
 		l.write(l.errors, "", "usage: vllm serve [model_tag] [options]\n"+usage.Error())
 	case isConfig:
-		l.apiFailed(invalid(config.Text))
+		l.apiFailed(deathText("invalid-flags", fields{"error": config.Text}))
 	case isCore:
 		l.apiFailed(l.release.initFailed(core.exit))
 	case isStart:
