@@ -2,12 +2,10 @@ package vllm
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,15 +38,20 @@ type faultHandler struct {
 	actions sync.WaitGroup
 	silence atomic.Pointer[chan struct{}] // while it holds an open channel, the server answers nothing
 
+	endOnce sync.Once
+	abrupt  bool // the server ends without closing its streams properly; set before ended is closed
+
 	mu       sync.Mutex
 	active   []*activeFault
-	requests int // completion requests so far
-	inFlight map[int]context.CancelFunc
-	dead     bool // the engine is dead
-	over     bool // the channel ended is closed
+	requests int  // completion requests so far
 	closed   bool // the channel stopped is closed
-	abrupt   bool // the server ends without closing its streams properly
 }
+
+// errEngineDead is the cause with which the contexts of all requests end when the engine is dead.
+var errEngineDead = errors.New("the engine is dead")
+
+// isDead reports whether the engine died before the client of a request disconnected.
+func isDead(r *http.Request) bool { return context.Cause(r.Context()) == errEngineDead }
 
 // An activeFault is a fault under load with its state.
 type activeFault struct {
@@ -60,7 +63,7 @@ type activeFault struct {
 func newFaultHandler(s *Server, c *core, l *live, log *logger, began time.Time) *faultHandler {
 	h := &faultHandler{
 		api: newAPI(l, log), server: s, core: c, live: l, log: log, began: began,
-		ended: make(chan struct{}), stopped: make(chan struct{}), inFlight: make(map[int]context.CancelFunc),
+		ended: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	for _, f := range s.Faults {
 		if f.Trigger != "" {
@@ -70,11 +73,9 @@ func newFaultHandler(s *Server, c *core, l *live, log *logger, began time.Time) 
 	return h
 }
 
-func (h *faultHandler) release() *release { return h.log.release }
-
-// open starts to watch the engine and the triggers at= and running=.
-func (h *faultHandler) open() {
-	h.actions.Go(h.watchEngine)
+// open starts to watch the engine and the triggers at= and running=. endRequests ends the contexts of all requests.
+func (h *faultHandler) open(endRequests context.CancelCauseFunc) {
+	h.actions.Go(func() { h.watchEngine(endRequests) })
 	for _, a := range h.active {
 		switch {
 		case a.kind.act == nil: // a fault of single requests
@@ -147,12 +148,10 @@ func (h *faultHandler) actLocked(a *activeFault) {
 
 // end ends the server. With abrupt it cuts the streams off.
 func (h *faultHandler) end(abrupt bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.over {
-		h.over, h.abrupt = true, abrupt
+	h.endOnce.Do(func() {
+		h.abrupt = abrupt
 		close(h.ended)
-	}
+	})
 }
 
 // ServeHTTP handles every request.
@@ -162,7 +161,7 @@ func (h *faultHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/health", "/ping":
-		if h.isDead() { // vllm/entrypoints/serve/instrumentator/health.py
+		if isDead(r) { // vllm/entrypoints/serve/instrumentator/health.py
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
@@ -187,40 +186,31 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 	}
 }
 
-func (h *faultHandler) isDead() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.dead
-}
-
 // completion passes a request to the API, with the fault that it triggers for itself.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	id, fault, dead := h.enter(cancel)
-	defer h.leave(id)
+	fault := h.enter()
 	chat := strings.HasPrefix(r.URL.Path, "/v1/chat")
 	switch {
-	case dead:
-		h.release().refuseDead(w, chat)
+	case isDead(r):
+		h.log.release.refuseDead(w, chat)
 		return
 	case fault != nil && fault.kind.answer != nil:
 		fault.kind.answer(w)
 		return
 	}
-	answered := &answerWriter{ResponseWriter: w, faults: h, gone: ctx.Done()}
+	answered := &answerWriter{ResponseWriter: w, faults: h, gone: r.Context().Done()}
 	if fault != nil {
 		answered.spoil = fault.kind.write
 	}
-	h.api.ServeHTTP(answered, r.WithContext(ctx))
-	if h.isDead() && r.Context().Err() == nil {
+	h.api.ServeHTTP(answered, r)
+	if isDead(r) {
 		answered.endDead(chat)
 	}
 }
 
-// enter registers a request; the death of the engine calls cancel. It applies the faults of the whole server that the
-// request triggers, and returns the fault of this request, if there is one.
-func (h *faultHandler) enter(cancel context.CancelFunc) (id int, fault *Fault, dead bool) {
+// enter counts a request. It applies the faults of the whole server that the request triggers, and returns the fault of
+// this request, if there is one.
+func (h *faultHandler) enter() (fault *Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests++
@@ -233,16 +223,7 @@ func (h *faultHandler) enter(cancel context.CancelFunc) (id int, fault *Fault, d
 			fault = &a.Fault
 		}
 	}
-	if !h.dead {
-		h.inFlight[h.requests] = cancel
-	}
-	return h.requests, fault, h.dead
-}
-
-func (h *faultHandler) leave(id int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.inFlight, id)
+	return fault
 }
 
 // triggered reports whether the current request triggers a fault. Each fault with p= draws once per request, so that
@@ -260,32 +241,19 @@ func (h *faultHandler) triggered(a *activeFault) bool {
 	return h.running() >= a.Running
 }
 
-// watchEngine waits for the engine's death.
-func (h *faultHandler) watchEngine() {
-	select {
-	case <-h.core.dead:
-		h.engineDied()
-	case <-h.stopped:
-	}
-}
-
-// engineDied makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an
+// watchEngine makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an
 // error and end, new requests get an error, and after a while the server exits with code 0
 // (vllm/entrypoints/launcher.py, 0.14.1).
-func (h *faultHandler) engineDied() {
-	h.live.freeze()
-	logged, outlive := h.core.death()
-	h.mu.Lock()
-	h.dead = true
-	cancels := slices.Collect(maps.Values(h.inFlight))
-	h.mu.Unlock()
-	h.log.engineLost(logged)
-	for _, cancel := range cancels {
-		cancel()
-	}
-	if os.Getenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1" {
+func (h *faultHandler) watchEngine(endRequests context.CancelCauseFunc) {
+	select {
+	case <-h.core.dead:
+	case <-h.stopped:
 		return
 	}
+	h.live.freeze()
+	logged, outlive := h.core.death()
+	h.log.engineLost(logged)
+	endRequests(errEngineDead)
 	if h.pause(outlive) {
 		h.end(false)
 	}

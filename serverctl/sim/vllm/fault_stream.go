@@ -77,7 +77,7 @@ func (w *answerWriter) endDead(chat bool) {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
-		w.faults.release().refuseDead(w.ResponseWriter, chat)
+		w.faults.log.release.refuseDead(w.ResponseWriter, chat)
 	default:
 		kind := "completion"
 		if chat {
@@ -85,7 +85,7 @@ func (w *answerWriter) endDead(chat bool) {
 		}
 		w.faults.log.apiError("Error in %s stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.faults.release().deadEngineMessage()) // fails when the client has disconnected
+		_ = w.endWith(w.faults.log.release.deadEngineMessage()) // fails when the client has disconnected
 	}
 }
 

@@ -212,8 +212,8 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 		stopEngine()
 		<-engineGone
 	}()
-	handlersCtx, dropHandlers := context.WithCancel(context.WithoutCancel(ctx))
-	defer dropHandlers()
+	handlersCtx, dropHandlers := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer dropHandlers(nil)
 	server := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headTime,
@@ -224,7 +224,7 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 	h.log.uvicorn("Application startup complete.")
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(netutil.LimitListener(listener, maxConns)) }() // ends when the server is closed below
-	h.open()
+	h.open(dropHandlers)
 	defer h.close()
 	select {
 	case err := <-served:
@@ -253,7 +253,7 @@ func (s *Server) delayStop() {
 // shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
 // a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended.
 // With eight streams in flight, two of three real servers waited for more than 85 s.
-func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers func(), h *faultHandler) {
+func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers context.CancelCauseFunc, h *faultHandler) {
 	if h.abrupt { // a graceful end would complete the answers
 		_ = server.Close() // a listener is closed even when Close fails
 		return
@@ -263,7 +263,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 		_ = server.Shutdown(ctx) // fails only when ctx ends, which it does not
 		return
 	}
-	dropHandlers()
+	dropHandlers(nil)
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	if server.Shutdown(ctx) != nil {
