@@ -98,15 +98,15 @@ func set[T any](field *T, v any) error {
 func (p *Profile) ParseArgs(args []string) (Options, error) { return p.ParseArgsOf(Versions[0], args) }
 
 // ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in
-// any order. Its error is a *VersionError, or a *UsageError or a *ConfigError where vLLM would refuse the command line.
+// any order. Its error is a *UsageError or a *ConfigError where vLLM would refuse the command line.
 func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
 	o := p.Defaults
 	o.Version = version
 	o.Host, o.Port = "127.0.0.1", 8000
-	if !slices.Contains(Versions, version) {
-		return o, &VersionError{version}
+	err := CheckVersion(version)
+	if err != nil {
+		return o, err
 	}
-	var err error
 	if o.Leader, o.Given, err = parserOf(version).parse(args); err != nil {
 		return o, err
 	}

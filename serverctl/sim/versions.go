@@ -2,16 +2,17 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // Versions are the versions of vLLM that can be simulated. The first is the default.
 var Versions = []string{"0.14.1", "0.32.0", "0.33.0"}
 
-// A VersionError names a version of vLLM that is not simulated.
-type VersionError struct{ Version string }
-
-// Error lists the simulated versions.
-func (e *VersionError) Error() string {
-	return fmt.Sprintf("--sim-version %s: this version of vLLM is not simulated; choose from %s", e.Version, strings.Join(Versions, ", "))
+// CheckVersion refuses a version that is not simulated.
+func CheckVersion(version string) error {
+	if slices.Contains(Versions, version) {
+		return nil
+	}
+	return fmt.Errorf("--sim-version %s: this version of vLLM is not simulated; choose from %s", version, strings.Join(Versions, ", "))
 }

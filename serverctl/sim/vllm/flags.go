@@ -57,8 +57,9 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 	if s.Profile, err = sim.LoadProfile(cmp.Or(profile, defaultProfile)); err != nil {
 		return nil, nil, err
 	}
-	if s.Version = cmp.Or(s.Version, sim.Versions[0]); releases[s.Version] == nil {
-		return nil, nil, &sim.VersionError{Version: s.Version}
+	s.Version = s.version()
+	if err := sim.CheckVersion(s.Version); err != nil {
+		return nil, nil, err
 	}
 	for i, text := range faults {
 		faults[i] = strings.TrimSpace(text)
