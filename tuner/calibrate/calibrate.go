@@ -107,7 +107,8 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
 	c.Runner.Source = &memo{Source: in.Runner.Source}
-	c.result = Result{Study: in.Study.Name, From: in.From.Name, Trials: len(in.Study.Trials), Simulated: simulated(in.Study)}
+	c.result = Result{Study: in.Study.Name, From: in.From.Name, Trials: len(in.Study.Trials)}
+	c.result.Simulated = slices.ContainsFunc(in.Study.Trials, func(t studies.Trial) bool { return t.Result.Facts.Simulated })
 	p := c.begin()
 	if err := c.solveMemory(ctx, p); err != nil {
 		return nil, err
@@ -125,10 +126,6 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	}
 	c.result.Profile, c.result.Replays, c.result.Took = p, c.replays, time.Since(began)
 	return &c.result, nil
-}
-
-func simulated(s studies.Study) bool {
-	return slices.ContainsFunc(s.Trials, func(t studies.Trial) bool { return t.Result.Facts.Simulated })
 }
 
 // begin returns a copy of the first profile with the name of the model and with the server's defaults.
@@ -238,18 +235,6 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 		}
 		c.result.Changes = append(c.result.Changes, change)
 	}
-}
-
-// reportProgress calls Progress.
-func (c *calibration) reportProgress() {
-	if c.Progress != nil {
-		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
-	}
-}
-
-// timeUp reports whether an error comes from the limit and not from ctx.
-func timeUp(ctx context.Context, err error) bool {
-	return errors.Is(err, errTimeUp) && ctx.Err() == nil
 }
 
 var errTimeUp = errors.New("the time limit has passed")

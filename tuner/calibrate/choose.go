@@ -199,7 +199,9 @@ func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*can
 	}
 	_ = workers.Wait() // always nil
 	c.replays++
-	c.reportProgress()
+	if c.Progress != nil {
+		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
+	}
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}

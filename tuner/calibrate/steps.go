@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -136,7 +137,7 @@ func (c *calibration) limited(ctx context.Context, part float64, do func(ctx con
 		defer cancel()
 	}
 	err := do(within)
-	if timeUp(ctx, err) {
+	if errors.Is(err, errTimeUp) && ctx.Err() == nil {
 		c.result.TimeUp = true
 		return nil
 	}
