@@ -45,8 +45,8 @@ func newAPI(l *live, log *logger) *api {
 		"GET /v1/models":            a.models,
 		"GET /ping":                 ok,
 		"POST /ping":                ok,
-		"POST /v1/chat/completions": a.chat,
-		"POST /v1/completions":      a.completions,
+		"POST /v1/chat/completions": a.generate,
+		"POST /v1/completions":      a.generate,
 	} {
 		a.mux.HandleFunc(pattern, serve)
 	}
@@ -106,11 +106,7 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		Prompt   string `json:"prompt"`
 		Messages chat   `json:"messages"`
 	}
-	refusal := a.readJSON(w, r, &body)
-	if refusal == nil {
-		refusal = a.checkModel(body.Model)
-	}
-	if refusal != nil {
+	if refusal := a.readJSON(w, r, &body, &body.Model); refusal != nil {
 		refusal.write(w)
 		return
 	}
@@ -126,11 +122,7 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 		Model  string  `json:"model"`
 		Tokens []int32 `json:"tokens"`
 	}
-	refusal := a.readJSON(w, r, &body)
-	if refusal == nil {
-		refusal = a.checkModel(body.Model)
-	}
-	if refusal != nil {
+	if refusal := a.readJSON(w, r, &body, &body.Model); refusal != nil {
 		refusal.write(w)
 		return
 	}

@@ -7,22 +7,13 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-func (a *api) completions(w http.ResponseWriter, r *http.Request) { a.answer(w, r, false) }
-
-func (a *api) chat(w http.ResponseWriter, r *http.Request) { a.answer(w, r, true) }
-
-// answer reads a request, gives it to the engine, and answers as its tokens come.
-func (a *api) answer(w http.ResponseWriter, r *http.Request, isChat bool) {
-	c, refusal := a.readCompletion(w, r, isChat)
+// generate reads a request, gives its sequences to the engine, and answers as their tokens come.
+func (a *api) generate(w http.ResponseWriter, r *http.Request) {
+	c, refusal := a.readCompletion(w, r)
 	if refusal != nil {
 		refusal.write(w)
 		return
 	}
-	a.generate(w, r, c)
-}
-
-// generate gives the sequences of a completion to the engine and answers.
-func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 	if c.stream { // before the engine may fail: then its error becomes a chunk of the stream
 		w.Header().Set("Content-Type", eventStream)
 	}
@@ -56,7 +47,7 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request, c *completion) {
 		}
 		batch = updates.take(batch)
 		for _, u := range batch {
-			if c.stream && !begun && s.begin(true) != nil || c.stream && s.tokens(u.index, u.progress) != nil {
+			if c.stream && !begun && s.begin(true) != nil || c.stream && s.tokens(u) != nil {
 				return
 			}
 			begun = true

@@ -189,7 +189,7 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 // completion passes a request to the API, with the fault that it triggers for itself.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	fault := h.enter()
-	chat := strings.HasPrefix(r.URL.Path, "/v1/chat")
+	chat := isChat(r)
 	switch {
 	case isDead(r):
 		h.log.release.refuseDead(w, chat)

@@ -30,16 +30,11 @@ type group struct {
 	longest int // tokens of the longest finished answer
 }
 
-// progress is the result of one step for one sequence. Its tokens are one chunk of a stream.
-type progress struct {
-	tokens int
-	last   bool
-}
-
-// An update is the progress of one sequence of a request.
+// An update is the result of one step for one sequence. Its tokens are one chunk of a stream.
 type update struct {
-	index int
-	progress
+	sequence *sequence
+	tokens   int
+	last     bool // the sequence has all its tokens
 }
 
 // updates holds the updates of one request until its handler takes them. The engine never waits for a handler, and the
@@ -70,17 +65,11 @@ func (u *updates) take(before []update) []update {
 	return list
 }
 
-// A delivery is the progress of all sequences in one step, for their clients.
+// A delivery has the updates of one step, for the clients.
 type delivery struct {
 	at  time.Time // when the clients shall see the tokens
 	end float64   // end of the step, in seconds of the engine's clock
-	to  []addressee
-}
-
-// An addressee is a sequence and its progress.
-type addressee struct {
-	sequence *sequence
-	progress progress
+	to  []update
 }
 
 // A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the
@@ -219,10 +208,10 @@ func (l *live) step() (end time.Time, busy bool) {
 	l.now = then
 	l.noteScheduled(began)
 	end = l.began.Add(seconds(then))
-	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]addressee, 0, len(l.engine.Emitted))}
+	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]update, 0, len(l.engine.Emitted))}
 	for _, r := range l.engine.Emitted {
 		if s := l.open[r]; s != nil {
-			d.to = append(d.to, addressee{s, progress{tokens: r.Tokens - s.reported, last: r.Finished()}})
+			d.to = append(d.to, update{s, r.Tokens - s.reported, r.Finished()})
 			s.reported = r.Tokens
 		}
 	}
@@ -256,10 +245,10 @@ func (l *live) deliver(now time.Time) {
 		l.due[0] = delivery{}
 		l.due = l.due[1:]
 		l.stats.step(d, l.open, d.at.Sub(l.began).Seconds())
-		for _, to := range d.to {
-			to.sequence.updates.put(update{to.sequence.index, to.progress})
-			if to.progress.last {
-				delete(l.open, to.sequence.request)
+		for _, u := range d.to {
+			u.sequence.updates.put(u)
+			if u.last {
+				delete(l.open, u.sequence.request)
 			}
 		}
 	}

@@ -36,11 +36,11 @@ func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 func TestUpdatesComeInOrder(t *testing.T) {
 	const all = 10_000
 	u := &updates{ready: make(chan struct{}, 1)}
-	u.put(update{index: 0})
-	u.put(update{index: 1}) // the test takes neither of the two yet
+	u.put(update{tokens: 0})
+	u.put(update{tokens: 1}) // the test takes neither of the two yet
 	go func() {
 		for i := 2; i < all; i++ {
-			u.put(update{index: i})
+			u.put(update{tokens: i})
 		}
 	}()
 	var batch []update
@@ -53,7 +53,7 @@ func TestUpdatesComeInOrder(t *testing.T) {
 		}
 		batch = u.take(batch)
 		for _, one := range batch {
-			got = append(got, one.index)
+			got = append(got, one.tokens)
 		}
 	}
 	if !slices.IsSorted(got) || got[all-1] != all-1 {

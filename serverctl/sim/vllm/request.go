@@ -136,8 +136,8 @@ func contentOf(content json.RawMessage) (text string, err error) {
 	return text, nil
 }
 
-// readJSON reads the body of a request into v.
-func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError {
+// readJSON reads the body of a request into v, and checks the model that it names.
+func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any, model *string) *apiError {
 	text, refusal := a.readBody(w, r)
 	if refusal != nil {
 		return refusal
@@ -145,7 +145,7 @@ func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any) *apiError 
 	if err := json.Unmarshal(text, v); err != nil {
 		return badRequest("", "the body is not valid: %v", err)
 	}
-	return nil
+	return a.checkModel(*model)
 }
 
 // A completion is what one request asks for.
@@ -160,18 +160,18 @@ type completion struct {
 	arrived  float64 // time of the request, in seconds of the engine's clock
 }
 
+// isChat reports whether a request for tokens is a chat.
+func isChat(r *http.Request) bool { return r.URL.Path == "/v1/chat/completions" }
+
 // readCompletion reads and checks a request for a completion or a chat.
-func (a *api) readCompletion(w http.ResponseWriter, r *http.Request, isChat bool) (*completion, *apiError) {
-	c := &completion{chat: isChat, n: 1, arrived: a.live.clock()}
+func (a *api) readCompletion(w http.ResponseWriter, r *http.Request) (*completion, *apiError) {
+	c := &completion{chat: isChat(r), n: 1, arrived: a.live.clock()}
 	var body completionBody
-	if refusal := a.readJSON(w, r, &body); refusal != nil {
-		return nil, refusal
-	}
-	if refusal := a.checkModel(body.Model); refusal != nil {
+	if refusal := a.readJSON(w, r, &body, &body.Model); refusal != nil {
 		return nil, refusal
 	}
 	c.prompts = body.Prompt
-	if isChat {
+	if c.chat {
 		c.prompts = [][]int32{sim.Tokenize(string(body.Messages))}
 	}
 	if len(c.prompts) == 0 || slices.ContainsFunc(c.prompts, func(ids []int32) bool { return len(ids) == 0 }) {

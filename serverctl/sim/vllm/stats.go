@@ -72,13 +72,13 @@ func tokenBounds(longest int) (bounds []float64) {
 // get the tokens, in seconds of the engine's clock.
 func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) {
 	tokens := 0
-	for _, to := range d.to {
-		q := to.sequence
+	for _, u := range d.to {
+		q := u.sequence
 		if open[q.request] != q { // the client has disconnected
 			continue
 		}
-		tokens += to.progress.tokens
-		s.generationTokens += to.progress.tokens
+		tokens += u.tokens
+		s.generationTokens += u.tokens
 		if q.first == 0 {
 			tokens += q.request.Prompt
 			s.promptTokens += q.request.Prompt
@@ -89,7 +89,7 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 			s.observe("inter_token_latency_seconds", d.end-q.last)
 		}
 		q.last = d.end
-		if to.progress.last {
+		if u.last {
 			s.finish(q, seen)
 		}
 	}

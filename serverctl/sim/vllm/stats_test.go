@@ -97,7 +97,7 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		for left := len(sequences); left > 0; {
 			<-updates.ready
 			for _, r := range updates.take(nil) {
-				came[r.index] += r.tokens
+				came[r.sequence.index] += r.tokens
 				if r.last {
 					left--
 				}
@@ -124,8 +124,8 @@ func TestTokensOfOneStepAreOneChunk(t *testing.T) {
 	if err := s.begin(true); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []progress{{tokens: 3}, {tokens: 2, last: true}} {
-		if err := s.tokens(0, n); err != nil {
+	for _, u := range []update{{s.sequences[0], 3, false}, {s.sequences[0], 2, true}} {
+		if err := s.tokens(u); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -102,12 +102,13 @@ func (s *answer) begin(stream bool) error {
 	return s.flush()
 }
 
-// tokens sends the progress of one sequence as one chunk.
-func (s *answer) tokens(index int, p progress) error {
-	parts := fields{"text": words(s.sent[index], p.tokens)}
-	s.sent[index] += p.tokens
+// tokens sends an update as one chunk.
+func (s *answer) tokens(u update) error {
+	index := u.sequence.index
+	parts := fields{"text": words(s.sent[index], u.tokens)}
+	s.sent[index] += u.tokens
 	shape := s.kind() + " chunk"
-	if p.last {
+	if u.last {
 		shape = s.kind() + " last chunk"
 		if !s.usage {
 			parts["fingerprint"] = s.shapes["fingerprint"]
