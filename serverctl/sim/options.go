@@ -27,7 +27,6 @@ type Options struct {
 	Aliases      []string // further served names
 	APIKeys      []string // a request must have one of these keys; empty means that it needs no key
 	NoStats      bool     // /metrics is empty
-	AlwaysUsage  bool     // streams report their usage even if the request does not ask for it
 	TokenDetails bool     // usage reports the cached tokens
 
 	Given map[string]any // the flags on the command line by destination: bool, int, float64, string, []string or json.RawMessage
@@ -75,7 +74,6 @@ var effects = map[string]func(o *Options, value any) error{
 	"port":                         func(o *Options, v any) error { return set(&o.Port, v) },
 	"api_key":                      func(o *Options, v any) error { return set(&o.APIKeys, v) },
 	"disable_log_stats":            func(o *Options, v any) error { return set(&o.NoStats, v) },
-	"enable_force_include_usage":   func(o *Options, v any) error { return set(&o.AlwaysUsage, v) },
 	"enable_prompt_tokens_details": func(o *Options, v any) error { return set(&o.TokenDetails, v) },
 	"enforce_eager":                func(o *Options, v any) error { return set(&o.EnforceEager, v) },
 	"speculative_config":           func(o *Options, v any) error { return o.setSpeculation(v) },

@@ -19,10 +19,8 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
-	always := c.stream && o.AlwaysUsage
 	s := &answer{
-		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat,
-		usage: c.usage || always, always: c.allUsage || always, details: o.TokenDetails,
+		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat, usage: c.usage, always: c.allUsage, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)

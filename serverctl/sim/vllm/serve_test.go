@@ -112,21 +112,18 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 }
 
-// --enable-force-include-usage adds the usage to each chunk, and a usage chunk. --enable-prompt-tokens-details adds the
-// cached tokens.
-func TestFlagsOfUsage(t *testing.T) {
-	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m", "--enable-force-include-usage", "--enable-prompt-tokens-details")
+// --enable-prompt-tokens-details adds the cached tokens to the usage, which bench reads.
+func TestUsageHasTheCachedTokens(t *testing.T) {
+	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m", "--enable-prompt-tokens-details")
 	body := `{"prompt":"` + strings.Repeat("one two three ", 40) + `","max_tokens":2%s}`
-	if status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, "")); status != 200 || !strings.Contains(text, `"prompt_tokens_details":null`) {
-		t.Errorf("the first answer: status %d, %s; want no cached tokens", status, text)
-	}
-	if status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, "")); status != 200 || !strings.Contains(text, `"prompt_tokens_details":{"cached_tokens":`) {
-		t.Errorf("the second answer: status %d, %s; want cached tokens", status, text)
-	}
-	status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, `,"stream":true`))
-	chunks := strings.Split(strings.TrimSpace(text), "\n\n")
-	if status != 200 || len(chunks) != 4 || strings.Count(text, `"usage":{`) != 3 || !strings.Contains(chunks[2], `"choices":[],"usage":{`) || !strings.Contains(chunks[2], `"cached_tokens":`) {
-		t.Errorf("the stream: status %d, chunks %q; want two tokens with usage, the usage chunk and [DONE]", status, chunks)
+	for _, row := range []struct{ name, more, want string }{
+		{"the first answer", "", `"prompt_tokens_details":null`},
+		{"the second answer", "", `"prompt_tokens_details":{"cached_tokens":`},
+		{"a stream", `,"stream":true,"stream_options":{"include_usage":true}`, `"prompt_tokens_details":{"cached_tokens":`},
+	} {
+		if status, text := post(t, url+"/v1/completions", fmt.Sprintf(body, row.more)); status != 200 || !strings.Contains(text, row.want) {
+			t.Errorf("%s: status %d, %s; want %s", row.name, status, text, row.want)
+		}
 	}
 }
 
