@@ -14,5 +14,6 @@ func CheckVersion(version string) error {
 	if slices.Contains(Versions, version) {
 		return nil
 	}
-	return fmt.Errorf("--sim-version %s: this version of vLLM is not simulated; choose from %s", version, strings.Join(Versions, ", "))
+	return fmt.Errorf("--sim-version %s: this version of vLLM is not simulated; choose from %s",
+		version, strings.Join(Versions, ", "))
 }

@@ -30,7 +30,8 @@ type api struct {
 func newAPI(l *live, log *logger) *api {
 	o := l.engine.Options
 	a := &api{
-		live: l, log: log, release: releaseOf(o), keys: o.APIKeys, mux: http.NewServeMux(), bodies: semaphore.NewWeighted(bodiesIn),
+		live: l, log: log, release: releaseOf(o), keys: o.APIKeys,
+		mux: http.NewServeMux(), bodies: semaphore.NewWeighted(bodiesIn),
 	}
 	if key := os.Getenv("VLLM_API_KEY"); key != "" && len(a.keys) == 0 {
 		a.keys = []string{key}

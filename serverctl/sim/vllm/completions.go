@@ -20,16 +20,16 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
 	s := &answer{
-		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat, usage: c.usage, always: c.allUsage, details: o.TokenDetails,
+		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat,
+		usage: c.usage, always: c.allUsage, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {
 		s.prompt += len(tokens)
 		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
 		for range c.n {
 			s.id = a.next.Add(1)
-			s.sequences = append(s.sequences, &sequence{
-				request: &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}, group: group, arrived: c.arrived,
-			})
+			request := &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}
+			s.sequences = append(s.sequences, &sequence{request: request, group: group, arrived: c.arrived})
 		}
 	}
 	s.sent = make([]int, len(s.sequences))

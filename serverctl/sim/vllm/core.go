@@ -109,7 +109,8 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 		_ = c.cmd.Wait() // ProcessState has the result
 		c.die()
 	}()
-	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) }) // fails when the pipe is closed, after the wait
+	// SetReadDeadline fails when the pipe is closed, after the wait.
+	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) })
 	defer unwait()
 	word, _ := bufio.NewReader(told).ReadString('\n') // when the engine ends first, the pipe ends without a word
 	switch {

@@ -116,9 +116,8 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 // shmDir has the POSIX shared memory segments, shm_overview(7).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment, maps it while the process lives, and leaves it behind. Its name looks like those of Python's
-// multiprocessing.shared_memory. Like the segments of a killed vLLM, its size
-// is much larger than its memory in use.
+// leakShm makes a segment, maps it while the process lives, and leaves it behind. The segment has a name as from
+// Python's multiprocessing.shared_memory. Like a segment of a killed vLLM, it is much larger than its memory in use.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
 	rand.Read(name) // never fails: crypto/rand would end the program

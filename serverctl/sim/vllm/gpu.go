@@ -24,10 +24,10 @@ type fakeGPU struct{ dir string }
 // ends, as with a real driver. Memory without a process, and memory that leaks, counts until a time.
 type holding struct {
 	PID   int           `json:"pid,omitempty"`   // the process that holds the memory; 0 means none
-	Start uint64        `json:"start,omitempty"` // when that process started, in clock ticks since boot; the kernel reuses PIDs
+	Start uint64        `json:"start,omitempty"` // start of the process in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64       `json:"mib"`
-	Leak  time.Duration `json:"leak,omitempty"` // how long the memory stays in use after the process; below 0 means for ever
-	Until time.Time     `json:"until,omitzero"` // zero means for ever; a leak gets it when somebody looks after the process's end
+	Leak  time.Duration `json:"leak,omitempty"` // time in use after the end of the process; below 0 means for ever
+	Until time.Time     `json:"until,omitzero"` // zero means for ever; used sets the end of a leak at the first look
 }
 
 const (
@@ -78,7 +78,7 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the size in MiB. When no server has opened the GPU yet, it returns otherwise.
+// total returns the size in MiB, or otherwise while no server has opened the GPU yet.
 func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	size := otherwise
 	err := g.read(totalFile, &size)
@@ -210,7 +210,8 @@ func (m *memory) disturbed() error {
 		return err
 	}
 	if free := total - used; free >= m.free {
-		return &sim.StartError{Text: deathText("profiling", fields{"before": roundGiB(m.free / 1024), "after": roundGiB(free / 1024)})}
+		parts := fields{"before": roundGiB(m.free / 1024), "after": roundGiB(free / 1024)}
+		return &sim.StartError{Text: deathText("profiling", parts)}
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The metrics of each version without their values, as the version's own server writes them (serverctl/vllmlab/record.py).
-// The counters of speculation.txt come before them with speculative decoding (vllm/v1/spec_decode/metrics.py).
+// The metrics of each version without their values, as a server of that version writes them (serverctl/vllmlab/record.py).
+// With speculative decoding, speculation.txt comes first (vllm/v1/spec_decode/metrics.py).
 //
 // Go's client library would write other text: Python's writes gauges NAME_created, and its own form of numbers. Some
 // clients match samples by their text.
@@ -66,7 +66,8 @@ const recordedModel = `model_name="tiny"`
 
 var (
 	// withoutCommon removes the labels that nearly all samples have.
-	withoutCommon = strings.NewReplacer(`{engine="0",`+recordedModel+"}", "", `engine="0",`, "", ","+recordedModel, "", recordedModel+",", "")
+	withoutCommon = strings.NewReplacer(
+		`{engine="0",`+recordedModel+"}", "", `engine="0",`, "", ","+recordedModel, "", recordedModel+",", "")
 	escapeLabel   = strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
 	ofHistogram   = regexp.MustCompile(`_(bucket|count|sum)$`)
 	labelPair     = regexp.MustCompile(`(\w+)="[^"]*"`)
@@ -118,7 +119,7 @@ func (s *stats) values(e *sim.Engine) map[string]float64 {
 		`vllm:prompt_tokens_by_source_total{source="local_cache_hit"}`: float64(s.cachedTokens),
 		"vllm:prompt_tokens_cached_total":                              float64(s.cachedTokens),
 		"vllm:generation_tokens_total":                                 float64(s.generationTokens),
-		`vllm:request_success_total{finished_reason="length"}`:         float64(s.finished), // the model never ends an answer by itself
+		`vllm:request_success_total{finished_reason="length"}`:         float64(s.finished), // no answer ends by itself
 		"vllm:spec_decode_num_drafts_total":                            float64(t.Drafts),
 		"vllm:spec_decode_num_draft_tokens_total":                      float64(t.DraftTokens),
 		"vllm:spec_decode_num_accepted_tokens_total":                   float64(t.AcceptedTokens),

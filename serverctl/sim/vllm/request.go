@@ -227,8 +227,8 @@ func (c *completion) setLength(a *api, body *completionBody) *apiError {
 		c.output = *body.MaxCompletionTokens
 	}
 	refuse := func(param string, value int) *apiError {
-		return badRequest(param, "This model's maximum context length is %d tokens. However, your request has %d input tokens and asks for %d output tokens. "+
-			"(parameter=%s, value=%d)", limit, longest, c.output, param, value)
+		return badRequest(param, "This model's maximum context length is %d tokens. However, your request has %d input "+
+			"tokens and asks for %d output tokens. (parameter=%s, value=%d)", limit, longest, c.output, param, value)
 	}
 	switch room := limit - longest; {
 	case room < 0 || c.chat && !a.release.since032 && room == 0:

@@ -90,7 +90,8 @@ func (s *answer) begin(stream bool) error {
 	case s.chat:
 		object, prefix = "chat.completion", "chatcmpl"
 	}
-	s.head = fmt.Sprintf(`"id":"%s-%016x","object":"%s","created":%d,"model":%s`, prefix, s.id, object, time.Now().Unix(), toJSON(s.model))
+	s.head = fmt.Sprintf(`"id":"%s-%016x","object":"%s","created":%d,"model":%s`,
+		prefix, s.id, object, time.Now().Unix(), toJSON(s.model))
 	if !s.chat || !stream {
 		return nil
 	}
