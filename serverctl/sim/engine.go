@@ -118,9 +118,6 @@ func (e *Engine) Idle() bool { return len(e.running)+len(e.waiting) == 0 }
 // KVTokens returns the size of the KV cache in tokens.
 func (e *Engine) KVTokens() int { return e.pool.total() * BlockSize }
 
-// HeldBlocks returns the number of KV blocks that requests hold.
-func (e *Engine) HeldBlocks() int { return e.pool.total() - e.pool.free }
-
 // KVUsage returns the share of the blocks that requests hold, from 0 to 1.
 func (e *Engine) KVUsage() float64 { return 1 - float64(e.pool.free)/float64(e.pool.total()) }
 

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -89,13 +90,13 @@ func (a *api) version(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (a *api) models(w http.ResponseWriter, _ *http.Request) {
-	o, now := a.live.engine.Options, time.Now().Unix()
+	o, now := a.live.engine.Options, strconv.FormatInt(time.Now().Unix(), 10)
 	var cards []string
 	for i, name := range append([]string{o.Model}, o.Aliases...) {
-		cards = append(cards, fmt.Sprintf(`{"id":%s,"object":"model","created":%d,"owned_by":"vllm","root":%s,"parent":null,"max_model_len":%d,`+
-			`"permission":[{"id":"modelperm-%016x","object":"model_permission","created":%d,"allow_create_engine":false,"allow_sampling":true,`+
-			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}`,
-			toJSON(name), now, toJSON(o.Source()), o.MaxModelLen, i+1, now))
+		cards = append(cards, shapesOf(a.release).fill("model", fields{
+			"name": toJSON(name), "created": now, "root": toJSON(o.Source()), "length": strconv.Itoa(o.MaxModelLen),
+			"permission": fmt.Sprintf("%016x", i+1),
+		}))
 	}
 	writeJSON(w, http.StatusOK, `{"object":"list","data":[`+strings.Join(cards, ",")+`]}`)
 }
@@ -137,14 +138,12 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 // resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the
 // failure. Later versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
-	a.log.api("Resetting prefix cache...")
 	var done bool
-	var held int
-	a.live.with(func(e *sim.Engine) { done, held = e.ResetCache(), e.HeldBlocks() })
+	a.live.with(func(e *sim.Engine) { done = e.ResetCache() })
 	if done {
 		a.log.engine("Successfully reset prefix cache")
 	} else {
-		a.log.line(engineCore, "WARNING", "Failed to reset prefix cache because some blocks (%d) are not freed yet", held)
+		a.log.line(engineCore, "WARNING", "Failed to reset prefix cache because some blocks are not freed yet")
 	}
 	if a.release.since032 {
 		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))

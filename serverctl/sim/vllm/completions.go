@@ -20,7 +20,7 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
 	s := &answer{
-		w: w, shapes: allShapes()[a.release.version], model: o.Model, chat: c.chat,
+		w: w, shapes: shapesOf(a.release), model: o.Model, chat: c.chat,
 		usage: c.usage, always: c.allUsage, details: o.TokenDetails,
 	}
 	for _, tokens := range c.prompts {

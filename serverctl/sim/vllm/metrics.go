@@ -68,9 +68,9 @@ var (
 	// withoutCommon removes the labels that nearly all samples have.
 	withoutCommon = strings.NewReplacer(
 		`{engine="0",`+recordedModel+"}", "", `engine="0",`, "", ","+recordedModel, "", recordedModel+",", "")
-	escapeLabel   = strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
-	ofHistogram   = regexp.MustCompile(`_(bucket|count|sum)$`)
-	labelPair     = regexp.MustCompile(`(\w+)="[^"]*"`)
+	escapeLabel = strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
+	ofHistogram = regexp.MustCompile(`_(bucket|count|sum)$`)
+	labelPair   = regexp.MustCompile(`(\w+)="[^"]*"`)
 )
 
 // exposition returns the text of /metrics.

@@ -21,15 +21,27 @@ import (
 //go:embed versions/*/answers.txt
 var shapeFiles embed.FS
 
-// allShapes has the shapes of each version by name.
-var allShapes = sync.OnceValue(func() map[string]map[string]string {
-	all := map[string]map[string]string{}
+// shapes are the shapes of one version by name.
+type shapes map[string]string
+
+// fields are the parts of a shape by name.
+type fields map[string]string
+
+// fill returns a shape with its parts.
+func (s shapes) fill(name string, parts fields) string {
+	return os.Expand(s[name], func(part string) string { return parts[part] })
+}
+
+func shapesOf(f *release) shapes { return allShapes()[f.version] }
+
+var allShapes = sync.OnceValue(func() map[string]shapes {
+	all := map[string]shapes{}
 	for _, version := range sim.Versions {
 		text, err := shapeFiles.ReadFile("versions/" + version + "/answers.txt")
 		if err != nil {
 			panic("vllm: the answers of vLLM " + version + ": " + err.Error()) // tests use the files of all versions
 		}
-		all[version] = map[string]string{}
+		all[version] = shapes{}
 		for line := range strings.Lines(string(text)) {
 			name, shape, _ := strings.Cut(strings.TrimSpace(line), ": ")
 			all[version][name] = shape
@@ -41,7 +53,7 @@ var allShapes = sync.OnceValue(func() map[string]map[string]string {
 // An answer is the answer to one request: one or several sequences, as one body or as a stream of chunks.
 type answer struct {
 	w       http.ResponseWriter
-	shapes  map[string]string
+	shapes  shapes
 	id      uint64
 	model   string
 	chat    bool
@@ -58,19 +70,6 @@ type answer struct {
 
 // eventStream is the type of a streamed answer.
 const eventStream = "text/event-stream; charset=utf-8"
-
-// fields are the parts of a shape by name.
-type fields map[string]string
-
-// fill returns a shape with its parts.
-func (s *answer) fill(shape string, parts fields) string {
-	return os.Expand(s.shapes[shape], func(name string) string {
-		if name == "head" {
-			return s.head
-		}
-		return parts[name]
-	})
-}
 
 // kind returns the first word of the names of the answer's shapes.
 func (s *answer) kind() string {
@@ -123,12 +122,13 @@ func (s *answer) tokens(u update) error {
 
 // send writes a chunk of one sequence, with its usage.
 func (s *answer) send(shape string, index int, parts fields) error {
+	parts["head"] = s.head
 	parts["index"], parts["usage"] = strconv.Itoa(index), s.shapes[s.kind()+" chunk without usage"]
 	if s.always {
 		counts := counts(s.sequences[index].request.Prompt, s.sent[index])
-		parts["usage"] = s.fill(s.kind()+" chunk usage", fields{"counts": counts})
+		parts["usage"] = s.shapes.fill(s.kind()+" chunk usage", fields{"counts": counts})
 	}
-	return s.write(s.fill(shape, parts))
+	return s.write(s.shapes.fill(shape, parts))
 }
 
 // write writes an event of a stream. It fails when the client has disconnected.
@@ -146,7 +146,8 @@ func (s *answer) end() error {
 		if details != "" {
 			details = `,"prompt_tokens_details":` + details
 		}
-		if err := s.write(s.fill("usage chunk", fields{"counts": s.total(), "details": details})); err != nil {
+		parts := fields{"head": s.head, "counts": s.total(), "details": details}
+		if err := s.write(s.shapes.fill("usage chunk", parts)); err != nil {
 			return err
 		}
 	}
@@ -160,11 +161,11 @@ func (s *answer) whole() {
 	for i, q := range s.sequences {
 		s.sent[i] = q.request.Output
 		parts := fields{"index": strconv.Itoa(i), "text": words(0, q.request.Output)}
-		choices = append(choices, s.fill(s.kind()+" choice", parts))
+		choices = append(choices, s.shapes.fill(s.kind()+" choice", parts))
 	}
-	usage := s.fill("usage", fields{"counts": s.total(), "details": cmp.Or(s.cached(), "null")})
+	usage := s.shapes.fill("usage", fields{"counts": s.total(), "details": cmp.Or(s.cached(), "null")})
 	s.w.Header().Set("Content-Type", "application/json")
-	body := s.fill(s.kind(), fields{"choices": strings.Join(choices, ","), "usage": usage})
+	body := s.shapes.fill(s.kind(), fields{"head": s.head, "choices": strings.Join(choices, ","), "usage": usage})
 	_, _ = s.w.Write([]byte(body)) // fails when the client has disconnected
 }
 
