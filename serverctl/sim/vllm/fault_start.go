@@ -3,7 +3,6 @@ package vllm
 import (
 	"context"
 	"errors"
-	"time"
 
 	"vllmtuner/serverctl/sim"
 )
@@ -48,14 +47,9 @@ func killEngine(context.Context, *Server, sim.Options, Fault, *logger) error { r
 
 // delay waits for the fault's time, or for ever.
 func delay(ctx context.Context, _ *Server, _ sim.Options, f Fault, _ *logger) error {
-	var over <-chan time.Time
 	if f.For > 0 {
-		over = time.After(f.For)
+		return wait(ctx, f.For.Seconds())
 	}
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-over:
-		return nil
-	}
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
