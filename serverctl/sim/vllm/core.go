@@ -84,7 +84,7 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 	switch start, ok := errors.AsType[*sim.StartError](err); {
 	case err == nil, ctx.Err() != nil, errors.Is(err, errKilled):
 	case ok:
-		log.engineFailed(log.release.adapt(start.Text))
+		log.engineFailed(start.Text)
 	default:
 		log.engineFailed("RuntimeError: the simulated server: " + err.Error())
 	}
@@ -175,7 +175,7 @@ func (c *core) stop() {
 
 // RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time of a start,
 // holds the simulated GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's
-// engine, it lives on when its API server is killed. It logs its error.
+// engine, it lives on when its API server is killed. RunEngine logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {

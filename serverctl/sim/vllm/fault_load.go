@@ -189,10 +189,9 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 // completion passes a request to the API, with the fault that it triggers for itself.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	fault := h.enter()
-	chat := isChat(r)
 	switch {
 	case isDead(r):
-		h.log.release.refuseDead(w, chat)
+		refuse(w, deadEngine)
 		return
 	case fault != nil && fault.kind.answer != nil:
 		fault.kind.answer(w)
@@ -204,7 +203,7 @@ func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	}
 	h.api.ServeHTTP(answered, r)
 	if isDead(r) {
-		answered.endDead(chat)
+		answered.endDead()
 	}
 }
 

@@ -31,7 +31,7 @@ func TestAnEngineThatDiesUnderLoad(t *testing.T) {
 	t.Parallel()
 	fatal := func(exception string) []string {
 		return []string{
-			"Dumping input data for V1 LLM engine (v0.14.1)", "EngineCore encountered a fatal error.\n",
+			"EngineCore encountered a fatal error.\n",
 			"" + exception, "AsyncLLM output_handler failed.\n",
 			"vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "INFO:     Shutting down\n",
 		}

@@ -73,19 +73,15 @@ func (w *answerWriter) halfway(piece []byte) bool {
 
 // endDead ends an answer whose engine has died. A stream, which has status 200, gets an error chunk and [DONE]
 // (completion_stream_generator in vllm/entrypoints/openai/serving_completion.py, 0.14.1; 0.32.0 does the same).
-func (w *answerWriter) endDead(chat bool) {
+func (w *answerWriter) endDead() {
 	switch {
 	case w.whole || w.began && !w.streams():
 	case !w.streams():
-		w.faults.log.release.refuseDead(w.ResponseWriter, chat)
+		refuse(w.ResponseWriter, deadEngine)
 	default:
-		kind := "completion"
-		if chat {
-			kind = "chat completion"
-		}
-		w.faults.log.apiError("Error in %s stream generator.\n"+
-			"vllm.v1.engine.exceptions.EngineDeadError: %s", kind, deadEngine)
-		_ = w.endWith(w.faults.log.release.deadEngineMessage()) // fails when the client has disconnected
+		w.faults.log.apiError("Error in completion stream generator.\n"+
+			"vllm.v1.engine.exceptions.EngineDeadError: %s", deadEngine)
+		_ = w.endWith(deadEngine) // fails when the client has disconnected
 	}
 }
 
@@ -100,20 +96,13 @@ func (w *answerWriter) endWith(message string) error {
 	return w.flush()
 }
 
-// refuseDead answers a request when the engine is dead and no answer has begun. The two routes of 0.14.1 have slightly
-// different bodies (vllm/entrypoints/openai/api_server.py).
-func (f *release) refuseDead(w http.ResponseWriter, chat bool) {
-	kind := "InternalServerError"
-	if chat && !f.since032 {
-		kind = "Internal Server Error"
-	}
-	(&apiError{status: http.StatusInternalServerError, kind: kind, message: f.deadEngineMessage()}).write(w)
+// refuse answers a request with status 500.
+func refuse(w http.ResponseWriter, message string) {
+	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: message}).write(w)
 }
 
 // internalError is the fault status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
-func internalError(w http.ResponseWriter) {
-	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: "Internal server error"}).write(w)
-}
+func internalError(w http.ResponseWriter) { refuse(w, "Internal server error") }
 
 // webPage is the fault wrong-type: the answer of a proxy instead of the server.
 func webPage(w http.ResponseWriter) {

@@ -37,16 +37,8 @@ func deathOf(f Fault, p *sim.Profile, o sim.Options) string {
 	})
 }
 
-// deadEngine is the log's message about a dead engine (vllm/v1/engine/exceptions.py).
+// deadEngine is the message about a dead engine, in the log and to clients (vllm/v1/engine/exceptions.py).
 const deadEngine = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-
-// deadEngineMessage is the message to clients when the engine is dead. 0.33.0 says less to clients than in its log.
-func (f *release) deadEngineMessage() string {
-	if f.version == "0.33.0" {
-		return "The server had an error while processing your request."
-	}
-	return deadEngine
-}
 
 // frame returns one entry of a traceback.
 func frame(file string, line int, function, code string) string {
@@ -68,10 +60,7 @@ func (l *logger) engineFailed(exception string) {
 // engineFatal logs the end of a running engine.
 func (l *logger) engineFatal(exception string) {
 	trace := traceback +
-		frame("vllm/v1/engine/core.py", 929, "run_engine_core", "engine_core.run_busy_loop()") +
-		frame("vllm/v1/engine/core.py", 956, "run_busy_loop", "self._process_engine_step()") +
 		frame("vllm/v1/engine/core.py", 989, "_process_engine_step", "outputs, model_executed = self.step_fn()") + exception
-	l.engineError("Dumping input data for V1 LLM engine (v%s) with config: simulated, ", l.release.version)
 	l.engineError("EngineCore encountered a fatal error.\n%s", trace)
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
@@ -87,7 +76,6 @@ func (l *logger) engineLost(logged bool) {
 		l.apiError("Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
 	}
 	l.apiError("AsyncLLM output_handler failed.\n%s", traceback+
-		frame("vllm/v1/engine/async_llm.py", 502, "output_handler", "outputs = await engine_core.get_output_async()")+
 		frame("vllm/v1/engine/core_client.py", 899, "get_output_async", "raise self._format_exception(outputs) from None")+
 		"vllm.v1.engine.exceptions.EngineDeadError: "+deadEngine)
 }
@@ -103,15 +91,6 @@ func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",
 			f.engine, exit)
-}
-
-// adapt returns the text of a failed start in the words of the version. Package sim has the texts of 0.14.1; later
-// versions corrected "models's".
-func (f *release) adapt(text string) string {
-	if f.since032 {
-		return strings.Replace(text, "models's max seq len", "model's max seq len", 1)
-	}
-	return text
 }
 
 // roundGiB writes GiB as vLLM's format_gib does: round(x, 2).

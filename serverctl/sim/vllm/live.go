@@ -56,7 +56,7 @@ func (u *updates) put(one update) {
 	}
 }
 
-// take returns the list, which may be empty. It reuses the memory of before, the list that the previous call returned.
+// take returns the list, which may be empty. before is the list of the previous call, whose memory take reuses.
 func (u *updates) take(before []update) []update {
 	u.mu.Lock()
 	defer u.mu.Unlock()

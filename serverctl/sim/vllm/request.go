@@ -160,12 +160,9 @@ type completion struct {
 	arrived  float64 // time of the request, in seconds of the engine's clock
 }
 
-// isChat reports whether a request for tokens is a chat.
-func isChat(r *http.Request) bool { return r.URL.Path == "/v1/chat/completions" }
-
 // readCompletion reads and checks a request for a completion or a chat.
 func (a *api) readCompletion(w http.ResponseWriter, r *http.Request) (*completion, *apiError) {
-	c := &completion{chat: isChat(r), n: 1, arrived: a.live.clock()}
+	c := &completion{chat: r.URL.Path == "/v1/chat/completions", n: 1, arrived: a.live.clock()}
 	var body completionBody
 	if refusal := a.readJSON(w, r, &body, &body.Model); refusal != nil {
 		return nil, refusal

@@ -297,7 +297,7 @@ func (l *logger) refusal(err error) {
 	case isCore:
 		l.apiFailed(l.release.initFailed(core.exit))
 	case isStart:
-		l.apiFailed(l.release.adapt(start.Text))
+		l.apiFailed(start.Text)
 	default:
 		l.write(l.errors, "", "the simulated server: "+err.Error())
 	}
