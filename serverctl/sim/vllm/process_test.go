@@ -1,7 +1,6 @@
 package vllm
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -193,23 +192,8 @@ func (s *simProcess) gone() bool {
 	}
 }
 
-// metric returns the value of one of the server's metrics; -1 when there is none.
-func (s *simProcess) metric(name string) float64 {
-	resp, err := s.http.Get(s.url + "/metrics")
-	if err != nil {
-		return -1
-	}
-	defer resp.Body.Close()
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		if strings.HasPrefix(lines.Text(), name+"{") {
-			v, err := strconv.ParseFloat(lines.Text()[strings.LastIndexByte(lines.Text(), ' ')+1:], 64)
-			if err == nil {
-				return v
-			}
-		}
-	}
-	return -1
-}
+// metric returns the value of one of the server's metrics.
+func (s *simProcess) metric(name string) float64 { return scraped(s.t, s.url)[name+"{}"] }
 
 // engine returns the PID of the engine process, from the log.
 func (s *simProcess) engine() int {

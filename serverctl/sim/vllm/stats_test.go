@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +14,10 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// scraped reads all samples of /metrics by name and labels.
+// commonLabels are the labels that nearly all samples have.
+var commonLabels = regexp.MustCompile(`engine="0",|,?model_name="[^"]*"`)
+
+// scraped reads all samples of /metrics by name and by the labels that not all samples have.
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
@@ -21,7 +25,7 @@ func scraped(t *testing.T, url string) map[string]float64 {
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), "} ")
 		if v, err := strconv.ParseFloat(value, 64); ok && err == nil && name[0] != '#' {
-			found[strings.NewReplacer(`engine="0",`, "", `,model_name="m"`, "", `model_name="m"`, "").Replace(name)+"}"] = v
+			found[commonLabels.ReplaceAllString(name, "")+"}"] = v
 		}
 	}
 	return found
