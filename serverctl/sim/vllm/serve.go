@@ -232,7 +232,9 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 	case <-h.ended: // a fault has ended the server, or its engine is dead and the streams have ended
 	case <-ctx.Done():
 		h.log.stopping()
-		s.delayStop()
+		if slow, ok := s.Faults.find("slow-stop"); ok {
+			time.Sleep(slow.For)
+		}
 		stopEngine()
 		h.close() // before the engine stops, so that it does not count as dead
 		h.core.stop()
@@ -241,13 +243,6 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 	s.shutdown(context.WithoutCancel(ctx), server, dropHandlers, h)
 	<-served
 	return nil
-}
-
-// delayStop is the fault slow-stop.
-func (s *Server) delayStop() {
-	if slow, ok := s.Faults.find("slow-stop"); ok {
-		time.Sleep(slow.For)
-	}
 }
 
 // shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
