@@ -94,8 +94,10 @@ var faultKinds = []faultKind{
 	{name: "nccl", point: whileLoading, keys: lasting, trigger: true, start: raise,
 		act: (*faultHandler).killEngine, exception: "nccl"},
 
-	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, exception: "out-of-memory"},
-	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine, exception: "illegal-access"},
+	{name: "oom-load", keys: lasting, trigger: true, defaults: defaultLoad,
+		act: (*faultHandler).killEngine, exception: "out-of-memory"},
+	{name: "illegal-memory", keys: lasting, trigger: true, defaults: defaultLoad,
+		act: (*faultHandler).killEngine, exception: "illegal-access"},
 	{name: "engine-death", keys: lasting, trigger: true, defaults: defaultLoad, act: (*faultHandler).killEngine},
 	{name: "exit-0", trigger: true, defaults: defaultLoad, act: (*faultHandler).exit},
 	{name: "crash", trigger: true, defaults: defaultLoad, act: (*faultHandler).crash},
