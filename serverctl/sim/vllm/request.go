@@ -52,8 +52,8 @@ func toJSON(v any) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody has the fields of a completion or a chat that change the simulated answer. The server ignores all
-// other fields. A null field means the same as a missing one.
+// A completionBody has the fields of a completion or a chat that the server reads. It ignores all other fields. A null
+// field means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`
@@ -66,6 +66,7 @@ type completionBody struct {
 	MaxTokens           *int `json:"max_tokens"`
 	MaxCompletionTokens *int `json:"max_completion_tokens"` // for chats, instead of MaxTokens
 	N                   *int `json:"n"`
+	samplingParams
 }
 
 // prompts are the prompts of a completion: a text, a list of texts, token ids, or a list of lists of token ids.
@@ -177,10 +178,16 @@ func (a *api) readCompletion(w http.ResponseWriter, r *http.Request) (*completio
 	if body.N != nil {
 		c.n = *body.N
 	}
+	if body.StreamOptions.IncludeUsage && !body.Stream {
+		return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
+	}
 	c.stream = body.Stream
 	c.usage = body.StreamOptions.IncludeUsage
 	c.allUsage = c.usage && body.StreamOptions.ContinuousUsageStats
-	return c, c.setLength(a, &body)
+	if refusal := c.setLength(a, &body); refusal != nil {
+		return nil, refusal
+	}
+	return c, body.check(a.release, c.output)
 }
 
 // checkModel refuses a model that is not served. An empty name means the served model.
