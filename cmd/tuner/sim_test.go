@@ -1,16 +1,8 @@
 package main
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 func TestSimRefusesAnUnknownFault(t *testing.T) {
@@ -34,64 +26,5 @@ func TestSimHelpKnowsNothingOfFaults(t *testing.T) {
 	}
 	if help := command(t, "sim", "--help"); strings.Contains(help, "engine") || strings.Contains(help, "nvidia") {
 		t.Errorf("sim --help shows commands that no user calls:\n%s", help)
-	}
-}
-
-// The tuner's own binary runs as the simulated server, its engine, its daemon and its nvidia-smi.
-func TestSimIsItsOwnEngineAndNvidiaSMI(t *testing.T) {
-	port := unusedPort(t)
-	gpu := filepath.Join(t.TempDir(), "gpu")
-	t.Setenv("TUNER_SIM_GPU_DIR", gpu)
-	smi := func() string {
-		return command(t, "sim", "nvidia-smi", "--query-gpu=name,memory.used,memory.total", "--format=csv,noheader,nounits", "--sim-profile=small-fast")
-	}
-	if out := smi(); out != "Simulated GPU, 0, 16384\n" {
-		t.Errorf("before the server starts, nvidia-smi prints %q", out)
-	}
-	logPath := filepath.Join(t.TempDir(), "log")
-	log, err := os.Create(logPath)
-	must(t, err)
-	defer log.Close()
-	cmd := exec.Command(tunerPath(t), "sim", "serve", "m", "--sim-profile=small-fast", "--port", port, "--sim-engine-process",
-		"--sim-fault=zombies:n=2", "--sim-fault=daemon:for=1m")
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	must(t, cmd.Start())
-	defer func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its process group includes the engine
-		_ = cmd.Wait()                                      // its error says only that the server was killed
-	}()
-	loggedPID := func(pattern string) int {
-		text, err := os.ReadFile(logPath)
-		must(t, err)
-		m := regexp.MustCompile(pattern).FindSubmatch(text)
-		if m == nil {
-			t.Fatalf("the log has no %s:\n%s", pattern, text)
-		}
-		n, err := strconv.Atoi(string(m[1]))
-		must(t, err)
-		return n
-	}
-	if !isHealthy("http://127.0.0.1:"+port, 30*time.Second, nil) {
-		t.Fatal("the server is not ready after 30 s")
-	}
-	daemon := loggedPID(`Fault daemon: process (\d+)`)
-	defer syscall.Kill(daemon, syscall.SIGKILL)
-	engine := loggedPID(`EngineCore_DP0 pid=(\d+)`)
-	if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", engine)); err != nil || !strings.Contains(string(args), "sim\x00engine\x00") {
-		t.Errorf("the engine is %q, %v", args, err)
-	}
-	if out := smi(); out != "Simulated GPU, 14746, 16384\n" {
-		t.Errorf("while the server runs, nvidia-smi prints %q", out)
-	}
-	if out := command(t, "sim", "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"); out != fmt.Sprintln(engine) {
-		t.Errorf("the processes with GPU memory are %q, want %d", out, engine)
-	}
-	must(t, cmd.Process.Signal(syscall.SIGTERM))
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("the server ends with %v", err)
-	}
-	if out := smi(); out != "Simulated GPU, 0, 16384\n" {
-		t.Errorf("after the server has ended, nvidia-smi prints %q", out)
 	}
 }
