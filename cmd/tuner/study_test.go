@@ -2,17 +2,13 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"vllmtuner/realtime"
 	"vllmtuner/serverctl/proc"
@@ -71,16 +67,6 @@ func snapshot(t *testing.T, dir string) studies.Study {
 	return s
 }
 
-// start starts the command and returns it with its standard error.
-func start(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
-	t.Helper()
-	cmd := tunerCommand(context.WithoutCancel(t.Context()), t, args...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	must(t, cmd.Start())
-	return cmd, &stderr
-}
-
 // serverRecord returns the process record of the study's server. It returns false if there is none.
 func serverRecord(dir string) (proc.Record, bool) {
 	text, err := os.ReadFile(filepath.Join(dir, live.RecordFile))
@@ -89,61 +75,6 @@ func serverRecord(dir string) (proc.Record, bool) {
 	}
 	var r proc.Record
 	return r, json.Unmarshal(text, &r) == nil
-}
-
-// A study of three trials over HTTP is killed with SIGKILL in the middle of a trial. The next run keeps the stored probes and
-// finishes the study.
-func TestStudyOverHTTPIsKilledAndResumed(t *testing.T) {
-	t.Parallel()
-	path, root := writePatientStudy(t, overHTTP, 3, 2), t.TempDir()
-	dir := filepath.Join(root, "small")
-	cmd, stderr := start(t, "run", path, "--root", root)
-	deadline := time.After(4 * time.Minute)
-	var had studies.Study
-	for len(had.Trials) < 2 || len(had.Trials[1].Probes) == 0 || had.Trials[1].State != studies.Running {
-		select {
-		case <-deadline:
-			t.Fatalf("trial 1 has no probe after 4 min:\n%s", stderr)
-		case <-time.After(20 * time.Millisecond):
-		}
-		if s, err := studies.ReadSnapshot(dir); err == nil {
-			had = s
-		}
-	}
-	record, ok := serverRecord(dir)
-	if !ok {
-		t.Fatal("a trial runs, but no record of its server is kept")
-	}
-	must(t, cmd.Process.Signal(syscall.SIGKILL))
-	if err := cmd.Wait(); err == nil {
-		t.Fatal("the killed tuner ended without an error")
-	}
-	command(t, "status", "small", "--root", root) // a killed study can still be read
-
-	out := command(t, "run", path, "--root", root)
-	if !strings.Contains(out, "--max-model-len 2048") || !strings.Contains(out, "3 of 3 trials done") {
-		t.Errorf("the resumed study prints\n%s", out)
-	}
-	killed, err := proc.Reclaim(record)
-	if err != nil || len(killed) > 0 {
-		t.Errorf("processes %v of the killed run's server were left, %v", killed, err)
-	}
-	after := snapshot(t, dir)
-	for i, was := range had.Trials {
-		is := after.Trials[i]
-		if was.Point.String() != is.Point.String() || len(is.Probes) < len(was.Probes) {
-			t.Fatalf("trial %d was %s with %d probes and is %s with %d", i, was.Point, len(was.Probes), is.Point, len(is.Probes))
-		}
-		for j, p := range was.Probes {
-			if !equalJSON(t, p, is.Probes[j]) {
-				t.Errorf("probe %d of trial %d was measured again", j, i)
-			}
-		}
-	}
-	logs, err := filepath.Glob(filepath.Join(dir, "logs", "*.log"))
-	if err != nil || len(logs) != 3 {
-		t.Errorf("there are the logs %v, want three", logs)
-	}
 }
 
 func equalJSON(t *testing.T, a, b any) bool {
@@ -199,40 +130,6 @@ func TestBothLoadsAgree(t *testing.T) {
 
 // near reports whether a and b, in ms, differ by at most a share of b or by at most a number of ms.
 func near(a, b, share, ms float64) bool { return math.Abs(a-b) <= max(share*b, ms) }
-
-// A second tuner on one study refuses to run, names the owner, and changes nothing.
-func TestSecondTunerRefuses(t *testing.T) {
-	t.Parallel()
-	path, root := writePatientStudy(t, overHTTP, 6, 2), t.TempDir()
-	cmd, stderr := start(t, "run", path, "--root", root)
-	defer func() {
-		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
-			t.Errorf("after SIGTERM the first ends with %v:\n%s", err, stderr)
-		}
-	}()
-	dir := filepath.Join(root, "small")
-	for range 600 {
-		if _, ok := serverRecord(dir); ok {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	second := tunerCommand(t.Context(), t, "run", path, "--root", root)
-	out, err := second.CombinedOutput()
-	if second.ProcessState.ExitCode() != exitOwned || !strings.Contains(string(out), fmt.Sprintf("another tuner owns this study: pid %d", cmd.Process.Pid)) {
-		t.Errorf("the second ends with %v and says %q, want exit code 3 and the owner", err, out)
-	}
-	result := filepath.Join(t.TempDir(), "result.txt")
-	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
-	must(t, os.WriteFile(result, []byte(row), 0o644))
-	importing := tunerCommand(t.Context(), t, "import", path, result, "--root", root)
-	if out, err := importing.CombinedOutput(); importing.ProcessState.ExitCode() != exitOwned {
-		t.Errorf("an import into a study that runs ends with %v and says %q, want exit code 3", err, out)
-	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil { // the first tuner finishes its probe and stops
-		t.Fatal(err)
-	}
-}
 
 func TestDemoFileIsAStudy(t *testing.T) {
 	for _, sampler := range studyfile.Samplers {
