@@ -97,30 +97,3 @@ func TestParseGoodput(t *testing.T) {
 		}
 	}
 }
-
-// The hand-written help names exactly the flags of tuner bench, within 80 columns.
-func TestBenchHelpNamesAllFlags(t *testing.T) {
-	known := map[string]bool{"help": true}
-	for _, f := range benchCommand(nil).Flags {
-		for _, name := range f.Names() {
-			known[name] = true
-		}
-	}
-	var missing []string
-	for name := range known {
-		if len(name) > 1 && name != "help" && !strings.Contains(benchHelp, "\n   --"+name+" ") && !strings.Contains(benchHelp, ", --"+name+" ") {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		t.Errorf("the help does not explain %v", missing)
-	}
-	for line := range strings.Lines(benchHelp) {
-		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 {
-			t.Errorf("a line of the help has %d columns: %s", n, line)
-		}
-		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "   --"), " "); ok && strings.HasPrefix(line, "   --") && !known[name] {
-			t.Errorf("the help explains --%s, but there is no such flag", name)
-		}
-	}
-}
