@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -27,16 +26,12 @@ func benchCommand(finish <-chan struct{}) *cli.Command {
 		Usage:              "send a load to a running server and measure its answers",
 		CustomHelpTemplate: benchHelp(groups),
 		Flags:              flags,
-		Action: func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			return benchAction(ctx, c)
-		},
+		Action:             endable(finish, benchAction),
 	}
 }
 
 // benchAction reads the flags, checks the server, makes the runs, and reports each run.
-func benchAction(ctx context.Context, c *cli.Context) error {
+func benchAction(c *cli.Context) error {
 	if c.Args().Present() {
 		return usage("bench takes flags only, not %q; see `tuner bench --help`", c.Args().First())
 	}
@@ -54,16 +49,16 @@ func benchAction(ctx context.Context, c *cli.Context) error {
 	if err := checkOpenFiles(b, host.Reader{}.Read().Limits.OpenFiles); err != nil {
 		return err
 	}
-	if err := b.Preflight(ctx); err != nil {
+	if err := b.Preflight(c.Context); err != nil {
 		return preflightError(err, b.Client.Model)
 	}
 	if err := report.Begin(); err != nil {
 		return benchError(err)
 	}
 	if b.Search != nil {
-		return benchError(b.FindCapacity(ctx, report))
+		return benchError(b.FindCapacity(c.Context, report))
 	}
-	return benchError(b.Sweep(ctx, report))
+	return benchError(b.Sweep(c.Context, report))
 }
 
 // benchError gives a loadtest.InputError the exit code of a wrong command line.

@@ -29,7 +29,7 @@ not deleted: exit code 3.
 
 Example: tuner delete llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), takeoverFlag()},
-		Action: onDisk(func(c *cli.Context) error {
+		Action: onDisk(endable(finish, func(c *cli.Context) error {
 			after, err := takeoverOf(c)
 			if err != nil {
 				return err
@@ -38,9 +38,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			if err != nil {
 				return err
 			}
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			to, err := studies.Delete(ctx, dir, after)
+			to, err := studies.Delete(c.Context, dir, after)
 			if errors.Is(err, context.Canceled) {
 				return errDeleteEnded
 			}
@@ -50,7 +48,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			quoted := space.ShellWord(to)
 			fmt.Fprintf(c.App.Writer, "moved to %s\nto restore it:      mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
 			return nil
-		}),
+		})),
 	}
 }
 

@@ -52,11 +52,7 @@ or another part of the study's world changed. See docs/export.md.`,
 			takeoverFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be imported, and store nothing"},
 		},
-		Action: onDisk(func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			return importAction(ctx, c)
-		}),
+		Action: onDisk(endable(finish, importAction)),
 	}
 }
 
@@ -68,7 +64,8 @@ const errImportEnded = interruptedError("interrupted; nothing is stored")
 
 // importAction reads all files, prints the results that it takes from them, and stores these results if there is no
 // error.
-func importAction(ctx context.Context, c *cli.Context) error {
+func importAction(c *cli.Context) error {
+	ctx := c.Context
 	if c.Args().Len() < 2 {
 		return usage("import needs a study file and at least one path; see `tuner import --help`")
 	}
@@ -76,7 +73,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	begun, reader, err := importPlan(ctx, c, file)
+	begun, reader, err := importPlan(c, file)
 	switch {
 	case ctx.Err() != nil:
 		return errImportEnded
@@ -127,7 +124,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 }
 
 // importPlan opens the study's workload and its search. It does not check the server, which may be on another machine.
-func importPlan(ctx context.Context, c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
+func importPlan(c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
 	p, err := plan.OpenSearch(file)
 	if err != nil {
 		return begun, nil, err

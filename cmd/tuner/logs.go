@@ -31,19 +31,17 @@ Examples:
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "print the log as it grows, until the trial is done"},
 			&cli.IntFlag{Name: "lines", Aliases: []string{"n"}, DefaultText: "all", Usage: "print only the last `N` lines"},
 		},
-		Action: onDisk(func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
+		Action: onDisk(endable(finish, func(c *cli.Context) error {
 			view, err := logView(c)
 			if err != nil {
 				return err
 			}
-			err = view.Print(ctx)
+			err = view.Print(c.Context)
 			if errors.Is(err, context.Canceled) {
 				return interruptedError(fmt.Sprintf("stopped following the log of trial %d; the study is not affected", view.Trial.Number))
 			}
 			return err
-		}),
+		})),
 	}
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -50,20 +49,17 @@ Examples:
 			&cli.BoolFlag{Name: "force", Usage: "replace the file if it exists"},
 			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "stop after this `time` with the best fit so far"},
 		},
-		OnUsageError: wrongFlag,
-		Action: func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			err := simCalibrate(ctx, c)
-			if err != nil && ctx.Err() != nil {
+		Action: endable(finish, func(c *cli.Context) error {
+			err := simCalibrate(c)
+			if err != nil && c.Context.Err() != nil {
 				return interruptedError("interrupted; nothing was written")
 			}
 			return err
-		},
+		}),
 	}
 }
 
-func simCalibrate(ctx context.Context, c *cli.Context) error {
+func simCalibrate(c *cli.Context) error {
 	path, force := c.String("output"), c.Bool("force")
 	if err := checkOutput(path, force); err != nil {
 		return err
@@ -81,7 +77,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 	}
 	shown := render.NewProgress(c.App.ErrWriter).Quietly()
 	in.Limit, in.Progress = c.Duration("time-limit"), replayProgress(shown)
-	result, err := calibrate.Fit(ctx, in)
+	result, err := calibrate.Fit(c.Context, in)
 	shown.End()
 	if err != nil {
 		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
@@ -89,7 +85,7 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 		}
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := c.Context.Err(); err != nil {
 		return err
 	}
 	text := result.Profile.Text()
