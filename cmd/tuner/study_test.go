@@ -14,7 +14,6 @@ import (
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
 	"vllmtuner/trial/live"
-	"vllmtuner/tuner/studyfile"
 )
 
 // smallStudy is a study of the simulated small-fast server. %s makes the server a child process that is measured over HTTP, or
@@ -130,12 +129,3 @@ func TestBothLoadsAgree(t *testing.T) {
 
 // near reports whether a and b, in ms, differ by at most a share of b or by at most a number of ms.
 func near(a, b, share, ms float64) bool { return math.Abs(a-b) <= max(share*b, ms) }
-
-func TestDemoFileIsAStudy(t *testing.T) {
-	for _, sampler := range studyfile.Samplers {
-		f, err := demoStudy(t.TempDir(), sampler, 42)
-		if err != nil || f.Sampler.Name != sampler || f.Sampler.Seed != 42 || f.Name != "demo-"+sampler+"-42" {
-			t.Errorf("demoStudy(%s, 42) = %+v, %v", sampler, f, err)
-		}
-	}
-}
