@@ -32,6 +32,11 @@ func (t *Text) Paragraph(text, margin string) {
 	t.WriteString(Paragraph(text, margin, t.Columns()))
 }
 
+// Table adds a table with a title below an empty line.
+func (t *Text) Table(title string, table Table) {
+	t.Line("\n%s\n%s", title, strings.Join(table.Lines(t.Columns()), "\n"))
+}
+
 // Flush writes the collected lines.
 func (t *Text) Flush(w io.Writer) error {
 	if _, err := io.WriteString(w, t.String()); err != nil {

@@ -121,13 +121,15 @@ func TestParagraphIndents(t *testing.T) {
 	}
 }
 
-func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
-	g := Grid{Title: "T", Corner: "rate", Rows: []string{"1.00", "10.00"}}
+// A table that folds breaks its heads, and puts the columns that do not fit into a block below.
+func TestTableFolds(t *testing.T) {
+	table := Table{Folds: true}
+	table.Add(Column{Head: "rate", Right: true}, []string{"1.00", "10.00"})
 	for _, name := range []string{"phase1-baseline-rerun", "a", "averyveryverylongnamethatnobodybreaks", "b.c_d", "another-averyveryverylongname"} {
-		g.Columns = append(g.Columns, GridColumn{Head: name, Cells: []string{"1", "FAIL (x)"}})
+		table.Add(Column{Head: name, Right: true}, []string{"1", "FAIL (x)"})
 	}
 	var text Text
-	text.Grid(g)
+	text.Table("T", table)
 	want := `
 T
         phase1-
