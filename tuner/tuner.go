@@ -59,6 +59,7 @@ type Event struct {
 	Trial studies.Trial // known so far
 	Probe *trial.Probe  // for Probed
 	Step  string        // for Step: what begins now
+	Best  bool          // for Ended: the trial is the Incumbent now
 }
 
 // An EventKind says what happened.
@@ -121,8 +122,28 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 		}
 		next.State = studies.Done
 		s.ended++
-		s.observe(Event{Kind: Ended, Trial: next})
+		study.Trials = append(study.Trials[:next.Number:next.Number], next)
+		best, found := Incumbent(study)
+		s.observe(Event{Kind: Ended, Trial: next, Best: found && best.Number == next.Number})
 	}
+}
+
+// Incumbent returns the best trial so far of the present world. A trial on another server version begins a new comparison.
+// found is false while no trial has met the SLO.
+func Incumbent(study studies.Study) (best studies.Trial, found bool) {
+	version := ""
+	for _, t := range study.Present().Trials {
+		if t.State != studies.Done {
+			continue
+		}
+		if t.Version != "" && t.Version != version { // a trial whose server did not start has no version
+			version, found = t.Version, false
+		}
+		if t.Met() && (!found || t.Result.Capacity.Carried() > best.Result.Capacity.Carried()) {
+			best, found = t, true
+		}
+	}
+	return best, found
 }
 
 // whyOver says why no further trial begins. The zero End means that the study goes on.

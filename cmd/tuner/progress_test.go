@@ -32,26 +32,3 @@ func TestGoingOnNamesNoBestWhereThereIsNone(t *testing.T) {
 		}
 	}
 }
-
-// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so far.
-func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
-	done := func(number int, version string, rate float64) studies.Trial {
-		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}
-	}
-	study := studies.Study{
-		Trials: []studies.Trial{done(0, "1", 9), done(1, "1", 2), done(2, "1", 3)},
-		Events: []studies.Event{{Kind: studies.Drift, Trial: 1, Changes: studies.Changes{{Fact: "image", Was: new("a"), Is: new("b")}}}},
-	}
-	best := incumbentOf(study)
-	if best.rate != 3 {
-		t.Errorf("the best so far has %g req/s, want 3", best.rate)
-	}
-	for _, c := range []struct {
-		next studies.Trial
-		want bool
-	}{{done(3, "1", 2.5), false}, {done(4, "", 2.5), false}, {done(5, "2", 2.5), true}, {done(6, "2", 2), false}} {
-		if got := best.replacedBy(c.next); got != c.want {
-			t.Errorf("trial %d replaces the best so far: %t, want %t", c.next.Number, got, c.want)
-		}
-	}
-}
