@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -76,11 +75,14 @@ func simCalibrate(c *cli.Context) error {
 		return err
 	}
 	shown := render.NewProgress(c.App.ErrWriter).Quietly()
-	in.Limit, in.Progress = c.Duration("time-limit"), replayProgress(shown)
+	in.Limit = c.Duration("time-limit")
+	in.Progress = func(done, limit int) {
+		shown.ShowShare(render.Done(done, limit, "replay"), float64(done)/float64(limit))
+	}
 	result, err := calibrate.Fit(c.Context, in)
 	shown.End()
 	if err != nil {
-		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
+		if is[*calibrate.InputError](err) {
 			return usageError{err}
 		}
 		return err
@@ -153,13 +155,4 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usage("--from: %w", err)
 	}
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
-}
-
-// replayProgress returns a function that shows how many replays are done. limit is the maximum number of replays.
-func replayProgress(shown *render.Progress) func(done, limit int) {
-	began := time.Now()
-	return func(done, limit int) {
-		left := time.Since(began) / time.Duration(done) * time.Duration(limit-done)
-		shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
-	}
 }
