@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -96,7 +95,7 @@ func simServe(c *cli.Context, server *vllm.Server, args []string) error {
 
 // simEnd turns an error of the server into the command's error. The server has already printed vLLM's message.
 func simEnd(ctx context.Context, err error) error {
-	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
+	if is[*vllm.FaultError](err) {
 		return usageError{err}
 	}
 	if err == nil || ctx.Err() != nil {
