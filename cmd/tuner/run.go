@@ -89,12 +89,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		}
 		defer o.socket.Close() // needed only if the run fails before the metrics server, which closes the socket, starts
 	}
-	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
-		if name == plan.Warning {
-			render.Warn(o.stderr, format, args...)
-		}
-	})
-	if err != nil {
+	if err := p.CheckNeeds(ctx, warnings(o.stderr)); err != nil {
 		return err
 	}
 	begun, err := p.Begin(version)
@@ -132,12 +127,8 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 
 // ready does the work between owning the study and starting its first server. stop ends the study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
-	left, err := live.Reclaim(store.Dir())
-	if err != nil {
+	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
-	}
-	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left\n", render.Count(left, "process"))
 	}
 	before, err := store.History()
 	if err != nil {
@@ -151,6 +142,24 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 		return nil, nil, errors.Join(err, stop())
 	}
 	return study, stop, nil
+}
+
+// warnings returns a plan.Say that prints warnings alone.
+func warnings(w io.Writer) plan.Say {
+	return func(name, format string, args ...any) {
+		if name == plan.Warning {
+			render.Warn(w, format, args...)
+		}
+	}
+}
+
+// reclaim ends the processes of a server that a killed run or sweep has left in dir.
+func reclaim(dir, killed string, w io.Writer) error {
+	left, err := live.Reclaim(dir)
+	if left > 0 {
+		fmt.Fprintf(w, "ended %s of a server that a killed %s had left\n", render.Count(left, "process"), killed)
+	}
+	return err
 }
 
 // giveUp stores that a run ended before its first server started. Otherwise the study would stay in the state Running.
