@@ -24,9 +24,7 @@ func buildStatic(t *testing.T, binary, version string) {
 	// go test does not know which files make reads. The test opens some of them too, so that go test runs it again when they change.
 	for _, watched := range []string{"../Makefile", "../go.mod", "../cmd/tuner"} {
 		file, err := os.Open(watched)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		file.Close()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // with an empty build cache SQLite is compiled: 76 s of CPU time
@@ -67,9 +65,7 @@ func asksNvidiaSMI(t *testing.T, binary string) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\ncase \"$1\" in --query-gpu=*)\n" +
 		"echo 0, GPU-1, 580.173.02, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200;; esac\n"
-	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte(script), 0o755))
 	doctor := exec.CommandContext(t.Context(), binary, "doctor", "--gpus", "0") // 0 also lets a machine with few cores pass
 	doctor.Env = []string{"PATH=" + dir + ":/usr/bin:/bin"}
 	out, err := doctor.CombinedOutput()
@@ -80,9 +76,7 @@ func asksNvidiaSMI(t *testing.T, binary string) {
 
 func needsNothingOfItsContainer(t *testing.T, binary string) {
 	file, err := elf.Open(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer file.Close()
 	for _, segment := range file.Progs {
 		if segment.Type == elf.PT_INTERP {
@@ -90,9 +84,7 @@ func needsNothingOfItsContainer(t *testing.T, binary string) {
 		}
 	}
 	libraries, err := file.ImportedLibraries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(libraries) > 0 {
 		t.Errorf("the binary needs the shared libraries %q", libraries)
 	}

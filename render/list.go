@@ -24,7 +24,7 @@ func (t *Text) Line(format string, args ...any) { fmt.Fprintf(t, format+"\n", ar
 // goes on in its own column.
 func (t *Text) Item(name, format string, args ...any) {
 	width := cmp.Or(t.NameWidth, 10)
-	t.WriteString(Hang(Pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
+	t.WriteString(Hang(pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
 }
 
 // Paragraph adds a text, broken between words. The first line keeps its indent, and the others begin with the margin.

@@ -172,7 +172,7 @@ func (s Stage) tail() string {
 // line writes the stage in at most width columns. It drops the bar first, then the remaining time, and then clips.
 func (s Stage) line(width int) string {
 	short := s.Head + s.tail()
-	for _, line := range []string{Bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
+	for _, line := range []string{bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
 		if Width(line) <= width {
 			return line
 		}

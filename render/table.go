@@ -114,7 +114,7 @@ func (t Table) line(cells []string, shown []int) string {
 	var all []string
 	for i, cell := range cells {
 		if shown[i] > 0 {
-			all = append(all, Pad(Clip(cell, shown[i]), shown[i], t.Columns[i].Right))
+			all = append(all, pad(Clip(cell, shown[i]), shown[i], t.Columns[i].Right))
 		}
 	}
 	return strings.TrimRight(strings.Join(all, blank(t.gap())), " ")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -86,17 +87,14 @@ func wrongFlag(c *cli.Context, err error, _ bool) error {
 	if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
 		return usage("%s needs a value; see `%s --help`", dashed(name), command)
 	}
-	value, after, ok := strings.Cut(text, " for flag -")
-	if !ok {
-		value, after, ok = strings.Cut(text, " for -")
+	if parts := wrongValue.FindStringSubmatch(text); parts != nil {
+		return usage("%s %s: %s", dashed(parts[2]), parts[1], expectedBy(flags, parts[2], parts[3]))
 	}
-	name, why, _ := strings.Cut(after, ": ")
-	_, value, quoted := strings.Cut(value, `value "`)
-	if !ok || !quoted {
-		return usageError{err}
-	}
-	return usage("%s %s: %s", dashed(name), strings.TrimSuffix(value, `"`), expectedBy(flags, name, why))
+	return usageError{err}
 }
+
+// wrongValue matches the library's error about the value of a flag.
+var wrongValue = regexp.MustCompile(`(?s)value "(.*?)" for (?:flag )?-([^:]*)(?:: (.*))?$`)
 
 func dashed(name string) string {
 	if len(name) == 1 {

@@ -12,9 +12,7 @@ import (
 	"github.com/rivo/uniseg"
 
 	"vllmtuner/studies"
-	"vllmtuner/studies/report"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 )
 
 // A screen emulates a terminal. Lines that have scrolled away stay in rows.
@@ -236,26 +234,4 @@ func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	if code != 0 || strings.ContainsRune(text, '\x1b') || !strings.Contains(text, "trial  2") {
 		t.Errorf("the run ends with %d and writes\n%q", code, text)
 	}
-}
-
-// However the trials are sorted, the status shows the best one.
-func TestTheBestTrialIsAlwaysShown(t *testing.T) {
-	var study studies.Study
-	for i := range 30 {
-		study.Trials = append(study.Trials, measuredTrial(i, 1))
-	}
-	study.Trials[14] = measuredTrial(14, 2)
-	for _, order := range report.Orders {
-		var text strings.Builder
-		must(t, report.StatusText(&text, study, report.Options{Sort: order}))
-		if !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
-			t.Errorf("sorted by %s, the status shows\n%s", order, &text)
-		}
-	}
-}
-
-func measuredTrial(number int, rate float64) studies.Trial {
-	return studies.Trial{Number: number, State: studies.Done, Origin: studies.Sampled, Result: trial.Result{
-		Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, High: 1.1 * rate, Bound: capacity.Exact, Binding: "p99 TPOT"},
-	}}
 }

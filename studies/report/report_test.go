@@ -649,3 +649,16 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 		}
 	}
 }
+
+// However the trials are sorted, the status shows the best one.
+func TestTheBestTrialIsAlwaysShown(t *testing.T) {
+	trials := slices.Repeat([]studies.Trial{exact(1)}, 30)
+	trials[14] = exact(2)
+	study := of(studies.Done, "", trials...)
+	for _, order := range Orders {
+		var text strings.Builder
+		if err := StatusText(&text, study, Options{Sort: order}); err != nil || !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
+			t.Errorf("sorted by %s, the status is %v\n%s", order, err, &text)
+		}
+	}
+}
