@@ -90,13 +90,3 @@ func TestFollowingALogIsInterrupted(t *testing.T) {
 		})
 	}
 }
-
-func TestRangesOfNumbers(t *testing.T) {
-	for want, numbers := range map[string][]int{
-		"": {}, "3": {3}, "0 to 4": {0, 1, 2, 3, 4}, "0, 2 to 3, 7": {0, 2, 3, 7},
-	} {
-		if got := ranges(numbers); got != want {
-			t.Errorf("ranges(%v) = %q, want %q", numbers, got, want)
-		}
-	}
-}

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"vllmtuner/realtime"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
 	"vllmtuner/trial/live"
@@ -84,48 +82,3 @@ func equalJSON(t *testing.T, a, b any) bool {
 	must(t, err)
 	return bytes.Equal(x, y)
 }
-
-// One study runs in virtual time and over HTTP. Both runs begin with the same point. Probes of the same point at the same rate have
-// the same requests and similar latencies.
-func TestBothLoadsAgree(t *testing.T) {
-	realtime.Only(t, "holds real time against virtual time")
-	root := t.TempDir()
-	measured := map[string]studies.Study{}
-	for _, reach := range []string{overHTTP, inVirtual} {
-		path := writeStudy(t, reach, 3, 3)
-		sub := filepath.Join(root, strings.Fields(reach)[0])
-		command(t, "run", path, "--root", sub)
-		measured[reach] = snapshot(t, filepath.Join(sub, "small"))
-	}
-	compared, agreed := 0, 0
-	for i, http := range measured[overHTTP].Trials {
-		virtual := measured[inVirtual].Trials[i]
-		if i == 0 && http.Point.String() != virtual.Point.String() {
-			t.Fatalf("trial 0 is %s over HTTP and %s in virtual time", http.Point, virtual.Point)
-		}
-		for _, h := range http.Probes {
-			for _, v := range virtual.Probes {
-				if h.Seq != v.Seq || h.Rate != v.Rate || http.Point.String() != virtual.Point.String() || h.Stopped || v.Stopped {
-					continue
-				}
-				compared++
-				hm, vm := h.Measurement, v.Measurement
-				if hm.Requests != vm.Requests || hm.WantTokens != vm.WantTokens || hm.PromptTokens != vm.PromptTokens {
-					t.Errorf("trial %d at %g req/s: %d requests, %d and %d tokens over HTTP; %d, %d and %d in virtual time",
-						i, h.Rate, hm.Requests, hm.PromptTokens, hm.WantTokens, vm.Requests, vm.PromptTokens, vm.WantTokens)
-				}
-				t.Logf("trial %d at %5.1f req/s: median TPOT %.2f and %.2f ms, median TTFT %.1f and %.1f ms, p99 TTFT %.1f and %.1f ms, pass %v and %v", i, h.Rate,
-					hm.TPOT.P50, vm.TPOT.P50, hm.TTFT.P50, vm.TTFT.P50, hm.TTFT.P99, vm.TTFT.P99, h.Verdict.Pass, v.Verdict.Pass)
-				if near(hm.TPOT.P50, vm.TPOT.P50, 0.15, 0.5) && near(hm.TTFT.P50, vm.TTFT.P50, 0.25, 10) {
-					agreed++
-				}
-			}
-		}
-	}
-	if compared == 0 || agreed*4 < compared*3 {
-		t.Errorf("%d of %d probes agree within 15 %% on median TPOT and 25 %% or 10 ms on median TTFT, want three of four", agreed, compared)
-	}
-}
-
-// near reports whether a and b, in ms, differ by at most a share of b or by at most a number of ms.
-func near(a, b, share, ms float64) bool { return math.Abs(a-b) <= max(share*b, ms) }
