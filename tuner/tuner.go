@@ -25,7 +25,6 @@ type Store interface {
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
 	Served(number int, version string, change studies.Change) error
-	SetState(state studies.State, note string) error
 }
 
 // A Budget is what a study may spend.
