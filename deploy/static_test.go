@@ -21,7 +21,8 @@ func buildStatic(t *testing.T, binary, version string) {
 	if runtime.GOOS != "linux" {
 		t.Skipf("a static binary is built on Linux, this is %s", runtime.GOOS)
 	}
-	// go test does not know which files make reads. The test opens some of them too, so that go test runs it again when they change.
+	// go test does not know which files make reads. The test opens some of them too, so that go test runs it again when
+	// they change.
 	for _, watched := range []string{"../Makefile", "../go.mod", "../cmd/tuner"} {
 		file, err := os.Open(watched)
 		must(t, err)
@@ -49,8 +50,8 @@ func buildStatic(t *testing.T, binary, version string) {
 // staticVersion is the version of the binary that the test builds.
 const staticVersion = "v0.0.0-static-test"
 
-// The static binary runs in any container: it needs no file, and it asks nvidia-smi for the GPUs. One test has both claims,
-// because linking the binary takes a second of CPU time.
+// The static binary runs in any container: it needs no file, and it asks nvidia-smi for the GPUs. One test has both
+// claims, because linking the binary takes a second of CPU time.
 func TestStaticBinary(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "tuner")
 	buildStatic(t, binary, staticVersion)
@@ -58,9 +59,9 @@ func TestStaticBinary(t *testing.T) {
 	t.Run("needs nothing of its container", func(t *testing.T) { needsNothingOfItsContainer(t, binary) })
 }
 
-// asksNvidiaSMI checks that tuner doctor reports the GPU that nvidia-smi names. The tuner runs nvidia-smi because a static
-// binary that loads NVIDIA's library dies of SIGSEGV on machines with a GPU. The tests of serverctl/gpu have an nvidia-smi
-// that hangs, crashes, or answers with garbage.
+// asksNvidiaSMI checks that tuner doctor reports the GPU that nvidia-smi names. The tuner runs nvidia-smi because a
+// static binary that loads NVIDIA's library dies of SIGSEGV on machines with a GPU. The tests of serverctl/gpu have an
+// nvidia-smi that hangs, crashes, or answers with garbage.
 func asksNvidiaSMI(t *testing.T, binary string) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\ncase \"$1\" in --query-gpu=*)\n" +

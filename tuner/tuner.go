@@ -127,8 +127,8 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 	}
 }
 
-// Incumbent returns the best trial so far of the present world. A trial on another server version begins a new comparison.
-// found is false while no trial has met the SLO.
+// Incumbent returns the best trial so far of the present world. A trial on another server version begins a new
+// comparison. found is false while no trial has met the SLO.
 func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	version := ""
 	for _, t := range study.Present().Trials {

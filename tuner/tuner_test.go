@@ -608,7 +608,8 @@ func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	}
 }
 
-// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so far.
+// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so
+// far.
 func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 	done := func(number int, version string, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}

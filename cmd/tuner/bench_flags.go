@@ -27,7 +27,8 @@ type benchGroup struct {
 
 func benchFlags() []benchGroup {
 	return []benchGroup{
-		{"SERVER", benchServerFlags()}, {"REQUESTS", benchWorkloadFlags()}, {"LOAD", benchLoadFlags()}, {"RESULTS", benchReportFlags()},
+		{"SERVER", benchServerFlags()}, {"REQUESTS", benchWorkloadFlags()},
+		{"LOAD", benchLoadFlags()}, {"RESULTS", benchReportFlags()},
 	}
 }
 

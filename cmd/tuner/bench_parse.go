@@ -72,7 +72,8 @@ func parseConcurrencies(words []string) ([]int, error) {
 const percentileForm = `([0-9]{1,3}(?:\.[0-9]{1,6})?)`
 
 // limitForm matches "p99 ttft <= 1000ms" and "ttft_p99: 1000ms".
-var limitForm = regexp.MustCompile(`^(?:p` + percentileForm + `[ _]+([a-z0-9]+)|([a-z0-9]+)_p` + percentileForm + `) *(?:<=|<|=|:) *(.+)$`)
+var limitForm = regexp.MustCompile(`^(?:p` + percentileForm + `[ _]+([a-z0-9]+)|([a-z0-9]+)_p` + percentileForm + `)` +
+	` *(?:<=|<|=|:) *(.+)$`)
 
 const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; error_rate=1% lets 1 % of the requests fail`
 

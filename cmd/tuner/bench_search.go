@@ -54,11 +54,13 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	if len(rates) == 1 {
 		hint = rates[0]
 	}
-	b.Search = &loadtest.Search{Margin: c.Float64("margin"), Prime: !b.ResetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: max(hint/100, minRate), // a server that fails at a hundredth of the first rate needs another first rate, not more probes
-		Max: highest, Factor: plan.Gallop, Tolerance: c.Float64("tolerance"), MaxProbes: maxProbes, Precision: precision, Budget: c.Duration("budget"),
+	// A server that fails at a hundredth of the first rate needs another first rate, not more probes.
+	lowest, primes := max(hint/100, minRate), !b.ResetCache && !c.Bool("no-prime")
+	b.Search = &loadtest.Search{Margin: c.Float64("margin"), Prime: primes, Search: capacity.Search{
+		Hint: hint, Min: lowest, Max: highest, Factor: plan.Gallop, Tolerance: c.Float64("tolerance"),
+		MaxProbes: maxProbes, Precision: precision, Budget: c.Duration("budget"),
 	}}
-	b.Runs = []loadtest.Run{b.Load.Open(hint, 0)} // the first run, because the checks before it need its number of requests
+	b.Runs = []loadtest.Run{b.Load.Open(hint, 0)} // the checks before the first run need its number of requests
 	return checkFirstRun(b)
 }
 

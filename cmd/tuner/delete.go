@@ -14,9 +14,6 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// errDeleteEnded is returned when the user stops a delete that waits for the study's owner.
-const errDeleteEnded = interruptedError("interrupted; nothing is deleted")
-
 func deleteCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "delete",
@@ -39,8 +36,8 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 				return err
 			}
 			to, err := studies.Delete(c.Context, dir, after)
-			if errors.Is(err, context.Canceled) {
-				return errDeleteEnded
+			if errors.Is(err, context.Canceled) { // the user stopped the wait for the study's owner
+				return interruptedError("interrupted; nothing is deleted")
 			}
 			if err != nil {
 				return err

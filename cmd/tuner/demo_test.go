@@ -92,7 +92,8 @@ func TestDemoFileIsAStudy(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "demo-tpe-42"), 0o700), os.WriteFile(filepath.Join(root, "demo-tpe-42", "study.db"), []byte("damaged"), 0o600))
+	dir := filepath.Join(root, "demo-tpe-42")
+	must(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "study.db"), []byte("damaged"), 0o600))
 	if f, err := demoStudy(root, "tpe", 42); err != nil || f.Name != "demo-tpe-42-2" {
 		t.Errorf("beside a damaged demo demoStudy(tpe, 42) = %+v, %v", f, err)
 	}

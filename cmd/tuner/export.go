@@ -104,8 +104,8 @@ func exportDatabase(c *cli.Context, dir string) (study studies.Study, err error)
 	return study, cmp.Or(unread, err)
 }
 
-// exportTrials writes the trials of the study in dir to the file that the command line names, or to standard output. The
-// trials are read one at a time. Only JSON includes the measurements of each second of a probe.
+// exportTrials writes the trials of the study in dir to the file that the command line names, or to standard output.
+// The trials are read one at a time. Only JSON includes the measurements of each second of a probe.
 func exportTrials(c *cli.Context, dir string) (studies.Study, error) {
 	format, path := c.String("format"), c.String("output")
 	return studies.ReadEach(dir, format == asJSON, func(study studies.Study, trials iter.Seq2[studies.Trial, error]) error {

@@ -56,9 +56,6 @@ or another part of the study's world changed. See docs/export.md.`,
 	}
 }
 
-// errNothingTaken is returned when no file has a result that the study can use.
-var errNothingTaken = errors.New("these files have no result that this study can use; nothing is stored")
-
 // errImportEnded is returned when the user stops an import before it stores anything.
 const errImportEnded = interruptedError("interrupted; nothing is stored")
 
@@ -111,7 +108,7 @@ func importAction(c *cli.Context) error {
 	}
 	switch {
 	case taken == 0:
-		return usageError{errNothingTaken}
+		return usage("these files have no result that this study can use; nothing is stored")
 	case c.Bool("dry-run"):
 		_, err := fmt.Fprintf(c.App.Writer, "dry run: %s found, nothing stored\n", render.Count(taken, "prior"))
 		return err

@@ -12,9 +12,9 @@ import (
 	"testing"
 )
 
-// This tuner reads a study of schema 4 as the old tuner did, resumes it, and measures what the old tuner measured. The old
-// tuner wrote testdata/schema-4-study.zip and the tables beside it. The study has priors and an accepted change of the world,
-// and the old tuner was interrupted in trial 5.
+// This tuner reads a study of schema 4 as the old tuner did, resumes it, and measures what the old tuner measured. The
+// old tuner wrote testdata/schema-4-study.zip and the tables beside it. The study has priors and an accepted change of
+// the world, and the old tuner was interrupted in trial 5.
 func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	files, err := zip.OpenReader("testdata/schema-4-study.zip")
 	must(t, err)
@@ -45,8 +45,9 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	}
 }
 
-// checkOldTrials compares the first columns of an exported table with what the old tuner exported. They are equal, except that the interval
-// bounds of trial 5 may differ by 1 %: this tuner measures it, and takes Student's t from gonum, which is up to 0.7 % from the old table.
+// checkOldTrials compares the first columns of an exported table with what the old tuner exported. They are equal,
+// except that the interval bounds of trial 5 may differ by 1 %: this tuner measures it, and takes Student's t from
+// gonum, which is up to 0.7 % from the old table.
 func checkOldTrials(t *testing.T, table, want string) {
 	t.Helper()
 	got := strings.Split(strings.TrimSpace(table), "\n")

@@ -248,16 +248,13 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// errNotBegun is returned when the user stops a run before it owns the study.
-const errNotBegun = interruptedError("interrupted before this run owned the study; nothing is lost")
-
 // open makes this run the study's owner. It may have to wait until the previous owner is known to be gone.
 func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
 	store, _, err := studies.Open(ctx, dir, begun, studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
 	if errors.Is(err, context.Canceled) {
-		return nil, errNotBegun
+		return nil, interruptedError("interrupted before this run owned the study; nothing is lost")
 	}
 	return store, err
 }

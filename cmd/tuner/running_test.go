@@ -56,7 +56,8 @@ func launch(t *testing.T, cmd *exec.Cmd) *running {
 	return r
 }
 
-// onTerminal starts a command on a terminal of a kind, such as xterm. Its standard output goes to stdout, if that is not nil.
+// onTerminal starts a command on a terminal of a kind, such as xterm. Its standard output goes to stdout, if that is
+// not nil.
 func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args ...string) *running {
 	t.Helper()
 	r := &running{cmd: tunerCommand(t.Context(), t, args...), ended: make(chan struct{})}
@@ -72,7 +73,8 @@ func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args .
 	return r
 }
 
-// await waits in the background until read has returned and the command has ended. At the end of the test it kills the command.
+// await waits in the background until read has returned and the command has ended. At the end of the test it kills the
+// command.
 func (r *running) await(t *testing.T, read func()) {
 	go func() {
 		defer close(r.ended)

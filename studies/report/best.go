@@ -110,8 +110,8 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured, and
-// one if older trials are not compared with it.
+// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured,
+// and one if older trials are not compared with it.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	for _, change := range changedSince(study, best) {
 		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
@@ -155,8 +155,8 @@ func notes(t studies.Trial) []string {
 	return lo.Uniq(all)
 }
 
-// nothingMet says why there is no winner: which trial came nearest, and why servers failed. It returns the remedies that
-// it printed for these servers.
+// nothingMet says why there is no winner: which trial came nearest, and why servers failed. It returns the remedies
+// that it printed for these servers.
 func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	l.Line("%s", Unmet(study))
 	l.Line("")

@@ -657,8 +657,9 @@ func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 	study := of(studies.Done, "", trials...)
 	for _, order := range Orders {
 		var text strings.Builder
-		if err := StatusText(&text, study, Options{Sort: order}); err != nil || !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
-			t.Errorf("sorted by %s, the status is %v\n%s", order, err, &text)
+		err := StatusText(&text, study, Options{Sort: order})
+		if got := text.String(); err != nil || !strings.Contains(got, "\n14  ") || !strings.Contains(got, "(20 trials more: --all)") {
+			t.Errorf("sorted by %s, the status is %v\n%s", order, err, got)
 		}
 	}
 }

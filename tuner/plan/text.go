@@ -32,12 +32,14 @@ func (p *Plan) Text() string {
 	if f.Budget.GPUTime > 0 {
 		limit = fmt.Sprintf(" (at most %s, by budget.gpu_time)", render.Span(f.Budget.GPUTime))
 	}
-	t.Line("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s",
-		render.Count(f.Budget.Trials, "trial"), f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(each*time.Duration(f.Budget.Trials)), limit)
+	all := each * time.Duration(f.Budget.Trials)
+	t.Line("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
+		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit)
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
-		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes, about %s; "+
-			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ")
+		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), "+
+			"for at most %d probes, about %s; the estimate above does not include this",
+			100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ")
 	}
 	return t.String()
 }
