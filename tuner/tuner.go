@@ -89,6 +89,18 @@ type End struct {
 	Spent bool   // the GPU time ended before the trials did
 }
 
+// State returns the state and the note that a study of that many planned trials gets at its End. Trials from before a
+// change of the world do not count.
+func (e End) State(study studies.Study, planned int) (state studies.State, note string) {
+	if e.Spent && !slices.ContainsFunc(study.Present().Trials, studies.Trial.Met) {
+		return studies.Spent, e.Why
+	}
+	if len(study.Trials) == planned && !e.Spent { // the number of trials already shows that all were run
+		return studies.Done, ""
+	}
+	return studies.Done, e.Why
+}
+
 // Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes
 // first, and keeps its probes. On an error, such as trial.ErrInterrupted, everything acknowledged is stored.
 func (s *Study) Run(ctx context.Context) (End, error) {

@@ -300,19 +300,8 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if err != nil {
 		return err
 	}
-	_, met := report.Best(study.Present()) // trials from before a change of the world do not count
-	state := studies.Done
-	if end.Spent && !met {
-		state = studies.Spent
-	}
-	note := end.Why
-	if len(study.Trials) == planned && !end.Spent {
-		note = "" // the number of trials already shows that all were run
-	}
-	if err := store.SetState(state, note); err != nil {
-		return err
-	}
-	if study, err = store.Summary(report.Whole(0)); err != nil {
+	study.State, study.Note = end.State(study, planned)
+	if err := store.SetState(study.State, study.Note); err != nil {
 		return err
 	}
 	options := reportOptions(study)
@@ -321,11 +310,11 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 		return err
 	}
 	fmt.Fprintf(o.stdout, "\nThe study is in %s\n", store.Dir())
-	switch {
-	case met:
-		return nil
-	case state == studies.Spent:
+	if study.State == studies.Spent {
 		return errSpent
 	}
-	return errNothingMet
+	if _, met := report.Best(study.Present()); !met { // trials from before a change of the world do not count
+		return errNothingMet
+	}
+	return nil
 }
