@@ -46,13 +46,18 @@ func decode(text []byte) ([]runtime.Object, error) {
 	}
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // read decodes a file of Manifests.
 func read(t *testing.T, name string) []runtime.Object {
 	t.Helper()
 	text, err := Manifests.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	objects, err := decode(text)
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
@@ -77,9 +82,7 @@ func named[T runtime.Object](t *testing.T, file string) map[string]T {
 	for _, object := range read(t, file) {
 		if typed, ok := object.(T); ok {
 			accessor, err := meta.Accessor(object)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			found[accessor.GetName()] = typed
 		}
 	}
@@ -103,9 +106,7 @@ func TestDecodeIsStrict(t *testing.T) {
 
 func TestKustomizationListsEveryManifest(t *testing.T) {
 	text, err := Manifests.ReadFile("kustomization.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	type image struct {
 		Name    string `json:"name"`
 		NewName string `json:"newName"`
@@ -117,16 +118,12 @@ func TestKustomizationListsEveryManifest(t *testing.T) {
 		Resources  []string `json:"resources"`
 		Images     []image  `json:"images"`
 	}
-	if err := yaml.UnmarshalWithOptions(text, &k, yaml.Strict()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalWithOptions(text, &k, yaml.Strict()))
 	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" {
 		t.Errorf("kustomization.yaml is a %s %s", k.APIVersion, k.Kind)
 	}
 	files, err := fs.Glob(Manifests, "*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listed := slices.Sorted(slices.Values(append(k.Resources, "kustomization.yaml")))
 	if !slices.Equal(listed, files) {
 		t.Errorf("kustomization.yaml lists %q, want every manifest: %q", listed, files)

@@ -153,9 +153,7 @@ func TestPodHasTimeToEndAndALivenessProbe(t *testing.T) {
 // pod's command.
 func TestTheBinaryComesFromTheImage(t *testing.T) {
 	dockerfile, err := os.ReadFile("../Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pod := theJob(t).Spec.Template.Spec
 	install, run := pod.InitContainers[0], pod.Containers[0]
 	if len(install.Command) != 3 {

@@ -28,9 +28,7 @@ func TestTheStudyFitsItsPod(t *testing.T) {
 		t.Fatalf("the ConfigMap has no key %s", key)
 	}
 	study, err := studyfile.Parse(path, []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 
 	if job.Name != "tune-"+study.Name {
 		t.Errorf("the Job is called %s, but its study %s", job.Name, study.Name)

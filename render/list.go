@@ -24,12 +24,17 @@ func (t *Text) Line(format string, args ...any) { fmt.Fprintf(t, format+"\n", ar
 // goes on in its own column.
 func (t *Text) Item(name, format string, args ...any) {
 	width := cmp.Or(t.NameWidth, 10)
-	t.WriteString(Hang(Pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
+	t.WriteString(Hang(pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
 }
 
 // Paragraph adds a text, broken between words. The first line keeps its indent, and the others begin with the margin.
 func (t *Text) Paragraph(text, margin string) {
 	t.WriteString(Paragraph(text, margin, t.Columns()))
+}
+
+// Table adds a table with a title below an empty line.
+func (t *Text) Table(title string, table Table) {
+	t.Line("\n%s\n%s", title, strings.Join(table.Lines(t.Columns()), "\n"))
 }
 
 // Flush writes the collected lines.

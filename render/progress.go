@@ -16,9 +16,10 @@ var (
 // A Progress shows how far a long task is. On a terminal it redraws the last line; elsewhere it writes a line every
 // LogEvery. The last line leaves the last column free, because a terminal begins a new line after it.
 type Progress struct {
-	w    io.Writer
-	stop chan struct{} // nil if w cannot redraw lines
-	gone chan struct{} // closed when draw has returned
+	w     io.Writer
+	began time.Time
+	stop  chan struct{} // nil if w cannot redraw lines
+	gone  chan struct{} // closed when draw has returned
 
 	mu     sync.Mutex // guards w and the fields below
 	stage  Stage
@@ -28,7 +29,7 @@ type Progress struct {
 
 // NewProgress starts to show progress on w. The caller must call End.
 func NewProgress(w io.Writer) *Progress {
-	p := &Progress{w: w}
+	p := &Progress{w: w, began: time.Now()}
 	if canDraw(w) {
 		p.stop, p.gone = make(chan struct{}), make(chan struct{})
 		go p.draw()
@@ -80,6 +81,12 @@ func (p *Progress) Show(s Stage) {
 		return
 	}
 	p.print(Wrap(line, width))
+}
+
+// ShowShare shows which share of a task is done, and when it ends if the rest goes on as the part before.
+func (p *Progress) ShowShare(head string, share float64) {
+	left := time.Duration(float64(time.Since(p.began)) * (1 - share) / share)
+	p.Show(Stage{Head: head, Share: share, Until: After(left)})
 }
 
 // Print writes lines above the last line. They stay.
@@ -165,7 +172,7 @@ func (s Stage) tail() string {
 // line writes the stage in at most width columns. It drops the bar first, then the remaining time, and then clips.
 func (s Stage) line(width int) string {
 	short := s.Head + s.tail()
-	for _, line := range []string{Bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
+	for _, line := range []string{bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
 		if Width(line) <= width {
 			return line
 		}

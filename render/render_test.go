@@ -14,7 +14,9 @@ func TestFigures(t *testing.T) {
 		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
 		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},
 		{Left(900 * time.Millisecond), ""}, {Left(-time.Hour), ""}, {Left(time.Second), "about 1 s left"}, {Left(90 * time.Minute), "about 1 h 30 min left"},
-		{Bar(0.5, 8), "████░░░░"}, {Bar(2, 3), "███"},
+		{bar(0.5, 8), "████░░░░"}, {bar(2, 3), "███"},
+		{Number(2.7149), "2.71"}, {Number(999.7), "1000"}, {Number(12345), "12345"}, {Number(-1234.5), "-1234"},
+		{Number(0.01), "0.01"}, {Number(0), "0"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%q, want %q", c.got, c.want)
@@ -121,13 +123,15 @@ func TestParagraphIndents(t *testing.T) {
 	}
 }
 
-func TestGridTablesBreakAtTheWidthOfATerminal(t *testing.T) {
-	g := Grid{Title: "T", Corner: "rate", Rows: []string{"1.00", "10.00"}}
+// A table that folds breaks its heads, and puts the columns that do not fit into a block below.
+func TestTableFolds(t *testing.T) {
+	table := Table{Folds: true}
+	table.Add(Column{Head: "rate", Right: true}, []string{"1.00", "10.00"})
 	for _, name := range []string{"phase1-baseline-rerun", "a", "averyveryverylongnamethatnobodybreaks", "b.c_d", "another-averyveryverylongname"} {
-		g.Columns = append(g.Columns, GridColumn{Head: name, Cells: []string{"1", "FAIL (x)"}})
+		table.Add(Column{Head: name, Right: true}, []string{"1", "FAIL (x)"})
 	}
 	var text Text
-	text.Grid(g)
+	text.Table("T", table)
 	want := `
 T
         phase1-
@@ -158,18 +162,6 @@ func TestBytes(t *testing.T) {
 	} {
 		if got := Bytes(n); got != want {
 			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
-		}
-	}
-}
-
-func TestDigits(t *testing.T) {
-	for _, c := range []struct {
-		f    float64
-		n    int
-		want string
-	}{{2.7149, 3, "2.71"}, {999.7, 3, "1000"}, {12345, 3, "12345"}, {-1234.5, 4, "-1234"}, {0.01, 3, "0.01"}, {0, 3, "0"}} {
-		if got := Digits(c.f, c.n); got != c.want {
-			t.Errorf("Digits(%g, %d) = %q, want %q", c.f, c.n, got, c.want)
 		}
 	}
 }

@@ -29,8 +29,8 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// Pad fills a text up to n columns with spaces: before the text if right is set, else behind it.
-func Pad(text string, n int, right bool) string {
+// pad fills a text up to n columns with spaces: before the text if right is set, else behind it.
+func pad(text string, n int, right bool) string {
 	fill := blank(max(0, n-Width(text)))
 	if right {
 		return fill + text

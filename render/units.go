@@ -81,21 +81,18 @@ func Left(d time.Duration) string {
 	return "about " + Span(d) + " left"
 }
 
-// Bar draws a share as a bar of n columns.
-func Bar(share float64, n int) string {
+// bar draws a share as a bar of n columns.
+func bar(share float64, n int) string {
 	full := int(math.Round(min(1, max(0, share)) * float64(n)))
 	return strings.Repeat("█", full) + strings.Repeat("░", n-full)
 }
 
-// Number writes a figure with three significant digits and without an exponent.
-func Number(f float64) string { return Digits(f, 3) }
-
-// Digits writes a figure with n significant digits and without an exponent. It keeps all digits before the point.
-func Digits(f float64, n int) string {
-	if math.Abs(f) >= math.Pow10(n)-0.5 {
+// Number writes a figure with three significant digits and without an exponent. It keeps all digits before the point.
+func Number(f float64) string {
+	if math.Abs(f) >= 999.5 {
 		return fmt.Sprintf("%.0f", f)
 	}
-	return fmt.Sprintf("%.*g", n, f)
+	return fmt.Sprintf("%.3g", f)
 }
 
 // Milliseconds writes a latency in milliseconds: with one decimal below 100, else with none.

@@ -25,7 +25,6 @@ type Store interface {
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
 	Served(number int, version string, change studies.Change) error
-	SetState(state studies.State, note string) error
 }
 
 // A Budget is what a study may spend.
@@ -59,6 +58,7 @@ type Event struct {
 	Trial studies.Trial // known so far
 	Probe *trial.Probe  // for Probed
 	Step  string        // for Step: what begins now
+	Best  bool          // for Ended: the trial is the Incumbent now
 }
 
 // An EventKind says what happened.
@@ -87,6 +87,18 @@ const (
 type End struct {
 	Why   string // one line for a human
 	Spent bool   // the GPU time ended before the trials did
+}
+
+// State returns the state and the note that a study of that many planned trials gets at its End. Trials from before a
+// change of the world do not count.
+func (e End) State(study studies.Study, planned int) (state studies.State, note string) {
+	if e.Spent && !slices.ContainsFunc(study.Present().Trials, studies.Trial.Met) {
+		return studies.Spent, e.Why
+	}
+	if len(study.Trials) == planned && !e.Spent { // the number of trials already shows that all were run
+		return studies.Done, ""
+	}
+	return studies.Done, e.Why
 }
 
 // Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes
@@ -121,8 +133,28 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 		}
 		next.State = studies.Done
 		s.ended++
-		s.observe(Event{Kind: Ended, Trial: next})
+		study.Trials = append(study.Trials[:next.Number:next.Number], next)
+		best, found := Incumbent(study)
+		s.observe(Event{Kind: Ended, Trial: next, Best: found && best.Number == next.Number})
 	}
+}
+
+// Incumbent returns the best trial so far of the present world. A trial on another server version begins a new
+// comparison. found is false while no trial has met the SLO.
+func Incumbent(study studies.Study) (best studies.Trial, found bool) {
+	version := ""
+	for _, t := range study.Present().Trials {
+		if t.State != studies.Done {
+			continue
+		}
+		if t.Version != "" && t.Version != version { // a trial whose server did not start has no version
+			version, found = t.Version, false
+		}
+		if t.Met() && (!found || t.Result.Capacity.Carried() > best.Result.Capacity.Carried()) {
+			best, found = t, true
+		}
+	}
+	return best, found
 }
 
 // whyOver says why no further trial begins. The zero End means that the study goes on.

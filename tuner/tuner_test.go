@@ -607,3 +607,24 @@ func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)
 	}
 }
+
+// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so
+// far.
+func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
+	done := func(number int, version string, rate float64) studies.Trial {
+		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}
+	}
+	study := studies.Study{
+		Trials: []studies.Trial{done(0, "1", 9), done(1, "1", 2), done(2, "1", 3)},
+		Events: []studies.Event{{Kind: studies.Drift, Trial: 1, Changes: studies.Changes{{Fact: "image", Was: new("a"), Is: new("b")}}}},
+	}
+	for _, c := range []struct {
+		next studies.Trial
+		want int
+	}{{done(3, "1", 2.5), 2}, {done(4, "", 2.5), 2}, {done(5, "2", 2.5), 5}, {done(6, "2", 2), 5}} {
+		study.Trials = append(study.Trials, c.next)
+		if best, found := Incumbent(study); !found || best.Number != c.want {
+			t.Errorf("after trial %d the best so far is trial %d, want %d", c.next.Number, best.Number, c.want)
+		}
+	}
+}

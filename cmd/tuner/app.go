@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/urfave/cli/v2"
 
@@ -43,7 +45,7 @@ Your server:  tuner init > study.yaml  write a study file, then edit it
 func commands(finish <-chan struct{}) []*cli.Command {
 	all := []*cli.Command{
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
-		listCommand(), statusCommand(), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
+		listCommand(), statusCommand(finish), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
 		logsCommand(finish),
 		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(finish),
 	}
@@ -85,17 +87,14 @@ func wrongFlag(c *cli.Context, err error, _ bool) error {
 	if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
 		return usage("%s needs a value; see `%s --help`", dashed(name), command)
 	}
-	value, after, ok := strings.Cut(text, " for flag -")
-	if !ok {
-		value, after, ok = strings.Cut(text, " for -")
+	if parts := wrongValue.FindStringSubmatch(text); parts != nil {
+		return usage("%s %s: %s", dashed(parts[2]), parts[1], expectedBy(flags, parts[2], parts[3]))
 	}
-	name, why, _ := strings.Cut(after, ": ")
-	_, value, quoted := strings.Cut(value, `value "`)
-	if !ok || !quoted {
-		return usageError{err}
-	}
-	return usage("%s %s: %s", dashed(name), strings.TrimSuffix(value, `"`), expectedBy(flags, name, why))
+	return usageError{err}
 }
+
+// wrongValue matches the library's error about the value of a flag.
+var wrongValue = regexp.MustCompile(`(?s)value "(.*?)" for (?:flag )?-([^:]*)(?:: (.*))?$`)
 
 func dashed(name string) string {
 	if len(name) == 1 {
@@ -217,26 +216,16 @@ func oneArg(c *cli.Context, description string) (string, error) {
 // but everybody writes `tuner run study.yaml --root /studies`. Subcommands with SkipFlagParsing take vLLM's flags and
 // stay as they are.
 func flagsFirst(args []string) []string {
-	if len(args) < 2 {
-		return args
-	}
-	list := commands(nil)
-	i := slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[1] })
-	if i < 0 {
-		return args
-	}
-	command, depth := list[i], 2
-	if len(command.Subcommands) > 0 {
-		if len(args) < 3 {
+	var command *cli.Command
+	depth := 1
+	for list := commands(nil); depth < len(args) && len(list) > 0; depth++ {
+		i := slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[depth] })
+		if i < 0 {
 			return args
 		}
-		list = command.Subcommands
-		if i = slices.IndexFunc(list, func(c *cli.Command) bool { return c.Name == args[2] }); i < 0 {
-			return args
-		}
-		command, depth = list[i], 3
+		command, list = list[i], list[i].Subcommands
 	}
-	if command.SkipFlagParsing {
+	if command == nil || len(command.Subcommands) > 0 || command.SkipFlagParsing {
 		return args
 	}
 	var flags, rest []string
@@ -271,7 +260,17 @@ func takesValue(c *cli.Command, word string) bool {
 	return false
 }
 
-// orderly returns a context that also ends when finish is closed. Commands that have no step to finish use it.
+// endable makes an action end as soon as finish is closed. Commands that have no step to finish use it.
+func endable(finish <-chan struct{}, action cli.ActionFunc) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		ctx, cancel := orderly(c.Context, finish)
+		defer cancel()
+		c.Context = ctx
+		return action(c)
+	}
+}
+
+// orderly returns a context that also ends when finish is closed.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	select {
@@ -279,17 +278,16 @@ func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, cont
 		cancel()
 	default:
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var watch sync.WaitGroup
+	watch.Go(func() {
 		select {
 		case <-finish:
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
+	})
 	return ctx, func() {
 		cancel()
-		<-done
+		watch.Wait()
 	}
 }

@@ -129,20 +129,17 @@ func TestFindCapacityWithoutACapacity(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		flags []string
-		met   bool
 		want  []string
 	}{
-		{"a single request breaks the limit", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"}, false,
+		{"a single request breaks the limit", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"},
 			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
-		{"a single request breaks the limit, and the budget is too short for lower rates", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"}, false,
+		{"a single request breaks the limit, and the budget is too short for lower rates", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"},
 			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15m0s, is spent"}},
-		{"every rate keeps the limits", []string{"--slo", "p99 ttft <= 9h", "--max-rate", "2.5"}, true,
-			[]string{"capacity  at least 2.5 req/s", "passed at the highest rate, 2.5 req/s", "advice    2.25 req/s = 0.9 × 2.5, the highest rate that passed; "}},
 	} {
 		began := time.Now()
 		stdout, _, err := benchOn(t, append(row.flags, "--rate", "2")...)
-		if errors.Is(err, loadtest.ErrNoRunKept) == row.met || row.met && err != nil {
-			t.Errorf("%s: %v, want met %t", row.name, err, row.met)
+		if !errors.Is(err, loadtest.ErrNoRunKept) {
+			t.Errorf("%s: %v, want %v", row.name, err, loadtest.ErrNoRunKept)
 		}
 		text := strings.Join(strings.Fields(stdout), " ")
 		for _, want := range row.want {

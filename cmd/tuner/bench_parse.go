@@ -46,22 +46,14 @@ func parseRates(words []string) ([]float64, error) {
 			rates = append(rates, numbers[0])
 		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < maxRuns:
 			for i := range int((numbers[1]-numbers[0])/numbers[2]+1e-9) + 1 {
-				rates = append(rates, round(numbers[0]+float64(i)*numbers[2]))
+				rate := numbers[0] + float64(i)*numbers[2]
+				rates = append(rates, math.Round(rate*1e9)/1e9) // so that 0.1 + 0.2 is 0.3
 			}
 		default:
 			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, maxRuns)
 		}
 	}
 	return rates, nil
-}
-
-// round keeps nine digits, so that 0.1 + 0.2 is 0.3.
-func round(v float64) float64 {
-	r, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 9, 64), 64)
-	if err != nil { // impossible: FormatFloat made the text
-		return v
-	}
-	return r
 }
 
 // parseConcurrencies reads the numbers of requests that are kept in flight.
@@ -77,10 +69,11 @@ func parseConcurrencies(words []string) ([]int, error) {
 	return all, nil
 }
 
-var (
-	limitPhrase = regexp.MustCompile(`^p([0-9]{1,3}(?:\.[0-9]{1,6})?)[ _]+([a-z0-9]+) *(?:<=|<|=|:) *(.+)$`)
-	limitKey    = regexp.MustCompile(`^([a-z0-9]+)_p([0-9]{1,3}(?:\.[0-9]{1,6})?) *(?:<=|<|=|:) *(.+)$`)
-)
+const percentileForm = `([0-9]{1,3}(?:\.[0-9]{1,6})?)`
+
+// limitForm matches "p99 ttft <= 1000ms" and "ttft_p99: 1000ms".
+var limitForm = regexp.MustCompile(`^(?:p` + percentileForm + `[ _]+([a-z0-9]+)|([a-z0-9]+)_p` + percentileForm + `)` +
+	` *(?:<=|<|=|:) *(.+)$`)
 
 const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; error_rate=1% lets 1 % of the requests fail`
 
@@ -135,14 +128,11 @@ func parseShare(text string) (float64, error) {
 
 // parseLimit reads one limit. It requires a unit, because 1000 could mean seconds or milliseconds.
 func parseLimit(word string) (slo.Limit, error) {
-	var percentile, metric, max string
-	if parts := limitPhrase.FindStringSubmatch(word); parts != nil {
-		percentile, metric, max = parts[1], parts[2], parts[3]
-	} else if parts := limitKey.FindStringSubmatch(word); parts != nil {
-		metric, percentile, max = parts[1], parts[2], parts[3]
-	} else {
+	parts := limitForm.FindStringSubmatch(word)
+	if parts == nil {
 		return slo.Limit{}, fmt.Errorf("is no limit; %s", limitExample)
 	}
+	percentile, metric, max := parts[1]+parts[4], parts[2]+parts[3], parts[5]
 	if metric == "e2el" {
 		metric = string(slo.E2E)
 	}

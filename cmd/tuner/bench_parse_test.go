@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"vllmtuner/bench"
 	"vllmtuner/trial/slo"
 )
@@ -97,40 +95,5 @@ func TestParseGoodput(t *testing.T) {
 		if !slices.Equal(got, row.want) || !says(err, row.says) {
 			t.Errorf("parseGoodput(%q) = %v, %v; want %v, %q", row.words, got, err, row.want, row.says)
 		}
-	}
-}
-
-// The hand-written help names exactly the flags of tuner bench, within 80 columns.
-func TestBenchHelpNamesAllFlags(t *testing.T) {
-	known := map[string]bool{"help": true}
-	for _, f := range benchCommand(nil).Flags {
-		for _, name := range f.Names() {
-			known[name] = true
-		}
-	}
-	var missing []string
-	for name := range known {
-		if len(name) > 1 && name != "help" && !strings.Contains(benchHelp, "\n   --"+name+" ") && !strings.Contains(benchHelp, ", --"+name+" ") {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		t.Errorf("the help does not explain %v", missing)
-	}
-	for line := range strings.Lines(benchHelp) {
-		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 {
-			t.Errorf("a line of the help has %d columns: %s", n, line)
-		}
-		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "   --"), " "); ok && strings.HasPrefix(line, "   --") && !known[name] {
-			t.Errorf("the help explains --%s, but there is no such flag", name)
-		}
-	}
-}
-
-func TestHeadersAreNotShown(t *testing.T) {
-	app := &cli.App{Commands: []*cli.Command{benchCommand(nil)}, Writer: new(strings.Builder), ExitErrHandler: func(*cli.Context, error) {}}
-	err := app.Run([]string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--rate", "1", "--header", "X-Key sk-secret"})
-	if err == nil || strings.Contains(err.Error(), "sk-secret") || !strings.Contains(err.Error(), "'Name: value'") {
-		t.Errorf("a malformed header gives %v, want an error that does not show the header", err)
 	}
 }

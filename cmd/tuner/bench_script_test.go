@@ -1,11 +1,9 @@
 package main
 
 import (
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -15,28 +13,19 @@ func freePort(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: freeport NAME")
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	ts.Check(err)
-	defer listener.Close()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
+	port, err := unusedPort()
 	ts.Check(err)
 	ts.Setenv(args[0], port)
 }
 
-// waitReady is the script command waitready URL: it waits until a server answers at URL.
+// waitReady is the script command waitready URL: it waits until the server at URL is healthy.
 func waitReady(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 1 {
 		ts.Fatalf("usage: waitready URL")
 	}
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		response, err := http.Get(args[0])
-		if err != nil {
-			continue
-		}
-		response.Body.Close()
-		return
+	if !isHealthy(args[0], patience, nil) {
+		ts.Fatalf("the server at %s is not healthy after %s", args[0], patience)
 	}
-	ts.Fatalf("nothing answers at %s within 30 s", args[0])
 }
 
 // serveFile is the script command serve NAME FILE: it starts a server that answers every request with FILE until the

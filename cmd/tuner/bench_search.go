@@ -28,8 +28,45 @@ const defaultWindow = 2 * time.Minute
 
 // planSearch sets the search that --find-capacity and its flags ask for.
 func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
+	if err := checkSearchFlags(c, b, rates); err != nil {
+		return err
+	}
 	precision, err := parsePrecision(c.String("precision"))
-	tolerance, highest, margin, budget := c.Float64("tolerance"), c.Float64("max-rate"), c.Float64("margin"), c.Duration("budget")
+	if err != nil {
+		return err
+	}
+	if !c.IsSet("seconds") && !c.IsSet("requests") && !b.Load.Rescale {
+		b.Load.Window = defaultWindow
+	}
+	if !c.IsSet("lead-in") && !b.Load.Rescale {
+		protocol := trial.Carried // the server's prefix cache stays as it is
+		if b.ResetCache {
+			protocol = trial.Reset
+		}
+		b.Load.LeadIn = trial.DefaultLeadIn(*b.SLO, b.Load.Source, protocol)
+	}
+	maxProbes := 12
+	if precision > 0 { // the budget ends the search, so maxProbes is out of its reach
+		maxProbes = 200
+	}
+	highest := c.Float64("max-rate")
+	hint := min(1.0, highest)
+	if len(rates) == 1 {
+		hint = rates[0]
+	}
+	// A server that fails at a hundredth of the first rate needs another first rate, not more probes.
+	lowest, primes := max(hint/100, minRate), !b.ResetCache && !c.Bool("no-prime")
+	b.Search = &loadtest.Search{Margin: c.Float64("margin"), Prime: primes, Search: capacity.Search{
+		Hint: hint, Min: lowest, Max: highest, Factor: plan.Gallop, Tolerance: c.Float64("tolerance"),
+		MaxProbes: maxProbes, Precision: precision, Budget: c.Duration("budget"),
+	}}
+	b.Runs = []loadtest.Run{b.Load.Open(hint, 0)} // the checks before the first run need its number of requests
+	return checkFirstRun(b)
+}
+
+// checkSearchFlags refuses flags that do not fit a search.
+func checkSearchFlags(c *cli.Context, b *loadtest.Bench, rates []float64) error {
+	tolerance, highest, margin := c.Float64("tolerance"), c.Float64("max-rate"), c.Float64("margin")
 	switch {
 	case b.SLO == nil:
 		return usage("--find-capacity needs the limits to keep: --slo 'p99 ttft <= 1000ms'")
@@ -39,10 +76,8 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		return usage("--find-capacity takes at most one --rate, the rate to begin at")
 	case !(tolerance > 0 && tolerance <= 10):
 		return usage("--tolerance %g: must be above 0 and at most 10", tolerance)
-	case err != nil:
-		return err
-	case budget <= 0:
-		return usage("--budget %s: must be above 0; write a time such as 30m", budget)
+	case c.Duration("budget") <= 0:
+		return usage("--budget %s: must be above 0; write a time such as 30m", c.Duration("budget"))
 	case !(margin > 0 && margin <= 1):
 		return usage("--margin %g: must be above 0 and at most 1; the advised rate is this part of the capacity's lower end", margin)
 	case !(highest >= minRate && highest <= maxRate):
@@ -52,42 +87,22 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	case len(rates) == 1 && rates[0] > highest:
 		return usage("--rate %g is above --max-rate %g; begin lower", rates[0], highest)
 	}
-	hint := min(1.0, highest)
-	if len(rates) == 1 {
-		hint = rates[0]
-	}
-	if !c.IsSet("seconds") && !c.IsSet("requests") && !b.Load.Rescale {
-		b.Load.Window = defaultWindow
-	}
-	if !c.IsSet("lead-in") && !b.Load.Rescale {
-		protocol := trial.Carried // the server's prefix cache stays as it is
-		if c.Bool("reset-cache") {
-			protocol = trial.Reset
-		}
-		b.Load.LeadIn = trial.DefaultLeadIn(*b.SLO, b.Load.Source, protocol)
-	}
-	// A server that fails at a hundredth of the first rate needs another first rate, not more probes. With --precision the
-	// budget ends the search, so maxProbes is out of its reach.
-	maxProbes, fraction := 12, 100.0
-	if precision > 0 {
-		maxProbes = 200
-	}
-	b.Search = &loadtest.Search{Margin: margin, Prime: !b.ResetCache && !c.Bool("no-prime"), Search: capacity.Search{
-		Hint: hint, Min: max(hint/fraction, minRate), Max: highest, Factor: plan.Gallop, Tolerance: tolerance, MaxProbes: maxProbes, Precision: precision, Budget: budget,
-	}}
+	return nil
+}
+
+// checkFirstRun refuses a search whose runs have too few requests for a verdict, or whose first run takes too long.
+func checkFirstRun(b *loadtest.Bench) error {
 	needed, limit := b.SLO.MinRequests()
 	if n := b.Load.Open(b.Search.Min, 0).Requests(); n < needed {
 		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, needed, n, needed)
 	}
-	first := b.Load.Open(hint, 0)
-	b.Runs = []loadtest.Run{first} // set now, because the checks before the first run need its number of requests
-	if takes := b.Load.Planned(hint); takes > budget {
+	if takes := b.Load.Planned(b.Search.Hint); takes > b.Search.Budget {
 		remedy := "fewer --requests"
 		if b.Load.MinRequests() <= needed {
 			remedy = fmt.Sprintf("a lower percentile (a verdict on %s takes %d requests)", limit, needed)
 		}
 		return usage("--budget %s: a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take %s",
-			budget, render.Count(first.Requests(), "request"), hint, render.Span(takes), remedy)
+			b.Search.Budget, render.Count(b.Runs[0].Requests(), "request"), b.Search.Hint, render.Span(takes), remedy)
 	}
 	return nil
 }

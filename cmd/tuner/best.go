@@ -55,15 +55,15 @@ Examples:
 }
 
 func printBest(c *cli.Context, study studies.Study, format string) error {
+	o := reportOptions(study)
+	o.Width = render.Columns(c.App.Writer)
 	switch {
 	case c.Bool("shell"):
 		return report.BestShell(c.App.Writer, study)
 	case format == "json":
-		return report.BestJSON(c.App.Writer, study, reportOptions(study))
+		return report.BestJSON(c.App.Writer, study, o)
 	case format == "yaml":
-		return report.BestYAML(c.App.Writer, study, reportOptions(study))
+		return report.BestYAML(c.App.Writer, study, o)
 	}
-	o := reportOptions(study)
-	o.Width = render.Columns(c.App.Writer)
 	return report.BestText(c.App.Writer, study, o)
 }

@@ -12,7 +12,6 @@ import (
 
 	"vllmtuner/render"
 	"vllmtuner/studies"
-	"vllmtuner/trial"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
@@ -79,7 +78,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("cache", "%s", cacheText(p))
+	say("cache", "%s", p.CacheText())
 	dir := filepath.Join(root, file.Name)
 	disk, err := checkStudy(ctx, dir, begun)
 	if err != nil {
@@ -89,42 +88,11 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	for _, text := range disk.Warnings {
 		say(plan.Warning, "%s", text)
 	}
-	printPlan(w, p)
-	return nil
-}
-
-// cacheText describes the cache protocol, and how much of its prompts a probe will find in the server's prefix cache.
-func cacheText(p *plan.Plan) string {
-	protocol := p.Protocol()
-	state := "carried from probe to probe"
-	if protocol == trial.Reset {
-		state = "emptied before each probe"
-	}
-	found := "none"
-	if share := trial.Cached(p.Probe(), protocol); share >= 0.005 {
-		found = fmt.Sprintf("up to %.0f %%", 100*share)
-	}
-	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
+	_, err = io.WriteString(w, p.Text())
+	return err
 }
 
 // diskText describes a study's disk: type, commit time and owners.
 func diskText(d studies.Disk) string {
 	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
-}
-
-func printPlan(w io.Writer, p *plan.Plan) {
-	f := p.File
-	probe := f.Probe.LeadIn + p.Window()
-	each := plan.TypicalStart + plan.TypicalProbes*probe
-	fmt.Fprintf(w, "plan: %s by %s, cache %s, window %s; about %s per trial, %s in all",
-		render.Count(f.Budget.Trials, "trial"), f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(each*time.Duration(f.Budget.Trials)))
-	if f.Budget.GPUTime > 0 {
-		fmt.Fprintf(w, " (at most %s, by budget.gpu_time)", render.Span(f.Budget.GPUTime))
-	}
-	fmt.Fprintln(w)
-	if precision := f.Probe.Precision; precision > 0 {
-		longest := plan.TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
-		fmt.Fprint(w, render.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), for at most %d probes, about %s; "+
-			"the estimate above does not include this", 100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ", render.DefaultWidth))
-	}
 }

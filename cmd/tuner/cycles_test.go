@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -133,7 +132,7 @@ func TestWatchingIsCheap(t *testing.T) {
 	spent := ownTime(t) - before
 	series := end()
 	share := spent.Seconds() / stretch.Seconds()
-	t.Logf("watched for %v: %.2f %% of a core, %d rows of counters, %d of the GPU, %s", stretch, 100*share, len(series.At), gpuRows(series), residentSet(t))
+	t.Logf("watched for %v: %.2f %% of a core, %d rows of counters", stretch, 100*share, len(series.At))
 	if share > 0.01 {
 		t.Errorf("watching takes %.2f %% of a core, want at most 1 %%", 100*share)
 	}
@@ -142,30 +141,10 @@ func TestWatchingIsCheap(t *testing.T) {
 	}
 }
 
-func gpuRows(s *serverctl.Series) int {
-	rows := 0
-	for _, g := range s.GPUs {
-		rows += len(g.At)
-	}
-	return rows
-}
-
 // ownTime returns the CPU time of this process.
 func ownTime(t *testing.T) time.Duration {
 	t.Helper()
 	var usage syscall.Rusage
 	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-func residentSet(t *testing.T) string {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/status")
-	must(t, err)
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			return fmt.Sprintf("resident %s", strings.TrimSpace(value))
-		}
-	}
-	return "resident set unknown"
 }

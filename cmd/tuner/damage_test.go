@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -151,17 +149,10 @@ func newDamageRig(t *testing.T) *damageRig {
 // kill runs a study, and kills its tuner when the fourth trial is done.
 func (r *damageRig) kill(t *testing.T, file, root string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), r.tuner, "run", file, "--root", root)
-	said, err := cmd.StderrPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	must(t, err)
-	lines := bufio.NewScanner(said)
-	for lines.Scan() && !strings.HasPrefix(lines.Text(), "trial  3") {
-	}
-	must(t, errors.Join(lines.Err(), cmd.Process.Kill()))
-	_ = cmd.Wait() // the error says that the process was killed
+	run := launch(t, exec.CommandContext(t.Context(), r.tuner, "run", file, "--root", root))
+	run.waitFor(t, "\ntrial  3")
+	must(t, run.cmd.Process.Kill())
+	run.end(t)
 }
 
 // newVictim records the answers for the undamaged study, from its newest snapshot and from each older one.

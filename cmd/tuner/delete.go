@@ -14,9 +14,6 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// errDeleteEnded is returned when the user stops a delete that waits for the study's owner.
-const errDeleteEnded = interruptedError("interrupted; nothing is deleted")
-
 func deleteCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "delete",
@@ -29,7 +26,7 @@ not deleted: exit code 3.
 
 Example: tuner delete llama70b --root /mnt/nfs/studies`,
 		Flags: []cli.Flag{rootFlag(), takeoverFlag()},
-		Action: onDisk(func(c *cli.Context) error {
+		Action: onDisk(endable(finish, func(c *cli.Context) error {
 			after, err := takeoverOf(c)
 			if err != nil {
 				return err
@@ -38,11 +35,9 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			if err != nil {
 				return err
 			}
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			to, err := studies.Delete(ctx, dir, after)
-			if errors.Is(err, context.Canceled) {
-				return errDeleteEnded
+			to, err := studies.Delete(c.Context, dir, after)
+			if errors.Is(err, context.Canceled) { // the user stopped the wait for the study's owner
+				return interruptedError("interrupted; nothing is deleted")
 			}
 			if err != nil {
 				return err
@@ -50,7 +45,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 			quoted := space.ShellWord(to)
 			fmt.Fprintf(c.App.Writer, "moved to %s\nto restore it:      mv -T %s %s\nto free the space:  rm -r %s\n", to, quoted, space.ShellWord(filepath.Clean(dir)), quoted)
 			return nil
-		}),
+		})),
 	}
 }
 

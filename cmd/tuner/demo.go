@@ -64,12 +64,15 @@ func demoRoot() string {
 	return filepath.Join(state, "tuner", "demo")
 }
 
-// demoStudy returns the demo's study file with the given sampler and seed. It has the first name without a finished
-// study.
+// demoStudy returns the demo's study file with the given sampler and seed. It has the first name that is free or
+// belongs to an unfinished study. A directory that cannot be read, such as one of another version of tuner, is not
+// free.
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {
-		if s, err := readResults(filepath.Join(root, name)); err == nil && s.State == studies.Done {
+		dir := filepath.Join(root, name)
+		s, err := readResults(dir)
+		if _, missing := os.Lstat(dir); missing == nil && (err != nil || s.State == studies.Done) {
 			name = fmt.Sprintf("%s-%d", base, n)
 			continue
 		}

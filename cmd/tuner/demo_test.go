@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner/space/landscape"
+	"vllmtuner/tuner/studyfile"
 )
 
 // demoWinner runs the demo with a sampler and a seed. It returns the winner, and the hours of GPU time on a real
@@ -18,16 +21,10 @@ func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float
 	t.Helper()
 	root := t.TempDir()
 	file, err := demoStudy(root, sampler, seed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := runStudy(context.Background(), file, runOptions{root: root, stdout: io.Discard, stderr: io.Discard}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, runStudy(context.Background(), file, runOptions{root: root, stdout: io.Discard, stderr: io.Discard}))
 	study, err := studies.ReadSnapshot(root + "/" + file.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	best, met := report.Best(study)
 	if !met {
 		t.Fatalf("seed %d: nothing met the SLO", seed)
@@ -40,9 +37,7 @@ func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float
 func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int, hours float64) {
 	t.Helper()
 	truth, err := landscape.H200()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	byDefault, err := truth.Regret(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -51,9 +46,7 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 		best, took := demoWinner(t, sampler, seed+1)
 		hours += took / float64(seeds)
 		regret, err := truth.Regret(best.Trial.Point)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Logf("%s, seed %2d: %-75s measured %.2f req/s, regret %.1f %%", sampler, seed+1, best.Trial.Point, best.Trial.Result.Capacity.Rate, 100*regret)
 		regrets = append(regrets, regret)
 		if regret < byDefault {
@@ -87,5 +80,21 @@ func BenchmarkDemoRegret(b *testing.B) {
 				b.ReportMetric(float64(better), "of-20-better-than-default")
 			}
 		})
+	}
+}
+
+// The demo's file is valid with each sampler. Beside a directory that it cannot read, a demo takes the next name.
+func TestDemoFileIsAStudy(t *testing.T) {
+	for _, sampler := range studyfile.Samplers {
+		f, err := demoStudy(t.TempDir(), sampler, 42)
+		if err != nil || f.Sampler.Name != sampler || f.Sampler.Seed != 42 || f.Name != "demo-"+sampler+"-42" {
+			t.Errorf("demoStudy(%s, 42) = %+v, %v", sampler, f, err)
+		}
+	}
+	root := t.TempDir()
+	dir := filepath.Join(root, "demo-tpe-42")
+	must(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "study.db"), []byte("damaged"), 0o600))
+	if f, err := demoStudy(root, "tpe", 42); err != nil || f.Name != "demo-tpe-42-2" {
+		t.Errorf("beside a damaged demo demoStudy(tpe, 42) = %+v, %v", f, err)
 	}
 }

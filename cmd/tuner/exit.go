@@ -23,7 +23,7 @@ const (
 	exitOwned       = 3   // another tuner owns the study, or the study's disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before any trial met the SLO
-	exitWorld       = 6   // model, workload, machine or server changed; the study was not resumed
+	exitWorld       = 6   // model, workload, machine or server has changed, and the study was not resumed
 	exitInterrupted = 130 // interrupted; everything is stored
 )
 
@@ -69,16 +69,7 @@ func exitCode(err error) int {
 	if code, ok := errors.AsType[codeError](err); ok {
 		return int(code)
 	}
-	if _, ok := errors.AsType[usageError](err); ok {
-		return exitUsage
-	}
-	if _, ok := errors.AsType[plan.InputError](err); ok {
-		return exitUsage
-	}
-	if _, ok := errors.AsType[*live.RecordError](err); ok {
-		return exitUsage
-	}
-	if _, ok := errors.AsType[*studyfile.Error](err); ok {
+	if is[usageError](err) || is[plan.InputError](err) || is[*live.RecordError](err) || is[*studyfile.Error](err) {
 		return exitUsage
 	}
 	for _, known := range []struct {
@@ -105,6 +96,12 @@ func exitCode(err error) int {
 		}
 	}
 	return exitFailed
+}
+
+// is reports whether err is an error of type E, or wraps one.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // outcome drops the errors of exit codes 4 and 5 in a pod, unless the user wants them: Kubernetes would run the study

@@ -2,14 +2,12 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -42,7 +40,7 @@ Examples:
 See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringFlag{Name: "format", Aliases: []string{"f"}, Usage: "`format`: " + formatNames()},
+			&cli.StringFlag{Name: "format", Aliases: []string{"f"}, Usage: "`format`: " + exportFormats},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write to `FILE`; without it, csv and json go to standard output"},
 			&cli.BoolFlag{Name: "probes", Usage: "with csv: one row per probe"},
 			&cli.BoolFlag{Name: "force", Usage: "replace FILE if it exists"},
@@ -51,56 +49,27 @@ See docs/export.md.`,
 	}
 }
 
-// An exportFormat is one way to write a study. Exactly one of text, file and copied is set. file and copied fill the
-// empty file at path.
-type exportFormat struct {
-	name   string
-	series bool // whether the format includes the measurements of each second of a probe
-	text   func(io.Writer, exported) error
-	file   func(ctx context.Context, path string, e exported) error
-	copied func(ctx context.Context, dir, path string) (studies.Study, error) // dir is the study's directory
-}
+// The formats of --format.
+const (
+	asOptuna = "optuna"
+	asCSV    = "csv"
+	asJSON   = "json"
+	asSQLite = "sqlite"
 
-// exported is the data that a format may write.
-type exported struct {
-	study      studies.Study                   // with summaries of its trials
-	trials     iter.Seq2[studies.Trial, error] // complete, read one at a time
-	parameters []space.Parameter               // the searched flags, from the stored study file
-	fileErr    error                           // the reason if parameters is empty
-	probes     bool
-}
-
-func exportFormats() []exportFormat {
-	return []exportFormat{
-		{name: "optuna", file: exportOptuna},
-		{name: "csv", text: exportCSV},
-		{name: "json", series: true, text: func(w io.Writer, e exported) error { return export.WriteJSON(w, e.study, e.trials) }},
-		{name: "sqlite", copied: studies.Export},
-	}
-}
-
-func formatNames() string {
-	var names []string
-	for _, f := range exportFormats() {
-		names = append(names, f.name)
-	}
-	return strings.Join(names[:len(names)-1], ", ") + " or " + names[len(names)-1]
-}
+	exportFormats = "optuna, csv, json or sqlite"
+)
 
 func exportAction(c *cli.Context) error {
-	if !c.IsSet("format") {
-		return usage("export needs --format: %s", formatNames())
-	}
-	i := slices.IndexFunc(exportFormats(), func(f exportFormat) bool { return f.name == c.String("format") })
-	if i < 0 {
-		return usage("--format %q: there is no such format; write %s", c.String("format"), formatNames())
-	}
-	format, path := exportFormats()[i], c.String("output")
+	format, path := c.String("format"), c.String("output")
 	switch {
-	case c.Bool("probes") && format.name != "csv":
+	case !c.IsSet("format"):
+		return usage("export needs --format: %s", exportFormats)
+	case !slices.Contains([]string{asOptuna, asCSV, asJSON, asSQLite}, format):
+		return usage("--format %q: there is no such format; write %s", format, exportFormats)
+	case c.Bool("probes") && format != asCSV:
 		return usage("--probes is for --format csv; the other formats always include the probes")
-	case path == "" && format.text == nil:
-		return usage("--format %s writes a file: name it with -o FILE", format.name)
+	case path == "" && format != asCSV && format != asJSON:
+		return usage("--format %s writes a file: name it with -o FILE", format)
 	}
 	if path != "" {
 		if err := checkNew(path, c.Bool("force")); err != nil {
@@ -111,57 +80,60 @@ func exportAction(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	study, err := format.export(c, dir)
+	write := exportTrials
+	if format == asSQLite {
+		write = exportDatabase
+	}
+	study, err := write(c, dir)
+	if err == nil && path != "" {
+		fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", path, render.Count(len(study.Trials), "trial"))
+	}
 	warnReader(c.App.ErrWriter, dir, study)
 	return err
 }
 
-// export writes the study in dir to the file that the command line names, or to standard output.
-func (f *exportFormat) export(c *cli.Context, dir string) (study studies.Study, err error) {
-	if f.copied == nil {
-		return studies.ReadEach(dir, f.series, func(study studies.Study, trials iter.Seq2[studies.Trial, error]) error {
-			e := exported{study: study, trials: trials, probes: c.Bool("probes")}
-			if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil {
-				e.parameters = file.Parameters
-			} else {
-				e.fileErr = err
-			}
-			return f.write(c, e)
-		})
-	}
+// exportDatabase copies the study in dir to the file that the command line names.
+func exportDatabase(c *cli.Context, dir string) (study studies.Study, err error) {
 	var unread error // an error of the study, not of the new file
 	err = writeNew(c.String("output"), c.Bool("force"), func(temp string) error {
-		if study, err = f.copied(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
+		if study, err = studies.Export(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
 			unread = err
 		}
 		return err
 	})
-	if err == nil {
-		printWritten(c, study)
-	}
 	return study, cmp.Or(unread, err)
 }
 
-// write writes e to the file that the command line names, or to standard output.
-func (f *exportFormat) write(c *cli.Context, e exported) error {
-	path := c.String("output")
-	if path == "" {
-		printDocuments(c, f.name)
-		return f.text(c.App.Writer, e)
-	}
-	write := func(temp string) error { return f.file(c.Context, temp, e) }
-	if f.text != nil {
-		write = func(temp string) error { return writeText(temp, func(w io.Writer) error { return f.text(w, e) }) }
-	}
-	if err := writeNew(path, c.Bool("force"), write); err != nil {
-		return err
-	}
-	printWritten(c, e.study)
-	return nil
-}
-
-func printWritten(c *cli.Context, study studies.Study) {
-	fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", c.String("output"), render.Count(len(study.Trials), "trial"))
+// exportTrials writes the trials of the study in dir to the file that the command line names, or to standard output.
+// The trials are read one at a time. Only JSON includes the measurements of each second of a probe.
+func exportTrials(c *cli.Context, dir string) (studies.Study, error) {
+	format, path := c.String("format"), c.String("output")
+	return studies.ReadEach(dir, format == asJSON, func(study studies.Study, trials iter.Seq2[studies.Trial, error]) error {
+		var parameters []space.Parameter
+		file, fileErr := studyfile.Parse(study.Name, []byte(study.File))
+		if fileErr == nil {
+			parameters = file.Parameters
+		}
+		write := func(w io.Writer) error {
+			if format == asJSON {
+				return export.WriteJSON(w, study, trials)
+			}
+			return exportCSV(w, study, trials, parameters, c.Bool("probes"))
+		}
+		if path == "" {
+			printDocuments(c, format)
+			return write(c.App.Writer)
+		}
+		return writeNew(path, c.Bool("force"), func(temp string) error {
+			switch {
+			case format != asOptuna:
+				return writeText(temp, write)
+			case fileErr != nil:
+				return fmt.Errorf("the ranges of the searched flags are unknown, because the stored study file is of another version of tuner: %w; export the study with that version", fileErr)
+			}
+			return optuna.Write(temp, study, trials, parameters)
+		})
+	})
 }
 
 // readResults reads a study's trials with their results and without their probes.
@@ -169,22 +141,15 @@ func readResults(dir string) (studies.Study, error) {
 	return studies.ReadSummary(dir, func(studies.Study) []int { return nil })
 }
 
-func exportOptuna(_ context.Context, path string, e exported) error {
-	if e.fileErr != nil {
-		return fmt.Errorf("the ranges of the searched flags are unknown, because the stored study file is of another version of tuner: %w; export the study with that version", e.fileErr)
-	}
-	return optuna.Write(path, e.study, e.trials, e.parameters)
-}
-
-func exportCSV(w io.Writer, e exported) error {
+func exportCSV(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], parameters []space.Parameter, probes bool) error {
 	var flags []string
-	for _, p := range e.parameters {
+	for _, p := range parameters {
 		flags = append(flags, p.Name)
 	}
-	if e.probes {
-		return export.WriteProbes(w, e.study, e.trials, flags)
+	if probes {
+		return export.WriteProbes(w, study, trials, flags)
 	}
-	return export.WriteTrials(w, e.study, e.trials, flags)
+	return export.WriteTrials(w, study, trials, flags)
 }
 
 func writeText(path string, write func(io.Writer) error) error {

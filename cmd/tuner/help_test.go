@@ -31,15 +31,3 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 	check([]string{"tuner"}, commands(nil))
 }
-
-func TestLongLinesOfFlagsKeepTheirColumn(t *testing.T) {
-	var text strings.Builder
-	must(t, app(&text, &text, nil).RunContext(context.Background(), []string{"tuner", "best", "--help"}))
-	const want = `
-   --root directory            directory that holds the studies (default:
-                               "studies") [$TUNER_ROOT]
-`
-	if !strings.Contains(text.String(), want) {
-		t.Errorf("the help of best lacks%sand is\n%s", want, &text)
-	}
-}

@@ -52,23 +52,17 @@ or another part of the study's world changed. See docs/export.md.`,
 			takeoverFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be imported, and store nothing"},
 		},
-		Action: onDisk(func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			return importAction(ctx, c)
-		}),
+		Action: onDisk(endable(finish, importAction)),
 	}
 }
-
-// errNothingTaken is returned when no file has a result that the study can use.
-var errNothingTaken = errors.New("these files have no result that this study can use; nothing is stored")
 
 // errImportEnded is returned when the user stops an import before it stores anything.
 const errImportEnded = interruptedError("interrupted; nothing is stored")
 
 // importAction reads all files, prints the results that it takes from them, and stores these results if there is no
 // error.
-func importAction(ctx context.Context, c *cli.Context) error {
+func importAction(c *cli.Context) error {
+	ctx := c.Context
 	if c.Args().Len() < 2 {
 		return usage("import needs a study file and at least one path; see `tuner import --help`")
 	}
@@ -76,7 +70,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	begun, reader, err := importPlan(ctx, c, file)
+	begun, reader, err := importPlan(c, file)
 	switch {
 	case ctx.Err() != nil:
 		return errImportEnded
@@ -114,7 +108,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 	}
 	switch {
 	case taken == 0:
-		return usageError{errNothingTaken}
+		return usage("these files have no result that this study can use; nothing is stored")
 	case c.Bool("dry-run"):
 		_, err := fmt.Fprintf(c.App.Writer, "dry run: %s found, nothing stored\n", render.Count(taken, "prior"))
 		return err
@@ -127,7 +121,7 @@ func importAction(ctx context.Context, c *cli.Context) error {
 }
 
 // importPlan opens the study's workload and its search. It does not check the server, which may be on another machine.
-func importPlan(ctx context.Context, c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
+func importPlan(c *cli.Context, file *studyfile.File) (begun studies.New, r *prior.Reader, err error) {
 	p, err := plan.OpenSearch(file)
 	if err != nil {
 		return begun, nil, err

@@ -4,23 +4,17 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"vllmtuner/studies"
-	"vllmtuner/studies/prior"
-	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 )
 
 // An import that the user stops is an interruption, not a usage error, and begins no study.
 func TestAnImportCanBeInterrupted(t *testing.T) {
-	path, root := writeStudy(t, inVirtual, 2, 60), t.TempDir()
-	result := filepath.Join(t.TempDir(), "result.txt")
-	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
-	must(t, os.WriteFile(result, []byte(row), 0o644))
+	path, result, root := writeStudy(t, inVirtual, 2, 60), writeResult(t), t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := app(io.Discard, io.Discard, nil).RunContext(ctx, flagsFirst([]string{"tuner", "import", path, result, "--root", root}))
@@ -33,21 +27,22 @@ func TestAnImportCanBeInterrupted(t *testing.T) {
 	}
 }
 
-// An import that cannot store all priors stores none, and leaves a stopped study.
-func TestAnImportStoresAllOrNothing(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "study")
-	of := func(path string, rate float64) prior.Source {
-		one := studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.AtLeast}}}
-		return prior.Source{Name: path, Path: path, Taken: []studies.Trial{one}}
+// No import changes a study that another process owns.
+func TestAnImportRefusesAStudyWithAnOwner(t *testing.T) {
+	path, result, root := writeStudy(t, inVirtual, 2, 60), writeResult(t), t.TempDir()
+	store, _, err := studies.Open(t.Context(), filepath.Join(root, "small"), studies.New{Name: "small"}, studies.Options{})
+	must(t, err)
+	defer store.Close()
+	if _, stderr, code := inProcess(t, "import", path, result, "--root", root); code != exitOwned || !strings.Contains(stderr, "another tuner owns this study") {
+		t.Errorf("the import ends with %d, %q, want %d and that there is an owner", code, stderr, exitOwned)
 	}
-	for _, c := range []struct {
-		rate float64
-		want int
-	}{{math.Inf(1), 0}, {3, 2}} {
-		err := storePriors(t.Context(), dir, studies.New{Name: "study"}, 0, []prior.Source{of("a", 2), of("b", c.rate)})
-		study, readErr := studies.ReadSnapshot(dir)
-		if (err == nil) != (c.want > 0) || readErr != nil || len(study.Prior) != c.want || study.State != studies.Stopped || study.Note != "begun by `tuner import`; `tuner run` goes on" {
-			t.Errorf("with a rate of %g the import ends with %v and leaves %d priors in a study that is %s, %s (%v); want %d in a stopped study", c.rate, err, len(study.Prior), study.State, study.Note, readErr, c.want)
-		}
-	}
+}
+
+// writeResult writes a file as auto_tune.sh does, with one result for smallStudy.
+func writeResult(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "result.txt")
+	const row = "max_num_seqs: 8, max_num_batched_tokens: 512, request_rate: 20, e2el: 400, throughput: 18, goodput: 18\n"
+	must(t, os.WriteFile(path, []byte(row), 0o644))
+	return path
 }

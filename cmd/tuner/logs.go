@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -31,19 +30,17 @@ Examples:
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "print the log as it grows, until the trial is done"},
 			&cli.IntFlag{Name: "lines", Aliases: []string{"n"}, DefaultText: "all", Usage: "print only the last `N` lines"},
 		},
-		Action: onDisk(func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
+		Action: onDisk(endable(finish, func(c *cli.Context) error {
 			view, err := logView(c)
 			if err != nil {
 				return err
 			}
-			err = view.Print(ctx)
+			err = view.Print(c.Context)
 			if errors.Is(err, context.Canceled) {
 				return interruptedError(fmt.Sprintf("stopped following the log of trial %d; the study is not affected", view.Trial.Number))
 			}
 			return err
-		}),
+		})),
 	}
 }
 
@@ -80,29 +77,14 @@ func logView(c *cli.Context) (*logview.View, error) {
 	return view, nil
 }
 
+// noTrial returns an error that says which trials a study has. Their numbers have no gap.
 func noTrial(study studies.Study, number int) error {
-	var known []int
-	for _, t := range study.Trials {
-		known = append(known, t.Number)
+	has := ": none has begun"
+	switch n := len(study.Trials); {
+	case n == 1:
+		has = "; it has only trial 0"
+	case n > 1:
+		has = fmt.Sprintf("; it has 0 to %d", n-1)
 	}
-	if len(known) == 0 {
-		return usage("study %s has no trial %d: none has begun", study.Name, number)
-	}
-	return usage("study %s has no trial %d; it has %s", study.Name, number, ranges(known))
-}
-
-// ranges writes sorted numbers as text, such as "0 to 4, 6".
-func ranges(numbers []int) string {
-	var parts []string
-	for i := 0; i < len(numbers); {
-		first := i
-		for i++; i < len(numbers) && numbers[i] == numbers[i-1]+1; i++ {
-		}
-		part := strconv.Itoa(numbers[first])
-		if i-first > 1 {
-			part += " to " + strconv.Itoa(numbers[i-1])
-		}
-		parts = append(parts, part)
-	}
-	return strings.Join(parts, ", ")
+	return usage("study %s has no trial %d%s", study.Name, number, has)
 }

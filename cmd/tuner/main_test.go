@@ -44,7 +44,6 @@ func TestScripts(t *testing.T) {
 			"freeport":  freePort,
 			"waitready": waitReady,
 			"serve":     serveFile,
-			"lose":      loseDatabase,
 			"harm":      harmDatabases,
 			"plain":     runPlainTuner,
 		},
@@ -76,32 +75,17 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	}
 }
 
-// filesLike returns the files that match a pattern, and fails the script if there is none.
-func filesLike(ts *testscript.TestScript, pattern string) []string {
-	found, err := filepath.Glob(ts.MkAbs(pattern))
-	ts.Check(err)
-	if len(found) == 0 {
-		ts.Fatalf("there is no %s", pattern)
-	}
-	return found
-}
-
-// loseDatabase STUDY removes the live database of a study, as a faulty disk may.
-func loseDatabase(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: lose study")
-	}
-	for _, path := range filesLike(ts, filepath.Join(args[0], "e0*", "study.db")) {
-		ts.Check(os.Remove(path))
-	}
-}
-
 // harmDatabases GLOB SQL changes SQLite files, as a faulty disk may.
 func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: harm glob sql")
 	}
-	for _, path := range filesLike(ts, args[0]) {
+	found, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if len(found) == 0 {
+		ts.Fatalf("there is no %s", args[0])
+	}
+	for _, path := range found {
 		db, err := sql.Open("sqlite3", path)
 		ts.Check(err)
 		_, err = db.Exec(args[1])

@@ -155,37 +155,12 @@ type faulty struct {
 	record proc.Record
 	gpus   *gpu.NvidiaSMI
 	dir    string // directory with the state of the simulated GPU
-	log    lastLines
+	log    written
 	row    *lifeRow
 	asked  sync.WaitGroup
 	died   chan time.Time     // receives the time when the server's first process ended
 	ctx    context.Context    // the requests' context
 	cancel context.CancelFunc // cancels ctx
-}
-
-// lastLines keeps the last bytes of a log, and the time of the last write.
-type lastLines struct {
-	mu   sync.Mutex
-	text []byte
-	at   time.Time
-}
-
-func (l *lastLines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	const keep = 64 << 10
-	l.text = append(l.text, b...)
-	if len(l.text) > 2*keep {
-		l.text = append(l.text[:0], l.text[len(l.text)-keep:]...)
-	}
-	l.at = time.Now()
-	return len(b), nil
-}
-
-func (l *lastLines) read() (string, time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return string(l.text), l.at
 }
 
 // ask sends a request for a stream of tokens and ignores the answer.
@@ -258,7 +233,7 @@ func faultMatrix(t *testing.T) {
 }
 
 func newFaulty(t *testing.T, f fault) *faulty {
-	r := &faulty{fault: f}
+	r := &faulty{fault: f, log: written{keep: 64 << 10}}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(t.Context()))
 	return r
 }
@@ -327,9 +302,8 @@ func (r *faulty) startFailed(t *testing.T, timeout time.Time, err error) {
 		struck = <-r.died
 	}
 	r.judge(t, err, failed.Sub(struck))
-	text, _ := r.log.read()
 	if r.class == "" || r.strike != nil {
-		t.Fatalf("Start() = %v\n%s", err, text)
+		t.Fatalf("Start() = %v\n%s", err, &r.log)
 	}
 }
 
@@ -345,8 +319,7 @@ func (r *faulty) lived(t *testing.T, config serverctl.Config) {
 		case <-r.server.Exited():
 			r.judge(t, r.server.Err(), time.Since(struck))
 		case <-time.After(r.within + 2*raceSlack):
-			text, _ := r.log.read()
-			t.Errorf("%s was not noticed within %v\n%s", r.class, r.within+2*raceSlack, text)
+			t.Errorf("%s was not noticed within %v\n%s", r.class, r.within+2*raceSlack, &r.log)
 		}
 	}
 	if !r.keepStreams {
@@ -400,8 +373,7 @@ func (r *faulty) nothingLeft(t *testing.T, before gpu.Reading) {
 			t.Errorf("the server's first process, %d, still runs", r.record.PID)
 		}
 	}
-	if text, _ := r.log.read(); strings.Contains(text, "daemon pid ") {
-		_, after, _ := strings.Cut(text, "daemon pid ")
+	if _, after, found := strings.Cut(r.log.String(), "daemon pid "); found {
 		pid := 0
 		if fmt.Sscan(after, &pid); pid == 0 || syscall.Kill(pid, 0) == nil {
 			t.Errorf("the daemon, process %d, still runs", pid)

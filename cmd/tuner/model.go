@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
@@ -36,7 +35,9 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 			return err
 		}
 	}
-	report, err := weights.Warm(ctx, files, host.Reader{}.Read().Memory.Free, byteProgress(w, "reading the weights"))
+	show, end := byteProgress(w, "reading the weights")
+	report, err := weights.Warm(ctx, files, host.Reader{}.Read().Memory.Free, show)
+	end()
 	if err != nil {
 		return fmt.Errorf("read the weights into the page cache: %w", err)
 	}
@@ -51,7 +52,9 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 
 // copyModel copies the model from dir, makes p.Model the copy, and returns the files of the copy.
 func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]weights.File, error) {
-	path, report, err := weights.Copy(ctx, dir, p.File.Server.ModelCopy, byteProgress(w, "copying the model"))
+	show, end := byteProgress(w, "copying the model")
+	path, report, err := weights.Copy(ctx, dir, p.File.Server.ModelCopy, show)
+	end()
 	if err != nil {
 		return nil, fmt.Errorf("%s: server.model_copy: %w", p.File.Path, err)
 	}
@@ -66,22 +69,12 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 	return files, err
 }
 
-// bytesInterval is the minimum time between two progress reports of byteProgress.
-const bytesInterval = 10 * time.Second
-
-// byteProgress returns a function that reports, once in bytesInterval, how much is done and how long the rest will
-// take.
-func byteProgress(w io.Writer, name string) func(done, total int64) {
-	began := time.Now()
-	last := began
+// byteProgress returns a function that shows how many bytes are done, and a function that ends the display.
+func byteProgress(w io.Writer, name string) (show func(done, total int64), end func()) {
+	shown := render.NewProgress(w).Quietly()
 	return func(done, total int64) {
-		now := time.Now()
-		if now.Sub(last) < bytesInterval || done == 0 || total == 0 {
-			return
+		if done > 0 && total > 0 {
+			shown.ShowShare(fmt.Sprintf("%s: %s of %s", name, render.Bytes(done), render.Bytes(total)), float64(done)/float64(total))
 		}
-		last = now
-		left := time.Duration(float64(now.Sub(began)) * float64(total-done) / float64(done))
-		at := render.Stage{Head: fmt.Sprintf("%s: %s of %s", name, render.Bytes(done), render.Bytes(total)), Until: now.Add(left)}
-		fmt.Fprintln(w, at.Text())
-	}
+	}, shown.End
 }

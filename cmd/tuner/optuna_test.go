@@ -210,7 +210,8 @@ func checkOptunaTrial(t *testing.T, s *space.Space, is optunaTrial, want studies
 // checkDashboard serves the file with Optuna's dashboard, and requests the data of its pages.
 func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	t.Helper()
-	port := unusedPort(t)
+	port, err := unusedPort()
+	must(t, err)
 	child := startChild(t, filepath.Join(t.TempDir(), "dashboard.log"), nil, program, "sqlite:///"+file, "--host", "127.0.0.1", "--port", port, "--server", "wsgiref")
 	url := "http://127.0.0.1:" + port
 	var list struct {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -51,33 +52,30 @@ func someMoments() []moment {
 
 // An owner is a tuner that runs a study of one trial.
 type owner struct {
-	cmd    *exec.Cmd
-	stderr fmt.Stringer
-	dir    string
-	study  string
-	root   string
+	*running
+	dir   string
+	study string
+	root  string
 }
 
 func startOwner(t *testing.T) *owner {
 	t.Helper()
 	o := &owner{study: writePatientStudy(t, slowLife, 1, 1), root: t.TempDir()}
 	o.dir = filepath.Join(o.root, "small")
-	o.cmd, o.stderr = start(t, "run", o.study, "--root", o.root)
+	o.running = launch(t, tunerCommand(context.WithoutCancel(t.Context()), t, "run", o.study, "--root", o.root))
 	return o
 }
 
 // await waits until the study is at a moment of its first trial.
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
-	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		log, _ := os.ReadFile(filepath.Join(o.dir, "logs", "trial-0000.log")) // the log does not exist before the first server starts
 		if m.seen(o.dir, string(log)) {
 			return
 		}
 		if time.Now().After(deadline) {
-			o.cmd.Process.Kill()
-			o.cmd.Wait()
-			t.Fatalf("waited 90 s until %s\n%s\n%s", m.name, o.stderr, log)
+			t.Fatalf("waited %s until %s\n%s\n%s", patience, m.name, o, log)
 		}
 	}
 }
@@ -120,7 +118,8 @@ func (o *owner) daemons(t *testing.T) []int {
 	return alive
 }
 
-// A tuner that is killed at any moment leaves no process behind, and the next run continues the study.
+// A tuner that is killed at any moment leaves no process behind. The next run keeps the stored probes and finishes the
+// study.
 func TestAKilledTunerLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for _, m := range someMoments() {
@@ -131,13 +130,22 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 			o.await(t, m)
 			record, _ := serverRecord(o.dir) // there is no record before the first server starts
 			must(t, o.cmd.Process.Kill())
-			o.cmd.Wait() // its error says only that the tuner was killed
+			o.end(t)
+			had, _ := studies.ReadSnapshot(o.dir) // there is no snapshot before the study is opened
 			if record.PID != 0 {
 				t.Logf("the server was gone %v after the tuner was killed", o.awaitServerGone(t, record, 5*time.Second).Round(time.Millisecond))
 			}
 			out := command(t, "run", o.study, "--root", o.root)
 			if !strings.Contains(out, "1 of 1 trial done") {
 				t.Errorf("the next run prints\n%s", out)
+			}
+			is := snapshot(t, o.dir).Trials[0].Probes
+			for _, trial := range had.Trials { // there is at most one
+				for i, was := range trial.Probes {
+					if i >= len(is) || !equalJSON(t, was, is[i]) {
+						t.Errorf("probe %d was %+v, and after the next run the probes are %+v", i, was, is)
+					}
+				}
 			}
 			if left := o.daemons(t); len(left) > 0 {
 				t.Errorf("daemons %v still run", left)
@@ -171,16 +179,8 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				ended := make(chan error, 1)
-				go func() { ended <- o.cmd.Wait() }()
-				select {
-				case <-ended:
-				case <-time.After(60 * time.Second):
-					o.cmd.Process.Kill()
-					t.Fatalf("the tuner still runs 60 s after the signal\n%s", o.stderr)
-				}
-				if code := o.cmd.ProcessState.ExitCode(); code != exitInterrupted && code != 0 {
-					t.Errorf("exit code %d\n%s", code, o.stderr)
+				if text, code := o.end(t); code != exitInterrupted && code != 0 {
+					t.Errorf("exit code %d\n%s", code, text)
 				}
 				if record.PID != 0 {
 					o.awaitServerGone(t, record, 0)
@@ -207,13 +207,13 @@ func TestTunersDoNotTouchEachOthersServers(t *testing.T) {
 		t.Fatal("the second tuner keeps no record of its server")
 	}
 	must(t, first.cmd.Process.Kill())
-	first.cmd.Wait()
+	first.end(t)
 	time.Sleep(3 * time.Second) // by then the first tuner's watchdog has ended the first server
 	if members, err := record.Members(); err != nil || len(members) == 0 {
 		t.Errorf("of the second tuner's server, processes %v run, %v; want all of them", members, err)
 	}
-	if err := second.cmd.Wait(); err != nil {
-		t.Errorf("the second study ends with %v\n%s", err, second.stderr)
+	if text, code := second.end(t); code != 0 {
+		t.Errorf("the second study ends with %d\n%s", code, text)
 	}
 	if err := neighbour.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the process that looks like a server was ended: %v", err)

@@ -20,7 +20,6 @@ type progress struct {
 	short    map[string]string // short names of the searched flags
 	trials   int               // number of trials in the budget
 	finished int               // finished trials, those of earlier processes included
-	best     incumbent
 	began    time.Time
 	ended    time.Time // end of the last trial of this process; began if there is none
 	measured int       // trials finished by this process
@@ -31,7 +30,7 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	now := time.Now()
 	p := &progress{
 		shown: render.NewProgress(w), width: func() int { return render.LineColumns(w) }, short: render.ShortNames(names), trials: trials,
-		best: incumbentOf(s), began: now, ended: now,
+		began: now, ended: now,
 	}
 	fmt.Fprint(w, render.Legend(p.short, render.Columns(w)))
 	for _, t := range s.Trials {
@@ -41,39 +40,12 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	}
 	if len(s.Trials) > 0 {
 		best := "none has met the SLO yet"
-		if p.best.rate > 0 {
-			best = fmt.Sprintf("best so far %s req/s", render.Number(p.best.rate))
+		if t, found := tuner.Incumbent(s); found {
+			best = fmt.Sprintf("best so far %s req/s", render.Number(t.Result.Capacity.Carried()))
 		}
 		p.shown.Line(0, "going on: %s, %s", render.Done(p.finished, trials, "trial"), best)
 	}
 	return p
-}
-
-// An incumbent is the best trial so far in the present world.
-type incumbent struct {
-	rate    float64 // capacity of the trial; 0 while no trial has met the SLO
-	version string  // server version of the trial; a trial on another version begins a new comparison
-}
-
-func incumbentOf(s studies.Study) (b incumbent) {
-	for _, t := range s.Present().Trials {
-		if t.State == studies.Done {
-			b.replacedBy(t)
-		}
-	}
-	return b
-}
-
-// replacedBy makes a finished trial the incumbent if it is better, and reports whether it did.
-func (b *incumbent) replacedBy(t studies.Trial) bool {
-	if t.Version != "" && t.Version != b.version { // a trial whose server did not start has no version
-		*b = incumbent{version: t.Version}
-	}
-	if !t.Met() || t.Result.Capacity.Carried() <= b.rate {
-		return false
-	}
-	b.rate = t.Result.Capacity.Carried()
-	return true
 }
 
 // watch shows an event of the study.
@@ -95,7 +67,7 @@ func (p *progress) watch(e tuner.Event) {
 		p.finished++
 		p.ended = time.Now()
 		mark := ""
-		if p.best.replacedBy(e.Trial) {
+		if e.Best {
 			mark = "*"
 		}
 		if left := render.Left(p.left()); !p.shown.Draws() && left != "" {

@@ -89,12 +89,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		}
 		defer o.socket.Close() // needed only if the run fails before the metrics server, which closes the socket, starts
 	}
-	err = p.CheckNeeds(ctx, func(name, format string, args ...any) {
-		if name == plan.Warning {
-			render.Warn(o.stderr, format, args...)
-		}
-	})
-	if err != nil {
+	if err := p.CheckNeeds(ctx, warnings(o.stderr)); err != nil {
 		return err
 	}
 	begun, err := p.Begin(version)
@@ -132,12 +127,8 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 
 // ready does the work between owning the study and starting its first server. stop ends the study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
-	left, err := live.Reclaim(store.Dir())
-	if err != nil {
+	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
-	}
-	if left > 0 {
-		fmt.Fprintf(o.stderr, "ended %s of a server that a killed run had left\n", render.Count(left, "process"))
 	}
 	before, err := store.History()
 	if err != nil {
@@ -151,6 +142,24 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 		return nil, nil, errors.Join(err, stop())
 	}
 	return study, stop, nil
+}
+
+// warnings returns a plan.Say that prints warnings alone.
+func warnings(w io.Writer) plan.Say {
+	return func(name, format string, args ...any) {
+		if name == plan.Warning {
+			render.Warn(w, format, args...)
+		}
+	}
+}
+
+// reclaim ends the processes of a server that a killed run or sweep has left in dir.
+func reclaim(dir, killed string, w io.Writer) error {
+	left, err := live.Reclaim(dir)
+	if left > 0 {
+		fmt.Fprintf(w, "ended %s of a server that a killed %s had left\n", render.Count(left, "process"), killed)
+	}
+	return err
 }
 
 // giveUp stores that a run ended before its first server started. Otherwise the study would stay in the state Running.
@@ -239,16 +248,13 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// errNotBegun is returned when the user stops a run before it owns the study.
-const errNotBegun = interruptedError("interrupted before this run owned the study; nothing is lost")
-
 // open makes this run the study's owner. It may have to wait until the previous owner is known to be gone.
 func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
 	store, _, err := studies.Open(ctx, dir, begun, studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
 	if errors.Is(err, context.Canceled) {
-		return nil, errNotBegun
+		return nil, interruptedError("interrupted before this run owned the study; nothing is lost")
 	}
 	return store, err
 }
@@ -271,8 +277,7 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 	if o.socket == nil {
 		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
-	best := incumbent{}
-	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials, best.replacedBy)
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials)
 	server.Resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {
@@ -295,19 +300,8 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if err != nil {
 		return err
 	}
-	_, met := report.Best(study.Present()) // trials from before a change of the world do not count
-	state := studies.Done
-	if end.Spent && !met {
-		state = studies.Spent
-	}
-	note := end.Why
-	if len(study.Trials) == planned && !end.Spent {
-		note = "" // the number of trials already shows that all were run
-	}
-	if err := store.SetState(state, note); err != nil {
-		return err
-	}
-	if study, err = store.Summary(report.Whole(0)); err != nil {
+	study.State, study.Note = end.State(study, planned)
+	if err := store.SetState(study.State, study.Note); err != nil {
 		return err
 	}
 	options := reportOptions(study)
@@ -316,11 +310,11 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 		return err
 	}
 	fmt.Fprintf(o.stdout, "\nThe study is in %s\n", store.Dir())
-	switch {
-	case met:
-		return nil
-	case state == studies.Spent:
+	if study.State == studies.Spent {
 		return errSpent
 	}
-	return errNothingMet
+	if _, met := report.Best(study.Present()); !met { // trials from before a change of the world do not count
+		return errNothingMet
+	}
+	return nil
 }

@@ -32,24 +32,31 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 		}
 	}
 	line(0)
-	hangUp := func(f *followed) {
+	hangUp := func(f *running) {
 		t.Helper()
 		f.waitFor(t, "line 0\n")
 		must(t, f.cmd.Process.Signal(syscall.SIGHUP))
 	}
-	plain := follow(t, "small", "0", "--root", root)
+	plain := follow(t, root)
 	hangUp(plain)
-	if code := plain.end(t); code != exitInterrupted || !strings.Contains(plain.seen.String(), "stopped following the log of trial") {
-		t.Errorf("after SIGHUP tuner logs ends with %d and printed %q", code, &plain.seen)
+	if text, code := plain.end(t); code != exitInterrupted || !strings.Contains(text, "stopped following the log of trial") {
+		t.Errorf("after SIGHUP tuner logs ends with %d and printed %q", code, text)
 	}
-	kept := followBy(t, "sh", "-c", `trap "" HUP; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
+	kept := followInShell(t, `trap "" HUP`, root)
 	hangUp(kept)
 	line(1)
 	kept.waitFor(t, "line 1\n")
 	must(t, kept.cmd.Process.Signal(syscall.SIGTERM))
-	if code := kept.end(t); code != exitInterrupted {
-		t.Errorf("under nohup, after SIGHUP and SIGTERM, tuner logs ends with %d and printed %q", code, &kept.seen)
+	if text, code := kept.end(t); code != exitInterrupted {
+		t.Errorf("under nohup, after SIGHUP and SIGTERM, tuner logs ends with %d and printed %q", code, text)
 	}
+}
+
+// followInShell is follow in a shell that runs a command first.
+func followInShell(t *testing.T, first, root string) *running {
+	t.Helper()
+	words := []string{"-c", first + `; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root}
+	return launch(t, exec.CommandContext(context.WithoutCancel(t.Context()), "sh", words...))
 }
 
 // A crashed tuner leaves no core dump with its keys, even if the user allows core dumps.
@@ -73,7 +80,7 @@ func TestATunerLeavesNoCore(t *testing.T) {
 		t.Skip("this machine allows no core dumps, so the test would prove nothing: allow them (ulimit -Hc, kernel.core_pattern)")
 	}
 	t.Setenv("GOTRACEBACK", "crash")
-	f := followBy(t, "sh", "-c", `ulimit -Sc unlimited; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root)
+	f := followInShell(t, "ulimit -Sc unlimited", root)
 	f.waitFor(t, "line 0\n")
 	must(t, f.cmd.Process.Signal(syscall.SIGQUIT))
 	f.end(t)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -48,8 +47,8 @@ Example:
 				Name:            "engine", // `sim serve` starts this command, as vLLM starts its engine's process
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action: simAction(finish, func(ctx context.Context, _ *cli.Context, server *vllm.Server, args []string) error {
-					return simEnd(ctx, server.RunEngine(ctx, args))
+				Action: simAction(finish, func(c *cli.Context, server *vllm.Server, args []string) error {
+					return simEnd(c.Context, server.RunEngine(c.Context, args))
 				}),
 			},
 			{
@@ -62,8 +61,8 @@ Example:
 				Name:            "nvidia-smi", // a script named nvidia-smi calls this command
 				Hidden:          true,
 				SkipFlagParsing: true,
-				Action: simAction(finish, func(ctx context.Context, c *cli.Context, server *vllm.Server, args []string) error {
-					if code := vllm.NvidiaSMI(ctx, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
+				Action: simAction(finish, func(c *cli.Context, server *vllm.Server, args []string) error {
+					if code := vllm.NvidiaSMI(c.Context, args, server.GPU, server.Profile.Memory.GPUGiB, c.App.Writer); code != 0 {
 						return codeError(code)
 					}
 					return nil
@@ -74,31 +73,29 @@ Example:
 }
 
 // simAction runs do with the server that the command line describes, and with the vLLM args of that line.
-func simAction(finish <-chan struct{}, do func(context.Context, *cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
-	return func(c *cli.Context) error {
+func simAction(finish <-chan struct{}, do func(*cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
+	return endable(finish, func(c *cli.Context) error {
 		server, args, err := vllm.FromArgs(c.Args().Slice(), os.Getenv)
 		if err != nil {
 			return usageError{err}
 		}
 		server.Reexec = []string{os.Args[0], "sim"}
 		server.Out, server.Err = c.App.Writer, c.App.ErrWriter
-		ctx, cancel := orderly(c.Context, finish)
-		defer cancel()
-		return do(ctx, c, server, args)
-	}
+		return do(c, server, args)
+	})
 }
 
-func simServe(ctx context.Context, c *cli.Context, server *vllm.Server, args []string) error {
+func simServe(c *cli.Context, server *vllm.Server, args []string) error {
 	if help, ok := server.Help(args); ok {
 		fmt.Fprint(c.App.Writer, help)
 		return nil
 	}
-	return simEnd(ctx, server.Serve(ctx, args))
+	return simEnd(c.Context, server.Serve(c.Context, args))
 }
 
 // simEnd turns an error of the server into the command's error. The server has already printed vLLM's message.
 func simEnd(ctx context.Context, err error) error {
-	if _, ours := errors.AsType[*vllm.FaultError](err); ours {
+	if is[*vllm.FaultError](err) {
 		return usageError{err}
 	}
 	if err == nil || ctx.Err() != nil {

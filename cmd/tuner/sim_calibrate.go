@@ -2,8 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -50,20 +48,17 @@ Examples:
 			&cli.BoolFlag{Name: "force", Usage: "replace the file if it exists"},
 			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "stop after this `time` with the best fit so far"},
 		},
-		OnUsageError: wrongFlag,
-		Action: func(c *cli.Context) error {
-			ctx, cancel := orderly(c.Context, finish)
-			defer cancel()
-			err := simCalibrate(ctx, c)
-			if err != nil && ctx.Err() != nil {
+		Action: endable(finish, func(c *cli.Context) error {
+			err := simCalibrate(c)
+			if err != nil && c.Context.Err() != nil {
 				return interruptedError("interrupted; nothing was written")
 			}
 			return err
-		},
+		}),
 	}
 }
 
-func simCalibrate(ctx context.Context, c *cli.Context) error {
+func simCalibrate(c *cli.Context) error {
 	path, force := c.String("output"), c.Bool("force")
 	if err := checkOutput(path, force); err != nil {
 		return err
@@ -80,16 +75,19 @@ func simCalibrate(ctx context.Context, c *cli.Context) error {
 		return err
 	}
 	shown := render.NewProgress(c.App.ErrWriter).Quietly()
-	in.Limit, in.Progress = c.Duration("time-limit"), replayProgress(shown)
-	result, err := calibrate.Fit(ctx, in)
+	in.Limit = c.Duration("time-limit")
+	in.Progress = func(done, limit int) {
+		shown.ShowShare(render.Done(done, limit, "replay"), float64(done)/float64(limit))
+	}
+	result, err := calibrate.Fit(c.Context, in)
 	shown.End()
 	if err != nil {
-		if _, isUsers := errors.AsType[*calibrate.InputError](err); isUsers {
+		if is[*calibrate.InputError](err) {
 			return usageError{err}
 		}
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := c.Context.Err(); err != nil {
 		return err
 	}
 	text := result.Profile.Text()
@@ -157,13 +155,4 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usage("--from: %w", err)
 	}
 	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
-}
-
-// replayProgress returns a function that shows how many replays are done. limit is the maximum number of replays.
-func replayProgress(shown *render.Progress) func(done, limit int) {
-	began := time.Now()
-	return func(done, limit int) {
-		left := time.Since(began) / time.Duration(done) * time.Duration(limit-done)
-		shown.Show(render.Stage{Head: render.Done(done, limit, "replay"), Share: float64(done) / float64(limit), Until: render.After(left)})
-	}
 }

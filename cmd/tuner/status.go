@@ -13,7 +13,7 @@ import (
 	"vllmtuner/studies/report"
 )
 
-func statusCommand() *cli.Command {
+func statusCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "status",
 		Usage:     "print the progress of a study, and what each trial found",
@@ -53,7 +53,7 @@ Examples:
 				return o
 			}
 			if c.Bool("watch") {
-				return watchStudy(c, study, options)
+				return watchStudy(c, finish, study, options)
 			}
 			read, err := study()
 			if err != nil {

@@ -13,11 +13,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
-	"vllmtuner/trial/live"
 	"vllmtuner/trial/sweep"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/space"
@@ -235,19 +233,10 @@ func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root str
 
 // prepare ends the processes that a killed sweep left, checks the machine, and makes the model ready to load.
 func (r *sweepRun) prepare(ctx context.Context, finish <-chan struct{}, dir string) error {
-	left, err := live.Reclaim(dir)
-	if err != nil {
+	if err := reclaim(dir, "sweep", r.stderr); err != nil {
 		return err
 	}
-	if left > 0 {
-		fmt.Fprintf(r.stderr, "ended %s of a server that a killed sweep had left\n", render.Count(left, "process"))
-	}
-	err = r.CheckMachine(ctx, func(name, format string, args ...any) {
-		if name == plan.Warning {
-			render.Warn(r.stderr, format, args...)
-		}
-	})
-	if err != nil {
+	if err := r.CheckMachine(ctx, warnings(r.stderr)); err != nil {
 		return err
 	}
 	return runOptions{finish: finish, stderr: r.stderr}.prepare(ctx, r.Plan)

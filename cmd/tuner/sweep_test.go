@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/csv"
 	"math"
 	"os"
@@ -204,20 +203,8 @@ workload: {kind: random, input_tokens: 64, output_tokens: 8}
 sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {requests: 0}, cooldown: 10m}
 `
 	must(t, os.WriteFile(path, []byte(text), 0o644))
-	cmd := exec.CommandContext(t.Context(), tunerPath(t), "sweep", path, "--root", dir)
-	var stdout bytes.Buffer
-	cmd.Stdout = &stdout
-	stderr, err := cmd.StderrPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	printed, found := "", false
-	for chunk := make([]byte, 4096); !found; {
-		n, err := stderr.Read(chunk)
-		printed += string(chunk[:n])
-		if found = strings.Contains(printed, "a at 10 req/s: PASS"); err != nil {
-			t.Fatalf("no rate was measured: %v\n%s", err, printed)
-		}
-	}
+	r := launch(t, tunerCommand(t.Context(), t, "sweep", path, "--root", dir))
+	r.waitFor(t, "a at 10 req/s: PASS")
 	record, ok := serverRecord(filepath.Join(dir, "slow_sweep"))
 	if !ok {
 		t.Error("a server runs, but no record of it is kept")
@@ -227,24 +214,21 @@ sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {reques
 		t.Errorf("a second sweep of the same file ends with %v: %s", err, out)
 	}
 	began := time.Now()
-	must(t, cmd.Process.Signal(syscall.SIGINT))
-	rest := new(bytes.Buffer)
-	if _, err := rest.ReadFrom(stderr); err != nil {
-		t.Fatal(err)
-	}
-	if err = cmd.Wait(); cmd.ProcessState.ExitCode() != exitInterrupted {
-		t.Errorf("interrupted, the sweep ends with %v\n%s", err, rest)
+	must(t, r.cmd.Process.Signal(syscall.SIGINT))
+	text, code := r.end(t)
+	if code != exitInterrupted {
+		t.Errorf("interrupted, the sweep ends with %d\n%s", code, text)
 	}
 	if took := time.Since(began); took > time.Minute {
 		t.Errorf("the sweep took %s to end: it waited for the cooldown", took)
 	}
 	for _, want := range []string{"\n10.00 PASS -\n", "\n20.00    - -\n", "a (baseline)       10.00        -          not measured\nb                      -        -          not measured\n\nAt 10"} {
-		if !strings.Contains(stdout.String(), want) {
-			t.Errorf("the tables have no %q:\n%s", want, &stdout)
+		if !strings.Contains(text, want) {
+			t.Errorf("the tables have no %q:\n%s", want, text)
 		}
 	}
-	if !strings.Contains(rest.String(), "the sweep was interrupted; the tables hold what was measured") {
-		t.Errorf("after the interrupt the sweep says\n%s", rest)
+	if !strings.Contains(text, "the sweep was interrupted; the tables hold what was measured") {
+		t.Errorf("after the interrupt the sweep says\n%s", text)
 	}
 	if err := syscall.Kill(record.PID, 0); err == nil {
 		t.Errorf("server process %d still runs", record.PID)

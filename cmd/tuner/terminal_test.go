@@ -1,25 +1,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
-	"github.com/creack/pty"
 	"github.com/rivo/uniseg"
 
 	"vllmtuner/studies"
-	"vllmtuner/studies/report"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 )
 
 // A screen emulates a terminal. Lines that have scrolled away stay in rows.
@@ -115,62 +108,6 @@ func (s *screen) String() string {
 	return strings.Join(all, "\n")
 }
 
-// A session is a command that runs on a terminal.
-type session struct {
-	cmd     *exec.Cmd
-	tty     *os.File
-	written chan []byte // receives the command's output; closed when the command has ended
-	text    bytes.Buffer
-}
-
-// onTerminal starts a command on a terminal. Its standard output goes to stdout, if that is not nil.
-func onTerminal(t *testing.T, columns int, stdout io.Writer, args ...string) *session {
-	t.Helper()
-	s := &session{cmd: tunerCommand(t.Context(), t, args...), written: make(chan []byte)}
-	s.cmd.Stdout = stdout
-	s.cmd.Env = append(s.cmd.Env, everyStep+"=1", "TERM=xterm", "COLUMNS=300") // the terminal's own width must count more than COLUMNS
-	tty, err := pty.StartWithSize(s.cmd, &pty.Winsize{Rows: 40, Cols: uint16(columns)})
-	must(t, err)
-	s.tty = tty
-	go func() {
-		defer close(s.written)
-		for {
-			chunk := make([]byte, 4096)
-			n, err := tty.Read(chunk)
-			if n > 0 {
-				s.written <- chunk[:n]
-			}
-			if err != nil { // the error is EIO when the command has ended
-				return
-			}
-		}
-	}()
-	return s
-}
-
-// until reads the output up to a text. It returns false if the command ends before that.
-func (s *session) until(want string) bool {
-	for !strings.Contains(s.text.String(), want) {
-		chunk, ok := <-s.written
-		if !ok {
-			return false
-		}
-		s.text.Write(chunk)
-	}
-	return true
-}
-
-// end reads the rest of the output, and returns all output and the exit code.
-func (s *session) end(t *testing.T) (string, int) {
-	t.Helper()
-	for chunk := range s.written {
-		s.text.Write(chunk)
-	}
-	_ = s.cmd.Wait() // the exit code says how the command ended
-	must(t, s.tty.Close())
-	return s.text.String(), s.cmd.ProcessState.ExitCode()
-}
-
 // On a terminal of any width, no line of a run is wider than the terminal, and the progress line is removed completely.
 func TestProgressOnATerminal(t *testing.T) {
 	t.Parallel()
@@ -182,11 +119,7 @@ func TestProgressOnATerminal(t *testing.T) {
 			}
 			file := filepath.Join(t.TempDir(), "s.yaml")
 			must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
-			s := onTerminal(t, columns, io.Discard, "run", file, "--root", t.TempDir())
-			if !s.until("trial") {
-				t.Fatalf("the run ended before its first trial:\n%s", &s.text)
-			}
-			text, code := s.end(t)
+			text, code := onTerminal(t, "xterm", columns, io.Discard, "run", file, "--root", t.TempDir()).end(t)
 			shown := screen{width: columns}
 			shown.write(text)
 			if code != 0 {
@@ -211,7 +144,7 @@ func TestProgressOnATerminal(t *testing.T) {
 // An error that is too long for a terminal is broken between words.
 func TestAnErrorOnATerminal(t *testing.T) {
 	t.Parallel()
-	text, code := onTerminal(t, 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
+	text, code := onTerminal(t, "xterm", 40, io.Discard, "run", "s.yaml", "--nosuchflag").end(t)
 	shown := screen{width: 40}
 	shown.write(text)
 	if code != exitUsage || len(shown.wrapped) > 0 || !strings.Contains(strings.Join(strings.Fields(text), " "), "--nosuchflag: there is no such flag; use one of --accept-drift, ") {
@@ -243,10 +176,9 @@ func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 func TestWatchEndsWithTheStudy(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
-	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
-	if !s.until("running: 0 of 3 trials done") || !s.until("1 probe; the last failed") {
-		t.Fatalf("the watched status shows\n%s", &s.text)
-	}
+	s := onTerminal(t, "xterm", 80, nil, "status", "s", "--watch", "--root", root)
+	s.waitFor(t, "running: 0 of 3 trials done")
+	s.waitFor(t, "1 probe; the last failed")
 	must(t, store.SetState(studies.Failed, "the model is gone"), store.Close())
 	text, code := s.end(t)
 	shown := screen{width: 80}
@@ -264,11 +196,10 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
 	defer func() { must(t, store.Close()) }()
-	s := onTerminal(t, 80, nil, "status", "s", "--watch", "--root", root)
+	s := onTerminal(t, "xterm", 80, nil, "status", "s", "--watch", "--root", root)
 	// Wait for the whole page. On Ctrl-C a terminal drops the text that it has not shown yet, perhaps half of a control sequence.
-	if !s.until("running: 0 of 3 trials done") || !s.until("\x1b[J") {
-		t.Fatalf("the watched status shows\n%s", &s.text)
-	}
+	s.waitFor(t, "running: 0 of 3 trials done")
+	s.waitFor(t, "\x1b[J")
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {
 		t.Fatal(err)
 	}
@@ -284,15 +215,10 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 func TestWatchInAPipe(t *testing.T) {
 	t.Parallel()
 	store, root := ownedStudy(t)
-	cmd := exec.CommandContext(t.Context(), tunerPath(t), "status", "s", "--watch", "--root", root)
-	out, err := cmd.StdoutPipe()
-	must(t, err, cmd.Start())
-	first := make([]byte, 4096)
-	n, err := out.Read(first)
-	must(t, err, store.SetState(studies.Failed, "the model is gone"), store.Close())
-	rest, err := io.ReadAll(out)
-	must(t, err, cmd.Wait())
-	text := string(first[:n]) + string(rest)
+	s := launch(t, tunerCommand(t.Context(), t, "status", "s", "--watch", "--root", root))
+	s.waitFor(t, "study     s")
+	must(t, store.SetState(studies.Failed, "the model is gone"), store.Close())
+	text, _ := s.end(t)
 	if strings.ContainsRune(text, '\x1b') || strings.Count(text, "study     s") != 2 || !strings.Contains(text, "failed: 0 of 3 trials done") {
 		t.Errorf("status --watch writes\n%q", text)
 	}
@@ -304,38 +230,8 @@ func TestADumbTerminalIsNotDrawnOn(t *testing.T) {
 	plainTuner(t, "TestProgressOnATerminal runs the same study with the race detector")
 	file := filepath.Join(t.TempDir(), "s.yaml")
 	must(t, os.WriteFile(file, []byte(terminalStudy), 0o644))
-	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", file, "--root", t.TempDir())
-	cmd.Env = append(os.Environ(), "TERM=dumb")
-	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 80})
-	must(t, err)
-	text, err := io.ReadAll(tty)
-	if err != nil && !errors.Is(err, syscall.EIO) { // reading from a terminal ends with EIO
-		t.Fatal(err)
+	text, code := onTerminal(t, "dumb", 80, nil, "run", file, "--root", t.TempDir()).end(t)
+	if code != 0 || strings.ContainsRune(text, '\x1b') || !strings.Contains(text, "trial  2") {
+		t.Errorf("the run ends with %d and writes\n%q", code, text)
 	}
-	must(t, cmd.Wait())
-	if bytes.ContainsRune(text, '\x1b') || !bytes.Contains(text, []byte("trial  2")) {
-		t.Errorf("the run writes\n%q", text)
-	}
-}
-
-// However the trials are sorted, the status shows the best one.
-func TestTheBestTrialIsAlwaysShown(t *testing.T) {
-	var study studies.Study
-	for i := range 30 {
-		study.Trials = append(study.Trials, measuredTrial(i, 1))
-	}
-	study.Trials[14] = measuredTrial(14, 2)
-	for _, order := range report.Orders {
-		var text strings.Builder
-		must(t, report.StatusText(&text, study, report.Options{Sort: order}))
-		if !strings.Contains(text.String(), "\n14  ") || !strings.Contains(text.String(), "(20 trials more: --all)") {
-			t.Errorf("sorted by %s, the status shows\n%s", order, &text)
-		}
-	}
-}
-
-func measuredTrial(number int, rate float64) studies.Trial {
-	return studies.Trial{Number: number, State: studies.Done, Origin: studies.Sampled, Result: trial.Result{
-		Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, High: 1.1 * rate, Bound: capacity.Exact, Binding: "p99 TPOT"},
-	}}
 }

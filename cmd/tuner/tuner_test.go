@@ -125,12 +125,12 @@ func must(t testing.TB, errs ...error) {
 }
 
 // unusedPort returns a TCP port of 127.0.0.1 on which nothing listens.
-func unusedPort(t *testing.T) string {
-	t.Helper()
+func unusedPort() (string, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer listener.Close()
-	return fmt.Sprint(listener.Addr().(*net.TCPAddr).Port)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprint(listener.Addr().(*net.TCPAddr).Port), listener.Close()
 }
 
 // isHealthy waits until the server at the URL is healthy. It returns false at the limit, or when the server has exited.

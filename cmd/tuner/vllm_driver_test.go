@@ -69,7 +69,8 @@ func texts(t *testing.T) workload.Source {
 // startSim starts a simulated server as a child, with some flags added, and returns its URL.
 func startSim(t *testing.T, flags ...string) string {
 	t.Helper()
-	port := unusedPort(t)
+	port, err := unusedPort()
+	must(t, err)
 	args := append([]string{"sim", "serve", "my/model", "--sim-profile", "small-fast", "--max-model-len", "2048",
 		"--host", "127.0.0.1", "--port", port}, flags...)
 	child := startChild(t, filepath.Join(t.TempDir(), "sim.log"), nil, tunerPath(t), args...)

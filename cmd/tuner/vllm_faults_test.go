@@ -39,10 +39,10 @@ var realFaults = []fault{
 		config: func(c *serverctl.Config) { c.Model = "/no/such/model" }},
 	{name: "the engine is killed while it loads", class: serverctl.Infrastructure, cause: serverctl.Killed, within: 15 * time.Second,
 		config: func(c *serverctl.Config) {
-			seen, log := sync.Once{}, c.Log.(*lastLines)
+			seen, log := sync.Once{}, c.Log.(*written)
 			c.Log = writerFunc(func(b []byte) (int, error) {
 				n, err := log.Write(b)
-				if text, _ := log.read(); strings.Contains(text, "Starting to load model") {
+				if text := log.String(); strings.Contains(text, "Starting to load model") {
 					seen.Do(func() { _ = syscall.Kill(processOf(text, engineName), syscall.SIGKILL) })
 				}
 				return n, err
@@ -88,8 +88,7 @@ func processOf(log, name string) int {
 // signals sends a signal to the process whose log lines begin with a name.
 func signals(name string, signal syscall.Signal) func(*testing.T, *faulty) {
 	return func(t *testing.T, r *faulty) {
-		text, _ := r.log.read()
-		if err := syscall.Kill(processOf(text, name), signal); err != nil {
+		if err := syscall.Kill(processOf(r.log.String(), name), signal); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}

@@ -152,7 +152,8 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 // serve starts vLLM as a user would, and returns its URL when it is ready. The server is stopped at the end of the test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
-	port := unusedPort(t)
+	port, err := unusedPort()
+	must(t, err)
 	command := append([]string{"serve", filepath.Join(r.dir, "tiny-qwen2")}, args...)
 	command = append(command, "--host", "127.0.0.1", "--port", port)
 	server = startChild(t, log, r.env(), filepath.Join(r.dir, "venv/bin/vllm"), command...)

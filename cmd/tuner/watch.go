@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os/signal"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -23,9 +22,10 @@ const watchInterval = 2 * time.Second
 
 // watchStudy shows a study until it ends or the user ends the command. On a terminal each status replaces the one
 // before it. Elsewhere, such as in a file, a status is written whenever the study has changed.
-func watchStudy(c *cli.Context, read func() (studies.Study, error), options func(studies.Study) report.Options) error {
+func watchStudy(c *cli.Context, finish <-chan struct{}, read func() (studies.Study, error),
+	options func(studies.Study) report.Options) error {
 	viewing.Store(true)
-	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
+	ctx, stop := orderly(c.Context, finish)
 	defer stop()
 	page := render.NewPage(c.App.Writer)
 	for {

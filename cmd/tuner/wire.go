@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"os"
 
 	"vllmtuner/bench"
@@ -33,7 +32,7 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	rig := liveRig(p, dir)
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 		server, load, err := rig.Start(ctx, launch)
-		if _, tooLong := errors.AsType[*bench.PreflightError](err); tooLong {
+		if is[*bench.PreflightError](err) {
 			err = usage("%s: workload: %w", p.File.Path, err)
 		}
 		return server, load, err

@@ -41,7 +41,9 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 		l.cached(study, best.Trial)
 		l.outdated(study, best)
 	} else {
-		l.nothingMet(study)
+		for _, remedy := range l.nothingMet(study) { // the note of a failed study ends with the same remedy
+			study.Note = strings.TrimSuffix(study.Note, "; "+remedy)
+		}
 	}
 	l.Item("study", "%s, %s", study.Name, stateText(study, s))
 	l.Item("trials", "%s", countsText(s))
@@ -108,8 +110,8 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured, and
-// one if older trials are not compared with it.
+// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured,
+// and one if older trials are not compared with it.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	for _, change := range changedSince(study, best) {
 		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
@@ -153,8 +155,9 @@ func notes(t studies.Trial) []string {
 	return lo.Uniq(all)
 }
 
-// nothingMet says why there is no winner: which trial came nearest, and why servers failed.
-func (l *lines) nothingMet(study studies.Study) {
+// nothingMet says why there is no winner: which trial came nearest, and why servers failed. It returns the remedies
+// that it printed for these servers.
+func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	l.Line("%s", Unmet(study))
 	l.Line("")
 	if t, p, ok := nearest(study); ok {
@@ -173,8 +176,10 @@ func (l *lines) nothingMet(study studies.Study) {
 		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence(t))
 		if remedy := serverctl.Remedy(class, t.Result.Cause); remedy != "" {
 			l.Item("try", "%s", remedy)
+			remedies = append(remedies, remedy)
 		}
 	}
+	return remedies
 }
 
 // evidence is the line of the log that shows why a server failed.

@@ -649,3 +649,17 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 		}
 	}
 }
+
+// However the trials are sorted, the status shows the best one.
+func TestTheBestTrialIsAlwaysShown(t *testing.T) {
+	trials := slices.Repeat([]studies.Trial{exact(1)}, 30)
+	trials[14] = exact(2)
+	study := of(studies.Done, "", trials...)
+	for _, order := range Orders {
+		var text strings.Builder
+		err := StatusText(&text, study, Options{Sort: order})
+		if got := text.String(); err != nil || !strings.Contains(got, "\n14  ") || !strings.Contains(got, "(20 trials more: --all)") {
+			t.Errorf("sorted by %s, the status is %v\n%s", order, err, got)
+		}
+	}
+}

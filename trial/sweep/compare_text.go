@@ -85,22 +85,24 @@ func (s *Sweep) detailLevel() (level trial.Level, why string) {
 // writeDetail adds a table of all figures at one level.
 func (s *Sweep) writeDetail(t *render.Text) {
 	level, why := s.detailLevel()
-	g := render.Grid{Title: fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why)}
+	table := render.Table{Folds: true}
+	var titles []string
 	for _, f := range detailFigures {
-		g.Rows = append(g.Rows, f.title)
+		titles = append(titles, f.title)
 	}
+	table.Add(render.Column{}, titles)
 	for i := range s.Configs {
 		c := &s.Configs[i]
-		column := render.GridColumn{Head: c.Name}
 		p, ok := c.at(level)
+		var cells []string
 		for _, f := range detailFigures {
 			text := "-"
 			if ok {
 				text = f.cell(c, p)
 			}
-			column.Cells = append(column.Cells, text)
+			cells = append(cells, text)
 		}
-		g.Columns = append(g.Columns, column)
+		table.Add(render.Column{Head: c.Name, Right: true}, cells)
 	}
-	t.Grid(g)
+	t.Table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why), table)
 }

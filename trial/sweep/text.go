@@ -25,10 +25,10 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		s.writeLoops(&t)
 	} else {
 		for _, f := range gridFigures {
-			t.Grid(s.grid(f.title, f.cell))
+			t.Table(f.title, s.table(f.cell))
 		}
 		verdict := func(_ *Config, p trial.Probe) string { return verdictCell(p) }
-		t.Grid(s.grid("SLO: "+s.SLO.String(), verdict))
+		t.Table("SLO: "+s.SLO.String(), s.table(verdict))
 	}
 	s.writeStandings(&t)
 	if !s.closed() {
@@ -133,45 +133,49 @@ func (s *Sweep) labelWidth() int {
 	return longest
 }
 
-// grid is a table of loads by configs.
-func (s *Sweep) grid(title string, cell func(*Config, trial.Probe) string) render.Grid {
-	g := render.Grid{Title: title, Corner: "rate"}
+// loads returns a table with a row for each load, and with the names of the loads as its only column.
+func (s *Sweep) loads(head string) render.Table {
+	t := render.Table{Folds: true}
+	var names []string
 	for _, level := range s.Plan.Levels {
-		g.Rows = append(g.Rows, levelText(level))
+		names = append(names, levelText(level))
 	}
+	t.Add(render.Column{Head: head, Right: true}, names)
+	return t
+}
+
+// table returns a table of loads by configs.
+func (s *Sweep) table(cell func(*Config, trial.Probe) string) render.Table {
+	t := s.loads("rate")
 	for i := range s.Configs {
-		g.Columns = append(g.Columns, s.column(&s.Configs[i], s.Configs[i].Name, cell))
+		s.addColumn(&t, &s.Configs[i], s.Configs[i].Name, cell)
 	}
-	return g
+	return t
 }
 
 // writeLoops writes a table over concurrencies for each config.
 func (s *Sweep) writeLoops(t *render.Text) {
 	for i := range s.Configs {
-		c := &s.Configs[i]
-		g := render.Grid{Title: s.label(i) + " (latencies in ms)", Corner: "conc"}
-		for _, level := range s.Plan.Levels {
-			g.Rows = append(g.Rows, levelText(level))
-		}
+		c, table := &s.Configs[i], s.loads("conc")
 		for _, f := range loopFigures {
-			g.Columns = append(g.Columns, s.column(c, f.title, f.cell))
+			s.addColumn(&table, c, f.title, f.cell)
 		}
-		g.Columns = append(g.Columns, s.column(c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) }))
-		t.Grid(g)
+		s.addColumn(&table, c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) })
+		t.Table(s.label(i)+" (latencies in ms)", table)
 	}
 }
 
-// column is a figure of a config at each load.
-func (s *Sweep) column(c *Config, head string, cell func(*Config, trial.Probe) string) render.GridColumn {
-	column := render.GridColumn{Head: head}
+// addColumn adds a figure of a config at each load.
+func (s *Sweep) addColumn(t *render.Table, c *Config, head string, cell func(*Config, trial.Probe) string) {
+	var cells []string
 	for _, level := range s.Plan.Levels {
 		text := "-"
 		if p, ok := c.at(level); ok {
 			text = cell(c, p)
 		}
-		column.Cells = append(column.Cells, text)
+		cells = append(cells, text)
 	}
-	return column
+	t.Add(render.Column{Head: head, Right: true}, cells)
 }
 
 // writeNotes adds what a reader must know about the figures.

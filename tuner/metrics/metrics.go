@@ -25,9 +25,8 @@ import (
 type Server struct {
 	Address net.Addr
 
-	http   *http.Server
-	gone   chan error // gets the reason when the service ends
-	isBest func(studies.Trial) bool
+	http *http.Server
+	gone chan error // gets the reason when the service ends
 
 	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
 	finished                                     *prometheus.CounterVec
@@ -55,9 +54,8 @@ func Listen(address string) (net.Listener, error) {
 	return socket, nil
 }
 
-// Serve begins to serve the metrics of a study at a socket. isBest is called once for each finished trial, in order, and
-// reports whether it is better than all before it.
-func Serve(socket net.Listener, study string, trials int, isBest func(studies.Trial) bool) *Server {
+// Serve begins to serve the metrics of a study at a socket.
+func Serve(socket net.Listener, study string, trials int) *Server {
 	registry := prometheus.NewRegistry()
 	labels := prometheus.Labels{"study": study}
 	gauge := func(name, help string) prometheus.Gauge {
@@ -68,7 +66,6 @@ func Serve(socket net.Listener, study string, trials int, isBest func(studies.Tr
 	s := &Server{
 		Address:    socket.Addr(),
 		gone:       make(chan error, 1),
-		isBest:     isBest,
 		trials:     gauge("trials_budget", "Trials that the study may run."),
 		trial:      gauge("trial", "Number of the running trial."),
 		probes:     gauge("trial_probes", "Probes that the running trial has finished."),
@@ -99,7 +96,9 @@ func (s *Server) Watch(e tuner.Event) {
 		s.rate.Set(e.Probe.Rate)
 	case tuner.Ended:
 		s.count(e.Trial)
-		s.compare(e.Trial)
+		if e.Best {
+			s.setBest(e.Trial)
+		}
 	}
 }
 
@@ -110,25 +109,19 @@ func (s *Server) Resume(study studies.Study) {
 			s.count(t)
 		}
 	}
-	for _, t := range study.Present().Trials {
-		if t.State == studies.Done {
-			s.compare(t)
-		}
+	if best, found := tuner.Incumbent(study); found {
+		s.setBest(best)
 	}
 }
 
 func (s *Server) count(t studies.Trial) {
-	r := t.Result
-	s.finished.WithLabelValues(string(r.Outcome)).Inc()
-	s.gpuSeconds.Add(r.GPUTime.Seconds())
+	s.finished.WithLabelValues(string(t.Result.Outcome)).Inc()
+	s.gpuSeconds.Add(t.Result.GPUTime.Seconds())
 }
 
-// compare makes a finished trial the incumbent if it is the best.
-func (s *Server) compare(t studies.Trial) {
-	if s.isBest(t) {
-		s.best.Set(t.Result.Capacity.Rate)
-		s.bestTrial.Set(float64(t.Number))
-	}
+func (s *Server) setBest(t studies.Trial) {
+	s.best.Set(t.Result.Capacity.Rate)
+	s.bestTrial.Set(float64(t.Number))
 }
 
 // Stop ends the service and waits for its end. A client that stays connected is cut off after two seconds.

@@ -17,14 +17,13 @@ func TestServeShowsTheStudy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	best := func(t studies.Trial) bool { return t.Number != 2 }
-	s := Serve(socket, "llama", 30, best)
+	s := Serve(socket, "llama", 30)
 	done := func(number int, rate float64) studies.Trial {
-		result := trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate}, GPUTime: 10e9}
+		result := trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}, GPUTime: 10e9}
 		return studies.Trial{Number: number, State: studies.Done, Result: result}
 	}
 	s.Resume(studies.Study{Trials: []studies.Trial{done(0, 2)}})
-	s.Watch(tuner.Event{Kind: tuner.Ended, Trial: done(1, 3.5)})
+	s.Watch(tuner.Event{Kind: tuner.Ended, Trial: done(1, 3.5), Best: true})
 	s.Watch(tuner.Event{Kind: tuner.Ended, Trial: done(2, 3)})
 	s.Watch(tuner.Event{Kind: tuner.Began, Trial: studies.Trial{Number: 3}})
 	s.Watch(tuner.Event{Kind: tuner.Probed, Probe: &trial.Probe{Rate: 4}})

@@ -1,0 +1,45 @@
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	"vllmtuner/render"
+	"vllmtuner/trial"
+)
+
+// CacheText describes the cache protocol, and how much of its prompts a probe will find in the server's prefix cache.
+func (p *Plan) CacheText() string {
+	protocol := p.Protocol()
+	state := "carried from probe to probe"
+	if protocol == trial.Reset {
+		state = "emptied before each probe"
+	}
+	found := "none"
+	if share := trial.Cached(p.Probe(), protocol); share >= 0.005 {
+		found = fmt.Sprintf("up to %.0f %%", 100*share)
+	}
+	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
+}
+
+// Text describes the study and estimates its time.
+func (p *Plan) Text() string {
+	var t render.Text
+	f := p.File
+	probe := f.Probe.LeadIn + p.Window()
+	each := TypicalStart + TypicalProbes*probe
+	limit := ""
+	if f.Budget.GPUTime > 0 {
+		limit = fmt.Sprintf(" (at most %s, by budget.gpu_time)", render.Span(f.Budget.GPUTime))
+	}
+	all := each * time.Duration(f.Budget.Trials)
+	t.Line("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
+		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit)
+	if precision := f.Probe.Precision; precision > 0 {
+		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
+		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), "+
+			"for at most %d probes, about %s; the estimate above does not include this",
+			100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ")
+	}
+	return t.String()
+}
