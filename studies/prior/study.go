@@ -167,7 +167,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 		}
 	}
 	best := newestWorld(study.Trials)
-	worlds := map[int][]optuna.Trial{}
+	worlds := map[int][]*optuna.Trial{}
 	for _, t := range trials {
 		number := best // trials that Optuna has added belong to the world that it compares
 		attribute(t.User, "world", &number)
@@ -202,7 +202,7 @@ type origin struct {
 }
 
 // originOf reads the attributes that the export gives a study. Without tuner_study_id another program wrote them.
-func originOf(study optuna.Study) (o origin) {
+func originOf(study *optuna.Study) (o origin) {
 	attribute(study.User, "tuner_study_id", &o.id)
 	if o.id == "" {
 		return origin{}
@@ -222,10 +222,10 @@ func (o origin) asked(number int) map[string]string {
 }
 
 // byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.
-func byUs(t optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
+func byUs(t *optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
 
 // readOptunaWorld takes the trials of one world. If the tuner exported them, they must have this study's model.
-func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []optuna.Trial) {
+func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []*optuna.Trial) {
 	if asked != nil {
 		if !r.sameModel(s, asked) {
 			return
@@ -236,7 +236,7 @@ func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []op
 }
 
 // newestWorld returns the newest world with a COMPLETE trial.
-func newestWorld(trials []optuna.Trial) (newest int) {
+func newestWorld(trials []*optuna.Trial) (newest int) {
 	for _, t := range trials {
 		if number := 0; t.State == "COMPLETE" {
 			attribute(t.User, "world", &number)
@@ -247,11 +247,11 @@ func newestWorld(trials []optuna.Trial) (newest int) {
 }
 
 // takeOptuna takes the trials of one world of an Optuna study.
-func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
+func (r *Reader) takeOptuna(s *Source, trials []*optuna.Trial) {
 	ours := false
 	for _, t := range trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
-		result, why := resultOf(t)
+		result, why := resultOf(*t)
 		if why != "" {
 			s.leave(from, "%s", why)
 			continue
@@ -277,7 +277,7 @@ func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
 }
 
 // chosen returns the study to read.
-func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
+func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error) {
 	var names []string
 	for _, study := range all {
 		if study.Name == r.OptunaStudy || r.OptunaStudy == "" && len(all) == 1 {
@@ -287,16 +287,16 @@ func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 	}
 	switch {
 	case len(all) == 0:
-		return optuna.Study{}, fmt.Errorf("%s: it holds no study", path)
+		return nil, fmt.Errorf("%s: it holds no study", path)
 	case r.OptunaStudy == "":
-		return optuna.Study{}, fmt.Errorf("%s: it holds several studies; name one with --optuna-study: %s", path, strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: it holds several studies; name one with --optuna-study: %s", path, strings.Join(names, ", "))
 	}
-	return optuna.Study{}, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
+	return nil, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
 }
 
 // resultOf returns the result of an Optuna trial, or why it has none. A trial that the tuner exported has more attributes.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	if !byUs(t) { // the user's own attributes may have the same names
+	if !byUs(&t) { // the user's own attributes may have the same names
 		t.User = nil
 	}
 	attribute(t.User, "outcome", &result.Outcome)
