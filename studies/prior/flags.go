@@ -29,7 +29,10 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 		fixed, isFixed := r.Space.Defaults[name]
 		switch {
 		case parameter != nil:
-			value, err := read(parameter, text)
+			if parameter.Kind == space.Bool { // Python writes True and False
+				text = strings.ToLower(text)
+			}
+			value, err := parameter.Read(text)
 			errs = append(errs, err)
 			p[name] = value
 		case isFixed && !same(fixed, text):
@@ -59,14 +62,6 @@ func (r *Reader) legal(p space.Point) space.Point {
 	return p
 }
 
-// read returns the value of a flag as the study writes it. Python writes True and False.
-func read(p *space.Parameter, text string) (string, error) {
-	if p.Kind == space.Bool {
-		text = strings.ToLower(text)
-	}
-	return p.Read(text)
-}
-
 // same compares two values as texts or as numbers.
 func same(a, b string) bool {
 	x, errX := strconv.ParseFloat(a, 64)
@@ -76,10 +71,7 @@ func same(a, b string) bool {
 
 // withSet adds the flags that the user set to the flags of a source, which win.
 func (r *Reader) withSet(flags map[string]string) map[string]string {
-	all := maps.Clone(r.Set)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := maps.Collect(maps.All(r.Set)) // never nil
 	maps.Copy(all, flags)
 	return all
 }

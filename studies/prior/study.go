@@ -16,8 +16,35 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// readStudy reads another study of the tuner, from its directory or from a copy of its database. Each world of the study
-// is a source of its own, the newest first, because trials of two worlds cannot be compared.
+// A world is one of the worlds of another study.
+type world struct {
+	number int               // counted from 1
+	asked  map[string]string // value of studies.Study.World at that time; nil if that is not known
+	notes  []string          // notes on its trials
+	take   func(*Source)     // takes its trials
+}
+
+// sources returns each world as a source of its own, the newest first, because trials of two worlds cannot be compared.
+// It leaves out a world of another model.
+func (r *Reader) sources(path string, kind Kind, worlds []world) (all []Source) {
+	for _, w := range slices.Backward(worlds) {
+		s := Source{Name: path, Path: path, Kind: kind}
+		if len(worlds) > 1 {
+			s.Name, s.World = studies.WorldSource(path, w.number), w.number
+		}
+		if model := r.World["model"]; w.asked != nil && w.asked["model"] != model && !r.AnyModel {
+			s.leave(s.Name, "%s", otherModel(w.asked["model"], model))
+		} else {
+			s.Notes = w.notes
+			r.compare(&s, w.asked)
+			w.take(&s)
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// readStudy reads another study of the tuner, from its directory or from a copy of its database.
 func (r *Reader) readStudy(path string) ([]Source, error) {
 	read := studies.ReadSnapshot
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
@@ -30,40 +57,22 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 	if study.ID == r.ID {
 		return nil, itself(path)
 	}
-	worlds := worldsOf(study)
-	var all []Source
-	for _, w := range slices.Backward(worlds) {
-		s := Source{Name: path, Path: path, Kind: tunerStudy}
-		if len(worlds) > 1 {
-			s.Name, s.World = studies.WorldSource(path, w.number), w.number
-		}
-		r.readWorld(&s, w)
-		all = append(all, s)
-	}
-	return all, nil
+	return r.sources(path, tunerStudy, r.worldsOf(study)), nil
 }
 
 func itself(path string) error {
 	return fmt.Errorf("%s is this study itself, or a copy of it; give another study", path)
 }
 
-// A world is one of the worlds of a study, with its trials.
-type world struct {
-	number int               // counted from 1
-	asked  map[string]string // value of studies.Study.World at that time
-	ended  string            // how and before which trial it changed; "" for the present world
-	trials []studies.Trial
-}
-
 // worldsOf returns the worlds of a study that have trials. If the study has only one world, it returns that.
-func worldsOf(study studies.Study) (all []world) {
+func (r *Reader) worldsOf(study studies.Study) (all []world) {
 	worlds, asked := study.Worlds(), study.Asked()
 	next := 0 // number of the first trial of the next world
 	for i, trials := range worlds {
 		next += len(trials)
-		w := world{number: i + 1, asked: asked[i], trials: trials}
+		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials) }}
 		if i+1 < len(worlds) {
-			w.ended = fmt.Sprintf("before trial %d: %s", next, oneLine(study.ChangesBefore(next).String()))
+			w.notes = []string{fmt.Sprintf("its world changed later, before trial %d: %s", next, oneLine(study.ChangesBefore(next).String()))}
 		}
 		if len(trials) > 0 || len(worlds) == 1 {
 			all = append(all, w)
@@ -72,16 +81,9 @@ func worldsOf(study studies.Study) (all []world) {
 	return all
 }
 
-// readWorld reads the trials of one world.
-func (r *Reader) readWorld(s *Source, w world) {
-	if !r.sameModel(s, w.asked) {
-		return
-	}
-	if w.ended != "" {
-		s.note("its world changed later, %s", w.ended)
-	}
-	r.compare(s, w.asked)
-	for _, t := range w.trials {
+// takeTrials takes the trials of one world of another study.
+func (r *Reader) takeTrials(s *Source, trials []studies.Trial) {
+	for _, t := range trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
 		if t.State != studies.Done || t.Result.Outcome == trial.Unknown {
 			s.leave(from, "it has no result")
@@ -92,29 +94,20 @@ func (r *Reader) readWorld(s *Source, w world) {
 			s.leave(from, "%v", err)
 			continue
 		}
-		result := t.Result
-		result.Tail = nil
-		s.take(r, from, point, result, t.Probes)
+		t.Result.Tail = nil
+		s.take(r, from, point, t.Result, t.Probes)
 	}
-}
-
-// sameModel reports whether a world of another study has this study's model; AnyModel allows every model. If it has not,
-// sameModel leaves out the whole source.
-func (r *Reader) sameModel(s *Source, asked map[string]string) bool {
-	is, want := asked["model"], r.World["model"]
-	if is == want || r.AnyModel {
-		return true
-	}
-	s.leave(s.Name, "%s", otherModel(is, want))
-	return false
 }
 
 func otherModel(is, want string) string {
 	return fmt.Sprintf("its model is %s, but this study's is %s; if they are the same, give --any-model", is, want)
 }
 
-// compare adds a note for each fact that differs between a world of another study and this study.
+// compare adds a note for each fact that differs between a world of another study and this study, if they are known.
 func (r *Reader) compare(s *Source, asked map[string]string) {
+	if asked == nil {
+		return
+	}
 	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
 		if is, want := asked[key], r.World[key]; is != want {
 			s.note("its %s is %q, but this study's is %q", key, is, want)
@@ -167,31 +160,27 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 		}
 	}
 	best := newestWorld(study.Trials)
-	worlds := map[int][]*optuna.Trial{}
+	of := map[int][]*optuna.Trial{} // trials by world
 	for _, t := range trials {
 		number := best // trials that Optuna has added belong to the world that it compares
 		attribute(t.User, "world", &number)
-		worlds[number] = append(worlds[number], t)
+		of[number] = append(of[number], t)
 	}
-	if len(worlds) == 0 {
+	if len(of) == 0 {
 		return []Source{{Name: path, Path: path, Kind: optunaFile}}, nil
 	}
-	var sources []Source
-	for _, number := range slices.Backward(slices.Sorted(maps.Keys(worlds))) {
-		s := Source{Name: path, Path: path, Kind: optunaFile}
-		if len(worlds) > 1 {
-			s.Name, s.World = studies.WorldSource(path, number), number
-		}
+	var worlds []world
+	for _, number := range slices.Sorted(maps.Keys(of)) {
+		w := world{number: number, asked: origin.asked(number), take: func(s *Source) { r.takeOptuna(s, of[number]) }}
 		if number != best {
-			s.note("its trials were measured in another world than the best trial of that study")
+			w.notes = append(w.notes, "its trials were measured in another world than the best trial of that study")
 		}
 		if len(trials) < len(study.Trials) {
-			s.note("this study exported it: only the trials that Optuna has added are read")
+			w.notes = append(w.notes, "this study exported it: only the trials that Optuna has added are read")
 		}
-		r.readOptunaWorld(&s, origin.asked(number), worlds[number])
-		sources = append(sources, s)
+		worlds = append(worlds, w)
 	}
-	return sources, nil
+	return r.sources(path, optunaFile, worlds), nil
 }
 
 // An origin describes the tuner's study that an Optuna file was exported from. It is zero for a study that Optuna made.
@@ -223,17 +212,6 @@ func (o origin) asked(number int) map[string]string {
 
 // byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.
 func byUs(t *optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
-
-// readOptunaWorld takes the trials of one world. If the tuner exported them, they must have this study's model.
-func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []*optuna.Trial) {
-	if asked != nil {
-		if !r.sameModel(s, asked) {
-			return
-		}
-		r.compare(s, asked)
-	}
-	r.takeOptuna(s, trials)
-}
 
 // newestWorld returns the newest world with a COMPLETE trial.
 func newestWorld(trials []*optuna.Trial) (newest int) {
