@@ -78,6 +78,13 @@ func (d *decoder) checkLimits(f *File) {
 
 func (d *decoder) checkProbe(f *File) {
 	p := &f.Probe
+	if p.Precision != 0 && !(p.Precision > MinPrecision && p.Precision < MaxPrecision) {
+		d.failAt("probe.precision", "probe.precision is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
+			100*p.Precision, 100*MinPrecision, 100*MaxPrecision)
+	}
+	if p.Precision > 0 && d.nodes["probe.max_probes"] == nil {
+		p.MaxProbes = defaultPreciseProbes
+	}
 	d.checkEnough(f)
 	if p.MinRate >= p.MaxRate {
 		at := "probe.max_rate"

@@ -2,8 +2,6 @@ package studyfile
 
 import (
 	"slices"
-
-	"github.com/goccy/go-yaml/ast"
 )
 
 // Load says which program sends the requests.
@@ -23,14 +21,6 @@ const (
 
 // drivers are the legal values of Load.Driver.
 var drivers = []string{TunerBench, VLLMBench}
-
-func (d *decoder) load(l *Load, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"driver":     oneOf(d, &l.Driver, drivers...),
-		"command":    d.texts(&l.Command),
-		"burstiness": d.float(&l.Burstiness, 0.01, 1000),
-	})
-}
 
 // checkLoad refuses a driver that the study cannot use, and fills in the default command.
 func (d *decoder) checkLoad(f *File) {

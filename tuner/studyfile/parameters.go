@@ -16,26 +16,28 @@ import (
 const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
 
 // parameters reads the searched flags.
-func (d *decoder) parameters(f *File, path string, n ast.Node) {
-	for _, e := range d.entries(path, n) {
-		name := strings.ReplaceAll(e.key, "_", "-")
-		at := keyPath(path, name)
-		d.nodes[at], d.keys[at] = e.value, e.at
-		if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
-			d.fail(e.at, "%q is given twice; remove one", name)
-			continue
+func (d *decoder) parameters(f *File) reader {
+	return func(path string, n ast.Node) {
+		for _, e := range d.entries(path, n) {
+			name := strings.ReplaceAll(e.key, "_", "-")
+			at := keyPath(path, name)
+			d.nodes[at], d.keys[at] = e.value, e.at
+			if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
+				d.fail(e.at, "%q is given twice; remove one", name)
+				continue
+			}
+			before := len(d.found)
+			p := space.Parameter{Name: name}
+			d.parameter(&p, at, e.value)
+			// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
+			if len(d.found) > before {
+				d.nodes[at] = nil
+			}
+			f.Parameters = append(f.Parameters, p)
 		}
-		before := len(d.found)
-		p := space.Parameter{Name: name}
-		d.parameter(&p, at, e.value)
-		// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
-		if len(d.found) > before {
-			d.nodes[at] = nil
+		if m, ok := n.(*ast.MappingNode); ok && len(m.Values) == 0 {
+			d.fail(n, "%s is empty; list at least one flag to search", path)
 		}
-		f.Parameters = append(f.Parameters, p)
-	}
-	if m, ok := n.(*ast.MappingNode); ok && len(m.Values) == 0 {
-		d.fail(n, "%s is empty; list at least one flag to search", path)
 	}
 }
 
@@ -65,7 +67,7 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 		}
 	}
 	numbers := func(path string, n ast.Node) { d.bounds(p, path, n) }
-	d.mapping(path, n, map[string]reader{
+	d.mapping(table{
 		"float":   of(space.Float, numbers),
 		"int":     of(space.Int, numbers),
 		"choices": of(space.Categorical, func(path string, n ast.Node) { d.choices(p, path, n) }),
@@ -75,10 +77,10 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 				d.fail(n, "%s takes no value; write {bool: , when: …}", path)
 			}
 		}),
-		"log":  d.boolean(&p.Log),
-		"step": d.float(&p.Step, -math.MaxFloat64, math.MaxFloat64),
+		"log":  read(d, &p.Log, boolean),
+		"step": read(d, &p.Step, number(-math.MaxFloat64, math.MaxFloat64)),
 		"when": d.text(&p.When),
-	})
+	})(path, n)
 	switch {
 	case kinds == 0:
 		d.failAtKey(path, "%s has no values; %s", path, forms)
@@ -96,7 +98,7 @@ func (d *decoder) bounds(p *space.Parameter, path string, n ast.Node) {
 	}
 	for i, to := range []*float64{&p.Min, &p.Max} {
 		if i < len(values) {
-			d.float(to, -math.MaxFloat64, math.MaxFloat64)(itemPath(path, i), values[i])
+			read(d, to, number(-math.MaxFloat64, math.MaxFloat64))(itemPath(path, i), values[i])
 		}
 	}
 }

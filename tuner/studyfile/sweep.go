@@ -55,85 +55,48 @@ const maxLoads, maxConfigs = 1000, 200
 // 1.5 million of them took 2.9 GB.
 const maxRequests = 200_000
 
-func (d *decoder) sweep(f *File, path string, n ast.Node) {
-	s := defaultSweep()
-	f.Sweep = s
-	d.mapping(path, n, map[string]reader{
-		"configs":       func(path string, n ast.Node) { d.configs(s, path, n) },
-		"rates":         func(path string, n ast.Node) { d.rates(s, path, n) },
-		"concurrencies": func(path string, n ast.Node) { d.concurrencies(s, path, n) },
-		"requests":      d.integer(&s.Requests, 1, maxRequests),
-		"warm_up":       func(path string, n ast.Node) { d.warmUp(&s.WarmUp, path, n) },
-		"cooldown":      d.duration(&s.Cooldown, 0, "s"),
-		"cache":         oneOf(d, &s.Cache, trial.Carried, trial.Reset),
-		"seed":          d.seed(&s.Seed),
-	})
+// maxStreams is far above the requests that one server can hold in flight.
+const maxStreams = 100_000
+
+func (d *decoder) sweep(f *File) reader {
+	return func(path string, n ast.Node) {
+		s := defaultSweep()
+		f.Sweep = s
+		d.mapping(table{
+			"configs":       d.configs(s),
+			"rates":         ascending(d, &s.Rates, number(minRate, maxRate)),
+			"concurrencies": ascending(d, &s.Concurrencies, integer(1, maxStreams)),
+			"requests":      read(d, &s.Requests, integer(1, maxRequests)),
+			"warm_up": d.mapping(table{
+				"requests": read(d, &s.WarmUp.Requests, integer(0, maxRequests)),
+				"rate":     read(d, &s.WarmUp.Rate, number(minRate, maxRate)),
+				"cooldown": read(d, &s.WarmUp.Cooldown, duration(0, "s")),
+			}),
+			"cooldown": read(d, &s.Cooldown, duration(0, "s")),
+			"cache":    oneOf(d, &s.Cache, trial.Carried, trial.Reset),
+			"seed":     read(d, &s.Seed, seed),
+		})(path, n)
+	}
 }
 
 // configName allows what fits into the head of a table column and into a file name.
 var configName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 
-func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
-	for _, e := range d.entries(path, n) {
-		if !configName.MatchString(e.key) {
-			d.fail(e.at, "config name %q must have 1 to 40 characters of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
+func (d *decoder) configs(s *Sweep) reader {
+	return func(path string, n ast.Node) {
+		for _, e := range d.entries(path, n) {
+			if !configName.MatchString(e.key) {
+				d.fail(e.at, "config name %q must have 1 to 40 characters of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
+			}
+			if _, empty := e.value.(*ast.NullNode); empty {
+				d.fail(e.at, "%s is empty; write %s: {} for server.args alone", keyPath(path, e.key), e.key)
+				continue
+			}
+			c := Config{Name: e.key}
+			d.mapping(table{"args": d.texts(&c.Args), "description": d.text(&c.Description)})(keyPath(path, e.key), e.value)
+			s.Configs = append(s.Configs, c)
 		}
-		c := Config{Name: e.key}
-		if _, empty := e.value.(*ast.NullNode); empty {
-			d.fail(e.at, "%s is empty; write %s: {} for server.args alone", keyPath(path, e.key), e.key)
-			continue
-		}
-		d.mapping(keyPath(path, e.key), e.value, map[string]reader{
-			"args":        d.texts(&c.Args),
-			"description": d.text(&c.Description),
-		})
-		s.Configs = append(s.Configs, c)
 	}
-}
-
-func (d *decoder) rates(s *Sweep, path string, n ast.Node) {
-	s.Rates = []float64{}
-	for i, v := range d.list(path, n) {
-		var rate float64
-		d.ascending(&rate, itemPath(path, i), v, minRate, maxRate, s.Rates)
-		s.Rates = append(s.Rates, rate)
-	}
-}
-
-// maxStreams is far above the requests that one server can hold in flight.
-const maxStreams = 100_000
-
-func (d *decoder) concurrencies(s *Sweep, path string, n ast.Node) {
-	s.Concurrencies = []int{}
-	var before []float64
-	for i, v := range d.list(path, n) {
-		var streams float64
-		known := len(d.found)
-		d.ascending(&streams, itemPath(path, i), v, 1, maxStreams, before)
-		if len(d.found) == known && streams != float64(int(streams)) {
-			d.fail(v, "%s is %g; write a whole number", itemPath(path, i), streams)
-		}
-		before = append(before, streams)
-		s.Concurrencies = append(s.Concurrencies, int(streams))
-	}
-}
-
-// ascending reads a number that must be above the number before it. A falling load would find in the cache what a higher
-// load left there, and an equal one would be measured twice.
-func (d *decoder) ascending(to *float64, path string, n ast.Node, low, high float64, before []float64) {
-	known := len(d.found)
-	d.float(to, low, high)(path, n)
-	if last := len(before) - 1; len(d.found) == known && last >= 0 && *to <= before[last] {
-		d.fail(n, "%s is %g, and the number before it is %g; write each number once, in rising order", path, *to, before[last])
-	}
-}
-
-func (d *decoder) warmUp(w *WarmUp, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"requests": d.integer(&w.Requests, 0, maxRequests),
-		"rate":     d.float(&w.Rate, minRate, maxRate),
-		"cooldown": d.duration(&w.Cooldown, 0, "s"),
-	})
 }
 
 // checkSweep finds configs that clash with server.args or with the tuner's own flags, and loads that cannot be measured.

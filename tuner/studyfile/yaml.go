@@ -194,19 +194,20 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 type reader func(path string, n ast.Node)
 
 // mapping reads a mapping whose keys are known.
-func (d *decoder) mapping(path string, n ast.Node, readers map[string]reader) {
-	known := sortedKeys(readers)
-	for _, e := range d.entries(path, n) {
-		read, ok := readers[e.key]
-		if !ok {
+func (d *decoder) mapping(readers table) reader {
+	return func(path string, n ast.Node) {
+		known := sortedKeys(readers)
+		for _, e := range d.entries(path, n) {
+			if read := readers[e.key]; read != nil {
+				read(keyPath(path, e.key), e.value)
+				continue
+			}
 			remedy := space.DidYouMean(e.key, known)
 			if path == "" && space.Nearest(e.key, known) == "" {
 				remedy = "`tuner init` writes a file with every key"
 			}
 			d.fail(e.at, "unknown key %q%s; %s", e.key, under(path), remedy)
-			continue
 		}
-		read(keyPath(path, e.key), e.value)
 	}
 }
 
