@@ -72,8 +72,8 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err := p.CheckNeeds(ctx, say); err != nil {
 		return err
 	}
-	if longest := p.Source.Longest(); longest > 0 && file.MaxModelLen() > 0 {
-		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, file.MaxModelLen())
+	if longest, limit := p.Source.Longest(), studyfile.MaxModelLen(file.Server.Args); longest > 0 && limit > 0 {
+		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, limit)
 	}
 	begun, err := p.Begin(version)
 	if err != nil {

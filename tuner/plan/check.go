@@ -115,7 +115,7 @@ func (p *Plan) checkLegal() error {
 // checkLongest refuses a model length, fixed or searched, that is shorter than the workload's longest request.
 func (p *Plan) checkLongest() error {
 	const flag = "max-model-len"
-	longest, shortest := p.Source.Longest(), p.File.MaxModelLen()
+	longest, shortest := p.Source.Longest(), studyfile.MaxModelLen(p.File.Server.Args)
 	remedy := "raise it in server.args"
 	if searched := p.Space.Parameter(flag); searched != nil {
 		remedy = "search only longer ones"

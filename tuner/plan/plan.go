@@ -90,7 +90,7 @@ func (p *Plan) openSearch() (err error) {
 	if p.Space, err = file.Space(); err != nil {
 		return err
 	}
-	if p.Current, _, err = file.CurrentPoint(); err != nil {
+	if p.Current, err = file.CurrentPoint(); err != nil {
 		return err
 	}
 	if p.Sampler, err = sampler.New(file.Sampler.Name, p.Space, file.Sampler.Seed, file.Budget.Trials); err != nil {

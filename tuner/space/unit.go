@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // significantDigits is the precision of a Float without a step. No flag of vLLM needs more.
@@ -11,16 +12,11 @@ const significantDigits = 6
 
 // Sample maps the unit cube to a point: one u in [0, 1] for each parameter, in order. Every legal value of a parameter,
 // both ends included, has an equal part of [0, 1]; on a logarithmic scale parts are equal in the logarithm.
-// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does.
-// A missing u or NaN counts as 0.5.
+// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does. NaN counts as 0.5.
 func (s *Space) Sample(u []float64) Point {
 	p := make(Point, len(s.parameters))
 	for i := range s.parameters {
-		at := 0.5
-		if i < len(u) {
-			at = u[i]
-		}
-		p[s.parameters[i].Name] = s.parameters[i].at(at)
+		p[s.parameters[i].Name] = s.parameters[i].at(u[i])
 	}
 	for _, i := range s.order {
 		if !s.active(i, p) {
@@ -193,11 +189,6 @@ func formatNumber(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64)
 
 // decimals returns how many decimal places a number has.
 func decimals(v float64) int {
-	text := formatNumber(v)
-	for i := range len(text) {
-		if text[i] == '.' {
-			return len(text) - i - 1
-		}
-	}
-	return 0
+	_, places, _ := strings.Cut(formatNumber(v), ".")
+	return len(places)
 }

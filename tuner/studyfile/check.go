@@ -195,7 +195,7 @@ func (d *decoder) checkSpeculation(f *File) {
 // argOf returns the value of a flag in server.args, or else in server.current.
 func argOf(f *File, name string) (string, bool) {
 	for _, args := range [][]string{f.Server.Args, f.Server.Current} {
-		if value, ok := flagValues(args)[name]; ok {
+		if value, ok := FlagValues(args)[name]; ok {
 			return value, true
 		}
 	}
@@ -212,19 +212,17 @@ func (d *decoder) checkSpace(f *File) {
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.New(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
-	for _, e := range joinedErrors(err) {
-		definition, ok := errors.AsType[*space.DefinitionError](e)
+	s, err := space.New(parameters, f.Constraints, f.Speculative, FlagValues(f.Server.Args))
+	mistakes, _ := errors.AsType[space.DefinitionErrors](err)
+	for _, e := range mistakes {
 		switch {
-		case !ok:
-			d.failAt("parameters", "%v", e)
-		case d.unread(definition.Parameter):
-		case definition.Parameter == "":
-			d.failAt(itemPath("constraints", definition.Constraint), "constraint: %s", definition.What)
-		case definition.When:
-			d.failAt("parameters."+definition.Parameter+".when", "%s: when: %s", definition.Parameter, definition.What)
+		case d.unread(e.Parameter):
+		case e.Parameter == "":
+			d.failAt(itemPath("constraints", e.Constraint), "constraint: %s", e.What)
+		case e.When:
+			d.failAt("parameters."+e.Parameter+".when", "%s: when: %s", e.Parameter, e.What)
 		default:
-			d.failAtKey("parameters."+definition.Parameter, "%s: %s", definition.Parameter, definition.What)
+			d.failAtKey("parameters."+e.Parameter, "%s: %s", e.Parameter, e.What)
 		}
 	}
 	if sound && err == nil {
@@ -244,7 +242,7 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	if err != nil {
 		return // checkArgs has added the error
 	}
-	given := flagValues(f.Server.Args)
+	given := FlagValues(f.Server.Args)
 	for i, flag := range flags {
 		end := len(f.Server.Current)
 		if i+1 < len(flags) {
@@ -257,15 +255,4 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 			d.failAt(at, "server.current: %v", err)
 		}
 	}
-}
-
-// joinedErrors returns the errors that err joins, or err alone when it joins none.
-func joinedErrors(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
-	}
-	if err == nil {
-		return nil
-	}
-	return []error{err}
 }

@@ -20,11 +20,11 @@ import (
 
 // Space returns the searched flags. Constraints may also name flags in server.args.
 func (f *File) Space() (*space.Space, error) {
-	return space.New(f.Parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
+	return space.New(f.Parameters, f.Constraints, f.Speculative, FlagValues(f.Server.Args))
 }
 
-// flagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".
-func flagValues(args []string) map[string]string {
+// FlagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".
+func FlagValues(args []string) map[string]string {
 	flags, err := space.Flags(args)
 	if err != nil {
 		return nil // checkArgs has added the error
@@ -45,7 +45,7 @@ func flagValues(args []string) map[string]string {
 }
 
 // FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
-func (f *File) FixedArg(name string) string { return flagValues(f.Server.Args)[name] }
+func (f *File) FixedArg(name string) string { return FlagValues(f.Server.Args)[name] }
 
 // SLO returns the limits on latencies and on failed requests.
 func (f *File) SLO() slo.SLO {
@@ -84,20 +84,17 @@ func vocabSize(model string) int {
 	return max(config.VocabSize, config.TextConfig.VocabSize, 0)
 }
 
-// CurrentPoint returns server.current as a point, and whether the file has it.
-func (f *File) CurrentPoint() (space.Point, bool, error) {
-	if f.Server.Current == nil {
-		return nil, false, nil
-	}
+// CurrentPoint returns server.current as a point, or nil when the file does not have it.
+func (f *File) CurrentPoint() (space.Point, error) {
 	s, err := f.Space()
-	if err != nil {
-		return nil, false, err
+	if err != nil || f.Server.Current == nil {
+		return nil, err
 	}
 	p, err := s.ParseArgs(f.Server.Current)
 	if err != nil {
-		return nil, false, fmt.Errorf("server.current: %w", err)
+		return nil, fmt.Errorf("server.current: %w", err)
 	}
-	return p, true, nil
+	return p, nil
 }
 
 // Protocol returns the cache protocol of the file. Without one it is primed for a finite workload and steady for an endless one.
@@ -219,9 +216,9 @@ func describeSpeculation(config map[string]any) string {
 	return string(text)
 }
 
-// MaxModelLen returns --max-model-len from server.args, or 0 when it is absent or no plain number.
-func (f *File) MaxModelLen() int {
-	n, err := strconv.Atoi(f.FixedArg("max-model-len"))
+// MaxModelLen returns --max-model-len in the args of a server, or 0 when it is absent or no plain number.
+func MaxModelLen(args []string) int {
+	n, err := strconv.Atoi(FlagValues(args)["max-model-len"])
 	if err != nil {
 		return 0
 	}

@@ -3,7 +3,6 @@ package studyfile
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -163,7 +162,7 @@ func (d *decoder) checkConfig(f *File, c Config) {
 	if err != nil {
 		return // checkFlags has added the error
 	}
-	given := flagValues(f.Server.Args)
+	given := FlagValues(f.Server.Args)
 	for _, flag := range flags {
 		if _, twice := given[flag.Base()]; twice {
 			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
@@ -174,26 +173,14 @@ func (d *decoder) checkConfig(f *File, c Config) {
 // ConfigArgs returns all args of a config's server after the model.
 func (f *File) ConfigArgs(c Config) []string { return slices.Concat(f.Server.Args, c.Args) }
 
-// ConfigFlags returns the flags of a config's own args with their values, by name without dashes. A switch is "true" or "false".
-func ConfigFlags(c Config) map[string]string { return flagValues(c.Args) }
-
-// MaxModelLenOf returns --max-model-len of a config's server, or 0 when it is absent or no plain number.
-func (f *File) MaxModelLenOf(c Config) int {
-	n, err := strconv.Atoi(flagValues(f.ConfigArgs(c))["max-model-len"])
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 // checkSweepSpeculation is checkSpeculation for the configs of a sweep.
 func (d *decoder) checkSweepSpeculation(f *File) {
 	if f.Sweep == nil || f.AllowMeaninglessSpeculation {
 		return
 	}
 	for _, c := range f.Sweep.Configs {
-		if _, ok := flagValues(c.Args)["speculative-config"]; ok {
-			format := flagValues(f.ConfigArgs(c))["load-format"]
+		if _, ok := FlagValues(c.Args)["speculative-config"]; ok {
+			format := FlagValues(f.ConfigArgs(c))["load-format"]
 			d.meaninglessSpeculation("sweep.configs."+c.Name+".args", format == "dummy", f.Workload.Kind)
 		}
 	}
