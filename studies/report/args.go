@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"time"
 
@@ -67,7 +66,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 func flagLines(args []string) []string {
 	var all []string
 	for _, arg := range args {
-		if word := space.ShellWord(arg); isFlag(arg) || len(all) == 0 {
+		if word := space.ShellWord(arg); space.IsFlag(arg) || len(all) == 0 {
 			all = append(all, word)
 		} else {
 			all[len(all)-1] += " " + word
@@ -75,9 +74,5 @@ func flagLines(args []string) []string {
 	}
 	return all
 }
-
-var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // -1 is a value, not a flag
-
-func isFlag(arg string) bool { return flagRule.MatchString(arg) }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

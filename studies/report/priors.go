@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/studies"
 )
@@ -73,9 +75,13 @@ func (s priorSource) String() string {
 
 // PriorTable lists at most limit priors, the best first.
 func PriorTable(trials []studies.Trial, limit int) string {
-	sorted := slices.SortedStableFunc(slices.Values(trials), func(a, b studies.Trial) int {
-		return cmp.Or(compareMet(a, b), cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate))
-	})
+	met, unmet := lo.FilterReject(trials, func(t studies.Trial, _ int) bool { return t.Met() })
+	for _, some := range [][]studies.Trial{met, unmet} {
+		slices.SortStableFunc(some, func(a, b studies.Trial) int {
+			return cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate)
+		})
+	}
+	sorted := slices.Concat(met, unmet)
 	var l lines
 	for _, t := range sorted[:min(limit, len(sorted))] {
 		head := fmt.Sprintf("  %7s req/s  %-14s  ", shortCapacity(t), render.Clip(resultText(t), 14))
@@ -85,15 +91,4 @@ func PriorTable(trials []studies.Trial, limit int) string {
 		l.Line("  and %d more", more)
 	}
 	return l.String()
-}
-
-// compareMet orders trials that met the SLO first.
-func compareMet(a, b studies.Trial) int {
-	switch {
-	case a.Met() && !b.Met():
-		return -1
-	case b.Met() && !a.Met():
-		return 1
-	}
-	return 0
 }

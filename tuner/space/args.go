@@ -73,8 +73,10 @@ func (f Flag) Base() string {
 	return strings.TrimPrefix(name, "no-")
 }
 
-// flagWord matches a word that is a flag. A value such as -1 is not.
 var flagWord = regexp.MustCompile(`^--?[A-Za-z]`)
+
+// IsFlag reports whether a word of args is a flag. A value such as -1 is not.
+func IsFlag(word string) bool { return flagWord.MatchString(word) }
 
 // Flags splits args into flags: --name value, --name=value, --name, and --name a b c. A word before the first flag is an
 // error.
@@ -82,7 +84,7 @@ func Flags(args []string) ([]Flag, error) {
 	var flags []Flag
 	for i, word := range args {
 		switch {
-		case flagWord.MatchString(word):
+		case IsFlag(word):
 			name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
 			f := Flag{Name: dashedName(name), Index: i}
 			if hasValue {
