@@ -118,16 +118,36 @@ func open(t *testing.T, dir string) *studies.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return store
 }
 
-// answers returns the trials of a study without their times, which differ between two runs.
-func answers(t *testing.T, store *studies.Store) []studies.Trial {
+// mustRun runs a study to its end.
+func mustRun(t *testing.T, s *Study) {
+	t.Helper()
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stored returns the study that is stored.
+func stored(t *testing.T, store *studies.Store) studies.Study {
 	t.Helper()
 	s, err := store.Study()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// answers returns the trials of a study without their times, which differ between two runs.
+func answers(t *testing.T, store *studies.Store) []studies.Trial {
+	t.Helper()
+	s := stored(t, store)
 	for i := range s.Trials {
 		s.Trials[i].Began, s.Trials[i].Ended = time.Time{}, time.Time{}
 	}
@@ -136,7 +156,6 @@ func answers(t *testing.T, store *studies.Store) []studies.Trial {
 
 func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	var kinds []EventKind
 	s := study(t, store, trial.Primed, 6)
 	s.Observe = func(e Event) { kinds = append(kinds, e.Kind) }
@@ -177,14 +196,11 @@ func (c *countedSource) Request(stream workload.Stream, i int) *workload.Request
 // The long run of a workload takes 128,000 requests and is the same for every trial.
 func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	const trials = 3
 	s := coarse(study(t, store, trial.Primed, trials))
 	source := &countedSource{Source: s.Runner.Source}
 	s.Runner.Source, s.Runner.LongRun = source, nil
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	if got := len(answers(t, store)); got != trials || source.builds != 1 {
 		t.Errorf("%d trials built the long run %d times, want %d trials and one build", got, source.builds, trials)
 	}
@@ -206,11 +222,8 @@ func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 func resumesAfterKills(t *testing.T, every int) {
 	t.Helper()
 	whole := open(t, t.TempDir())
-	defer whole.Close()
 	counting := &killer{Store: whole}
-	if _, err := study(t, counting, trial.Reset, 3).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, study(t, counting, trial.Reset, 3))
 	want := answers(t, whole)
 	for at := 1; at <= counting.writes; at++ {
 		if at%every != 0 && at != 1 && at != counting.writes {
@@ -291,7 +304,6 @@ func TestRunEnds(t *testing.T) {
 		if n := len(answers(t, store)); n != row.trials {
 			t.Errorf("%s: %d trials were begun, want %d", row.name, n, row.trials)
 		}
-		store.Close()
 	}
 }
 
@@ -309,15 +321,12 @@ func flaky(s *Study, class serverctl.Class, n int) {
 // A study that gave up goes on after the repair, and measures the default that it had lost.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	s := coarse(study(t, store, trial.Primed, 6))
 	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
-	if _, err := coarse(study(t, store, trial.Primed, 6)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 6)))
 	got := answers(t, store)
 	for i, want := range []studies.Origin{studies.Default, studies.Default, studies.Default, studies.Default, studies.Current, studies.Sampled} {
 		if got[i].Origin != want {
@@ -343,14 +352,11 @@ func TestAHangGetsASecondChance(t *testing.T) {
 		store := open(t, t.TempDir())
 		s := coarse(study(t, store, trial.Primed, 1))
 		flaky(s, row.class, row.hangs)
-		if _, err := s.Run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		mustRun(t, s)
 		r := answers(t, store)[0].Result
 		if r.Outcome != row.want || r.GPUTime < time.Duration(row.hangs)*time.Minute {
 			t.Errorf("%s: %s with %s of GPU time, want %s", row.name, r.Outcome, r.GPUTime, row.want)
 		}
-		store.Close()
 	}
 }
 
@@ -380,7 +386,6 @@ func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop)
 // Both servers of a trial cost GPU time. Each probe is measured and counted once.
 func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	s := study(t, store, trial.Reset, 1)
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -391,9 +396,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		h := &hanging{Server: server, Load: load, exited: make(chan struct{})}
 		return h, h, nil
 	}
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	got := answers(t, store)[0]
 	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
 	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
@@ -418,10 +421,7 @@ func (v versioned) Facts() serverctl.Facts {
 
 func TestAnotherServerVersionIsDrift(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
-	if _, err := coarse(study(t, store, trial.Primed, 2)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 2)))
 	s := upgrade(coarse(study(t, store, trial.Primed, 4)))
 	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
 		t.Errorf("Run = %v, want the change of version", err)
@@ -430,10 +430,7 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Errorf("with the drift accepted Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	// The default is measured again after the first trial on the new version.
 	if worlds := got.Worlds(); len(worlds) != 2 || len(worlds[0]) != 2 || len(worlds[1]) != 2 || worlds[1][1].Origin != studies.Default {
 		t.Errorf("there are %d worlds, the first of %d trials; want two trials in each, the default in both", len(worlds), len(worlds[0]))
@@ -460,19 +457,13 @@ func (s *stopped) Record(n int, p trial.Probe) error {
 // Probes on two versions make no capacity: a trial that is half done on one version is given up on another.
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed", err)
 	}
 	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
+	got := stored(t, store)
 	half := got.Trials[2]
 	if half.State != studies.Done || half.Result.Outcome != trial.Unknown || len(half.Probes) != 1 || half.Result.GPUTime != half.Probes[0].GPUTime ||
 		!strings.Contains(half.Result.Evidence, "the world changed before the trial was finished: server version: ") {
@@ -501,7 +492,6 @@ func withVersion(s *Study, version string) *Study {
 // version. An accepted change is neither asked for again nor stored again.
 func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	run := func(at int, accept bool, how func(*Study) *Study) error {
 		t.Helper()
 		s := how(coarse(study(t, &stopped{store, at}, trial.Primed, 4)))
@@ -530,10 +520,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	if err := run(-1, false, upgrade); err != nil {
 		t.Errorf("on the server that was accepted Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	drifts := 0
 	for _, e := range got.Events {
 		if e.Kind == studies.Drift {
@@ -562,7 +549,6 @@ func (b *begun) Served(n int, version string, change studies.Change) error {
 // tells no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	same := func(s *Study) *Study { return s }
 	for _, how := range []func(*Study) *Study{same, upgrade} {
 		s := how(coarse(study(t, &begun{store, 1}, trial.Primed, 4)))
@@ -577,10 +563,7 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	if _, err := withVersion(coarse(study(t, store, trial.Primed, 4)), "").Run(t.Context()); err != nil {
 		t.Errorf("on a server that tells no version Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	if worlds := got.Worlds(); len(worlds) != 1 || len(got.Trials) != 4 {
 		t.Errorf("there are %d worlds of %d trials, want one of 4; the events are %+v", len(worlds), len(got.Trials), got.Events)
 	}
@@ -589,19 +572,11 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 // The first search in a changed world does not begin at a capacity of the old world.
 func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
-	if _, err := coarse(study(t, store, trial.Primed, 3)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 3)))
 	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
+	got := stored(t, store)
 	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // some points do not start
 	if first, anew := got.Trials[0].Probes[0].Rate, got.Trials[3+i].Probes[0].Rate; anew != first {
 		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)
