@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -23,18 +25,8 @@ func (s *Study) untriedPrior(study studies.Study) space.Point {
 }
 
 // sources returns the priors grouped by their source, in the order in which they were added.
-func sources(study studies.Study) (all [][]studies.Trial) {
-	index := map[string]int{}
-	for _, t := range study.Prior {
-		i, known := index[t.Source]
-		if !known {
-			i = len(all)
-			index[t.Source] = i
-			all = append(all, nil)
-		}
-		all[i] = append(all[i], t)
-	}
-	return all
+func sources(study studies.Study) [][]studies.Trial {
+	return lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source })
 }
 
 // highest returns the trial with the highest capacity, the first one of equals. ok is false where none met the SLO.

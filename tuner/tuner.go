@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
@@ -313,11 +315,8 @@ func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 }
 
 // gpuTime is the GPU time of probes.
-func gpuTime(probes []trial.Probe) (sum time.Duration) {
-	for _, p := range probes {
-		sum += p.GPUTime
-	}
-	return sum
+func gpuTime(probes []trial.Probe) time.Duration {
+	return lo.SumBy(probes, func(p trial.Probe) time.Duration { return p.GPUTime })
 }
 
 // runOnServer measures a trial on one server.
@@ -349,14 +348,14 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 	}
 	before := *t
 	if len(t.Probes) == 0 || t.Version == "" {
-		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
+		last, _, found := lo.FindLastIndexOf(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
 		switch {
-		case i < 0 || study.Trials[i].Version == version && t.Version == "":
+		case !found || last.Version == version && t.Version == "":
 			return s.serve(t, version, studies.Change{})
-		case study.Trials[i].Version == version: // the user went back from an accepted version before anything was measured on it
+		case last.Version == version: // the user went back from an accepted version before anything was measured on it
 			return s.serve(t, version, studies.VersionChange(*t, version))
 		}
-		before = study.Trials[i]
+		before = last
 	}
 	change := studies.VersionChange(before, version)
 	switch {
@@ -381,15 +380,6 @@ type changedError struct{ change studies.Change }
 
 func (e *changedError) Error() string {
 	return "the world changed before the trial was finished: " + e.change.String()
-}
-
-func lastIndex(trials []studies.Trial, is func(studies.Trial) bool) int {
-	for i, t := range slices.Backward(trials) {
-		if is(t) {
-			return i
-		}
-	}
-	return -1
 }
 
 func (s *Study) observe(e Event) {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -123,10 +125,7 @@ func figuresOf(p trial.Probe) []figure {
 }
 
 func notAWord[T ~string](what string, is T, known []T) string {
-	all := make([]string, len(known))
-	for i, word := range known {
-		all[i] = string(word)
-	}
+	all := lo.Map(known, func(word T, _ int) string { return string(word) })
 	return fmt.Sprintf("its %s is %.40q, but must be one of %s; correct it where it was written", what, string(is), strings.Join(all, ", "))
 }
 

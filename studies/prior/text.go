@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/studies/report"
 	"vllmtuner/tuner/space"
@@ -17,7 +19,7 @@ func (s *Source) Text() string {
 	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
 	t.WriteString(report.PriorTable(s.Taken, maxRows))
 	for _, r := range reasons(s.Left) {
-		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.from, r.why), "    ")
+		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.From, r.Why), "    ")
 	}
 	for _, note := range s.Notes {
 		t.Paragraph("  note: "+note, "    ")
@@ -25,30 +27,17 @@ func (s *Source) Text() string {
 	return t.String()
 }
 
-// A reason says why n things of a source were left out.
-type reason struct {
-	from, why string
-	n         int
-}
-
 // reasons groups by reason what was left out.
-func reasons(left []Left) (all []reason) {
-	index := map[string]int{}
-	for _, l := range left {
-		if i, known := index[l.Why]; known {
-			all[i].n++
-			continue
+func reasons(left []Left) (all []Left) {
+	for _, group := range lo.PartitionBy(left, func(l Left) string { return l.Why }) {
+		first := group[0]
+		if more := len(group) - 1; more > 0 {
+			first.From += fmt.Sprintf(" and %d more", more)
 		}
-		index[l.Why] = len(all)
-		all = append(all, reason{l.From, l.Why, 1})
-	}
-	for i := range all {
-		if all[i].n > 1 {
-			all[i].from += fmt.Sprintf(" and %d more", all[i].n-1)
-		}
+		all = append(all, first)
 	}
 	if more := len(all) - maxRows; more > 0 {
-		all = append(all[:maxRows], reason{from: fmt.Sprintf("%d more", more), why: "for other reasons"})
+		all = append(all[:maxRows], Left{fmt.Sprintf("%d more", more), "for other reasons"})
 	}
 	return all
 }
@@ -63,10 +52,7 @@ func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
 		case !ok || name == "" || value == "":
 			return nil, fmt.Errorf("%s: write it as --set max-num-seqs=128", pair)
 		case s.Parameter(name) == nil:
-			var names []string
-			for _, p := range s.Parameters() {
-				names = append(names, p.Name)
-			}
+			names := lo.Map(s.Parameters(), func(p space.Parameter, _ int) string { return p.Name })
 			return nil, fmt.Errorf("%s: this study does not search %s; %s", pair, name, space.DidYouMean(name, names))
 		}
 		flags[name] = value

@@ -23,29 +23,23 @@ type priorSource struct {
 
 // priorSources returns the sources in the order in which they were added.
 func priorSources(study studies.Study) (all []priorSource) {
-	points := map[string]string{} // the point of each source's best prior
-	index := map[string]int{}
-	for _, t := range study.Prior {
-		i, known := index[t.Source]
-		if !known {
-			i = len(all)
-			index[t.Source] = i
-			all = append(all, priorSource{Source: t.Source})
+	for _, priors := range lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source }) {
+		s := priorSource{Source: priors[0].Source, Trials: len(priors)}
+		point := "" // of the best prior
+		for _, t := range priors {
+			if rate := t.Result.Capacity.Rate; t.Met() && rate > s.Best {
+				s.Best, point = rate, t.Point.String()
+			}
 		}
-		all[i].Trials++
-		if rate := t.Result.Capacity.Rate; t.Met() && rate > all[i].Best {
-			all[i].Best, points[t.Source] = rate, t.Point.String()
-		}
-	}
-	for i := range all {
 		for _, t := range study.Trials {
-			if all[i].Best > 0 && measured(t) && t.Point.String() == points[all[i].Source] {
-				all[i].Trial = new(t.Number)
+			if s.Best > 0 && measured(t) && t.Point.String() == point {
+				s.Trial = new(t.Number)
 				if t.Met() { // else it has no capacity
-					all[i].Here = t.Result.Capacity.Rate
+					s.Here = t.Result.Capacity.Rate
 				}
 			}
 		}
+		all = append(all, s)
 	}
 	return all
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
@@ -209,13 +211,7 @@ func pointText(p space.Point, short map[string]string) string {
 
 // searched returns the flags that the trials set.
 func searched(trials []studies.Trial) []string {
-	names := map[string]bool{}
-	for _, t := range trials {
-		for name := range t.Point {
-			names[name] = true
-		}
-	}
-	return slices.Collect(maps.Keys(names))
+	return lo.Uniq(lo.FlatMap(trials, func(t studies.Trial, _ int) []string { return lo.Keys(t.Point) }))
 }
 
 // TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of its flags; mark

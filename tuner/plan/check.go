@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench/workload"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
@@ -179,7 +181,9 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	if err := serverctl.CheckFlags(accepted, args); err != nil {
 		return inputf("%s: %w", p.File.Path, err)
 	}
-	say("server", "%s knows all %d flags of the study (of its %d)", command, countFlags(args), len(accepted))
+	flags, _ := space.Flags(args) // studyfile has read them before
+	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
+	say("server", "%s knows all %d flags of the study (of its %d)", command, len(own), len(accepted))
 	return nil
 }
 
@@ -200,15 +204,4 @@ func (p *Plan) samplePoints() []space.Point {
 		}
 	}
 	return append(points, p.Space.Sample(high))
-}
-
-func countFlags(args []string) int {
-	names := map[string]bool{}
-	for _, a := range args {
-		if name, ok := strings.CutPrefix(a, "--"); ok {
-			name, _, _ = strings.Cut(name, "=")
-			names[name] = true
-		}
-	}
-	return len(names)
 }
