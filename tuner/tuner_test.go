@@ -25,41 +25,55 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed at its n-th write: before the write, or after it and before the owner
-// knows.
+// A killer is a store whose owner is killed before or after a write. kill is asked about each.
 type killer struct {
 	*studies.Store
-	writes, at int
-	after      bool
+	kill func(write string, trial int, after bool) bool
 }
 
 var errKilled = errors.New("killed")
 
-func (k *killer) write(do func() error) error {
-	k.writes++
-	if k.writes == k.at && !k.after {
+func (k *killer) write(name string, trial int, do func() error) error {
+	if k.kill(name, trial, false) {
 		return errKilled
 	}
 	if err := do(); err != nil {
 		return err
 	}
-	if k.writes == k.at {
+	if k.kill(name, trial, true) {
 		return errKilled
 	}
 	return nil
 }
 
 func (k *killer) Begin(t studies.Trial) error {
-	return k.write(func() error { return k.Store.Begin(t) })
+	return k.write("begin", t.Number, func() error { return k.Store.Begin(t) })
 }
 func (k *killer) Record(n int, p trial.Probe) error {
-	return k.write(func() error { return k.Store.Record(n, p) })
+	return k.write("record", n, func() error { return k.Store.Record(n, p) })
 }
 func (k *killer) Served(n int, version string, change studies.Change) error {
-	return k.write(func() error { return k.Store.Served(n, version, change) })
+	return k.write("served", n, func() error { return k.Store.Served(n, version, change) })
 }
 func (k *killer) Finish(n int, r trial.Result) error {
-	return k.write(func() error { return k.Store.Finish(n, r) })
+	return k.write("finish", n, func() error { return k.Store.Finish(n, r) })
+}
+
+// killedAfter is a store whose owner is killed after a write of a trial.
+func killedAfter(store *studies.Store, write string, trial int) *killer {
+	return &killer{store, func(name string, n int, after bool) bool { return after && name == write && n == trial }}
+}
+
+// killedAt is a store whose owner is killed at its n-th write: before it, or after it and before the owner knows. It
+// counts the writes.
+func killedAt(store *studies.Store, n int, after bool) (k *killer, writes *int) {
+	writes = new(int)
+	return &killer{store, func(_ string, _ int, isAfter bool) bool {
+		if !isAfter {
+			*writes++
+		}
+		return *writes == n && isAfter == after
+	}}, writes
 }
 
 func smallSpace(t *testing.T) *space.Space {
@@ -222,20 +236,21 @@ func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 func resumesAfterKills(t *testing.T, every int) {
 	t.Helper()
 	whole := open(t, t.TempDir())
-	counting := &killer{Store: whole}
+	counting, writes := killedAt(whole, 0, false)
 	mustRun(t, study(t, counting, trial.Reset, 3))
 	want := answers(t, whole)
-	for at := 1; at <= counting.writes; at++ {
-		if at%every != 0 && at != 1 && at != counting.writes {
+	for at := 1; at <= *writes; at++ {
+		if at%every != 0 && at != 1 && at != *writes {
 			continue
 		}
 		for _, after := range []bool{false, true} {
-			if after && at < counting.writes { // the same is stored as before the next write
+			if after && at < *writes { // the same is stored as before the next write
 				continue
 			}
 			dir := filepath.Join(t.TempDir(), "study")
 			first := open(t, dir)
-			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
+			killed, _ := killedAt(first, at, after)
+			if _, err := study(t, killed, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
 				t.Fatalf("killed at write %d: Run = %v", at, err)
 			}
 			first.Close()
@@ -272,12 +287,8 @@ func countProbes(trials []studies.Trial) int {
 }
 
 func TestRunEnds(t *testing.T) {
-	crash := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"}
-	}
-	refuse := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
-	}
+	crash := always(serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"})
+	refuse := always(serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"})
 	closed := make(chan struct{})
 	close(closed)
 	for _, row := range []struct {
@@ -289,9 +300,9 @@ func TestRunEnds(t *testing.T) {
 		trials int
 	}{
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
-		{"nothing starts, whatever the flags are", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
-		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
-		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, maxInfeasible},
+		{"nothing starts, whatever the flags are", func(s *Study) { dying(s, forEver, crash) }, "", false, ErrNothingStarts, 3},
+		{"every point is refused", func(s *Study) { dying(s, forEver, refuse) }, "budget.trials is used up", false, nil, 4},
+		{"every point of many is refused", func(s *Study) { dying(s, forEver, refuse); s.Budget.Trials = 30 }, "", false, ErrNothingStarts, maxInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {
 		store := open(t, t.TempDir())
@@ -307,22 +318,16 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// flaky makes the first n starts of a study fail with a class. Later ones give the simulated server.
-func flaky(s *Study, class serverctl.Class, n int) {
-	good := s.Runner.Start
-	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
-		if n--; n >= 0 {
-			return nil, nil, &serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute}
-		}
-		return good(ctx, l)
-	}
+// notNow is a death that is not the fault of a point.
+func notNow(class serverctl.Class) func(int) *serverctl.ExitError {
+	return always(serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute})
 }
 
 // A study that gave up goes on after the repair, and measures the default that it had lost.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	s := coarse(study(t, store, trial.Primed, 6))
-	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
+	dying(s, 2*maxUnknown, notNow(serverctl.Infrastructure)) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
@@ -351,7 +356,7 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	} {
 		store := open(t, t.TempDir())
 		s := coarse(study(t, store, trial.Primed, 1))
-		flaky(s, row.class, row.hangs)
+		dying(s, row.hangs, notNow(row.class))
 		mustRun(t, s)
 		r := answers(t, store)[0].Result
 		if r.Outcome != row.want || r.GPUTime < time.Duration(row.hangs)*time.Minute {
@@ -441,23 +446,10 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	}
 }
 
-// stopped is a store whose owner is killed after it has stored the first probe of a trial.
-type stopped struct {
-	*studies.Store
-	trial int
-}
-
-func (s *stopped) Record(n int, p trial.Probe) error {
-	if err := s.Store.Record(n, p); err != nil || n != s.trial {
-		return err
-	}
-	return errKilled
-}
-
 // Probes on two versions make no capacity: a trial that is half done on one version is given up on another.
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
-	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, killedAfter(store, "record", 2), trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed", err)
 	}
 	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
@@ -494,7 +486,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
 	run := func(at int, accept bool, how func(*Study) *Study) error {
 		t.Helper()
-		s := how(coarse(study(t, &stopped{store, at}, trial.Primed, 4)))
+		s := how(coarse(study(t, killedAfter(store, "record", at), trial.Primed, 4)))
 		s.AcceptDrift = accept
 		_, err := s.Run(t.Context())
 		return err
@@ -532,32 +524,19 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	}
 }
 
-// begun is a store whose owner is killed after it has stored the version of a trial's server.
-type begun struct {
-	*studies.Store
-	trial int
-}
-
-func (b *begun) Served(n int, version string, change studies.Change) error {
-	if err := b.Store.Served(n, version, change); err != nil || n != b.trial {
-		return err
-	}
-	return errKilled
-}
-
 // Two things make no new world: a version on which nothing was measured before the user went back, and a server that
 // tells no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	same := func(s *Study) *Study { return s }
 	for _, how := range []func(*Study) *Study{same, upgrade} {
-		s := how(coarse(study(t, &begun{store, 1}, trial.Primed, 4)))
+		s := how(coarse(study(t, killedAfter(store, "served", 1), trial.Primed, 4)))
 		s.AcceptDrift = true
 		if _, err := s.Run(t.Context()); !errors.Is(err, errKilled) {
 			t.Fatalf("Run = %v, want it killed in trial 1", err)
 		}
 	}
-	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, killedAfter(store, "record", 2), trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("back on the first server Run = %v, want it killed in trial 2", err)
 	}
 	if _, err := withVersion(coarse(study(t, store, trial.Primed, 4)), "").Run(t.Context()); err != nil {

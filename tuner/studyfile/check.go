@@ -8,6 +8,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
@@ -24,7 +25,6 @@ func (d *decoder) check(f *File) {
 	d.checkArgs(f)
 	d.checkQuality(f)
 	d.checkSpeculation(f)
-	d.checkSweepSpeculation(f)
 	d.checkSweep(f)
 	d.checkSpace(f)
 	d.readDynamo(f)
@@ -169,37 +169,42 @@ func (d *decoder) checkQuality(f *File) {
 
 // checkSpeculation refuses to measure speculation on dummy weights or random tokens, where the share of accepted drafts means nothing.
 func (d *decoder) checkSpeculation(f *File) {
-	if f.AllowMeaninglessSpeculation && d.nodes["speculation.min_acceptance"] == nil {
-		f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
-	}
-	at, searched := "parameters."+space.SpeculativeTokens, false
-	for _, p := range f.Parameters {
-		searched = searched || p.Name == space.SpeculativeTokens
-	}
+	const parameter, flag = "parameters." + space.SpeculativeTokens, "speculative-config"
+	searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
 	if !searched && f.Speculative != nil {
 		d.failAtKey("speculative_config", "speculative_config has no effect; search num-speculative-tokens: [0, 1, 2, 3] under parameters, or remove it")
 	}
-	if !searched {
-		at = "server.args"
-		if _, ok := argOf(f, "speculative-config"); !ok {
-			return
-		}
-	}
 	if f.AllowMeaninglessSpeculation {
+		if d.nodes["speculation.min_acceptance"] == nil {
+			f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
+		}
 		return
 	}
-	format, _ := argOf(f, "load-format")
-	d.meaninglessSpeculation(at, format == "dummy", f.Workload.Kind)
-}
-
-// argOf returns the value of a flag in server.args, or else in server.current.
-func argOf(f *File, name string) (string, bool) {
-	for _, args := range [][]string{f.Server.Args, f.Server.Current} {
-		if value, ok := FlagValues(args)[name]; ok {
-			return value, true
+	flags := FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // of equal flags the last counts
+	if searched {
+		d.meaninglessSpeculation(f, parameter, flags)
+	} else if _, fixed := flags[flag]; fixed {
+		d.meaninglessSpeculation(f, "server.args", flags)
+	}
+	if f.Sweep == nil {
+		return
+	}
+	for _, c := range f.Sweep.Configs {
+		if _, own := FlagValues(c.Args)[flag]; own {
+			d.meaninglessSpeculation(f, "sweep.configs."+c.Name+".args", FlagValues(f.ConfigArgs(c)))
 		}
 	}
-	return "", false
+}
+
+// meaninglessSpeculation refuses speculation on dummy weights and on random tokens. flags are the server's, by name.
+func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]string) {
+	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
+	if flags["load-format"] == "dummy" {
+		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
+	}
+	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
+		d.failAtKey(at, "workload %s has random tokens, of which no draft is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
+	}
 }
 
 // checkSpace finds mistakes in the parameters, their conditions, the constraints and server.current.

@@ -7,7 +7,6 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -172,27 +171,3 @@ func (d *decoder) checkConfig(f *File, c Config) {
 
 // ConfigArgs returns all args of a config's server after the model.
 func (f *File) ConfigArgs(c Config) []string { return slices.Concat(f.Server.Args, c.Args) }
-
-// checkSweepSpeculation is checkSpeculation for the configs of a sweep.
-func (d *decoder) checkSweepSpeculation(f *File) {
-	if f.Sweep == nil || f.AllowMeaninglessSpeculation {
-		return
-	}
-	for _, c := range f.Sweep.Configs {
-		if _, ok := FlagValues(c.Args)["speculative-config"]; ok {
-			format := FlagValues(f.ConfigArgs(c))["load-format"]
-			d.meaninglessSpeculation("sweep.configs."+c.Name+".args", format == "dummy", f.Workload.Kind)
-		}
-	}
-}
-
-// meaninglessSpeculation refuses speculation on dummy weights and on random tokens.
-func (d *decoder) meaninglessSpeculation(at string, dummy bool, kind string) {
-	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
-	if dummy {
-		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
-	}
-	if slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "workload %s has random tokens, of which no draft is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
-	}
-}
