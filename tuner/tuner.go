@@ -139,51 +139,30 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	if err := s.generator.tooLate(); err != nil {
 		return End{}, err
 	}
-	done := tallyOf(study.Trials)
-	n := len(study.Trials)
+	finished := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
+	infeasible := lo.CountBy(finished, func(t studies.Trial) bool { return t.Result.Outcome == trial.Infeasible })
+	spent := lo.SumBy(finished, func(t studies.Trial) time.Duration { return t.Result.GPUTime })
+	n, done := len(study.Trials), len(finished)
 	switch {
-	case done.halfDone: // its trial is finished, whatever the budget says
+	case slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done }): // its trial is finished, whatever the budget says
 		return End{}, nil
 	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // every Run tries that many: the points may have been the cause
 		return End{}, diedAlike(study)
 	case s.unknownInRow >= maxUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed, and not by their flags", s.unknownInRow)
-	case done.finished >= maxInfeasible && done.infeasible == done.finished && done.finished < s.Budget.Trials:
-		return End{}, nothingStarts(study, "none of the first %d points is feasible", done.finished)
-	case done.finished >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
+	case done >= maxInfeasible && infeasible == done && done < s.Budget.Trials:
+		return End{}, nothingStarts(study, "none of the first %d points is feasible", done)
+	case done >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
 		return End{}, diedAlike(study)
-	case done.finished >= s.Budget.Trials && done.finished > 0 && len(study.Present().Trials) == 0:
+	case done >= s.Budget.Trials && done > 0 && len(study.Present().Trials) == 0:
 		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
-	case done.finished >= s.Budget.Trials:
+	case done >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
-	case s.Budget.GPUTime > 0 && done.gpuTime >= s.Budget.GPUTime:
-		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done.finished, "trial"))
+	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
+		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done, "trial"))
 		return End{Why: why, Spent: true}, nil
 	}
 	return End{}, nil
-}
-
-// A tally counts the trials that count.
-type tally struct {
-	finished, infeasible int
-	gpuTime              time.Duration
-	halfDone             bool // a trial is not finished
-}
-
-func tallyOf(trials []studies.Trial) (sum tally) {
-	for _, t := range trials {
-		switch {
-		case t.State != studies.Done:
-			sum.halfDone = true
-		case t.Counts():
-			sum.finished++
-			sum.gpuTime += t.Result.GPUTime
-			if t.Result.Outcome == trial.Infeasible {
-				sum.infeasible++
-			}
-		}
-	}
-	return sum
 }
 
 func nothingStarts(study studies.Study, format string, args ...any) error {

@@ -629,3 +629,37 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 		}
 	}
 }
+
+// A study may seem to be stored in the future, because the clock of another host is ahead.
+func TestAnAgeIsNeverNegative(t *testing.T) {
+	list := List{Studies: []Entry{{Name: "s", Updated: time.Now().Add(time.Hour)}}}
+	if text := list.Text(80); !strings.Contains(text, " 0 s ago") {
+		t.Errorf("want 0 s ago in\n%s", text)
+	}
+}
+
+func TestBestReportsThePrefixCache(t *testing.T) {
+	probe := func(rate, hits float64, pass bool) trial.Probe {
+		return trial.Probe{Rate: rate, HitRate: hits, Verdict: slo.Verdict{Pass: pass}}
+	}
+	for _, row := range []struct {
+		world  string
+		probes []trial.Probe
+		want   string
+	}{
+		{"protocol reset, prime rate 0 req/s", []trial.Probe{probe(1, 0.2, true), probe(2, 0.431, true), probe(4, 0.9, false)},
+			"cache     emptied before each probe; at 2 req/s it held 43 % of the prompt\n          tokens\n"},
+		{"protocol of the workload, prime rate 0 req/s", []trial.Probe{probe(2.618, 0, true)},
+			"cache     carried from probe to probe; at 2.62 req/s it held none of the prompt\n          tokens\n"},
+		{"protocol steady, prime rate 1 req/s", []trial.Probe{probe(2, -1, true)},
+			"cache     carried from probe to probe; the server does not report its hit rate\n"},
+		{"protocol primed, prime rate 1 req/s", nil, "cache     carried from probe to probe\n"},
+		{"", []trial.Probe{probe(2, 0.5, true)}, ""},
+	} {
+		var l lines
+		l.cached(studies.Study{World: map[string]string{"cache": row.world}}, studies.Trial{Probes: row.probes})
+		if got := l.String(); got != row.want {
+			t.Errorf("%q: cached = %q, want %q", row.world, got, row.want)
+		}
+	}
+}

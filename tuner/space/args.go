@@ -277,3 +277,13 @@ func encode(v any) (string, error) {
 	}
 	return strings.TrimSuffix(out.String(), "\n"), nil
 }
+
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// ShellWord quotes a word if a POSIX shell would not read it as it is.
+func ShellWord(word string) string {
+	if safeWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}

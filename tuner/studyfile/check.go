@@ -118,6 +118,27 @@ func (d *decoder) checkEnough(f *File) {
 		limit, least, n, least)
 }
 
+// checkLoad refuses a driver that the study cannot use, and fills in the default command.
+func (d *decoder) checkLoad(f *File) {
+	l := &f.Load
+	given := d.nodes["load.command"] != nil
+	if l.Driver != VLLMBench {
+		if given && slices.Contains(drivers, l.Driver) {
+			d.failAtKey("load.command", "load.command has no effect on driver %s; remove it, or write driver: %s", l.Driver, VLLMBench)
+		}
+		return
+	}
+	switch {
+	case f.Server.Simulate != "":
+		d.failAt("load.driver", "driver %s needs a server that speaks HTTP, and %s runs in virtual time; write driver: %s", VLLMBench, f.Server.Simulate, TunerBench)
+	case given && (len(l.Command) == 0 || l.Command[0] == ""):
+		d.failAt("load.command", "load.command is empty; write [vllm, bench, serve]")
+	}
+	if !given {
+		l.Command = []string{"vllm", "bench", "serve"}
+	}
+}
+
 // tunerFlags are the flags that the tuner sets itself, each with what the user does instead.
 var tunerFlags = map[string]string{
 	"model": "the key model sets it; remove it here",

@@ -3,6 +3,7 @@
 package studyfile
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -74,6 +75,24 @@ type Server struct {
 
 // NoGPU is the value of Server.GPU that turns GPU readings off.
 const NoGPU = "none"
+
+// Load says which program sends the requests.
+type Load struct {
+	Driver  string   // TunerBench or VLLMBench
+	Command []string // command of VLLMBench; the tuner appends the options
+
+	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson, below it is burstier, above it smoother. 0 means 1.
+	Burstiness float64
+}
+
+// The drivers of a Load.
+const (
+	TunerBench = "tuner"      // the tuner itself, as `tuner bench` does
+	VLLMBench  = "vllm-bench" // `vllm bench serve`, whose latencies count from the POST
+)
+
+// drivers are the legal values of Load.Driver.
+var drivers = []string{TunerBench, VLLMBench}
 
 // Sampler says which sampler chooses the points.
 type Sampler struct {
@@ -147,6 +166,12 @@ func defaults() *File {
 		Advice: Advice{Margin: trial.DefaultMargin},
 	}
 }
+
+//go:embed template.yaml
+var template string
+
+// Template returns the commented study file that `tuner init` prints: a 70B model on one H200.
+func Template() string { return template }
 
 // Read reads a study file. The error wraps ErrUnreadable, or is an *Error with the problems of a file that could be read.
 func Read(path string) (*File, error) {

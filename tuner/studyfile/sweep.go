@@ -104,6 +104,10 @@ func (d *decoder) checkSweep(f *File) {
 		return
 	}
 	rates, streams := d.nodes["sweep.rates"] != nil, d.nodes["sweep.concurrencies"] != nil
+	key := "sweep.rates"
+	if streams {
+		key = "sweep.concurrencies"
+	}
 	switch {
 	case len(s.Configs) == 0 && d.nodes["sweep.configs"] == nil:
 		d.failAtKey("sweep", "sweep has no configs; add configs: {default: {}, seqs128: {args: [--max-num-seqs, \"128\"]}}")
@@ -118,9 +122,9 @@ func (d *decoder) checkSweep(f *File) {
 	case !rates && !streams:
 		d.failAtKey("sweep", "sweep has no loads; add rates: [0.5, 1, 2], or concurrencies: [1, 2, 4]")
 	case rates && len(s.Rates) == 0, streams && len(s.Concurrencies) == 0:
-		d.failAtKey(loadsKey(streams), "%s is empty; write numbers in rising order", loadsKey(streams))
+		d.failAtKey(key, "%s is empty; write numbers in rising order", key)
 	case len(s.Rates)+len(s.Concurrencies) > maxLoads:
-		d.failAtKey(loadsKey(streams), "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", loadsKey(streams), maxLoads)
+		d.failAtKey(key, "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", key, maxLoads)
 	}
 	if streams && f.Load.Driver == VLLMBench {
 		d.failAtKey("sweep.concurrencies", "driver %s cannot hold a concurrency; write driver: %s, or rates", VLLMBench, TunerBench)
@@ -143,13 +147,6 @@ func (d *decoder) checkSweep(f *File) {
 	for _, c := range s.Configs {
 		d.checkConfig(f, c)
 	}
-}
-
-func loadsKey(streams bool) string {
-	if streams {
-		return "sweep.concurrencies"
-	}
-	return "sweep.rates"
 }
 
 // checkConfig finds flags of one config that server.args has too.
