@@ -169,7 +169,7 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 		names = append(names, c.Name)
 		if len(only) == 0 || slices.Contains(only, c.Name) {
 			configs = append(configs, sweep.Config{
-				Name: c.Name, Description: c.Description, Flags: studyfile.FlagValues(c.Args), Args: file.ConfigArgs(c), Number: i,
+				Name: c.Name, Description: c.Description, Flags: space.FlagValues(c.Args), Args: file.ConfigArgs(c), Number: i,
 				MaxModelLen: studyfile.MaxModelLen(file.ConfigArgs(c)),
 			})
 		}

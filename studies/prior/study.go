@@ -119,19 +119,9 @@ func (r *Reader) compare(s *Source, asked map[string]string) {
 // that this study searches.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
-	words, err := space.Flags(t.Args)
-	if err != nil {
-		words = nil // the point is still known
-	}
-	for _, f := range words {
-		name, negated := strings.CutPrefix(f.Name, "no-")
-		p := r.Space.Parameter(name)
-		switch {
-		case p == nil:
-		case p.Kind == space.Bool:
-			flags[name] = fmt.Sprint(!negated)
-		case len(f.Values) == 1:
-			flags[name] = f.Values[0]
+	for name, value := range space.FlagValues(t.Args) {
+		if r.Space.Parameter(name) != nil {
+			flags[name] = value
 		}
 	}
 	maps.Copy(flags, t.Point)

@@ -101,6 +101,28 @@ func Flags(args []string) ([]Flag, error) {
 	return flags, nil
 }
 
+// FlagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false". It returns
+// nil for args that Flags refuses.
+func FlagValues(args []string) map[string]string {
+	flags, err := Flags(args)
+	if err != nil {
+		return nil
+	}
+	values := make(map[string]string, len(flags))
+	for _, flag := range flags {
+		name, negated := strings.CutPrefix(flag.Name, "no-")
+		switch {
+		case len(flag.Values) > 0:
+			values[flag.Name] = strings.Join(flag.Values, " ")
+		case negated:
+			values[name] = "false"
+		default:
+			values[flag.Name] = "true"
+		}
+	}
+	return values
+}
+
 // dashedName replaces underscores in a flag's name by dashes. In --compilation-config.cudagraph_mode the key after the dot
 // stays as it is.
 func dashedName(name string) string {

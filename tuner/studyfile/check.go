@@ -201,7 +201,7 @@ func (d *decoder) checkSpeculation(f *File) {
 		}
 		return
 	}
-	flags := FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // of equal flags the last counts
+	flags := space.FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // of equal flags the last counts
 	if searched {
 		d.meaninglessSpeculation(f, parameter, flags)
 	} else if _, fixed := flags[flag]; fixed {
@@ -211,8 +211,8 @@ func (d *decoder) checkSpeculation(f *File) {
 		return
 	}
 	for _, c := range f.Sweep.Configs {
-		if _, own := FlagValues(c.Args)[flag]; own {
-			d.meaninglessSpeculation(f, "sweep.configs."+c.Name+".args", FlagValues(f.ConfigArgs(c)))
+		if _, own := space.FlagValues(c.Args)[flag]; own {
+			d.meaninglessSpeculation(f, "sweep.configs."+c.Name+".args", space.FlagValues(f.ConfigArgs(c)))
 		}
 	}
 }
@@ -238,7 +238,7 @@ func (d *decoder) checkSpace(f *File) {
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.New(parameters, f.Constraints, f.Speculative, FlagValues(f.Server.Args))
+	s, err := space.New(parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
 	mistakes, _ := errors.AsType[space.DefinitionErrors](err)
 	for _, e := range mistakes {
 		switch {
@@ -268,7 +268,7 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	if err != nil {
 		return // checkArgs has added the error
 	}
-	given := FlagValues(f.Server.Args)
+	given := space.FlagValues(f.Server.Args)
 	for i, flag := range flags {
 		end := len(f.Server.Current)
 		if i+1 < len(flags) {

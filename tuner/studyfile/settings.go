@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,32 +21,11 @@ import (
 
 // Space returns the searched flags. Constraints may also name flags in server.args.
 func (f *File) Space() (*space.Space, error) {
-	return space.New(f.Parameters, f.Constraints, f.Speculative, FlagValues(f.Server.Args))
-}
-
-// FlagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".
-func FlagValues(args []string) map[string]string {
-	flags, err := space.Flags(args)
-	if err != nil {
-		return nil // checkArgs has added the error
-	}
-	values := make(map[string]string, len(flags))
-	for _, flag := range flags {
-		name, negated := strings.CutPrefix(flag.Name, "no-")
-		switch {
-		case len(flag.Values) > 0:
-			values[flag.Name] = strings.Join(flag.Values, " ")
-		case negated:
-			values[name] = "false"
-		default:
-			values[flag.Name] = "true"
-		}
-	}
-	return values
+	return space.New(f.Parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
 }
 
 // FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
-func (f *File) FixedArg(name string) string { return FlagValues(f.Server.Args)[name] }
+func (f *File) FixedArg(name string) string { return space.FlagValues(f.Server.Args)[name] }
 
 // SLO returns the limits on latencies and on failed requests.
 func (f *File) SLO() slo.SLO {
@@ -126,10 +106,7 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 		})
 		env[name] = value
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return env, nil
+	return env, errors.Join(errs...)
 }
 
 // Secrets returns the values of the references in server.env. They must not appear in any file or log.
@@ -196,11 +173,7 @@ func (f *File) World() map[string]string {
 	for _, parameter := range f.Parameters {
 		world["parameter "+parameter.Name] = describe(parameter)
 	}
-	for name, text := range world {
-		if text == "" {
-			delete(world, name)
-		}
-	}
+	maps.DeleteFunc(world, func(_, text string) bool { return text == "" })
 	return world
 }
 
@@ -218,7 +191,7 @@ func describeSpeculation(config map[string]any) string {
 
 // MaxModelLen returns --max-model-len in the args of a server, or 0 when it is absent or no plain number.
 func MaxModelLen(args []string) int {
-	n, err := strconv.Atoi(FlagValues(args)["max-model-len"])
+	n, err := strconv.Atoi(space.FlagValues(args)["max-model-len"])
 	if err != nil {
 		return 0
 	}

@@ -158,7 +158,7 @@ func (d *decoder) checkConfig(f *File, c Config) {
 	if err != nil {
 		return // checkFlags has added the error
 	}
-	given := FlagValues(f.Server.Args)
+	given := space.FlagValues(f.Server.Args)
 	for _, flag := range flags {
 		if _, twice := given[flag.Base()]; twice {
 			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"vllmtuner/trial"
+	"vllmtuner/tuner/space"
 )
 
 const sweepHead = `version: 1
@@ -46,7 +47,7 @@ sweep:
 	if got := f.ConfigArgs(f.Sweep.Configs[1]); !slices.Equal(got[:4], []string{"--max-model-len", "16384", "--max-num-seqs", "256"}) {
 		t.Errorf("the server's args are %q, want the file's before the config's", got)
 	}
-	if got := FlagValues(f.Sweep.Configs[1].Args); len(got) != 3 || got["max-num-seqs"] != "256" || got["enable-prefix-caching"] != "false" || got["gpu-memory-utilization"] != "0.95" {
+	if got := space.FlagValues(f.Sweep.Configs[1].Args); len(got) != 3 || got["max-num-seqs"] != "256" || got["enable-prefix-caching"] != "false" || got["gpu-memory-utilization"] != "0.95" {
 		t.Errorf("its flags are %v", got)
 	}
 	if got := MaxModelLen(f.ConfigArgs(f.Sweep.Configs[0])); got != 16384 {
