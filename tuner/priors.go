@@ -91,9 +91,9 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint is the rate at which the next search begins: the best capacity so far on servers of that version. Before there
-// is one, it is the lowest capacity among priors with known rates, for a hint that is far too high may cost all probes
-// of a search. 0 means no hint.
+// hint is the rate at which the next search begins: the best capacity so far on servers of that version. If there is
+// none, hint takes the lowest capacity among priors with known rates: a hint that is far too high may cost all probes of
+// a search. 0 means no hint.
 func hint(study studies.Study, version string) float64 {
 	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
 	if best, ok := highest(same); ok {

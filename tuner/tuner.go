@@ -43,7 +43,7 @@ type Study struct {
 	Space       *space.Space
 	Sampler     sampler.Sampler
 	Current     space.Point // the user's current args: trial 1; nil when unknown
-	FixedArgs   []string    // args of every trial, before those of its point
+	FixedArgs   []string    // args of every trial; the args of its point follow
 	Budget      Budget
 	AcceptDrift bool            // go on with another server version than in earlier trials
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop

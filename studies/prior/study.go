@@ -115,7 +115,7 @@ func (r *Reader) compare(s *Source, asked map[string]string) {
 	}
 }
 
-// flagsOf returns the flags of a trial of another study: those that the other study searched, and those of its fixed flags
+// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and its fixed flags
 // that this study searches.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
@@ -128,8 +128,8 @@ func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	return flags
 }
 
-// readOptuna reads a study of an Optuna file. If the tuner exported it, it may have several worlds; each is a source of
-// its own, as in readStudy.
+// readOptuna reads a study of an Optuna file. A file that the tuner exported may have several
+// worlds.
 func (r *Reader) readOptuna(path string) ([]Source, error) {
 	all, err := optuna.Read(path)
 	if err != nil {
@@ -142,9 +142,10 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	if !slices.Equal(study.Directions, []string{"MAXIMIZE"}) {
 		return nil, fmt.Errorf("%s: study %s has the directions %s; only a study that maximises one objective, the requests per second within the SLO, can be imported", path, study.Name, strings.Join(study.Directions, ", "))
 	}
-	origin := originOf(study)
+	id := "" // of the tuner's study that was exported; "" if Optuna made the study
+	attribute(study.User, "tuner_study_id", &id)
 	trials := study.Trials
-	if origin.id != "" && origin.id == r.ID {
+	if id != "" && id == r.ID {
 		if trials = slices.DeleteFunc(slices.Clone(trials), byUs); len(trials) == 0 {
 			return nil, itself(path)
 		}
@@ -161,7 +162,10 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	}
 	var worlds []world
 	for _, number := range slices.Sorted(maps.Keys(of)) {
-		w := world{number: number, asked: origin.asked(number), take: func(s *Source) { r.takeOptuna(s, of[number]) }}
+		w := world{number: number, take: func(s *Source) { r.takeOptuna(s, of[number]) }}
+		if id != "" { // else another program wrote the attributes
+			w.asked = askedIn(study, number)
+		}
 		if number != best {
 			w.notes = append(w.notes, "its trials were measured in another world than the best trial of that study")
 		}
@@ -173,31 +177,16 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	return r.sources(path, optunaFile, worlds), nil
 }
 
-// An origin describes the tuner's study that an Optuna file was exported from. It is zero for a study that Optuna made.
-type origin struct {
-	id      string
-	present map[string]string   // value of studies.Study.World
-	worlds  []map[string]string // value of studies.Study.Asked
-}
-
-// originOf reads the attributes that the export gives a study. Without tuner_study_id another program wrote them.
-func originOf(study *optuna.Study) (o origin) {
-	attribute(study.User, "tuner_study_id", &o.id)
-	if o.id == "" {
-		return origin{}
+// askedIn returns what the tuner's study asked for in a world, counted from 1; nil if the file does not say. A file without
+// a list of worlds has only the present one.
+func askedIn(study *optuna.Study, number int) (present map[string]string) {
+	var worlds []map[string]string
+	attribute(study.User, "world", &present)
+	attribute(study.User, "worlds", &worlds)
+	if number >= 1 && number <= len(worlds) {
+		return worlds[number-1]
 	}
-	attribute(study.User, "world", &o.present)
-	attribute(study.User, "worlds", &o.worlds)
-	return o
-}
-
-// asked returns what was asked for in a world, counted from 1; nil if that is not known. A file without a list of worlds
-// has only the present one.
-func (o origin) asked(number int) map[string]string {
-	if number >= 1 && number <= len(o.worlds) {
-		return o.worlds[number-1]
-	}
-	return o.present
+	return present
 }
 
 // byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.

@@ -46,7 +46,7 @@ func (p *Plan) Runner() *trial.Runner {
 	}
 }
 
-// Probe is the load of a probe at the start rate, as far as it is known before the server is.
+// Probe returns the load of a probe at the start rate. Without a start rate it takes the lowest rate.
 func (p *Plan) Probe() workload.Plan {
 	f := p.File
 	return workload.Plan{

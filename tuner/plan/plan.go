@@ -19,7 +19,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// An InputError is a mistake in what the user wrote or named: the same command fails again until he corrects it.
+// An InputError is a mistake in what the user wrote or named. The same command fails again until the user corrects it.
 type InputError struct{ error }
 
 // Unwrap returns the wrapped error.

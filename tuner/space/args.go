@@ -144,7 +144,7 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	p := Point{}
 	var errs []error
 	for _, f := range flags {
-		name, value, err := s.parse(f)
+		name, value, err := s.ParseFlag(f)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -157,8 +157,8 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	return p, nil
 }
 
-// parse returns the parameter that a flag sets, and its value.
-func (s *Space) parse(f Flag) (name, value string, err error) {
+// ParseFlag returns the parameter that a flag sets, and its value, as ParseArgs does.
+func (s *Space) ParseFlag(f Flag) (name, value string, err error) {
 	if f.Name == speculativeFlag && s.Parameter(SpeculativeTokens) != nil {
 		value, err = s.parseSpeculation(f)
 		return SpeculativeTokens, value, err

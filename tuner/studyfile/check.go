@@ -151,18 +151,19 @@ var tunerFlags = map[string]string{
 
 // checkArgs finds flags in server.args and server.current that the tuner sets itself, and searched flags in server.args.
 func (d *decoder) checkArgs(f *File) {
-	at := func(path string) func(int) string { return func(i int) string { return itemPath(path, i) } }
-	d.checkFlags(f, "server.args", at("server.args"), f.Server.Args, true)
-	d.checkFlags(f, "server.current", at("server.current"), f.Server.Current, false)
+	d.checkFlags(f, "server.args", words("server.args"), f.Server.Args, true)
+	d.checkFlags(f, "server.current", words("server.current"), f.Server.Current, false)
 }
 
-// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too.
-// at returns the path of the list's i-th word.
-func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) {
+// words returns a function for the path of each word of a list.
+func words(path string) func(i int) string { return func(i int) string { return itemPath(path, i) } }
+
+// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too. at returns
+// the path of the list's i-th word. checkFlags returns the flags, or none after adding an error.
+func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
 	flags, err := space.Flags(args)
 	if err != nil {
 		d.failAt(at(0), "%s: %v", path, err)
-		return
 	}
 	for _, flag := range flags {
 		name := flag.Base()
@@ -175,6 +176,7 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 			d.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
 		}
 	}
+	return flags
 }
 
 // qualityFlags change what the model answers, not only how fast.
@@ -224,7 +226,7 @@ func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]st
 		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
 	}
 	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "workload %s has random tokens, of which no draft is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
+		d.failAtKey(at, "workload %s has random tokens, and no draft of them is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
 	}
 }
 
@@ -269,15 +271,11 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 		return // checkArgs has added the error
 	}
 	given := space.FlagValues(f.Server.Args)
-	for i, flag := range flags {
-		end := len(f.Server.Current)
-		if i+1 < len(flags) {
-			end = flags[i+1].Index
-		}
+	for _, flag := range flags {
 		at := itemPath("server.current", flag.Index)
 		if _, twice := given[flag.Name]; twice {
 			d.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
-		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && tunerFlags[flag.Base()] == "" {
+		} else if _, _, err := s.ParseFlag(flag); err != nil && tunerFlags[flag.Base()] == "" {
 			d.failAt(at, "server.current: %v", err)
 		}
 	}

@@ -151,15 +151,9 @@ func (d *decoder) checkSweep(f *File) {
 
 // checkConfig finds flags of one config that server.args has too.
 func (d *decoder) checkConfig(f *File, c Config) {
-	path := "sweep.configs." + c.Name + ".args"
-	at := func(i int) string { return itemPath(path, i) }
-	d.checkFlags(f, path, at, c.Args, false)
-	flags, err := space.Flags(c.Args)
-	if err != nil {
-		return // checkFlags has added the error
-	}
+	at := words("sweep.configs." + c.Name + ".args")
 	given := space.FlagValues(f.Server.Args)
-	for _, flag := range flags {
+	for _, flag := range d.checkFlags(f, "sweep.configs."+c.Name+".args", at, c.Args, false) {
 		if _, twice := given[flag.Base()]; twice {
 			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
 		}

@@ -56,7 +56,7 @@ sweep:
 }
 
 // A key that the file lacks has the value that people used by hand.
-func TestSweepDefaultsAreThoseOfTheManualSweeps(t *testing.T) {
+func TestSweepDefaultsMatchTheManualSweeps(t *testing.T) {
 	f := parse(t, sweepHead+"sweep: {configs: {default: {}}, concurrencies: [1, 2, 4]}\n")
 	s := *f.Sweep
 	if !slices.Equal(s.Concurrencies, []int{1, 2, 4}) || s.Rates != nil || s.Requests != 300 || s.WarmUp != (WarmUp{10, 0.5, 15 * time.Second}) ||
