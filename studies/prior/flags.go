@@ -10,12 +10,32 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/tuner/space"
 )
 
 // flagName writes the name of a flag as a study does. vLLM also accepts underscores.
 func flagName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimLeft(name, "-")), "_", "-")
+}
+
+// ParseSet parses the FLAG=VALUE pairs of --set, which must name searched flags.
+func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
+	flags := map[string]string{}
+	for _, pair := range pairs {
+		name, value, ok := strings.Cut(pair, "=")
+		name = flagName(name)
+		switch {
+		case !ok || name == "" || value == "":
+			return nil, fmt.Errorf("%s: write it as --set max-num-seqs=128", pair)
+		case s.Parameter(name) == nil:
+			names := lo.Map(s.Parameters(), func(p space.Parameter, _ int) string { return p.Name })
+			return nil, fmt.Errorf("%s: this study does not search %s; %s", pair, name, space.DidYouMean(name, names))
+		}
+		flags[name] = value
+	}
+	return flags, nil
 }
 
 // point makes a point of flags, given by name. A flag that the study does not search must have the value that the study

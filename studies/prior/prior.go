@@ -12,10 +12,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/fence"
 	"vllmtuner/studies/optuna"
+	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -75,6 +79,37 @@ func (s *Source) take(r *Reader, from string, point space.Point, result trial.Re
 	s.Taken = append(s.Taken, studies.Trial{
 		Number: -1, Origin: studies.Prior, State: studies.Done, Source: s.Name, Point: point, Args: r.Space.Args(point), Result: result, Probes: probes,
 	})
+}
+
+const maxRows = 10 // number of trials, and of reasons to leave some out, that Text shows
+
+// Text lists the trials that were taken from the source, the best first, and says why others were left out.
+func (s *Source) Text() string {
+	var t render.Text
+	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
+	t.WriteString(report.PriorTable(s.Taken, maxRows))
+	for _, r := range reasons(s.Left) {
+		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.From, r.Why), "    ")
+	}
+	for _, note := range s.Notes {
+		t.Paragraph("  note: "+note, "    ")
+	}
+	return t.String()
+}
+
+// reasons groups by reason what was left out.
+func reasons(left []Left) (all []Left) {
+	for _, group := range lo.PartitionBy(left, func(l Left) string { return l.Why }) {
+		first := group[0]
+		if more := len(group) - 1; more > 0 {
+			first.From += fmt.Sprintf(" and %d more", more)
+		}
+		all = append(all, first)
+	}
+	if more := len(all) - maxRows; more > 0 {
+		all = append(all[:maxRows], Left{fmt.Sprintf("%d more", more), "for other reasons"})
+	}
+	return all
 }
 
 // Read reads all paths. It returns an error for a file that is malformed. Results that the study cannot use are left out,

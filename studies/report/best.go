@@ -68,9 +68,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
-	if c.Doubt != "" {
-		l.Item("note", "%s", c.Doubt)
-	}
+	l.known("note", c.Doubt)
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
@@ -84,12 +82,10 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 		l.Item("advice", "%s", advice)
 	}
 	l.Item("gain", "%s", gainText(b))
-	if b.Gain != nil && b.Gain.Why != "" {
-		l.Item("", "%s", b.Gain.Why)
+	if b.Gain != nil {
+		l.known("", b.Gain.Why)
 	}
-	if trust := trustText(b); trust != "" {
-		l.Item("", "%s", trust)
-	}
+	l.known("", trustText(b))
 	if t.Result.Facts.Simulated {
 		l.Item("note", "simulated: no GPU is behind these figures")
 	}
@@ -200,9 +196,7 @@ func (l *lines) nothingMet(study studies.Study) {
 			continue
 		}
 		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence(t))
-		if remedy := serverctl.Remedy(class, t.Result.Cause); remedy != "" {
-			l.Item("try", "%s", remedy)
-		}
+		l.known("try", serverctl.Remedy(class, t.Result.Cause))
 	}
 }
 

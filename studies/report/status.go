@@ -38,22 +38,16 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	}
 	text.Item("trials", "%s", countsText(s))
 	text.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
-	if starts := startsText(study.Trials); starts != "" {
-		text.Item("starts", "%s", starts)
-	}
+	text.known("starts", startsText(study.Trials))
 	if met {
 		text.Item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
-		if doubt := best.Trial.Result.Capacity.Doubt; doubt != "" {
-			text.Item("note", "%s", doubt)
-		}
+		text.known("note", best.Trial.Result.Capacity.Doubt)
 		if advice, ok := o.advice(best.Trial); ok {
 			text.Item("advice", "%s", advice)
 		}
 		text.outdated(study, best)
 		text.Item("gain", "%s", gainText(best))
-		if trust := trustText(best); trust != "" {
-			text.Item("", "%s", trust)
-		}
+		text.known("", trustText(best))
 	} else {
 		text.Item("best", "%s", Unmet(study))
 	}

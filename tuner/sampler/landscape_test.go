@@ -45,8 +45,7 @@ func h200(t testing.TB) surface {
 		}
 		return at, true
 	}
-	best, _ := rate(space.Point{"gpu-memory-utilization": "0.97", "max-num-seqs": "96", "max-num-batched-tokens": "1024"})
-	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
+	return surface{name: "H200", space: s, rate: rate, best: l.Best, atMost: 0.05, first: space.Point{}}
 }
 
 // inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each
