@@ -58,21 +58,17 @@ func encodeParam(p *space.Parameter, text string) (value float64, dist distribut
 // parametersOf returns the searched flags, and then the former ones, which only the points of trials have. An earlier
 // study file had those; the values that it allowed are not known.
 func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Parameter {
-	former := map[string]map[string]bool{} // values of former flags, by name
+	former := map[string][]string{} // values of former flags, by name
 	for i := range trials {
 		for name, text := range trials[i].Point {
-			if slices.ContainsFunc(searched, func(p space.Parameter) bool { return p.Name == name }) {
-				continue
+			if !slices.ContainsFunc(searched, func(p space.Parameter) bool { return p.Name == name }) {
+				former[name] = append(former[name], text)
 			}
-			if former[name] == nil {
-				former[name] = map[string]bool{}
-			}
-			former[name][text] = true
 		}
 	}
 	all := slices.Clone(searched)
 	for _, name := range slices.Sorted(maps.Keys(former)) {
-		all = append(all, formerParameter(name, slices.Sorted(maps.Keys(former[name]))))
+		all = append(all, formerParameter(name, slices.Compact(slices.Sorted(slices.Values(former[name])))))
 	}
 	return all
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/studies"
@@ -19,10 +21,7 @@ func BestShell(w io.Writer, study studies.Study) error {
 	if !ok {
 		return ErrNothingMet
 	}
-	words := make([]string, len(best.Trial.Args))
-	for i, arg := range best.Trial.Args {
-		words[i] = space.ShellWord(arg)
-	}
+	words := lo.Map(best.Trial.Args, func(arg string, _ int) string { return space.ShellWord(arg) })
 	var l lines
 	l.Line("%s", strings.Join(words, " "))
 	return l.Flush(w)
