@@ -61,7 +61,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO())
+	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO)
 	say("workload", "%s", p.Source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))

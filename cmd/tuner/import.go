@@ -136,7 +136,7 @@ func importPlan(ctx context.Context, c *cli.Context, file *studyfile.File) (begu
 		return begun, nil, err
 	}
 	r = &prior.Reader{
-		Space: p.Space, SLO: file.SLO(), World: begun.World,
+		Space: p.Space, SLO: file.SLO, World: begun.World,
 		Defaults: c.Bool("defaults"), AnyModel: c.Bool("any-model"), OptunaStudy: c.String("optuna-study"),
 	}
 	if r.Set, err = prior.ParseSet(p.Space, c.StringSlice("set")); err != nil {

@@ -140,7 +140,7 @@ func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	r := &sweepRun{Plan: p}
 	r.sweep = &sweep.Sweep{
 		Name: file.Name, Model: file.Model, Simulated: file.Server.Simulate, Command: file.Server.Command, Args: file.Server.Args,
-		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO(), Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
+		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO, Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
 		Marks: r.Marks(), Configs: configs,
 	}
 	return r, r.check()

@@ -96,7 +96,7 @@ func (p *Plan) checkBudget() error {
 	if f.Budget.GPUTime <= 0 || f.Probe.StartRate == 0 || probe <= f.Budget.GPUTime {
 		return nil
 	}
-	least, limit := f.SLO().MinRequests()
+	least, limit := f.SLO.MinRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %d requests (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
 		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.Requests(), limit, least, TypicalProbes)

@@ -67,8 +67,8 @@ func (d *decoder) checkLimits(f *File) {
 	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), isLatency) {
 		d.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
 	}
-	for _, high := range f.Limits {
-		for _, low := range f.Limits {
+	for _, high := range f.SLO.Limits {
+		for _, low := range f.SLO.Limits {
 			if high.Metric == low.Metric && high.Percentile > low.Percentile && high.Max < low.Max {
 				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second one never decides; raise the first or remove the second",
 					high, high.Max, low, low.Max)
@@ -106,7 +106,7 @@ func (d *decoder) checkProbe(f *File) {
 
 // checkEnough finds limits whose percentile needs more requests than a probe at the lowest rate has.
 func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO().MinRequests()
+	least, limit := f.SLO.MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
 	if n >= least {
 		return

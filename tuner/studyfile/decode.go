@@ -185,7 +185,7 @@ func (d *decoder) slo(f *File) reader {
 		for _, e := range d.entries(path, n) {
 			at := keyPath(path, e.key)
 			if e.key == "error_rate" {
-				read(d, &f.MaxErrorRate, fraction)(at, e.value)
+				read(d, &f.SLO.MaxErrorRate, fraction)(at, e.value)
 				continue
 			}
 			parts := latencyKey.FindStringSubmatch(e.key)
@@ -205,11 +205,11 @@ func (d *decoder) slo(f *File) reader {
 			if len(d.found) > before {
 				continue
 			}
-			if slices.ContainsFunc(f.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
+			if slices.ContainsFunc(f.SLO.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
 				d.fail(e.at, "the limit on %s is given twice; remove one", limit)
 				continue
 			}
-			f.Limits = append(f.Limits, limit)
+			f.SLO.Limits = append(f.SLO.Limits, limit)
 			d.nodes["limit "+limit.String()] = e.value
 		}
 	}

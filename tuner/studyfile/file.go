@@ -30,8 +30,7 @@ type File struct {
 
 	Server Server
 
-	Limits       []slo.Limit // in the order of the file; SLO returns them with MaxErrorRate
-	MaxErrorRate float64     // failed / requests, 0 to 1
+	SLO slo.SLO // limits in the order of the file
 
 	Workload workload.Spec // as written; WorkloadSpec completes it
 	Load     Load

@@ -8,14 +8,12 @@ import (
 	"maps"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
 	"vllmtuner/trial"
-	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
 )
 
@@ -26,11 +24,6 @@ func (f *File) Space() (*space.Space, error) {
 
 // FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
 func (f *File) FixedArg(name string) string { return space.FlagValues(f.Server.Args)[name] }
-
-// SLO returns the limits on latencies and on failed requests.
-func (f *File) SLO() slo.SLO {
-	return slo.SLO{Limits: slices.Clone(f.Limits), MaxErrorRate: f.MaxErrorRate}
-}
 
 // WorkloadSpec returns the workload with its path relative to the working directory. If the file gives no vocabulary size
 // and the model is a directory, the size comes from the model.
@@ -135,7 +128,7 @@ func (f *File) World() map[string]string {
 		"server simulate":    f.Server.Simulate,
 		"server args":        strings.Join(f.Server.Args, " "),
 		"server current":     strings.Join(f.Server.Current, " "),
-		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO(), 100*f.MaxErrorRate),
+		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO, 100*f.SLO.MaxErrorRate),
 		"workload":           describeWorkload(f.Workload),
 		"constraints":        strings.Join(f.Constraints, "; "),
 		"speculative config": describeSpeculation(f.Speculative),

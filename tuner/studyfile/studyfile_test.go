@@ -142,7 +142,7 @@ func TestEverySettingIsRead(t *testing.T) {
 	}
 	wantSLO := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}, {Metric: slo.TPOT, Percentile: 50, Max: 30500 * time.Microsecond},
 		{Metric: slo.ITL, Percentile: 99.9, Max: 200 * time.Millisecond}, {Metric: slo.E2E, Percentile: 95, Max: 2 * time.Minute}}, MaxErrorRate: 0.01}
-	if got := f.SLO(); !slices.Equal(got.Limits, wantSLO.Limits) || got.MaxErrorRate != 0.01 {
+	if got := f.SLO; !slices.Equal(got.Limits, wantSLO.Limits) || got.MaxErrorRate != 0.01 {
 		t.Errorf("SLO = %v, want %v", got, wantSLO)
 	}
 	wantWorkload := workload.Spec{Kind: "sharegpt", Path: "dir/data/real.json", Endpoint: "chat", OutputTokens: 64, Requests: 200}

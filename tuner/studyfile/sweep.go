@@ -137,7 +137,7 @@ func (d *decoder) checkSweep(f *File) {
 		d.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
 			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
-	if least, limit := f.SLO().MinRequests(); s.Requests > 0 && s.Requests < least {
+	if least, limit := f.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
 		d.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
 			limit, least, s.Requests, least)
 	}
