@@ -142,9 +142,10 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	finished := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
 	infeasible := lo.CountBy(finished, func(t studies.Trial) bool { return t.Result.Outcome == trial.Infeasible })
 	spent := lo.SumBy(finished, func(t studies.Trial) time.Duration { return t.Result.GPUTime })
+	halfDone := slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done })
 	n, done := len(study.Trials), len(finished)
 	switch {
-	case slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done }): // its trial is finished, whatever the budget says
+	case halfDone: // its trial is finished, whatever the budget says
 		return End{}, nil
 	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // every Run tries that many: the points may have been the cause
 		return End{}, diedAlike(study)

@@ -80,7 +80,7 @@ func formerParameter(name string, values []string) space.Parameter {
 	for _, text := range values {
 		v, err := strconv.ParseFloat(text, 64)
 		switch {
-		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // it would be read back as a different text
+		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // a number would be read back as another text
 			if !slices.ContainsFunc(values, func(text string) bool { return text != "true" && text != "false" }) {
 				return space.Parameter{Name: name, Kind: space.Bool}
 			}

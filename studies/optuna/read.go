@@ -152,8 +152,8 @@ func (r *reader) trials(studies map[int64]*Study) {
 		case !number.Valid:
 			r.fail("trial_id %d: the trial has no number: correct it in trials, or delete the row", id)
 		default:
-			trials[id] = &Trial{Number: int(number.Int64), State: state, Params: map[string]string{}, User: map[string]json.RawMessage{}}
-			s.Trials = append(s.Trials, trials[id])
+			t := &Trial{Number: int(number.Int64), State: state, Params: map[string]string{}, User: map[string]json.RawMessage{}}
+			trials[id], s.Trials = t, append(s.Trials, t)
 		}
 	}
 	var value any

@@ -52,6 +52,7 @@ func (r *Reader) readBenches(s *Source, paths []string) error {
 // join makes one trial of the runs of a point, as a sweep does.
 func (r *Reader) join(s *Source, runs []run) {
 	point := runs[0].point
+	name := cmp.Or(point.String(), "the server's default")
 	slices.SortFunc(runs, func(a, b run) int {
 		return cmp.Or(cmp.Compare(a.probe.Rate, b.probe.Rate), cmp.Compare(a.path, b.path))
 	})
@@ -66,14 +67,14 @@ func (r *Reader) join(s *Source, runs []run) {
 	}
 	c, below := capacity.Highest(trial.Steps(probes))
 	if !c.Met() {
-		s.leave(from, "%s: no rate kept the SLO (%s); measure lower rates", nameOf(point), probes[0].Verdict.Reason)
+		s.leave(from, "%s: no rate kept the SLO (%s); measure lower rates", name, probes[0].Verdict.Reason)
 		return
 	}
 	if len(below) > 0 {
 		c.Doubt = fmt.Sprintf("a lower rate, %.4g req/s, failed", below[0])
 	}
 	if keys := r.differing(runs); len(keys) > 0 {
-		s.note("the runs of %s differ in %s, which is no flag of this study: if their servers differed, import them separately", nameOf(point), strings.Join(keys, ", "))
+		s.note("the runs of %s differ in %s, which is no flag of this study: if their servers differed, import them separately", name, strings.Join(keys, ", "))
 	}
 	s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: c}, probes)
 }
@@ -89,14 +90,6 @@ func (r *Reader) differing(runs []run) []string {
 		}
 	}
 	return slices.Sorted(maps.Keys(keys))
-}
-
-// nameOf names a point.
-func nameOf(p space.Point) string {
-	if len(p) == 0 {
-		return "the server's default"
-	}
-	return p.String()
 }
 
 // readBench reads one result. It returns the run, or why the result cannot be used.

@@ -75,14 +75,17 @@ func implausible(result trial.Result, probes []trial.Probe) string {
 	for _, bound := range []float64{c.Low, c.High, c.Lowest, c.Highest} {
 		figures = append(figures, requestRate("capacity, or a bound of it,", bound, true))
 	}
-	figures = append(figures, figure{"number of requests in flight", c.InFlight, "", 0, maxInFlight, false},
-		figure{"standard error of ln capacity", c.StdErr, "", 0, maxLog, false}, figure{"number of probes", float64(c.Probes), "", 0, math.MaxInt32, false})
+	figures = append(figures,
+		figure{"number of requests in flight", c.InFlight, "", 0, maxInFlight, false},
+		figure{"standard error of ln capacity", c.StdErr, "", 0, maxLog, false},
+		figure{"number of probes", float64(c.Probes), "", 0, math.MaxInt32, false})
 	for _, p := range c.Pieces {
 		figures = append(figures, figure{"part of the standard error", p.Moved, "", -maxLog, maxLog, false})
 	}
 	for i, s := range c.Steps {
 		name := fmt.Sprintf("step %d", i)
-		figures = append(figures, requestRate(name, s.Rate, true), figure{name + ": number of requests in flight", s.InFlight, "", 0, maxInFlight, false},
+		figures = append(figures, requestRate(name, s.Rate, true),
+			figure{name + ": number of requests in flight", s.InFlight, "", 0, maxInFlight, false},
 			figure{name + ": headroom", s.Headroom, "", -maxLog, maxLog, false})
 	}
 	for _, p := range probes {

@@ -72,7 +72,8 @@ func (r *Reader) worldsOf(study studies.Study) (all []world) {
 		next += len(trials)
 		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials) }}
 		if i+1 < len(worlds) {
-			w.notes = []string{fmt.Sprintf("its world changed later, before trial %d: %s", next, oneLine(study.ChangesBefore(next).String()))}
+			changes := oneLine(study.ChangesBefore(next).String())
+			w.notes = []string{fmt.Sprintf("its world changed later, before trial %d: %s", next, changes)}
 		}
 		if len(trials) > 0 || len(worlds) == 1 {
 			all = append(all, w)

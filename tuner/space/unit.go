@@ -164,12 +164,7 @@ func (p *Parameter) logEnds(n float64) (low, high float64) {
 // text returns the k-th legal value as vLLM reads it. It has no more decimals than the range and the step have, so that
 // 0.8 + 13 * 0.01 is 0.93.
 func (p *Parameter) text(k float64) string {
-	places := max(decimals(p.Min), decimals(p.step()))
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(p.number(k), 'f', places, 64), 64)
-	if err != nil {
-		rounded = p.number(k)
-	}
-	return formatNumber(rounded)
+	return formatNumber(rounded(p.number(k), 'f', max(decimals(p.Min), decimals(p.step()))))
 }
 
 // continuousText returns the value of a Float without a step at u.
@@ -178,11 +173,13 @@ func (p *Parameter) continuousText(u float64) string {
 	if p.Log {
 		v = p.Min * math.Pow(p.Max/p.Min, u)
 	}
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', significantDigits, 64), 64)
-	if err != nil {
-		rounded = v
-	}
-	return formatNumber(max(p.Min, min(p.Max, rounded)))
+	return formatNumber(max(p.Min, min(p.Max, rounded(v, 'g', significantDigits))))
+}
+
+// rounded returns a number as it is read from its text in a format of strconv.
+func rounded(v float64, format byte, precision int) float64 {
+	r, _ := strconv.ParseFloat(strconv.FormatFloat(v, format, precision, 64), 64)
+	return r
 }
 
 func formatNumber(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }

@@ -122,11 +122,7 @@ func (d *decoder) jsonChoices(p *space.Parameter) reader {
 				p.Choices = append(p.Choices, text)
 				continue
 			}
-			text, err := json.Marshal(d.jsonValue(itemPath(path, i), v))
-			if err != nil {
-				d.fail(v, "%s: %v; write it as JSON in single quotes", itemPath(path, i), err)
-				continue
-			}
+			text, _ := json.Marshal(d.jsonValue(itemPath(path, i), v)) // it makes only values of JSON
 			p.Choices = append(p.Choices, string(text))
 		}
 	}

@@ -175,10 +175,7 @@ func describeSpeculation(config map[string]any) string {
 	if config == nil {
 		return ""
 	}
-	text, err := json.Marshal(config)
-	if err != nil {
-		return fmt.Sprint(config) // fmt sorts the keys too
-	}
+	text, _ := json.Marshal(config) // jsonValue makes only values of JSON
 	return string(text)
 }
 
