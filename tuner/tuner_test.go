@@ -25,7 +25,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed before or after a write. kill is asked about each.
+// A killer is a store whose owner is killed before or after a write, as soon as kill returns true.
 type killer struct {
 	*studies.Store
 	kill func(write string, trial int, after bool) bool

@@ -103,7 +103,7 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 	return nil
 }
 
-// noTrials is the empty list of trials in a document. Inside a text, JSON escapes its line break.
+// noTrials is the empty list of trials in a document. No text of the study holds it, because JSON escapes line breaks.
 const noTrials = "\n  \"trials\": []"
 
 // encode returns v as indented JSON. All lines but the first begin with indent.

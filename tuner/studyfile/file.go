@@ -6,7 +6,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"time"
 
@@ -174,19 +173,11 @@ func Template() string { return template }
 
 // Read reads a study file. The error wraps ErrUnreadable, or is an *Error with the problems of a file that could be read.
 func Read(path string) (*File, error) {
-	f, err := foreign.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	text, err := foreign.Read(path, maxRead)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w, or let `tuner init > %s` write one", ErrUnreadable, err, path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
-	}
-	// One byte above the limit tells a file that is too long from one that just fits.
-	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	return Parse(path, text)

@@ -19,6 +19,8 @@ import (
 const (
 	// A study file has about a hundred lines. The YAML library takes quadratic time for some texts: a second at this length.
 	maxBytes = 64 << 10
+	// A file that is a little too long is a problem of a study file. A much longer file was hardly meant as one.
+	maxRead = 1 << 20
 	// The format nests four deep. The YAML library takes half a minute for 65,000 open brackets.
 	maxNesting = 64
 )
