@@ -271,12 +271,9 @@ func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.St
 	return result, err
 }
 
-// lastAttempt is the highest attempt among probes.
-func lastAttempt(probes []trial.Probe) (last int) {
-	for _, p := range probes {
-		last = max(last, p.Attempt)
-	}
-	return last
+// lastAttempt is the highest attempt among probes; 0 if there are none.
+func lastAttempt(probes []trial.Probe) int {
+	return lo.Max(lo.Map(probes, func(p trial.Probe, _ int) int { return p.Attempt }))
 }
 
 // blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
@@ -279,11 +281,7 @@ func resumesAfterKills(t *testing.T, every int) {
 }
 
 func countProbes(trials []studies.Trial) int {
-	n := 0
-	for _, t := range trials {
-		n += len(t.Probes)
-	}
-	return n
+	return lo.SumBy(trials, func(t studies.Trial) int { return len(t.Probes) })
 }
 
 func TestRunEnds(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"iter"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -172,10 +174,9 @@ type probeAttribute struct {
 // trialAttributes returns the facts on a trial for which Optuna has no column. illegal holds the values of the point that
 // are not among the choices.
 func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
-	probes := make([]probeAttribute, len(t.Probes))
-	for i, p := range t.Probes {
-		probes[i] = probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
-	}
+	probes := lo.Map(t.Probes, func(p trial.Probe, _ int) probeAttribute {
+		return probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
+	})
 	all := []attribute{{"origin", t.Origin}, {"world", world}, {"args", append([]string{}, t.Args...)}, {"probes", probes}}
 	if len(illegal) > 0 {
 		all = append(all, attribute{"not_among_choices", illegal})

@@ -294,11 +294,9 @@ type probeItem struct {
 }
 
 func probeItems(probes []trial.Probe) []probeItem {
-	items := []probeItem{}
-	for _, p := range probes {
-		items = append(items, probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason})
-	}
-	return items
+	return lo.Map(probes, func(p trial.Probe, _ int) probeItem {
+		return probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason}
+	})
 }
 
 // StatusJSON writes the content of StatusText, with all trials, as one JSON object.
