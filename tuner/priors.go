@@ -29,7 +29,7 @@ func sources(study studies.Study) [][]studies.Trial {
 	return lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source })
 }
 
-// highest returns the trial with the highest capacity, the first one of equals. ok is false where none met the SLO.
+// highest returns the trial with the highest capacity, the first one of equals. ok is false if none met the SLO.
 func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Met() && (!ok || t.Result.Capacity.Rate > best.Result.Capacity.Rate) {
@@ -68,7 +68,7 @@ func history(study studies.Study) []studies.Trial {
 
 // scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and
 // often other limits, so all its capacities are off by about one factor. It is the geometric mean of ours/theirs over
-// the points that both have measured. Where there is no such point, the factor makes the best of theirs equal to the
+// the points that both have measured. If there is no such point, the factor makes the best of theirs equal to the
 // best of ours.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0

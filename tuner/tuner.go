@@ -182,7 +182,7 @@ func diedAlike(study studies.Study) error {
 	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }
 
-// withRemedy adds what the user can do, where that is known.
+// withRemedy adds to err what the user can do, if that is known.
 func withRemedy(r trial.Result, err error) error {
 	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
 		return fmt.Errorf("%w; %s", err, remedy)
@@ -218,9 +218,8 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// countAsTried returns the study in which all points from trial number first on count as tried, even those whose trial
-// does not count. Else a broken machine would start the default again and again, and the default itself may be what
-// fails.
+// countAsTried returns the study with all trials from number first on counted as tried, even trials that do not count.
+// Otherwise a broken machine would start the default again and again, although the default itself may fail.
 func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
@@ -247,7 +246,7 @@ func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	return limited >= maxLimited
 }
 
-// runTrial measures one trial. Each probe is stored before it counts. Where a fresh server may not fail again, the
+// runTrial measures one trial. Each probe is stored before it counts. If a fresh server may not fail again, the
 // trial gets a second server before the failure counts.
 func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
@@ -276,7 +275,7 @@ func lastAttempt(probes []trial.Probe) int {
 	return lo.Max(lo.Map(probes, func(p trial.Probe, _ int) int { return p.Attempt }))
 }
 
-// blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is
+// blame decides whose fault a failure is, if class and cause alone do not tell. Its error means that the machine is
 // broken, and ends the study. The trial is continued once the machine is repaired.
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
