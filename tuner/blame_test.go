@@ -60,7 +60,6 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			store := open(t, t.TempDir())
-			defer store.Close()
 			s := coarse(study(t, store, trial.Primed, 4))
 			starts := dying(s, forEver, row.death)
 			if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), row.death(*starts).Evidence) {
@@ -117,9 +116,6 @@ func TestABrokenMachineAndASmallBudget(t *testing.T) {
 		if len(got) != 2*budget || got[budget].Origin != studies.Default || got[budget].Result.Outcome != trial.Measured {
 			t.Errorf("budget %d, after the repair: %d trials, want %d with the default measured", budget, len(got), 2*budget)
 		}
-		if err := store.Close(); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
 
@@ -149,14 +145,12 @@ func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 				t.Errorf("%s: trial %d is %s", row.name, one.Number, one.Result.Outcome)
 			}
 		}
-		store.Close()
 	}
 }
 
 // An older tuner finished studies in which all trials died of a broken machine. Such a study goes on after the repair.
 func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	for i := range 4 {
 		origin := studies.Sampled
 		if i == 0 {
@@ -170,9 +164,7 @@ func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := coarse(study(t, store, trial.Primed, 4)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 4)))
 	got := answers(t, store)
 	if len(got) != 8 || got[4].Origin != studies.Default || got[4].Result.Outcome != trial.Measured || got[3].Result.Outcome != trial.Unknown {
 		t.Errorf("%d trials, the fifth %s by %s, want the default measured again", len(got), got[4].Result.Outcome, got[4].Origin)
@@ -206,6 +198,5 @@ func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 		if r, err := s.runTrial(t.Context(), &next, studies.Study{}); err != nil || r.Outcome != row.want {
 			t.Errorf("%s: %s, %v, want %s", row.name, r.Outcome, err, row.want)
 		}
-		store.Close()
 	}
 }

@@ -13,8 +13,8 @@ var ErrClientLimited = errors.New("the load generator is the limit, not the serv
 const (
 	// minProbes must be measured before a Run gives up because of its load generator. They are two attempts at a trial.
 	minProbes = 6
-	// maxLimited trials of the default, or of the current args, may be decided by the load generator. Then the study
-	// goes on without.
+	// The load generator may decide maxLimited trials of the default, or of the current args. The study does not measure
+	// these args again then.
 	maxLimited = 2
 )
 

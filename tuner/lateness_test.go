@@ -56,11 +56,8 @@ func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
 func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	const which = 1
 	store := open(t, t.TempDir())
-	defer store.Close()
 	s := lateIn(study(t, store, trial.Reset, which+1), func(n, start int) bool { return n == which && start == 0 })
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	for _, got := range answers(t, store) {
 		if r := got.Result; r.Class != "" || r.Capacity.Limited != "" || r.Capacity.Bound != capacity.Exact {
 			t.Errorf("trial %d is %s, %s %g, limited %q; want an exact capacity", got.Number, r.Class, r.Capacity.Bound, r.Capacity.Rate, r.Capacity.Limited)
@@ -76,7 +73,6 @@ func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 // goes on, and measures its default again.
 func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	late := true
 	s := lateIn(study(t, store, trial.Reset, 3), func(int, int) bool { return late })
 	_, err := s.Run(t.Context())
@@ -88,9 +84,7 @@ func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 		t.Fatalf("%d trials, the first %+v; want one, at least what passed", len(got), r)
 	}
 	late = false
-	if _, err := study(t, store, trial.Reset, 3).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, study(t, store, trial.Reset, 3))
 	got = answers(t, store)
 	if got[1].Origin != studies.Default || got[1].Result.Capacity.Bound != capacity.Exact || got[1].Result.Class != "" || got[2].Origin == studies.Default {
 		t.Errorf("trial 1 is %s, %+v, and trial 2 %s; want the default once more", got[1].Origin, got[1].Result, got[2].Origin)

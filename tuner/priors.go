@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -23,21 +25,11 @@ func (s *Study) untriedPrior(study studies.Study) space.Point {
 }
 
 // sources returns the priors grouped by their source, in the order in which they were added.
-func sources(study studies.Study) (all [][]studies.Trial) {
-	index := map[string]int{}
-	for _, t := range study.Prior {
-		i, known := index[t.Source]
-		if !known {
-			i = len(all)
-			index[t.Source] = i
-			all = append(all, nil)
-		}
-		all[i] = append(all[i], t)
-	}
-	return all
+func sources(study studies.Study) [][]studies.Trial {
+	return lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source })
 }
 
-// highest returns the trial with the highest capacity, the first one of equals. ok is false where none met the SLO.
+// highest returns the trial with the highest capacity, the first one of equals. ok is false if none met the SLO.
 func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Met() && (!ok || t.Result.Capacity.Rate > best.Result.Capacity.Rate) {
@@ -76,7 +68,7 @@ func history(study studies.Study) []studies.Trial {
 
 // scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and
 // often other limits, so all its capacities are off by about one factor. It is the geometric mean of ours/theirs over
-// the points that both have measured. Where there is no such point, the factor makes the best of theirs equal to the
+// the points that both have measured. If there is no such point, the factor makes the best of theirs equal to the
 // best of ours.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
@@ -99,9 +91,9 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint is the rate at which the next search begins: the best capacity so far on servers of that version. Before there
-// is one, it is the lowest capacity among priors with known rates, for a hint that is far too high may cost all probes
-// of a search. 0 means no hint.
+// hint is the rate at which the next search begins: the best capacity so far on servers of that version. If there is
+// none, hint takes the lowest capacity among priors with known rates: a hint that is far too high may cost all probes of
+// a search. 0 means no hint.
 func hint(study studies.Study, version string) float64 {
 	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
 	if best, ok := highest(same); ok {

@@ -122,16 +122,13 @@ func TestHint(t *testing.T) {
 // Priors are no trials: they count against no budget, and the best of them is measured.
 func TestAStudyWithPriors(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	priors := []studies.Trial{elsewhere("", "8", 10), elsewhere("", "16", 30), elsewhere("", "9", 20)}
 	if err := store.AddPriors([]studies.Source{{Path: "a", Trials: priors}}); err != nil {
 		t.Fatal(err)
 	}
 	const trials = 4
 	s := study(t, store, trial.Reset, trials)
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	got, err := store.Study()
 	if err != nil || len(got.Trials) != trials || len(got.Prior) != 3 || got.Prior[1].Source != "a" {
 		t.Fatalf("%d trials and the priors %+v, %v", len(got.Trials), got.Prior, err)

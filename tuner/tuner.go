@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
@@ -40,7 +42,7 @@ type Study struct {
 	Space       *space.Space
 	Sampler     sampler.Sampler
 	Current     space.Point // the user's current args: trial 1; nil when unknown
-	FixedArgs   []string    // args of every trial, before those of its point
+	FixedArgs   []string    // args of every trial; the args of its point follow
 	Budget      Budget
 	AcceptDrift bool            // go on with another server version than in earlier trials
 	Finish      <-chan struct{} // closed: finish the probe at hand and stop
@@ -169,51 +171,31 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	if err := s.generator.tooLate(); err != nil {
 		return End{}, err
 	}
-	done := tallyOf(study.Trials)
-	n := len(study.Trials)
+	finished := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
+	infeasible := lo.CountBy(finished, func(t studies.Trial) bool { return t.Result.Outcome == trial.Infeasible })
+	spent := lo.SumBy(finished, func(t studies.Trial) time.Duration { return t.Result.GPUTime })
+	halfDone := slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done })
+	n, done := len(study.Trials), len(finished)
 	switch {
-	case done.halfDone: // its trial is finished, whatever the budget says
+	case halfDone: // its trial is finished, whatever the budget says
 		return End{}, nil
 	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // every Run tries that many: the points may have been the cause
 		return End{}, diedAlike(study)
 	case s.unknownInRow >= maxUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed, and not by their flags", s.unknownInRow)
-	case done.finished >= maxInfeasible && done.infeasible == done.finished && done.finished < s.Budget.Trials:
-		return End{}, nothingStarts(study, "none of the first %d points is feasible", done.finished)
-	case done.finished >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
+	case done >= maxInfeasible && infeasible == done && done < s.Budget.Trials:
+		return End{}, nothingStarts(study, "none of the first %d points is feasible", done)
+	case done >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
 		return End{}, diedAlike(study)
-	case done.finished >= s.Budget.Trials && done.finished > 0 && len(study.Present().Trials) == 0:
+	case done >= s.Budget.Trials && done > 0 && len(study.Present().Trials) == 0:
 		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
-	case done.finished >= s.Budget.Trials:
+	case done >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
-	case s.Budget.GPUTime > 0 && done.gpuTime >= s.Budget.GPUTime:
-		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done.finished, "trial"))
+	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
+		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done, "trial"))
 		return End{Why: why, Spent: true}, nil
 	}
 	return End{}, nil
-}
-
-// A tally counts the trials that count.
-type tally struct {
-	finished, infeasible int
-	gpuTime              time.Duration
-	halfDone             bool // a trial is not finished
-}
-
-func tallyOf(trials []studies.Trial) (sum tally) {
-	for _, t := range trials {
-		switch {
-		case t.State != studies.Done:
-			sum.halfDone = true
-		case t.Counts():
-			sum.finished++
-			sum.gpuTime += t.Result.GPUTime
-			if t.Result.Outcome == trial.Infeasible {
-				sum.infeasible++
-			}
-		}
-	}
-	return sum
 }
 
 func nothingStarts(study studies.Study, format string, args ...any) error {
@@ -232,7 +214,7 @@ func diedAlike(study studies.Study) error {
 	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }
 
-// withRemedy adds what the user can do, where that is known.
+// withRemedy adds to err what the user can do, if that is known.
 func withRemedy(r trial.Result, err error) error {
 	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
 		return fmt.Errorf("%w; %s", err, remedy)
@@ -268,9 +250,8 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// countAsTried returns the study in which all points from trial number first on count as tried, even those whose trial
-// does not count. Else a broken machine would start the default again and again, and the default itself may be what
-// fails.
+// countAsTried returns the study with all trials from number first on counted as tried, even trials that do not count.
+// Otherwise a broken machine would start the default again and again, although the default itself may fail.
 func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
@@ -297,7 +278,7 @@ func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	return limited >= maxLimited
 }
 
-// runTrial measures one trial. Each probe is stored before it counts. Where a fresh server may not fail again, the
+// runTrial measures one trial. Each probe is stored before it counts. If a fresh server may not fail again, the
 // trial gets a second server before the failure counts.
 func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
@@ -321,15 +302,12 @@ func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.St
 	return result, err
 }
 
-// lastAttempt is the highest attempt among probes.
-func lastAttempt(probes []trial.Probe) (last int) {
-	for _, p := range probes {
-		last = max(last, p.Attempt)
-	}
-	return last
+// lastAttempt is the highest attempt among probes; 0 if there are none.
+func lastAttempt(probes []trial.Probe) int {
+	return lo.Max(lo.Map(probes, func(p trial.Probe, _ int) int { return p.Attempt }))
 }
 
-// blame decides whose fault a failure is where class and cause alone do not tell. Its error means that the machine is
+// blame decides whose fault a failure is, if class and cause alone do not tell. Its error means that the machine is
 // broken, and ends the study. The trial is continued once the machine is repaired.
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
@@ -345,11 +323,8 @@ func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 }
 
 // gpuTime is the GPU time of probes.
-func gpuTime(probes []trial.Probe) (sum time.Duration) {
-	for _, p := range probes {
-		sum += p.GPUTime
-	}
-	return sum
+func gpuTime(probes []trial.Probe) time.Duration {
+	return lo.SumBy(probes, func(p trial.Probe) time.Duration { return p.GPUTime })
 }
 
 // runOnServer measures a trial on one server.
@@ -381,14 +356,14 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 	}
 	before := *t
 	if len(t.Probes) == 0 || t.Version == "" {
-		i := lastIndex(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
+		last, _, found := lo.FindLastIndexOf(study.Trials[:t.Number], func(t studies.Trial) bool { return t.Version != "" })
 		switch {
-		case i < 0 || study.Trials[i].Version == version && t.Version == "":
+		case !found || last.Version == version && t.Version == "":
 			return s.serve(t, version, studies.Change{})
-		case study.Trials[i].Version == version: // the user went back from an accepted version before anything was measured on it
+		case last.Version == version: // the user went back from an accepted version before anything was measured on it
 			return s.serve(t, version, studies.VersionChange(*t, version))
 		}
-		before = study.Trials[i]
+		before = last
 	}
 	change := studies.VersionChange(before, version)
 	switch {
@@ -413,15 +388,6 @@ type changedError struct{ change studies.Change }
 
 func (e *changedError) Error() string {
 	return "the world changed before the trial was finished: " + e.change.String()
-}
-
-func lastIndex(trials []studies.Trial, is func(studies.Trial) bool) int {
-	for i, t := range slices.Backward(trials) {
-		if is(t) {
-			return i
-		}
-	}
-	return -1
 }
 
 func (s *Study) observe(e Event) {

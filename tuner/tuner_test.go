@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
@@ -25,41 +27,55 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed at its n-th write: before the write, or after it and before the owner
-// knows.
+// A killer is a store whose owner is killed before or after a write, as soon as kill returns true.
 type killer struct {
 	*studies.Store
-	writes, at int
-	after      bool
+	kill func(write string, trial int, after bool) bool
 }
 
 var errKilled = errors.New("killed")
 
-func (k *killer) write(do func() error) error {
-	k.writes++
-	if k.writes == k.at && !k.after {
+func (k *killer) write(name string, trial int, do func() error) error {
+	if k.kill(name, trial, false) {
 		return errKilled
 	}
 	if err := do(); err != nil {
 		return err
 	}
-	if k.writes == k.at {
+	if k.kill(name, trial, true) {
 		return errKilled
 	}
 	return nil
 }
 
 func (k *killer) Begin(t studies.Trial) error {
-	return k.write(func() error { return k.Store.Begin(t) })
+	return k.write("begin", t.Number, func() error { return k.Store.Begin(t) })
 }
 func (k *killer) Record(n int, p trial.Probe) error {
-	return k.write(func() error { return k.Store.Record(n, p) })
+	return k.write("record", n, func() error { return k.Store.Record(n, p) })
 }
 func (k *killer) Served(n int, version string, change studies.Change) error {
-	return k.write(func() error { return k.Store.Served(n, version, change) })
+	return k.write("served", n, func() error { return k.Store.Served(n, version, change) })
 }
 func (k *killer) Finish(n int, r trial.Result) error {
-	return k.write(func() error { return k.Store.Finish(n, r) })
+	return k.write("finish", n, func() error { return k.Store.Finish(n, r) })
+}
+
+// killedAfter is a store whose owner is killed after a write of a trial.
+func killedAfter(store *studies.Store, write string, trial int) *killer {
+	return &killer{store, func(name string, n int, after bool) bool { return after && name == write && n == trial }}
+}
+
+// killedAt is a store whose owner is killed at its n-th write: before it, or after it and before the owner knows. It
+// counts the writes.
+func killedAt(store *studies.Store, n int, after bool) (k *killer, writes *int) {
+	writes = new(int)
+	return &killer{store, func(_ string, _ int, isAfter bool) bool {
+		if !isAfter {
+			*writes++
+		}
+		return *writes == n && isAfter == after
+	}}, writes
 }
 
 func smallSpace(t *testing.T) *space.Space {
@@ -118,16 +134,36 @@ func open(t *testing.T, dir string) *studies.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return store
 }
 
-// answers returns the trials of a study without their times, which differ between two runs.
-func answers(t *testing.T, store *studies.Store) []studies.Trial {
+// mustRun runs a study to its end.
+func mustRun(t *testing.T, s *Study) {
+	t.Helper()
+	if _, err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stored returns the study that is stored.
+func stored(t *testing.T, store *studies.Store) studies.Study {
 	t.Helper()
 	s, err := store.Study()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+// answers returns the trials of a study without their times, which differ between two runs.
+func answers(t *testing.T, store *studies.Store) []studies.Trial {
+	t.Helper()
+	s := stored(t, store)
 	for i := range s.Trials {
 		s.Trials[i].Began, s.Trials[i].Ended = time.Time{}, time.Time{}
 	}
@@ -136,7 +172,6 @@ func answers(t *testing.T, store *studies.Store) []studies.Trial {
 
 func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	var kinds []EventKind
 	s := study(t, store, trial.Primed, 6)
 	s.Observe = func(e Event) { kinds = append(kinds, e.Kind) }
@@ -177,14 +212,11 @@ func (c *countedSource) Request(stream workload.Stream, i int) *workload.Request
 // The long run of a workload takes 128,000 requests and is the same for every trial.
 func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	const trials = 3
 	s := coarse(study(t, store, trial.Primed, trials))
 	source := &countedSource{Source: s.Runner.Source}
 	s.Runner.Source, s.Runner.LongRun = source, nil
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	if got := len(answers(t, store)); got != trials || source.builds != 1 {
 		t.Errorf("%d trials built the long run %d times, want %d trials and one build", got, source.builds, trials)
 	}
@@ -206,23 +238,21 @@ func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 func resumesAfterKills(t *testing.T, every int) {
 	t.Helper()
 	whole := open(t, t.TempDir())
-	defer whole.Close()
-	counting := &killer{Store: whole}
-	if _, err := study(t, counting, trial.Reset, 3).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	counting, writes := killedAt(whole, 0, false)
+	mustRun(t, study(t, counting, trial.Reset, 3))
 	want := answers(t, whole)
-	for at := 1; at <= counting.writes; at++ {
-		if at%every != 0 && at != 1 && at != counting.writes {
+	for at := 1; at <= *writes; at++ {
+		if at%every != 0 && at != 1 && at != *writes {
 			continue
 		}
 		for _, after := range []bool{false, true} {
-			if after && at < counting.writes { // the same is stored as before the next write
+			if after && at < *writes { // the same is stored as before the next write
 				continue
 			}
 			dir := filepath.Join(t.TempDir(), "study")
 			first := open(t, dir)
-			if _, err := study(t, &killer{Store: first, at: at, after: after}, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
+			killed, _ := killedAt(first, at, after)
+			if _, err := study(t, killed, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
 				t.Fatalf("killed at write %d: Run = %v", at, err)
 			}
 			first.Close()
@@ -251,20 +281,12 @@ func resumesAfterKills(t *testing.T, every int) {
 }
 
 func countProbes(trials []studies.Trial) int {
-	n := 0
-	for _, t := range trials {
-		n += len(t.Probes)
-	}
-	return n
+	return lo.SumBy(trials, func(t studies.Trial) int { return len(t.Probes) })
 }
 
 func TestRunEnds(t *testing.T) {
-	crash := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"}
-	}
-	refuse := func(context.Context, trial.Launch) (trial.Server, trial.Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
-	}
+	crash := always(serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"})
+	refuse := always(serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"})
 	closed := make(chan struct{})
 	close(closed)
 	for _, row := range []struct {
@@ -276,9 +298,9 @@ func TestRunEnds(t *testing.T) {
 		trials int
 	}{
 		{"the GPU time is spent", func(s *Study) { s.Budget.GPUTime = time.Second }, "the GPU time of 1 s is spent after 1 trial", true, nil, 1},
-		{"nothing starts, whatever the flags are", func(s *Study) { s.Runner.Start = crash }, "", false, ErrNothingStarts, 3},
-		{"every point is refused", func(s *Study) { s.Runner.Start = refuse }, "budget.trials is used up", false, nil, 4},
-		{"every point of many is refused", func(s *Study) { s.Runner.Start, s.Budget.Trials = refuse, 30 }, "", false, ErrNothingStarts, maxInfeasible},
+		{"nothing starts, whatever the flags are", func(s *Study) { dying(s, forEver, crash) }, "", false, ErrNothingStarts, 3},
+		{"every point is refused", func(s *Study) { dying(s, forEver, refuse) }, "budget.trials is used up", false, nil, 4},
+		{"every point of many is refused", func(s *Study) { dying(s, forEver, refuse); s.Budget.Trials = 30 }, "", false, ErrNothingStarts, maxInfeasible},
 		{"the user asks for an end", func(s *Study) { s.Finish = closed }, "", false, trial.ErrInterrupted, 0},
 	} {
 		store := open(t, t.TempDir())
@@ -291,33 +313,23 @@ func TestRunEnds(t *testing.T) {
 		if n := len(answers(t, store)); n != row.trials {
 			t.Errorf("%s: %d trials were begun, want %d", row.name, n, row.trials)
 		}
-		store.Close()
 	}
 }
 
-// flaky makes the first n starts of a study fail with a class. Later ones give the simulated server.
-func flaky(s *Study, class serverctl.Class, n int) {
-	good := s.Runner.Start
-	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
-		if n--; n >= 0 {
-			return nil, nil, &serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute}
-		}
-		return good(ctx, l)
-	}
+// notNow is a death that is not the fault of a point.
+func notNow(class serverctl.Class) func(int) *serverctl.ExitError {
+	return always(serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute})
 }
 
 // A study that gave up goes on after the repair, and measures the default that it had lost.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	s := coarse(study(t, store, trial.Primed, 6))
-	flaky(s, serverctl.Infrastructure, 2*maxUnknown) // each trial has two starts
+	dying(s, 2*maxUnknown, notNow(serverctl.Infrastructure)) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
-	if _, err := coarse(study(t, store, trial.Primed, 6)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 6)))
 	got := answers(t, store)
 	for i, want := range []studies.Origin{studies.Default, studies.Default, studies.Default, studies.Default, studies.Current, studies.Sampled} {
 		if got[i].Origin != want {
@@ -342,15 +354,12 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	} {
 		store := open(t, t.TempDir())
 		s := coarse(study(t, store, trial.Primed, 1))
-		flaky(s, row.class, row.hangs)
-		if _, err := s.Run(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		dying(s, row.hangs, notNow(row.class))
+		mustRun(t, s)
 		r := answers(t, store)[0].Result
 		if r.Outcome != row.want || r.GPUTime < time.Duration(row.hangs)*time.Minute {
 			t.Errorf("%s: %s with %s of GPU time, want %s", row.name, r.Outcome, r.GPUTime, row.want)
 		}
-		store.Close()
 	}
 }
 
@@ -380,7 +389,6 @@ func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop)
 // Both servers of a trial cost GPU time. Each probe is measured and counted once.
 func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	s := study(t, store, trial.Reset, 1)
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -391,9 +399,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		h := &hanging{Server: server, Load: load, exited: make(chan struct{})}
 		return h, h, nil
 	}
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
 	got := answers(t, store)[0]
 	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
 	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
@@ -418,10 +424,7 @@ func (v versioned) Facts() serverctl.Facts {
 
 func TestAnotherServerVersionIsDrift(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
-	if _, err := coarse(study(t, store, trial.Primed, 2)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 2)))
 	s := upgrade(coarse(study(t, store, trial.Primed, 4)))
 	if _, err := s.Run(t.Context()); !errors.Is(err, studies.ErrWorldChanged) || !strings.Contains(err.Error(), "simulated small-fast in trial 1 → 0.33.0") {
 		t.Errorf("Run = %v, want the change of version", err)
@@ -430,10 +433,7 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	if _, err := s.Run(t.Context()); err != nil {
 		t.Errorf("with the drift accepted Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	// The default is measured again after the first trial on the new version.
 	if worlds := got.Worlds(); len(worlds) != 2 || len(worlds[0]) != 2 || len(worlds[1]) != 2 || worlds[1][1].Origin != studies.Default {
 		t.Errorf("there are %d worlds, the first of %d trials; want two trials in each, the default in both", len(worlds), len(worlds[0]))
@@ -444,35 +444,16 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	}
 }
 
-// stopped is a store whose owner is killed after it has stored the first probe of a trial.
-type stopped struct {
-	*studies.Store
-	trial int
-}
-
-func (s *stopped) Record(n int, p trial.Probe) error {
-	if err := s.Store.Record(n, p); err != nil || n != s.trial {
-		return err
-	}
-	return errKilled
-}
-
 // Probes on two versions make no capacity: a trial that is half done on one version is given up on another.
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
-	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, killedAfter(store, "record", 2), trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed", err)
 	}
 	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
+	got := stored(t, store)
 	half := got.Trials[2]
 	if half.State != studies.Done || half.Result.Outcome != trial.Unknown || len(half.Probes) != 1 || half.Result.GPUTime != half.Probes[0].GPUTime ||
 		!strings.Contains(half.Result.Evidence, "the world changed before the trial was finished: server version: ") {
@@ -501,10 +482,9 @@ func withVersion(s *Study, version string) *Study {
 // version. An accepted change is neither asked for again nor stored again.
 func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	run := func(at int, accept bool, how func(*Study) *Study) error {
 		t.Helper()
-		s := how(coarse(study(t, &stopped{store, at}, trial.Primed, 4)))
+		s := how(coarse(study(t, killedAfter(store, "record", at), trial.Primed, 4)))
 		s.AcceptDrift = accept
 		_, err := s.Run(t.Context())
 		return err
@@ -530,10 +510,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	if err := run(-1, false, upgrade); err != nil {
 		t.Errorf("on the server that was accepted Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	drifts := 0
 	for _, e := range got.Events {
 		if e.Kind == studies.Drift {
@@ -545,42 +522,25 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	}
 }
 
-// begun is a store whose owner is killed after it has stored the version of a trial's server.
-type begun struct {
-	*studies.Store
-	trial int
-}
-
-func (b *begun) Served(n int, version string, change studies.Change) error {
-	if err := b.Store.Served(n, version, change); err != nil || n != b.trial {
-		return err
-	}
-	return errKilled
-}
-
 // Two things make no new world: a version on which nothing was measured before the user went back, and a server that
 // tells no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
 	same := func(s *Study) *Study { return s }
 	for _, how := range []func(*Study) *Study{same, upgrade} {
-		s := how(coarse(study(t, &begun{store, 1}, trial.Primed, 4)))
+		s := how(coarse(study(t, killedAfter(store, "served", 1), trial.Primed, 4)))
 		s.AcceptDrift = true
 		if _, err := s.Run(t.Context()); !errors.Is(err, errKilled) {
 			t.Fatalf("Run = %v, want it killed in trial 1", err)
 		}
 	}
-	if _, err := coarse(study(t, &stopped{store, 2}, trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
+	if _, err := coarse(study(t, killedAfter(store, "record", 2), trial.Primed, 4)).Run(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatalf("back on the first server Run = %v, want it killed in trial 2", err)
 	}
 	if _, err := withVersion(coarse(study(t, store, trial.Primed, 4)), "").Run(t.Context()); err != nil {
 		t.Errorf("on a server that tells no version Run = %v", err)
 	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := stored(t, store)
 	if worlds := got.Worlds(); len(worlds) != 1 || len(got.Trials) != 4 {
 		t.Errorf("there are %d worlds of %d trials, want one of 4; the events are %+v", len(worlds), len(got.Trials), got.Events)
 	}
@@ -589,19 +549,11 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 // The first search in a changed world does not begin at a capacity of the old world.
 func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	store := open(t, t.TempDir())
-	defer store.Close()
-	if _, err := coarse(study(t, store, trial.Primed, 3)).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, coarse(study(t, store, trial.Primed, 3)))
 	s := upgrade(coarse(study(t, store, trial.Primed, 6)))
 	s.AcceptDrift = true
-	if _, err := s.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := store.Study()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustRun(t, s)
+	got := stored(t, store)
 	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // some points do not start
 	if first, anew := got.Trials[0].Probes[0].Rate, got.Trials[3+i].Probes[0].Rate; anew != first {
 		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)

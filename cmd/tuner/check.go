@@ -60,7 +60,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err != nil {
 		return err
 	}
-	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO())
+	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO)
 	say("workload", "%s", p.Source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
@@ -71,8 +71,8 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err := p.CheckNeeds(ctx, say); err != nil {
 		return err
 	}
-	if longest := p.Source.Longest(); longest > 0 && file.MaxModelLen() > 0 {
-		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, file.MaxModelLen())
+	if longest, limit := p.Source.Longest(), studyfile.MaxModelLen(file.Server.Args); longest > 0 && limit > 0 {
+		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, limit)
 	}
 	begun, err := p.Begin(version)
 	if err != nil {

@@ -138,7 +138,7 @@ func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	r := &sweepRun{Plan: p}
 	r.sweep = &sweep.Sweep{
 		Name: file.Name, Model: file.Model, Simulated: file.Server.Simulate, Command: file.Server.Command, Args: file.Server.Args,
-		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO(), Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
+		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO, Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
 		Marks: r.Marks(), Configs: configs,
 	}
 	return r, r.check()
@@ -167,8 +167,8 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 		names = append(names, c.Name)
 		if len(only) == 0 || slices.Contains(only, c.Name) {
 			configs = append(configs, sweep.Config{
-				Name: c.Name, Description: c.Description, Flags: studyfile.ConfigFlags(c), Args: file.ConfigArgs(c), Number: i,
-				MaxModelLen: file.MaxModelLenOf(c),
+				Name: c.Name, Description: c.Description, Flags: space.FlagValues(c.Args), Args: file.ConfigArgs(c), Number: i,
+				MaxModelLen: studyfile.MaxModelLen(file.ConfigArgs(c)),
 			})
 		}
 	}

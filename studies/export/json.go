@@ -4,6 +4,7 @@ package export
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,8 +21,8 @@ import (
 // is added.
 const format = 1
 
-// A head is a study without its trials and priors. The keys never change; docs/export.md lists them.
-type head struct {
+// A document is a study. The keys never change; docs/export.md lists them.
+type document struct {
 	Format  int               `json:"tuner_export"`
 	ID      string            `json:"id"`
 	Name    string            `json:"name"`
@@ -36,6 +37,8 @@ type head struct {
 	Noted   map[string]string `json:"noted"`
 	Events  []eventItem       `json:"events"`
 	File    string            `json:"file"`
+	Trials  []trialItem       `json:"trials"` // empty: WriteJSON writes one at a time
+	Priors  []priorItem       `json:"priors"`
 }
 
 type eventItem struct {
@@ -68,111 +71,75 @@ type priorItem struct {
 
 // WriteJSON writes the whole study as one JSON object. It holds only one trial in memory at a time.
 func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, error]) error {
-	d := newDocument(w)
-	d.head(headOf(s))
-	worlds := s.WorldNumbers()
-	d.begin("trials")
-	for t, err := range trials {
-		if err != nil {
-			return err
+	whole, err := encode(documentOf(s), "")
+	if err != nil {
+		return fmt.Errorf("write the study as JSON: %w", err)
+	}
+	before, after, _ := bytes.Cut(whole, []byte(noTrials))
+	out := bufio.NewWriter(w) // it keeps its first error
+	out.Write(before)
+	out.WriteString("\n  \"trials\": [")
+	worlds, between, end := s.WorldNumbers(), "\n    ", "]"
+	for t, unread := range trials {
+		if unread != nil {
+			return unread
 		}
-		if d.item(trialItemOf(t, worlds[t.Number])); d.err != nil {
+		var item []byte
+		if item, err = encode(trialItemOf(t, worlds[t.Number]), "    "); err != nil {
 			break
 		}
+		out.WriteString(between)
+		if _, err = out.Write(item); err != nil {
+			break
+		}
+		between, end = ",\n    ", "\n  ]"
 	}
-	d.end()
-	d.begin("priors")
-	for _, t := range s.Prior {
-		d.item(priorItem{Source: t.Source, Point: mapped(t.Point), Args: listed(t.Args), Result: t.Result, Probes: listed(t.Probes)})
-	}
-	d.end()
-	d.write("\n}\n")
-	if err := d.close(); err != nil {
+	out.WriteString(end)
+	out.Write(after)
+	out.WriteString("\n")
+	if err := cmp.Or(err, out.Flush()); err != nil {
 		return fmt.Errorf("write the study as JSON: %w", err)
 	}
 	return nil
 }
 
-func headOf(s studies.Study) head {
-	h := head{
-		Format: format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Note,
-		Created: s.Created, Updated: s.Updated, Commits: s.Commits, World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{}, File: s.File,
+// noTrials is the empty list of trials in a document. No text of the study holds it, because JSON escapes line breaks.
+const noTrials = "\n  \"trials\": []"
+
+// encode returns v as indented JSON. All lines but the first begin with indent.
+func encode(v any, indent string) ([]byte, error) {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetIndent(indent, "  ")
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
+}
+
+func documentOf(s studies.Study) document {
+	d := document{
+		Format: format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Note, Created: s.Created,
+		Updated: s.Updated, Commits: s.Commits, World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{},
+		File: s.File, Trials: []trialItem{}, Priors: []priorItem{},
 	}
 	for _, e := range s.Events {
-		h.Events = append(h.Events, eventItem{e.Time, e.Kind, e.Text(), e.Trial})
+		d.Events = append(d.Events, eventItem{e.Time, e.Kind, e.Text(), e.Trial})
 	}
-	return h
+	for _, t := range s.Prior {
+		d.Priors = append(d.Priors, priorItem{t.Source, mapped(t.Point), listed(t.Args), t.Result, listed(t.Probes)})
+	}
+	return d
 }
 
 func trialItemOf(t studies.Trial, world int) trialItem {
-	item := trialItem{Number: t.Number, Origin: t.Origin, Point: mapped(t.Point), Args: listed(t.Args), State: t.State, World: world, Began: t.Began, Probes: listed(t.Probes)}
+	item := trialItem{
+		Number: t.Number, Origin: t.Origin, Point: mapped(t.Point), Args: listed(t.Args), State: t.State, World: world,
+		Began: t.Began, Probes: listed(t.Probes),
+	}
 	if t.State == studies.Done {
 		item.Ended, item.Result = &t.Ended, &t.Result
 	}
 	return item
-}
-
-// A document writes an indented JSON object piece by piece. It keeps its first error and then writes nothing more.
-type document struct {
-	w     *bufio.Writer
-	piece bytes.Buffer // the piece that is being encoded
-	some  bool         // the open list has an item
-	err   error
-}
-
-func newDocument(w io.Writer) *document { return &document{w: bufio.NewWriter(w)} }
-
-func (d *document) write(text string) {
-	if d.err == nil {
-		_, d.err = d.w.WriteString(text)
-	}
-}
-
-// encode writes v, without the tail of its text. All lines but the first begin with indent.
-func (d *document) encode(v any, indent, tail string) {
-	if d.err != nil {
-		return
-	}
-	d.piece.Reset()
-	e := json.NewEncoder(&d.piece)
-	e.SetIndent(indent, "  ")
-	e.SetEscapeHTML(false)
-	if d.err = e.Encode(v); d.err == nil {
-		_, d.err = d.w.Write(bytes.TrimSuffix(d.piece.Bytes(), []byte(tail)))
-	}
-}
-
-// head writes the fields of v as the first fields of the object, and leaves the object open.
-func (d *document) head(v any) { d.encode(v, "", "\n}\n") }
-
-// begin opens a list.
-func (d *document) begin(name string) {
-	d.write(",\n  \"" + name + "\": [")
-	d.some = false
-}
-
-func (d *document) item(v any) {
-	if d.some {
-		d.write(",")
-	}
-	d.some = true
-	d.write("\n    ")
-	d.encode(v, "    ", "\n")
-}
-
-// end closes the list.
-func (d *document) end() {
-	if d.some {
-		d.write("\n  ")
-	}
-	d.write("]")
-}
-
-func (d *document) close() error {
-	if d.err != nil {
-		return d.err
-	}
-	return d.w.Flush()
 }
 
 // mapped returns a map that is never null in JSON.

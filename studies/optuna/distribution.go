@@ -34,90 +34,63 @@ type numbers struct {
 	Log  bool     `json:"log"`
 }
 
-type choices struct {
-	Choices []any `json:"choices"`
-}
-
 // encodeParam returns the value of a parameter as Optuna stores it, a number or the index of a choice, and its
 // distribution. It reports false if the value is not among the choices, because Optuna cannot store that.
 //
 // A number outside its range, or off its step, gets a wider range. The user's current args may have such numbers.
 func encodeParam(p *space.Parameter, text string) (value float64, dist distribution, ok bool) {
-	switch p.Kind {
-	case space.Bool:
-		i := slices.Index([]string{"false", "true"}, text)
-		return float64(i), distribution{categorical, choices{[]any{false, true}}}, i >= 0
-	case space.Float, space.Int:
+	if p.Kind == space.Float || p.Kind == space.Int {
 		value, err := p.Number(text)
 		return value, rangeOf(p, value), err == nil
 	}
-	all := make([]any, len(p.Choices))
-	for i, c := range p.Choices {
+	choices := p.Levels(1)
+	all := make([]any, len(choices))
+	for i, c := range choices {
 		all[i] = c
+		if p.Kind == space.Bool {
+			all[i] = c == "true"
+		}
 	}
-	i := slices.Index(p.Choices, text)
-	return float64(i), distribution{categorical, choices{all}}, i >= 0
-}
-
-// A parameter is a flag, with the function that encodes its values.
-type parameter struct {
-	name   string
-	encode func(text string) (value float64, dist distribution, ok bool)
+	i := slices.Index(choices, text)
+	return float64(i), distribution{categorical, map[string]any{"choices": all}}, i >= 0
 }
 
 // parametersOf returns the searched flags, and then the former ones, which only the points of trials have. An earlier
 // study file had those; the values that it allowed are not known.
-func parametersOf(searched []space.Parameter, trials []studies.Trial) (all []parameter) {
-	for i := range searched {
-		p := &searched[i]
-		all = append(all, parameter{p.Name, func(text string) (float64, distribution, bool) { return encodeParam(p, text) }})
-	}
-	former := map[string]map[string]bool{} // values of former flags, by name
+func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Parameter {
+	former := map[string][]string{} // values of former flags, by name
 	for i := range trials {
 		for name, text := range trials[i].Point {
-			if slices.ContainsFunc(searched, func(p space.Parameter) bool { return p.Name == name }) {
-				continue
+			if !slices.ContainsFunc(searched, func(p space.Parameter) bool { return p.Name == name }) {
+				former[name] = append(former[name], text)
 			}
-			if former[name] == nil {
-				former[name] = map[string]bool{}
-			}
-			former[name][text] = true
 		}
 	}
+	all := slices.Clone(searched)
 	for _, name := range slices.Sorted(maps.Keys(former)) {
-		all = append(all, parameter{name, formerEncoder(slices.Sorted(maps.Keys(former[name])))})
+		all = append(all, formerParameter(name, slices.Compact(slices.Sorted(slices.Values(former[name])))))
 	}
 	return all
 }
 
-// formerEncoder encodes a former flag, given all values that trials have. If all are numbers, it uses the range from the
-// lowest to the highest value; otherwise a choice among the values.
-func formerEncoder(values []string) func(text string) (float64, distribution, bool) {
-	name, within := intDistribution, numbers{Step: new(1.0), Low: math.Inf(1), High: math.Inf(-1)}
-	isNumber := true
+// formerParameter returns a definition of a former flag that fits all values that trials have. If all are numbers, it is
+// the range from the lowest to the highest value; otherwise it is a choice among the values.
+func formerParameter(name string, values []string) space.Parameter {
+	p := space.Parameter{Name: name, Kind: space.Int, Min: math.Inf(1), Max: math.Inf(-1)}
 	for _, text := range values {
 		v, err := strconv.ParseFloat(text, 64)
-		if err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text { // it would be read back as a different text
-			isNumber = false
-			break
+		switch {
+		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // a number would be read back as another text
+			if !slices.ContainsFunc(values, func(text string) bool { return text != "true" && text != "false" }) {
+				return space.Parameter{Name: name, Kind: space.Bool}
+			}
+			return space.Parameter{Name: name, Kind: space.Categorical, Choices: values}
+		case v != math.Trunc(v) || math.Abs(v) > maxInt:
+			p.Kind = space.Float
 		}
-		within.Low, within.High = min(within.Low, v), max(within.High, v)
-		if v != math.Trunc(v) || math.Abs(v) > maxInt {
-			name, within.Step = floatDistribution, nil
-		}
+		p.Min, p.Max = min(p.Min, v), max(p.Max, v)
 	}
-	switch {
-	case isNumber:
-		return func(text string) (float64, distribution, bool) {
-			v, err := strconv.ParseFloat(text, 64)
-			return v, distribution{name, within}, err == nil
-		}
-	case !slices.ContainsFunc(values, func(text string) bool { return text != "true" && text != "false" }):
-		p := &space.Parameter{Kind: space.Bool}
-		return func(text string) (float64, distribution, bool) { return encodeParam(p, text) }
-	}
-	p := &space.Parameter{Kind: space.Categorical, Choices: values}
-	return func(text string) (float64, distribution, bool) { return encodeParam(p, text) }
+	return p
 }
 
 // maxInt limits integers. Optuna stores them as floating-point numbers, which are exact up to here.
@@ -125,28 +98,24 @@ const maxInt = 1 << 53
 
 // rangeOf returns the distribution of a Float or an Int. It includes the value.
 func rangeOf(p *space.Parameter, value float64) distribution {
-	levels := p.Levels(2) // Optuna wants the upper end to be on a step, as the highest level is
 	n := numbers{Low: p.Min, High: p.Max, Log: p.Log}
-	if high, err := p.Number(levels[len(levels)-1]); err == nil {
-		n.High = high
-	}
-	name := floatDistribution
-	if p.Step > 0 && !p.Log {
-		n.Step = &p.Step
-	}
-	if p.Kind == space.Int {
-		name = intDistribution
-		if n.Step == nil {
-			n.Step = new(1.0)
+	if p.Step > 0 { // Optuna wants the upper end to be on a step, as the highest level is
+		levels := p.Levels(2)
+		if high, err := p.Number(levels[len(levels)-1]); err == nil {
+			n.High = high
 		}
 	}
-	if p.Check(shortest(value)) != nil {
+	isLegal := p.Check(shortest(value)) == nil
+	if !isLegal {
 		n.Low, n.High = min(n.Low, value), max(n.High, value)
 		n.Log = n.Log && n.Low > 0
-		n.Step = nil
-		if p.Kind == space.Int {
-			n.Step = new(1.0)
-		}
+	}
+	name := floatDistribution
+	if p.Kind == space.Int {
+		name, n.Step = intDistribution, new(1.0)
+	}
+	if isLegal && p.Step > 0 && !p.Log {
+		n.Step = &p.Step
 	}
 	return distribution{name, n}
 }

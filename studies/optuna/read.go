@@ -1,6 +1,7 @@
 package optuna
 
 import (
+	"cmp"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -18,7 +19,7 @@ type Study struct {
 	Name       string
 	Directions []string                   // MINIMIZE or MAXIMIZE, one for each objective
 	User       map[string]json.RawMessage // user attributes
-	Trials     []Trial                    // by number
+	Trials     []*Trial                   // by number
 }
 
 // A Trial is a trial of a Study.
@@ -49,19 +50,17 @@ func IsSQLite(path string) (bool, error) {
 }
 
 // Read reads all studies of a file. It writes nothing, and Optuna may be writing the file meanwhile.
-func Read(path string) (all []Study, err error) {
+func Read(path string) (all []*Study, err error) {
 	db, err := open(path, "mode=ro&_query_only=1&_busy_timeout=5000")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = inTransaction(db, func(tx *sql.Tx) error {
-		r := &reader{tx: tx, trials: map[int64]position{}}
-		if err := r.checkVersion(filepath.Base(path)); err != nil {
-			return err
-		}
-		all, err = r.read()
-		return err
+		r := &reader{tx: tx}
+		r.checkVersion(filepath.Base(path))
+		all = r.read()
+		return r.err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -69,192 +68,146 @@ func Read(path string) (all []Study, err error) {
 	return all, nil
 }
 
-// A reader reads one file.
+// A reader reads one file. It keeps its first error and then reads nothing more.
 type reader struct {
-	tx     *sql.Tx
-	all    []Study
-	trials map[int64]position // by Optuna's trial_id
+	tx  *sql.Tx
+	err error
 }
 
-// A position holds the indexes of a trial: of its study, and of the trial in the study.
-type position struct{ study, trial int }
+func (r *reader) fail(format string, args ...any) { r.err = cmp.Or(r.err, fmt.Errorf(format, args...)) }
 
 // checkVersion refuses a file with another schema.
-func (r *reader) checkVersion(name string) error {
+func (r *reader) checkVersion(name string) {
 	var found string
 	err := r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
 	switch {
 	case err != nil && strings.Contains(err.Error(), "no such table"):
-		return errors.New("it is an SQLite file, but not one of Optuna's; give a file that Optuna's RDBStorage or `tuner export --format sqlite` wrote")
+		r.fail("it is an SQLite file, but not one of Optuna's; give a file that Optuna's RDBStorage or `tuner export --format sqlite` wrote")
 	case err != nil:
-		return err
+		r.err = err
 	case found != revision:
-		return fmt.Errorf("its schema is %s, and only %s can be read; upgrade a copy: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
+		r.fail("its schema is %s, and only %s can be read; upgrade a copy: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
 	}
-	return nil
 }
 
-func (r *reader) read() ([]Study, error) {
-	indexes := map[int64]int{} // indexes in r.all by Optuna's study_id
-	err := r.each(`SELECT study_id, study_name FROM studies ORDER BY study_id`, func(scan func(...any) error) error {
-		var id int64
-		s := Study{User: map[string]json.RawMessage{}}
-		err := scan(&id, &s.Name)
-		indexes[id] = len(r.all)
-		r.all = append(r.all, s)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = r.each(`SELECT study_id, direction FROM study_directions ORDER BY objective`, func(scan func(...any) error) error {
-		var id int64
-		var direction string
-		err := scan(&id, &direction)
-		if i, ok := indexes[id]; ok {
-			r.all[i].Directions = append(r.all[i].Directions, direction)
+// rows scans each row of a query into the places, one row for each round of a loop.
+func (r *reader) rows(query string, into ...any) func(yield func() bool) {
+	return func(yield func() bool) {
+		if r.err != nil {
+			return
 		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = r.each(`SELECT study_id, "key", value_json FROM study_user_attributes`, func(scan func(...any) error) error {
-		var id sql.NullInt64
-		var key, value sql.NullString
-		err := scan(&id, &key, &value)
-		if i, ok := indexes[id.Int64]; ok && value.Valid {
-			r.all[i].User[key.String] = json.RawMessage(value.String)
+		rows, err := r.tx.Query(query)
+		if err != nil {
+			r.err = err
+			return
 		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = r.each(`SELECT trial_id, study_id, number, state FROM trials ORDER BY number`, func(scan func(...any) error) error {
-		var id int64
-		var study, number sql.NullInt64
-		t := Trial{Params: map[string]string{}, User: map[string]json.RawMessage{}}
-		err := scan(&id, &study, &number, &t.State)
-		if i, ok := indexes[study.Int64]; ok && err == nil {
-			if t.Number = int(number.Int64); !number.Valid {
-				return fmt.Errorf("trial_id %d: the trial has no number: correct it in trials, or delete the row", id)
+		defer func() { r.err = cmp.Or(r.err, rows.Err(), rows.Close()) }()
+		for rows.Next() {
+			if err := rows.Scan(into...); err != nil {
+				r.fail("%s: a row that Optuna does not write: %w; give a copy that Optuna reads", query, err)
+				return
 			}
-			r.trials[id] = position{i, len(r.all[i].Trials)}
-			r.all[i].Trials = append(r.all[i].Trials, t)
+			if !yield() || r.err != nil {
+				return
+			}
 		}
-		return err
-	})
-	return r.all, errors.Join(err, r.values(), r.params(), r.attributes())
+	}
 }
 
-func (r *reader) values() error {
-	return r.each(`SELECT trial_id, value FROM trial_values WHERE objective=0 AND value_type='FINITE'`, func(scan func(...any) error) error {
-		var id int64
-		var value any
-		if err := scan(&id, &value); err != nil {
-			return err
+// read reads all studies. Rows that belong to no study are left out.
+func (r *reader) read() (all []*Study) {
+	studies := map[int64]*Study{} // by Optuna's study_id
+	var id int64
+	var name, direction string
+	for range r.rows(`SELECT study_id, study_name FROM studies ORDER BY study_id`, &id, &name) {
+		studies[id] = &Study{Name: name, User: map[string]json.RawMessage{}}
+		all = append(all, studies[id])
+	}
+	for range r.rows(`SELECT study_id, direction FROM study_directions ORDER BY objective`, &id, &direction) {
+		if s := studies[id]; s != nil {
+			s.Directions = append(s.Directions, direction)
 		}
-		t := r.trial(id)
-		if t == nil {
-			return nil
+	}
+	var study sql.NullInt64
+	var key, value sql.NullString
+	for range r.rows(`SELECT study_id, "key", value_json FROM study_user_attributes`, &study, &key, &value) {
+		if s := studies[study.Int64]; s != nil && value.Valid {
+			s.User[key.String] = json.RawMessage(value.String)
 		}
-		v, ok := numberOf(value)
-		if !ok {
-			return fmt.Errorf("trial %d: its value is %s where a finite number should be: correct it in trial_values, or delete the row", t.Number, textOf(value))
-		}
-		t.Value = &v
-		return nil
-	})
+	}
+	r.trials(studies)
+	return all
 }
 
-// numberOf returns a value of SQLite as a finite number, if it is one. SQLite stores values of any type in any column.
-func numberOf(value any) (v float64, ok bool) {
+// trials reads the trials of the studies, with their values, parameters and attributes.
+func (r *reader) trials(studies map[int64]*Study) {
+	trials := map[int64]*Trial{} // by Optuna's trial_id
+	var id int64
+	var study, number sql.NullInt64
+	var state string
+	for range r.rows(`SELECT trial_id, study_id, number, state FROM trials ORDER BY number`, &id, &study, &number, &state) {
+		s := studies[study.Int64]
+		switch {
+		case s == nil:
+		case !number.Valid:
+			r.fail("trial_id %d: the trial has no number: correct it in trials, or delete the row", id)
+		default:
+			t := &Trial{Number: int(number.Int64), State: state, Params: map[string]string{}, User: map[string]json.RawMessage{}}
+			trials[id], s.Trials = t, append(s.Trials, t)
+		}
+	}
+	var value any
+	for range r.rows(`SELECT trial_id, value FROM trial_values WHERE objective=0 AND value_type='FINITE'`, &id, &value) {
+		if t := trials[id]; t != nil {
+			v, err := numberOf(value, "trial_values")
+			if err != nil {
+				r.fail("trial %d: its value is %w", t.Number, err)
+			}
+			t.Value = &v
+		}
+	}
+	var key, text sql.NullString
+	for range r.rows(`SELECT trial_id, param_name, param_value, distribution_json FROM trial_params`, &id, &key, &value, &text) {
+		if t := trials[id]; t != nil {
+			r.param(t, key.String, value, text.String)
+		}
+	}
+	for range r.rows(`SELECT trial_id, "key", value_json FROM trial_user_attributes`, &id, &key, &text) {
+		if t := trials[id]; t != nil && text.Valid {
+			t.User[key.String] = json.RawMessage(text.String)
+		}
+	}
+}
+
+// param adds a parameter to a trial.
+func (r *reader) param(t *Trial, name string, value any, distribution string) {
+	v, err := numberOf(value, "trial_params")
+	if err != nil {
+		r.fail("trial %d: parameter %s: it is %w", t.Number, name, err)
+		return
+	}
+	switch text, ok, err := decodeParam(v, []byte(distribution)); {
+	case err != nil:
+		r.fail("trial %d: parameter %s: %w", t.Number, name, err)
+	case ok:
+		t.Params[name] = text
+	}
+}
+
+// numberOf returns a value in a table as a finite number. SQLite stores values of any type in any column.
+func numberOf(value any, table string) (float64, error) {
+	text := fmt.Sprint(value)
 	switch v := value.(type) {
 	case float64:
-		return v, !math.IsInf(v, 0) && !math.IsNaN(v)
+		if !math.IsInf(v, 0) && !math.IsNaN(v) {
+			return v, nil
+		}
 	case int64:
-		return float64(v), true
-	}
-	return 0, false
-}
-
-// textOf writes a value of SQLite for an error message.
-func textOf(value any) string {
-	switch v := value.(type) {
+		return float64(v), nil
 	case nil:
-		return "NULL"
+		text = "NULL"
 	case []byte, string:
-		return fmt.Sprintf("%.40q", v)
+		text = fmt.Sprintf("%.40q", v)
 	}
-	return fmt.Sprint(value)
-}
-
-func (r *reader) params() error {
-	return r.each(`SELECT trial_id, param_name, param_value, distribution_json FROM trial_params`, func(scan func(...any) error) error {
-		var id int64
-		var name, dist sql.NullString
-		var value any
-		if err := scan(&id, &name, &value, &dist); err != nil {
-			return err
-		}
-		t := r.trial(id)
-		if t == nil {
-			return nil
-		}
-		v, ok := numberOf(value)
-		if !ok {
-			return fmt.Errorf("trial %d: parameter %s: it is %s where a finite number should be: correct it in trial_params, or delete the row", t.Number, name.String, textOf(value))
-		}
-		text, ok, err := decodeParam(v, []byte(dist.String))
-		if err != nil {
-			return fmt.Errorf("trial %d: parameter %s: %w", t.Number, name.String, err)
-		}
-		if ok {
-			t.Params[name.String] = text
-		}
-		return nil
-	})
-}
-
-func (r *reader) attributes() error {
-	return r.each(`SELECT trial_id, "key", value_json FROM trial_user_attributes`, func(scan func(...any) error) error {
-		var id int64
-		var key, value sql.NullString
-		err := scan(&id, &key, &value)
-		if t := r.trial(id); t != nil && value.Valid {
-			t.User[key.String] = json.RawMessage(value.String)
-		}
-		return err
-	})
-}
-
-// trial returns the trial with Optuna's trial_id; nil if it belongs to no study.
-func (r *reader) trial(id int64) *Trial {
-	at, ok := r.trials[id]
-	if !ok {
-		return nil
-	}
-	return &r.all[at.study].Trials[at.trial]
-}
-
-// each calls do for every row of a query.
-func (r *reader) each(query string, do func(scan func(...any) error) error) (err error) {
-	rows, err := r.tx.Query(query)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	for rows.Next() {
-		scan := func(into ...any) error {
-			if err := rows.Scan(into...); err != nil {
-				return fmt.Errorf("%s: a row that Optuna does not write: %w; give a copy that Optuna reads", query, err)
-			}
-			return nil
-		}
-		if err := do(scan); err != nil {
-			return err
-		}
-	}
-	return nil
+	return 0, fmt.Errorf("%s where a finite number should be: correct it in %s, or delete the row", text, table)
 }

@@ -8,6 +8,8 @@ import (
 	"iter"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -53,7 +55,7 @@ func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, err
 // A writer fills the tables. It keeps its first error and then writes nothing more.
 type writer struct {
 	tx         *sql.Tx
-	parameters []parameter
+	parameters []space.Parameter
 	worlds     map[int]int // world by trial number
 	deciding   int         // world of the best trial
 	err        error
@@ -87,17 +89,18 @@ func (w *writer) trial(t studies.Trial) {
 		w.run(`INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (?, 0, ?, ?)`, id, objective(t), finite)
 	}
 	illegal := map[string]string{}
-	for _, p := range w.parameters {
-		text, given := t.Point[p.name]
+	for i := range w.parameters {
+		p := &w.parameters[i]
+		text, given := t.Point[p.Name]
 		if !given {
 			continue
 		}
-		value, dist, ok := p.encode(text)
+		value, dist, ok := encodeParam(p, text)
 		if !ok {
-			illegal[p.name] = text
+			illegal[p.Name] = text
 			continue
 		}
-		w.run(`INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (?, ?, ?, ?)`, id, p.name, value, w.json(dist))
+		w.run(`INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (?, ?, ?, ?)`, id, p.Name, value, w.json(dist))
 	}
 	for _, p := range t.Probes {
 		w.run(`INSERT INTO trial_intermediate_values (trial_id, step, intermediate_value, intermediate_value_type) VALUES (?, ?, ?, ?)`, id, p.Seq, p.Rate, finite)
@@ -171,10 +174,9 @@ type probeAttribute struct {
 // trialAttributes returns the facts on a trial for which Optuna has no column. illegal holds the values of the point that
 // are not among the choices.
 func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
-	probes := make([]probeAttribute, len(t.Probes))
-	for i, p := range t.Probes {
-		probes[i] = probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
-	}
+	probes := lo.Map(t.Probes, func(p trial.Probe, _ int) probeAttribute {
+		return probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
+	})
 	all := []attribute{{"origin", t.Origin}, {"world", world}, {"args", append([]string{}, t.Args...)}, {"probes", probes}}
 	if len(illegal) > 0 {
 		all = append(all, attribute{"not_among_choices", illegal})
@@ -188,7 +190,9 @@ func trialAttributes(t studies.Trial, world int, illegal map[string]string) []at
 		return append(all, attribute{"class", r.Class}, attribute{"cause", r.Cause}, attribute{"evidence", r.Evidence})
 	}
 	c := r.Capacity
-	return append(all, attribute{"capacity_rps", objective(t)}, attribute{"bound", c.Bound}, attribute{"binding", c.Binding}, attribute{"passed_rps", c.Low}, attribute{"failed_rps", c.High},
-		attribute{"lowest_rps", c.Lowest}, attribute{"highest_rps", c.Highest}, attribute{"std_err", c.StdErr}, attribute{"in_flight", c.InFlight},
-		attribute{"doubt", c.Doubt}, attribute{"notes", append([]string{}, r.Notes...)})
+	return append(all, []attribute{
+		{"capacity_rps", objective(t)}, {"bound", c.Bound}, {"binding", c.Binding}, {"passed_rps", c.Low}, {"failed_rps", c.High},
+		{"lowest_rps", c.Lowest}, {"highest_rps", c.Highest}, {"std_err", c.StdErr}, {"in_flight", c.InFlight}, {"doubt", c.Doubt},
+		{"notes", append([]string{}, r.Notes...)},
+	}...)
 }

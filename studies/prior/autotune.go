@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -125,13 +126,10 @@ func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	if _, isSet := r.Set[utilization]; isSet || r.Space.Parameter(utilization) == nil {
 		return flags
 	}
-	logs, err := filepath.Glob(filepath.Join(globbed(dir), "vllm_log_gpu_memory_utilization_*.log"))
-	if err != nil {
-		return flags
-	}
 	lowest := 0.0
+	logs, _ := os.ReadDir(dir) // a folder that cannot be read has no logs: the note below says what to do
 	for _, log := range logs {
-		m := utilizationLog.FindStringSubmatch(filepath.Base(log))
+		m := utilizationLog.FindStringSubmatch(log.Name())
 		if m == nil {
 			continue
 		}
@@ -147,16 +145,10 @@ func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	return flags
 }
 
-// globbed quotes the name of a folder for use in a pattern.
-func globbed(dir string) string {
-	return regexp.MustCompile(`[*?\[\\]`).ReplaceAllString(dir, `\$0`)
-}
-
 // note adds a note on all trials of the source, unless it has it already.
 func (s *Source) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	if slices.Contains(s.Notes, text) {
-		return
+	if !slices.Contains(s.Notes, text) {
+		s.Notes = append(s.Notes, text)
 	}
-	s.Notes = append(s.Notes, text)
 }

@@ -23,34 +23,36 @@ import (
 // A run is a result of vllm bench serve that was judged by the SLO.
 type run struct {
 	path  string
+	point space.Point
 	probe trial.Probe
 	meta  map[string]string
 }
 
 // readBenches reads result files, and joins the runs of each point.
 func (r *Reader) readBenches(s *Source, paths []string) error {
-	runs := map[string][]run{}
-	points := map[string]space.Point{}
+	runs := map[string][]run{} // by point
 	for _, path := range paths {
-		point, one, why, err := r.readBench(path)
+		one, why, err := r.readBench(path)
 		switch {
 		case err != nil:
 			return err
 		case why != "":
 			s.leave(path, "%s", why)
 		default:
-			key := point.String()
-			runs[key], points[key] = append(runs[key], one), point
+			key := one.point.String()
+			runs[key] = append(runs[key], one)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(runs)) {
-		r.join(s, points[key], runs[key])
+		r.join(s, runs[key])
 	}
 	return nil
 }
 
 // join makes one trial of the runs of a point, as a sweep does.
-func (r *Reader) join(s *Source, point space.Point, runs []run) {
+func (r *Reader) join(s *Source, runs []run) {
+	point := runs[0].point
+	name := cmp.Or(point.String(), "the server's default")
 	slices.SortFunc(runs, func(a, b run) int {
 		return cmp.Or(cmp.Compare(a.probe.Rate, b.probe.Rate), cmp.Compare(a.path, b.path))
 	})
@@ -65,14 +67,14 @@ func (r *Reader) join(s *Source, point space.Point, runs []run) {
 	}
 	c, below := capacity.Highest(trial.Steps(probes))
 	if !c.Met() {
-		s.leave(from, "%s: no rate kept the SLO (%s); measure lower rates", nameOf(point), probes[0].Verdict.Reason)
+		s.leave(from, "%s: no rate kept the SLO (%s); measure lower rates", name, probes[0].Verdict.Reason)
 		return
 	}
 	if len(below) > 0 {
 		c.Doubt = fmt.Sprintf("a lower rate, %.4g req/s, failed", below[0])
 	}
 	if keys := r.differing(runs); len(keys) > 0 {
-		s.note("the runs of %s differ in %s, which is no flag of this study: if their servers differed, import them separately", nameOf(point), strings.Join(keys, ", "))
+		s.note("the runs of %s differ in %s, which is no flag of this study: if their servers differed, import them separately", name, strings.Join(keys, ", "))
 	}
 	s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: c}, probes)
 }
@@ -90,42 +92,35 @@ func (r *Reader) differing(runs []run) []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// nameOf names a point.
-func nameOf(p space.Point) string {
-	if len(p) == 0 {
-		return "the server's default"
-	}
-	return p.String()
-}
-
-// readBench reads one result. It returns the point and the run, or why the result cannot be used.
-func (r *Reader) readBench(path string) (point space.Point, one run, why string, err error) {
+// readBench reads one result. It returns the run, or why the result cannot be used.
+func (r *Reader) readBench(path string) (one run, why string, err error) {
 	text, err := readFile(path)
-	if err != nil {
-		return nil, one, "", err
+	if err == nil {
+		err = checkJSON(path, text)
 	}
-	if err := checkJSON(path, text); err != nil {
-		return nil, one, "", err
+	if err != nil {
+		return one, "", err
 	}
 	if isExport(text) {
-		return nil, one, "it is a study that `tuner export` wrote as JSON, which cannot be imported; export it with --format sqlite", nil
+		return one, "it is a study that `tuner export` wrote as JSON, which cannot be imported; export it with --format sqlite", nil
 	}
 	found, err := bench.ReadVLLMResult(text, nil, r.percentiles()...)
 	if err != nil {
-		return nil, one, oneLine(err.Error()), nil
+		return one, oneLine(err.Error()), nil
 	}
 	if why := r.unfit(found); why != "" {
-		return nil, one, why, nil
+		return one, why, nil
 	}
-	if point, err = r.benchPoint(path, found.Meta); err != nil {
-		return nil, one, err.Error(), nil
+	point, err := r.benchPoint(path, found.Meta)
+	if err != nil {
+		return one, err.Error(), nil
 	}
 	verdict, err := r.judge(found)
 	if err != nil {
-		return nil, one, err.Error(), nil
+		return one, err.Error(), nil
 	}
-	one = run{path, probeOf(found, verdict), found.Meta.Metadata}
-	return point, one, implausibleRun(one.probe), nil
+	one = run{path, point, probeOf(found, verdict), found.Meta.Metadata}
+	return one, implausible(trial.Result{Outcome: trial.Unknown}, []trial.Probe{one.probe}), nil
 }
 
 // isExport reports whether text is a study in the JSON of studies/export, whose first key is tuner_export.
@@ -143,18 +138,14 @@ func checkJSON(path string, text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(clean))
 	var first json.RawMessage
 	if err := d.Decode(&first); err != nil {
-		line := 1 + bytes.Count(clean[:min(brokenAt(err), len(clean))], []byte("\n"))
+		at := len(clean) // the text ends too early
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+			at = min(at, int(syntax.Offset))
+		}
+		line := 1 + bytes.Count(clean[:at], []byte("\n"))
 		return fmt.Errorf("%s:%d: %w; give complete result files of vllm bench serve", path, line, err)
 	}
 	return nil
-}
-
-// brokenAt returns the offset of a syntax error.
-func brokenAt(err error) int {
-	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return int(syntax.Offset)
-	}
-	return math.MaxInt // the text ends too early
 }
 
 // percentiles returns the percentiles of the SLO's limits on TTFT and TPOT.

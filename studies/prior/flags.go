@@ -10,12 +10,32 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/tuner/space"
 )
 
 // flagName writes the name of a flag as a study does. vLLM also accepts underscores.
 func flagName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimLeft(name, "-")), "_", "-")
+}
+
+// ParseSet parses the FLAG=VALUE pairs of --set, which must name searched flags.
+func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
+	flags := map[string]string{}
+	for _, pair := range pairs {
+		name, value, ok := strings.Cut(pair, "=")
+		name = flagName(name)
+		switch {
+		case !ok || name == "" || value == "":
+			return nil, fmt.Errorf("%s: write it as --set max-num-seqs=128", pair)
+		case s.Parameter(name) == nil:
+			names := lo.Map(s.Parameters(), func(p space.Parameter, _ int) string { return p.Name })
+			return nil, fmt.Errorf("%s: this study does not search %s; %s", pair, name, space.DidYouMean(name, names))
+		}
+		flags[name] = value
+	}
+	return flags, nil
 }
 
 // point makes a point of flags, given by name. A flag that the study does not search must have the value that the study
@@ -29,7 +49,10 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 		fixed, isFixed := r.Space.Defaults[name]
 		switch {
 		case parameter != nil:
-			value, err := read(parameter, text)
+			if parameter.Kind == space.Bool { // Python writes True and False
+				text = strings.ToLower(text)
+			}
+			value, err := parameter.Read(text)
 			errs = append(errs, err)
 			p[name] = value
 		case isFixed && !same(fixed, text):
@@ -59,14 +82,6 @@ func (r *Reader) legal(p space.Point) space.Point {
 	return p
 }
 
-// read returns the value of a flag as the study writes it. Python writes True and False.
-func read(p *space.Parameter, text string) (string, error) {
-	if p.Kind == space.Bool {
-		text = strings.ToLower(text)
-	}
-	return p.Read(text)
-}
-
 // same compares two values as texts or as numbers.
 func same(a, b string) bool {
 	x, errX := strconv.ParseFloat(a, 64)
@@ -76,10 +91,7 @@ func same(a, b string) bool {
 
 // withSet adds the flags that the user set to the flags of a source, which win.
 func (r *Reader) withSet(flags map[string]string) map[string]string {
-	all := maps.Clone(r.Set)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := maps.Collect(maps.All(r.Set)) // never nil
 	maps.Copy(all, flags)
 	return all
 }

@@ -1,12 +1,13 @@
 package prior
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/samber/lo"
 
 	"vllmtuner/bench"
 	"vllmtuner/studies"
@@ -33,22 +34,25 @@ const maxInFlight = 1e7
 // maxLog limits the logarithm of the ratio of two rates or latencies: e^40 nanoseconds are seven years.
 const maxLog = 40
 
-// implausible says why a result cannot have been measured, or cannot be stored; "" if it can.
-func implausible(result trial.Result, probes []trial.Probe) string {
-	return cmp.Or(implausibleResult(result), implausibleProbes(probes), unstorable(studies.Trial{Result: result, Probes: probes}))
+// A figure is a number of a result, with its plausible range.
+type figure struct {
+	what      string
+	value     float64
+	unit      string
+	low, high float64
+	optional  bool // 0 stands for none
 }
 
-// implausibleRun is implausible for a probe without a result.
-func implausibleRun(p trial.Probe) string {
-	probes := []trial.Probe{p}
-	return cmp.Or(implausibleProbes(probes), unstorable(studies.Trial{Probes: probes}))
-}
-
-func unstorable(t studies.Trial) string {
-	if err := studies.CheckPrior(t); err != nil {
-		return err.Error() + "; correct it where it was written"
+// problem says why a figure is implausible; "" if it is not. NaN is in no range.
+func (f figure) problem() string {
+	if f.value >= f.low && f.value <= f.high || f.optional && f.value == 0 {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("its %s is %.4g%s, but must be from %.7g to %.7g; correct it where it was written", f.what, f.value, f.unit, f.low, f.high)
+}
+
+func requestRate(what string, value float64, optional bool) figure {
+	return figure{what, value, " requests per second", minRate, maxRate, optional}
 }
 
 var (
@@ -56,8 +60,9 @@ var (
 	bounds   = []capacity.Bound{capacity.Exact, capacity.AtLeast, capacity.AtMost}
 )
 
-// implausibleResult is implausible for the result of a trial. A trial that was not measured needs no capacity.
-func implausibleResult(result trial.Result) string {
+// implausible says why a result cannot have been measured, or cannot be stored; "" if it can. A trial that was not
+// measured needs no capacity.
+func implausible(result trial.Result, probes []trial.Probe) string {
 	c := result.Capacity
 	isMeasured := result.Outcome == trial.Measured
 	switch {
@@ -65,95 +70,66 @@ func implausibleResult(result trial.Result) string {
 		return notAWord("outcome", result.Outcome, outcomes)
 	case !slices.Contains(bounds, c.Bound) && (isMeasured || c.Bound != ""):
 		return notAWord("bound", c.Bound, bounds)
-	case isMeasured && !(c.Rate >= minRate && c.Rate <= maxRate):
-		return notARate("capacity", c.Rate)
 	}
-	for _, bound := range []float64{c.Rate, c.Low, c.High, c.Lowest, c.Highest} { // 0 stands for none
-		if !within(bound, 0, maxRate) {
-			return notARate("capacity, or a bound of it,", bound)
-		}
+	figures := []figure{requestRate("capacity", c.Rate, !isMeasured)}
+	for _, bound := range []float64{c.Low, c.High, c.Lowest, c.Highest} {
+		figures = append(figures, requestRate("capacity, or a bound of it,", bound, true))
 	}
-	return cmp.Or(notWithin("number of requests in flight", c.InFlight, 0, maxInFlight), notWithin("standard error of ln capacity", c.StdErr, 0, maxLog),
-		notWithin("number of probes", float64(c.Probes), 0, math.MaxInt32), implausibleParts(c))
-}
-
-// implausibleParts is implausible for the pieces and steps of a capacity.
-func implausibleParts(c capacity.Capacity) (why string) {
+	figures = append(figures,
+		figure{"number of requests in flight", c.InFlight, "", 0, maxInFlight, false},
+		figure{"standard error of ln capacity", c.StdErr, "", 0, maxLog, false},
+		figure{"number of probes", float64(c.Probes), "", 0, math.MaxInt32, false})
 	for _, p := range c.Pieces {
-		why = cmp.Or(why, notWithin("part of the standard error", p.Moved, -maxLog, maxLog))
+		figures = append(figures, figure{"part of the standard error", p.Moved, "", -maxLog, maxLog, false})
 	}
 	for i, s := range c.Steps {
-		if !within(s.Rate, 0, maxRate) {
-			why = cmp.Or(why, notARate(fmt.Sprintf("step %d", i), s.Rate))
-		}
-		why = cmp.Or(why, notWithin(fmt.Sprintf("step %d: number of requests in flight", i), s.InFlight, 0, maxInFlight),
-			notWithin(fmt.Sprintf("step %d: headroom", i), s.Headroom, -maxLog, maxLog))
+		name := fmt.Sprintf("step %d", i)
+		figures = append(figures, requestRate(name, s.Rate, true),
+			figure{name + ": number of requests in flight", s.InFlight, "", 0, maxInFlight, false},
+			figure{name + ": headroom", s.Headroom, "", -maxLog, maxLog, false})
 	}
-	return why
-}
-
-// implausibleProbes is implausible for the rates and latencies of probes.
-func implausibleProbes(probes []trial.Probe) string {
 	for _, p := range probes {
-		name := fmt.Sprintf("probe %d", p.Seq)
-		if !within(p.Rate, 0, maxRate) {
-			return notARate(name, p.Rate)
+		figures = append(figures, figuresOf(p)...)
+	}
+	for _, f := range figures {
+		if why := f.problem(); why != "" {
+			return why
 		}
-		m := p.Measurement
-		for _, of := range []struct {
-			metric slo.Metric
-			stats  bench.Stats
-		}{{slo.TTFT, m.TTFT}, {slo.TPOT, m.TPOT}, {slo.ITL, m.ITL}, {slo.E2E, m.E2E}} {
-			if value, ok := latency(of.stats); !ok {
-				return notALatency(fmt.Sprintf("its %s: a figure of %s", name, strings.ToUpper(string(of.metric))), value)
-			}
-		}
-		for _, c := range p.Verdict.Checks {
-			if !isLatency(c.ValueMS) {
-				return notALatency(fmt.Sprintf("its %s: %.40s", name, c.Limit), c.ValueMS)
-			}
-		}
+	}
+	if err := studies.CheckPrior(studies.Trial{Result: result, Probes: probes}); err != nil {
+		return err.Error() + "; correct it where it was written"
 	}
 	return ""
 }
 
-// latency returns the first implausible figure; ok is true if all are plausible.
-func latency(s bench.Stats) (value float64, ok bool) {
-	for _, value := range []float64{s.Mean, s.P50, s.P90, s.P95, s.P99, s.P999, s.Max} {
-		if !isLatency(value) {
-			return value, false
+// figuresOf returns the rate and the latencies of a probe.
+func figuresOf(p trial.Probe) []figure {
+	name := fmt.Sprintf("probe %d", p.Seq)
+	m := p.Measurement
+	figures := []figure{requestRate(name, p.Rate, true)}
+	latency := func(what string, ms float64) {
+		figures = append(figures, figure{name + ": " + what, ms, " ms", minMS, maxMS, true})
+	}
+	for _, of := range []struct {
+		metric slo.Metric
+		stats  bench.Stats
+	}{{slo.TTFT, m.TTFT}, {slo.TPOT, m.TPOT}, {slo.ITL, m.ITL}, {slo.E2E, m.E2E}} {
+		what, s := "a figure of "+strings.ToUpper(string(of.metric)), of.stats
+		for _, ms := range []float64{s.Mean, s.P50, s.P90, s.P95, s.P99, s.P999, s.Max} {
+			latency(what, ms)
 		}
+		// Equal latencies have a tiny standard deviation, from rounding.
+		figures = append(figures, figure{name + ": " + what, s.Std, " ms", 0, maxMS, false})
 	}
-	return s.Std, within(s.Std, 0, maxMS) // equal latencies have a tiny Std, from rounding
-}
-
-// isLatency reports whether a latency is plausible. It may be 0, which stands for none.
-func isLatency(ms float64) bool { return ms == 0 || within(ms, minMS, maxMS) }
-
-// within reports whether v is in a range. NaN is in none.
-func within(v, low, high float64) bool { return v >= low && v <= high }
-
-func notWithin(what string, v, low, high float64) string {
-	if within(v, low, high) {
-		return ""
+	for _, c := range p.Verdict.Checks {
+		latency(fmt.Sprintf("%.40s", c.Limit), c.ValueMS)
 	}
-	return fmt.Sprintf("its %s is %.4g, but must be from %g to %g; correct it where it was written", what, v, low, high)
-}
-
-func notALatency(what string, ms float64) string {
-	return fmt.Sprintf("%s is %.4g ms, but must be from %g to %g; correct it where it was written", what, ms, minMS, maxMS)
+	return figures
 }
 
 func notAWord[T ~string](what string, is T, known []T) string {
-	all := make([]string, len(known))
-	for i, word := range known {
-		all[i] = string(word)
-	}
+	all := lo.Map(known, func(word T, _ int) string { return string(word) })
 	return fmt.Sprintf("its %s is %.40q, but must be one of %s; correct it where it was written", what, string(is), strings.Join(all, ", "))
-}
-
-func notARate(what string, rate float64) string {
-	return fmt.Sprintf("its %s is %.4g requests per second, but must be from %g to %.0f; correct it where it was written", what, rate, minRate, maxRate)
 }
 
 // brief shortens a number with very many digits, so that it can be printed. Files may contain anything.

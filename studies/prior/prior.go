@@ -12,10 +12,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/fence"
 	"vllmtuner/studies/optuna"
+	"vllmtuner/studies/report"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -77,6 +81,37 @@ func (s *Source) take(r *Reader, from string, point space.Point, result trial.Re
 	})
 }
 
+const maxRows = 10 // number of trials, and of reasons to leave some out, that Text shows
+
+// Text lists the trials that were taken from the source, the best first, and says why others were left out.
+func (s *Source) Text() string {
+	var t render.Text
+	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
+	t.WriteString(report.PriorTable(s.Taken, maxRows))
+	for _, r := range reasons(s.Left) {
+		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.From, r.Why), "    ")
+	}
+	for _, note := range s.Notes {
+		t.Paragraph("  note: "+note, "    ")
+	}
+	return t.String()
+}
+
+// reasons groups by reason what was left out.
+func reasons(left []Left) (all []Left) {
+	for _, group := range lo.PartitionBy(left, func(l Left) string { return l.Why }) {
+		first := group[0]
+		if more := len(group) - 1; more > 0 {
+			first.From += fmt.Sprintf(" and %d more", more)
+		}
+		all = append(all, first)
+	}
+	if more := len(all) - maxRows; more > 0 {
+		all = append(all[:maxRows], Left{fmt.Sprintf("%d more", more), "for other reasons"})
+	}
+	return all
+}
+
 // Read reads all paths. It returns an error for a file that is malformed. Results that the study cannot use are left out,
 // with the reason in Source.Left. All results of vllm bench serve make one source, in which the runs of one point, at
 // several rates, are one trial.
@@ -88,24 +123,24 @@ func (r *Reader) Read(paths []string) ([]Source, error) {
 		return nil, err
 	}
 	for _, path := range paths {
-		found, err := identify(path)
+		kind, files, err := identify(path)
 		if err != nil {
 			return nil, err
 		}
 		var sources []Source
-		switch found.kind {
+		switch kind {
 		case tunerStudy:
 			sources, err = r.readStudy(path)
 		case optunaFile:
 			sources, err = r.readOptuna(path)
 		case autoTune:
 			source := Source{Name: path, Path: path, Kind: autoTune}
-			for _, file := range found.files {
+			for _, file := range files {
 				err = errors.Join(err, r.readAutoTune(&source, file))
 			}
 			sources = []Source{source}
 		case vllmBench:
-			benches, names = append(benches, found.files...), append(names, path)
+			benches, names = append(benches, files...), append(names, path)
 			continue
 		}
 		if err != nil {
@@ -170,33 +205,27 @@ func together(paths []string) (string, error) {
 	return fmt.Sprintf("%s and %d more #%x", filepath.Join(filepath.Base(dir), file), len(all)-1, sum[:4]), nil
 }
 
-// found says what kind of source a path is, and which files it has.
-type found struct {
-	kind  Kind
-	files []string
-}
-
 // Names of files that show which program wrote a folder.
 const (
 	resultFile = "result.txt" // auto_tune.sh
 	jsonFile   = ".json"      // vllm bench serve
 )
 
-// identify finds out what kind of source a path is.
-func identify(path string) (found, error) {
+// identify finds out what kind of source a path is, and which files it has.
+func identify(path string) (kind Kind, files []string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return found{}, foreign.Unreadable(path, err)
+		return "", nil, foreign.Unreadable(path, err)
 	}
 	switch {
 	case info.Mode().IsRegular():
 		return identifyFile(path)
 	case !info.IsDir():
 		_, err := foreign.Open(path) // its error says what the path is
-		return found{}, err
+		return "", nil, err
 	}
 	if _, err := os.Stat(filepath.Join(path, fence.SlotDir)); err == nil {
-		return found{kind: tunerStudy}, nil
+		return tunerStudy, nil, nil
 	}
 	var results, benches []string
 	err = filepath.WalkDir(path, func(file string, entry fs.DirEntry, err error) error {
@@ -215,35 +244,35 @@ func identify(path string) (found, error) {
 	})
 	switch {
 	case err != nil:
-		return found{}, err
+		return "", nil, err
 	case len(results) > 0: // auto_tune.sh also writes JSON files, which are profiles
-		return found{autoTune, results}, nil
+		return autoTune, results, nil
 	case len(benches) > 0:
-		return found{vllmBench, benches}, nil
+		return vllmBench, benches, nil
 	}
-	return found{}, fmt.Errorf("%s holds neither a %s of auto_tune.sh, nor a %s file of vllm bench serve --save-result, nor a study; give the folder or file that does",
+	return "", nil, fmt.Errorf("%s holds neither a %s of auto_tune.sh, nor a %s file of vllm bench serve --save-result, nor a study; give the folder or file that does",
 		path, resultFile, jsonFile)
 }
 
-func identifyFile(path string) (found, error) {
+func identifyFile(path string) (Kind, []string, error) {
 	isSQLite, err := optuna.IsSQLite(path)
 	if err != nil {
-		return found{}, err
+		return "", nil, err
 	}
 	switch {
 	case isSQLite:
 		isOurs, err := studies.IsFile(path)
 		if err != nil {
-			return found{}, fmt.Errorf("%s: %w", path, err)
+			return "", nil, fmt.Errorf("%s: %w", path, err)
 		}
 		if isOurs {
-			return found{kind: tunerStudy}, nil
+			return tunerStudy, nil, nil
 		}
-		return found{kind: optunaFile}, nil
+		return optunaFile, nil, nil
 	case filepath.Ext(path) == jsonFile:
-		return found{vllmBench, []string{path}}, nil
+		return vllmBench, []string{path}, nil
 	}
-	return found{autoTune, []string{path}}, nil
+	return autoTune, []string{path}, nil
 }
 
 // maxBytes is larger than any result: with --save-detailed, 100,000 requests need 300 MB.

@@ -317,20 +317,18 @@ func TestImplausibleResults(t *testing.T) {
 	study.Trials[0].Result.Capacity.Rate = 1e300
 	study.Trials[1].Result.Capacity.Rate = 1e-300
 	study.Trials[2].Result.Capacity.High = -1
-	if err := optuna.Write(filepath.Join(dir, "old.db"), study, study.Each(), oldParameters); err != nil {
-		t.Fatal(err)
-	}
+	file := exported(t, study, "")
 	r := reader(t)
 	for path, want := range map[string][]string{
-		"auto": {
+		filepath.Join(dir, "auto"): {
 			"auto/result.txt:1: its capacity is 1e+300 requests per second, but must be from 1e-06 to 1000000; correct it where it was written",
 			"auto/result.txt:2: its capacity is 1e+300 requests per second",
 			"auto/result.txt:3: --max-num-seqs 1e+300 is not a number; write one, such as 16",
 		},
-		"old.db": {"old.db, trial 0: its capacity is 1e+300 requests", "old.db, trial 1: its capacity is 1e-300 requests", "old.db, trial 2: its value 0 is not a rate"},
+		file: {"old.db, trial 0: its capacity is 1e+300 requests", "old.db, trial 1: its capacity is 1e-300 requests", "old.db, trial 2: its value 0 is not a rate"},
 	} {
-		got, left := taken(dir, readOne(t, r, filepath.Join(dir, path)))
-		if path == "auto" && len(got) != 1 {
+		got, left := taken(filepath.Dir(path), readOne(t, r, path))
+		if path != file && len(got) != 1 {
 			t.Errorf("%s: taken %q, want only the plausible result", path, got)
 		}
 		for i, want := range want {
@@ -412,23 +410,15 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 		{"a negative number of requests", `in_flight='-1e308'`, "old.db, trial 0: its number of requests in flight is -1e+308"},
 		{"a negative end of the interval", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is -5 requests"},
 	} {
-		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
-			t.Fatal(err)
-		}
 		key, value, _ := strings.Cut(c.add, "=")
-		change(t, path, fmt.Sprintf(`UPDATE trial_user_attributes SET value_json=%s WHERE trial_id=1 AND "key"='%s'`, value, key))
+		path := exported(t, old(), fmt.Sprintf(`UPDATE trial_user_attributes SET value_json=%s WHERE trial_id=1 AND "key"='%s'`, value, key))
 		got, left := taken(filepath.Dir(path), readOne(t, reader(t), path))
 		if len(got) != 4 || !strings.HasPrefix(left[0], c.want) {
 			t.Errorf("%s: taken %q, left %q; want %q", c.name, got, left, c.want)
 		}
 	}
 	// The user's own attributes may have the same names, and do not matter.
-	path := filepath.Join(t.TempDir(), "own.db")
-	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
-		t.Fatal(err)
-	}
-	change(t, path, addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
+	path := exported(t, old(), addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
 		(99, 'std_err', 'NaN'), (99, 'outcome', '"ok"'), (99, 'bound', '"upper"'), (99, 'in_flight', '-1'), (99, 'highest_rps', '1e308')`)
 	if got, left := taken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
 		t.Errorf("taken %q, left %q", got, left)
@@ -463,10 +453,7 @@ var oldParameters = []space.Parameter{{Name: "gpu-memory-utilization", Kind: spa
 
 // An export to Optuna can be read back unchanged.
 func TestOptunaRoundTrip(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "old.db")
-	if err := optuna.Write(path, old(), old().Each(), oldParameters); err != nil {
-		t.Fatal(err)
-	}
+	path := exported(t, old(), "")
 	s := readOne(t, reader(t), path)
 	got, left := taken(path, s)
 	if want := []string{"2.1 exact ", "3 at least gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91", "0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; !slices.Equal(got, want) {
@@ -632,11 +619,7 @@ func TestAnExportedOptunaFile(t *testing.T) {
 		{"the model is known without a list of worlds", ours, `DELETE FROM study_user_attributes WHERE "key"='worlds'`, Reader{World: map[string]string{"model": "b"}}, 0, "", "its model is my/model, but this study's is b"},
 		{"the model is not known for a study that Optuna made", others, `DELETE FROM study_user_attributes WHERE "key"='tuner_study_id'`, Reader{}, 5, "", ""},
 	} {
-		path := filepath.Join(t.TempDir(), "old.db")
-		if err := optuna.Write(path, c.study, c.study.Each(), oldParameters); err != nil {
-			t.Fatal(err)
-		}
-		change(t, path, c.add)
+		path := exported(t, c.study, c.add)
 		r := reader(t)
 		r.ID, r.AnyModel = c.r.ID, c.r.AnyModel
 		maps.Copy(r.World, c.r.World)
@@ -663,9 +646,13 @@ const addedTrial = `INSERT INTO trials (trial_id, number, study_id, state) VALUE
 	INSERT INTO trial_params (trial_id, param_name, param_value, distribution_json) VALUES (99, 'gpu-memory-utilization', 0.95,
 		'{"name":"FloatDistribution","attributes":{"step":0.01,"low":0.7,"high":0.98,"log":false}}')`
 
-// change runs SQL on an SQLite file.
-func change(t *testing.T, path, query string) {
+// exported writes a study as an Optuna file called old.db, and runs SQL on it.
+func exported(t *testing.T, study studies.Study, query string) string {
 	t.Helper()
+	path := filepath.Join(t.TempDir(), "old.db")
+	if err := optuna.Write(path, study, study.Each(), oldParameters); err != nil {
+		t.Fatal(err)
+	}
 	db, err := sql.Open("sqlite3", path)
 	if err != nil {
 		t.Fatal(err)
@@ -673,6 +660,7 @@ func change(t *testing.T, path, query string) {
 	if _, err := db.Exec(query); errors.Join(err, db.Close()) != nil {
 		t.Fatal(err)
 	}
+	return path
 }
 
 func FuzzAutoTune(f *testing.F) {
@@ -708,9 +696,9 @@ func FuzzBench(f *testing.F) {
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		point, one, why, err := r.readBench(path)
-		if err == nil && why == "" && (point == nil || one.probe.Measurement.Completed == 0 || !finite(one.probe)) {
-			t.Errorf("%q is taken as %s with %+v", text, point, one.probe)
+		one, why, err := r.readBench(path)
+		if err == nil && why == "" && (one.point == nil || one.probe.Measurement.Completed == 0 || !finite(one.probe)) {
+			t.Errorf("%q is taken as %s with %+v", text, one.point, one.probe)
 		}
 	})
 }

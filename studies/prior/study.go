@@ -16,8 +16,35 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// readStudy reads another study of the tuner, from its directory or from a copy of its database. Each world of the study
-// is a source of its own, the newest first, because trials of two worlds cannot be compared.
+// A world is one of the worlds of another study.
+type world struct {
+	number int               // counted from 1
+	asked  map[string]string // value of studies.Study.World at that time; nil if that is not known
+	notes  []string          // notes on its trials
+	take   func(*Source)     // takes its trials
+}
+
+// sources returns each world as a source of its own, the newest first, because trials of two worlds cannot be compared.
+// It leaves out a world of another model.
+func (r *Reader) sources(path string, kind Kind, worlds []world) (all []Source) {
+	for _, w := range slices.Backward(worlds) {
+		s := Source{Name: path, Path: path, Kind: kind}
+		if len(worlds) > 1 {
+			s.Name, s.World = studies.WorldSource(path, w.number), w.number
+		}
+		if model := r.World["model"]; w.asked != nil && w.asked["model"] != model && !r.AnyModel {
+			s.leave(s.Name, "%s", otherModel(w.asked["model"], model))
+		} else {
+			s.Notes = w.notes
+			r.compare(&s, w.asked)
+			w.take(&s)
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// readStudy reads another study of the tuner, from its directory or from a copy of its database.
 func (r *Reader) readStudy(path string) ([]Source, error) {
 	read := studies.ReadSnapshot
 	if info, err := os.Stat(path); err == nil && !info.IsDir() {
@@ -30,40 +57,23 @@ func (r *Reader) readStudy(path string) ([]Source, error) {
 	if study.ID == r.ID {
 		return nil, itself(path)
 	}
-	worlds := worldsOf(study)
-	var all []Source
-	for _, w := range slices.Backward(worlds) {
-		s := Source{Name: path, Path: path, Kind: tunerStudy}
-		if len(worlds) > 1 {
-			s.Name, s.World = studies.WorldSource(path, w.number), w.number
-		}
-		r.readWorld(&s, w)
-		all = append(all, s)
-	}
-	return all, nil
+	return r.sources(path, tunerStudy, r.worldsOf(study)), nil
 }
 
 func itself(path string) error {
 	return fmt.Errorf("%s is this study itself, or a copy of it; give another study", path)
 }
 
-// A world is one of the worlds of a study, with its trials.
-type world struct {
-	number int               // counted from 1
-	asked  map[string]string // value of studies.Study.World at that time
-	ended  string            // how and before which trial it changed; "" for the present world
-	trials []studies.Trial
-}
-
 // worldsOf returns the worlds of a study that have trials. If the study has only one world, it returns that.
-func worldsOf(study studies.Study) (all []world) {
+func (r *Reader) worldsOf(study studies.Study) (all []world) {
 	worlds, asked := study.Worlds(), study.Asked()
 	next := 0 // number of the first trial of the next world
 	for i, trials := range worlds {
 		next += len(trials)
-		w := world{number: i + 1, asked: asked[i], trials: trials}
+		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials) }}
 		if i+1 < len(worlds) {
-			w.ended = fmt.Sprintf("before trial %d: %s", next, oneLine(study.ChangesBefore(next).String()))
+			changes := oneLine(study.ChangesBefore(next).String())
+			w.notes = []string{fmt.Sprintf("its world changed later, before trial %d: %s", next, changes)}
 		}
 		if len(trials) > 0 || len(worlds) == 1 {
 			all = append(all, w)
@@ -72,16 +82,9 @@ func worldsOf(study studies.Study) (all []world) {
 	return all
 }
 
-// readWorld reads the trials of one world.
-func (r *Reader) readWorld(s *Source, w world) {
-	if !r.sameModel(s, w.asked) {
-		return
-	}
-	if w.ended != "" {
-		s.note("its world changed later, %s", w.ended)
-	}
-	r.compare(s, w.asked)
-	for _, t := range w.trials {
+// takeTrials takes the trials of one world of another study.
+func (r *Reader) takeTrials(s *Source, trials []studies.Trial) {
+	for _, t := range trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
 		if t.State != studies.Done || t.Result.Outcome == trial.Unknown {
 			s.leave(from, "it has no result")
@@ -92,29 +95,20 @@ func (r *Reader) readWorld(s *Source, w world) {
 			s.leave(from, "%v", err)
 			continue
 		}
-		result := t.Result
-		result.Tail = nil
-		s.take(r, from, point, result, t.Probes)
+		t.Result.Tail = nil
+		s.take(r, from, point, t.Result, t.Probes)
 	}
-}
-
-// sameModel reports whether a world of another study has this study's model; AnyModel allows every model. If it has not,
-// sameModel leaves out the whole source.
-func (r *Reader) sameModel(s *Source, asked map[string]string) bool {
-	is, want := asked["model"], r.World["model"]
-	if is == want || r.AnyModel {
-		return true
-	}
-	s.leave(s.Name, "%s", otherModel(is, want))
-	return false
 }
 
 func otherModel(is, want string) string {
 	return fmt.Sprintf("its model is %s, but this study's is %s; if they are the same, give --any-model", is, want)
 }
 
-// compare adds a note for each fact that differs between a world of another study and this study.
+// compare adds a note for each fact that differs between a world of another study and this study, if they are known.
 func (r *Reader) compare(s *Source, asked map[string]string) {
+	if asked == nil {
+		return
+	}
 	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
 		if is, want := asked[key], r.World[key]; is != want {
 			s.note("its %s is %q, but this study's is %q", key, is, want)
@@ -122,31 +116,21 @@ func (r *Reader) compare(s *Source, asked map[string]string) {
 	}
 }
 
-// flagsOf returns the flags of a trial of another study: those that the other study searched, and those of its fixed flags
+// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and its fixed flags
 // that this study searches.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
-	words, err := space.Flags(t.Args)
-	if err != nil {
-		words = nil // the point is still known
-	}
-	for _, f := range words {
-		name, negated := strings.CutPrefix(f.Name, "no-")
-		p := r.Space.Parameter(name)
-		switch {
-		case p == nil:
-		case p.Kind == space.Bool:
-			flags[name] = fmt.Sprint(!negated)
-		case len(f.Values) == 1:
-			flags[name] = f.Values[0]
+	for name, value := range space.FlagValues(t.Args) {
+		if r.Space.Parameter(name) != nil {
+			flags[name] = value
 		}
 	}
 	maps.Copy(flags, t.Point)
 	return flags
 }
 
-// readOptuna reads a study of an Optuna file. If the tuner exported it, it may have several worlds; each is a source of
-// its own, as in readStudy.
+// readOptuna reads a study of an Optuna file. A file that the tuner exported may have several
+// worlds.
 func (r *Reader) readOptuna(path string) ([]Source, error) {
 	all, err := optuna.Read(path)
 	if err != nil {
@@ -159,84 +143,58 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	if !slices.Equal(study.Directions, []string{"MAXIMIZE"}) {
 		return nil, fmt.Errorf("%s: study %s has the directions %s; only a study that maximises one objective, the requests per second within the SLO, can be imported", path, study.Name, strings.Join(study.Directions, ", "))
 	}
-	origin := originOf(study)
+	id := "" // of the tuner's study that was exported; "" if Optuna made the study
+	attribute(study.User, "tuner_study_id", &id)
 	trials := study.Trials
-	if origin.id != "" && origin.id == r.ID {
+	if id != "" && id == r.ID {
 		if trials = slices.DeleteFunc(slices.Clone(trials), byUs); len(trials) == 0 {
 			return nil, itself(path)
 		}
 	}
 	best := newestWorld(study.Trials)
-	worlds := map[int][]optuna.Trial{}
+	of := map[int][]*optuna.Trial{} // trials by world
 	for _, t := range trials {
 		number := best // trials that Optuna has added belong to the world that it compares
 		attribute(t.User, "world", &number)
-		worlds[number] = append(worlds[number], t)
+		of[number] = append(of[number], t)
 	}
-	if len(worlds) == 0 {
+	if len(of) == 0 {
 		return []Source{{Name: path, Path: path, Kind: optunaFile}}, nil
 	}
-	var sources []Source
-	for _, number := range slices.Backward(slices.Sorted(maps.Keys(worlds))) {
-		s := Source{Name: path, Path: path, Kind: optunaFile}
-		if len(worlds) > 1 {
-			s.Name, s.World = studies.WorldSource(path, number), number
+	var worlds []world
+	for _, number := range slices.Sorted(maps.Keys(of)) {
+		w := world{number: number, take: func(s *Source) { r.takeOptuna(s, of[number]) }}
+		if id != "" { // else another program wrote the attributes
+			w.asked = askedIn(study, number)
 		}
 		if number != best {
-			s.note("its trials were measured in another world than the best trial of that study")
+			w.notes = append(w.notes, "its trials were measured in another world than the best trial of that study")
 		}
 		if len(trials) < len(study.Trials) {
-			s.note("this study exported it: only the trials that Optuna has added are read")
+			w.notes = append(w.notes, "this study exported it: only the trials that Optuna has added are read")
 		}
-		r.readOptunaWorld(&s, origin.asked(number), worlds[number])
-		sources = append(sources, s)
+		worlds = append(worlds, w)
 	}
-	return sources, nil
+	return r.sources(path, optunaFile, worlds), nil
 }
 
-// An origin describes the tuner's study that an Optuna file was exported from. It is zero for a study that Optuna made.
-type origin struct {
-	id      string
-	present map[string]string   // value of studies.Study.World
-	worlds  []map[string]string // value of studies.Study.Asked
-}
-
-// originOf reads the attributes that the export gives a study. Without tuner_study_id another program wrote them.
-func originOf(study optuna.Study) (o origin) {
-	attribute(study.User, "tuner_study_id", &o.id)
-	if o.id == "" {
-		return origin{}
+// askedIn returns what the tuner's study asked for in a world, counted from 1; nil if the file does not say. A file without
+// a list of worlds has only the present one.
+func askedIn(study *optuna.Study, number int) (present map[string]string) {
+	var worlds []map[string]string
+	attribute(study.User, "world", &present)
+	attribute(study.User, "worlds", &worlds)
+	if number >= 1 && number <= len(worlds) {
+		return worlds[number-1]
 	}
-	attribute(study.User, "world", &o.present)
-	attribute(study.User, "worlds", &o.worlds)
-	return o
-}
-
-// asked returns what was asked for in a world, counted from 1; nil if that is not known. A file without a list of worlds
-// has only the present one.
-func (o origin) asked(number int) map[string]string {
-	if number >= 1 && number <= len(o.worlds) {
-		return o.worlds[number-1]
-	}
-	return o.present
+	return present
 }
 
 // byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.
-func byUs(t optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
-
-// readOptunaWorld takes the trials of one world. If the tuner exported them, they must have this study's model.
-func (r *Reader) readOptunaWorld(s *Source, asked map[string]string, trials []optuna.Trial) {
-	if asked != nil {
-		if !r.sameModel(s, asked) {
-			return
-		}
-		r.compare(s, asked)
-	}
-	r.takeOptuna(s, trials)
-}
+func byUs(t *optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
 
 // newestWorld returns the newest world with a COMPLETE trial.
-func newestWorld(trials []optuna.Trial) (newest int) {
+func newestWorld(trials []*optuna.Trial) (newest int) {
 	for _, t := range trials {
 		if number := 0; t.State == "COMPLETE" {
 			attribute(t.User, "world", &number)
@@ -247,11 +205,11 @@ func newestWorld(trials []optuna.Trial) (newest int) {
 }
 
 // takeOptuna takes the trials of one world of an Optuna study.
-func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
+func (r *Reader) takeOptuna(s *Source, trials []*optuna.Trial) {
 	ours := false
 	for _, t := range trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
-		result, why := resultOf(t)
+		result, why := resultOf(*t)
 		if why != "" {
 			s.leave(from, "%s", why)
 			continue
@@ -277,7 +235,7 @@ func (r *Reader) takeOptuna(s *Source, trials []optuna.Trial) {
 }
 
 // chosen returns the study to read.
-func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
+func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error) {
 	var names []string
 	for _, study := range all {
 		if study.Name == r.OptunaStudy || r.OptunaStudy == "" && len(all) == 1 {
@@ -287,16 +245,16 @@ func (r *Reader) chosen(path string, all []optuna.Study) (optuna.Study, error) {
 	}
 	switch {
 	case len(all) == 0:
-		return optuna.Study{}, fmt.Errorf("%s: it holds no study", path)
+		return nil, fmt.Errorf("%s: it holds no study", path)
 	case r.OptunaStudy == "":
-		return optuna.Study{}, fmt.Errorf("%s: it holds several studies; name one with --optuna-study: %s", path, strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s: it holds several studies; name one with --optuna-study: %s", path, strings.Join(names, ", "))
 	}
-	return optuna.Study{}, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
+	return nil, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
 }
 
 // resultOf returns the result of an Optuna trial, or why it has none. A trial that the tuner exported has more attributes.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	if !byUs(t) { // the user's own attributes may have the same names
+	if !byUs(&t) { // the user's own attributes may have the same names
 		t.User = nil
 	}
 	attribute(t.User, "outcome", &result.Outcome)

@@ -3,9 +3,10 @@ package report
 import (
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"time"
+
+	"github.com/samber/lo"
 
 	"vllmtuner/foreign"
 	"vllmtuner/render"
@@ -20,10 +21,7 @@ func BestShell(w io.Writer, study studies.Study) error {
 	if !ok {
 		return ErrNothingMet
 	}
-	words := make([]string, len(best.Trial.Args))
-	for i, arg := range best.Trial.Args {
-		words[i] = space.ShellWord(arg)
-	}
+	words := lo.Map(best.Trial.Args, func(arg string, _ int) string { return space.ShellWord(arg) })
 	var l lines
 	l.Line("%s", strings.Join(words, " "))
 	return l.Flush(w)
@@ -67,7 +65,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 func flagLines(args []string) []string {
 	var all []string
 	for _, arg := range args {
-		if word := space.ShellWord(arg); isFlag(arg) || len(all) == 0 {
+		if word := space.ShellWord(arg); space.IsFlag(arg) || len(all) == 0 {
 			all = append(all, word)
 		} else {
 			all[len(all)-1] += " " + word
@@ -75,9 +73,5 @@ func flagLines(args []string) []string {
 	}
 	return all
 }
-
-var flagRule = regexp.MustCompile(`^--?[A-Za-z]`) // -1 is a value, not a flag
-
-func isFlag(arg string) bool { return flagRule.MatchString(arg) }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

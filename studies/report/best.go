@@ -70,9 +70,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
-	if c.Doubt != "" {
-		l.Item("note", "%s", c.Doubt)
-	}
+	l.known("note", c.Doubt)
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
@@ -86,12 +84,10 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 		l.Item("advice", "%s", advice)
 	}
 	l.Item("gain", "%s", gainText(b))
-	if b.Gain != nil && b.Gain.Why != "" {
-		l.Item("", "%s", b.Gain.Why)
+	if b.Gain != nil {
+		l.known("", b.Gain.Why)
 	}
-	if trust := trustText(b); trust != "" {
-		l.Item("", "%s", trust)
-	}
+	l.known("", trustText(b))
 	if t.Result.Facts.Simulated {
 		l.Item("note", "simulated: no GPU is behind these figures")
 	}
@@ -99,6 +95,35 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 		l.Item("note", "%s", note)
 	}
 	l.Item("trial", "%d (%s)", t.Number, t.Origin)
+}
+
+// cached says whether the prefix cache was emptied before each probe, and the hit rate at the highest rate that passed.
+// It adds nothing when the study does not say how it treats the cache.
+func (l *lines) cached(study studies.Study, t studies.Trial) {
+	protocol, ok := strings.CutPrefix(study.World["cache"], "protocol ")
+	if !ok {
+		return
+	}
+	text := "carried from probe to probe"
+	if strings.HasPrefix(protocol, string(trial.Reset)) {
+		text = "emptied before each probe"
+	}
+	var at trial.Probe
+	for _, p := range t.Probes {
+		if p.Verdict.Pass && p.Rate >= at.Rate {
+			at = p
+		}
+	}
+	switch {
+	case at.Rate == 0: // no probe passed
+	case at.HitRate < 0:
+		text += "; the server does not report its hit rate"
+	case at.HitRate < 0.005:
+		text += fmt.Sprintf("; at %s req/s it held none of the prompt tokens", render.Number(at.Rate))
+	default:
+		text += fmt.Sprintf("; at %s req/s it held %s of the prompt tokens", render.Number(at.Rate), render.Share(at.HitRate))
+	}
+	l.Item("cache", "%s", text)
 }
 
 // restored adds a note for each time the study was restored from a snapshot, with how much was lost.

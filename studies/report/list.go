@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/trial/capacity"
@@ -77,16 +79,14 @@ func (l *List) Text(width int) string {
 		table.Rows = append(table.Rows, e.cells())
 		margin = max(margin, render.Width(e.Name))
 	}
-	margin = min(margin, width/3) + 2
+	blank := strings.Repeat(" ", min(margin, width/3)+2)
 	var t strings.Builder
 	lines := table.Lines(width)
 	fmt.Fprintln(&t, lines[0])
 	for i, e := range l.Studies {
 		fmt.Fprintln(&t, lines[i+1])
 		for _, remark := range e.remarks() {
-			for _, line := range render.Wrap(remark, width-margin) {
-				fmt.Fprintf(&t, "%*s%s\n", margin, "", line)
-			}
+			t.WriteString(render.Hang(blank, remark, blank, width))
 		}
 	}
 	return t.String()
@@ -112,27 +112,23 @@ func (e *Entry) cells() []string {
 }
 
 // remarks returns the lines below the row of a study.
-func (e *Entry) remarks() (all []string) {
+func (e *Entry) remarks() []string {
 	if e.Error != "" {
 		return []string{"cannot be read: " + e.Error}
 	}
-	if e.Link != "" {
-		all = append(all, "a link to the study in "+e.Link)
+	after := func(words, text string) string {
+		if text == "" {
+			return ""
+		}
+		return words + text
 	}
-	if e.OtherName != "" {
-		all = append(all, e.OtherName)
+	note := ""
+	if e.State == studies.NotBegun {
+		note = e.Note
 	}
-	if e.Doubt != "" {
-		all = append(all, e.Doubt)
-	}
-	if e.State == studies.NotBegun && e.Note != "" {
-		all = append(all, e.Note)
-	}
-	if len(e.Changed) > 0 {
-		all = append(all, "its best was measured before an accepted change: "+strings.Join(e.Changed, "; "))
-	}
-	if e.Behind != "" {
-		all = append(all, "shown from an older snapshot: "+e.Behind)
-	}
-	return all
+	return lo.Compact([]string{
+		after("a link to the study in ", e.Link), e.OtherName, e.Doubt, note,
+		after("its best was measured before an accepted change: ", strings.Join(e.Changed, "; ")),
+		after("shown from an older snapshot: ", e.Behind),
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/studies"
 )
@@ -21,29 +23,23 @@ type priorSource struct {
 
 // priorSources returns the sources in the order in which they were added.
 func priorSources(study studies.Study) (all []priorSource) {
-	points := map[string]string{} // the point of each source's best prior
-	index := map[string]int{}
-	for _, t := range study.Prior {
-		i, known := index[t.Source]
-		if !known {
-			i = len(all)
-			index[t.Source] = i
-			all = append(all, priorSource{Source: t.Source})
+	for _, priors := range lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source }) {
+		s := priorSource{Source: priors[0].Source, Trials: len(priors)}
+		point := "" // of the best prior
+		for _, t := range priors {
+			if rate := t.Result.Capacity.Rate; t.Met() && rate > s.Best {
+				s.Best, point = rate, t.Point.String()
+			}
 		}
-		all[i].Trials++
-		if rate := t.Result.Capacity.Rate; t.Met() && rate > all[i].Best {
-			all[i].Best, points[t.Source] = rate, t.Point.String()
-		}
-	}
-	for i := range all {
 		for _, t := range study.Trials {
-			if all[i].Best > 0 && measured(t) && t.Point.String() == points[all[i].Source] {
-				all[i].Trial = new(t.Number)
+			if s.Best > 0 && measured(t) && t.Point.String() == point {
+				s.Trial = new(t.Number)
 				if t.Met() { // else it has no capacity
-					all[i].Here = t.Result.Capacity.Rate
+					s.Here = t.Result.Capacity.Rate
 				}
 			}
 		}
+		all = append(all, s)
 	}
 	return all
 }
@@ -73,9 +69,13 @@ func (s priorSource) String() string {
 
 // PriorTable lists at most limit priors, the best first.
 func PriorTable(trials []studies.Trial, limit int) string {
-	sorted := slices.SortedStableFunc(slices.Values(trials), func(a, b studies.Trial) int {
-		return cmp.Or(compareMet(a, b), cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate))
-	})
+	met, unmet := lo.FilterReject(trials, func(t studies.Trial, _ int) bool { return t.Met() })
+	for _, some := range [][]studies.Trial{met, unmet} {
+		slices.SortStableFunc(some, func(a, b studies.Trial) int {
+			return cmp.Compare(b.Result.Capacity.Rate, a.Result.Capacity.Rate)
+		})
+	}
+	sorted := slices.Concat(met, unmet)
 	var l lines
 	for _, t := range sorted[:min(limit, len(sorted))] {
 		head := fmt.Sprintf("  %7s req/s  %-14s  ", shortCapacity(t), render.Clip(resultText(t), 14))
@@ -85,15 +85,4 @@ func PriorTable(trials []studies.Trial, limit int) string {
 		l.Line("  and %d more", more)
 	}
 	return l.String()
-}
-
-// compareMet orders trials that met the SLO first.
-func compareMet(a, b studies.Trial) int {
-	switch {
-	case a.Met() && !b.Met():
-		return -1
-	case b.Met() && !a.Met():
-		return 1
-	}
-	return 0
 }

@@ -40,7 +40,7 @@ var Orders = []Order{Newest, oldest, fastest}
 type Winner struct {
 	Trial studies.Trial
 	Gain  *gain // over the reference; nil when no reference has been measured
-	Among int   // number of measured trials, of which it is the best
+	Among int   // number of measured trials, with the best one
 
 	same []studies.Trial // all trials that were measured in the same world
 }

@@ -155,6 +155,16 @@ func with512(t studies.Trial) studies.Trial {
 	return with(t, studies.Sampled, "--gpu-memory-utilization", "0.97", "--max-num-seqs", "512", "--max-num-batched-tokens", "16384")
 }
 
+// written returns a report as text.
+func written(t *testing.T, write func(io.Writer, studies.Study, Options) error, study studies.Study, o Options) string {
+	t.Helper()
+	var text strings.Builder
+	if err := write(&text, study, o); err != nil {
+		t.Fatal(err)
+	}
+	return text.String()
+}
+
 var cases = []struct {
 	name, why string
 	study     studies.Study
@@ -272,12 +282,9 @@ func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 		for i := range unmet.Probes {
 			unmet.Probes[i].Measurement.Failed = failed
 		}
-		var text strings.Builder
-		if err := BestText(&text, of(studies.Done, "", with(unmet, studies.Default)), Options{}); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Contains(text.String(), "limits that this GPU can keep"); got != want {
-			t.Errorf("with %d failed requests, other limits are advised: %v, want %v in\n%s", failed, got, want, text.String())
+		text := written(t, BestText, of(studies.Done, "", with(unmet, studies.Default)), Options{})
+		if got := strings.Contains(text, "limits that this GPU can keep"); got != want {
+			t.Errorf("with %d failed requests, other limits are advised: %v, want %v in\n%s", failed, got, want, text)
 		}
 	}
 }
@@ -289,11 +296,8 @@ func TestEachFailureHasItsRemedy(t *testing.T) {
 	} {
 		dead := failed(trial.Unknown, serverctl.Infrastructure, "gone")
 		dead.Result.Cause = cause
-		var text strings.Builder
-		if err := BestText(&text, of(studies.Done, "", with(dead, studies.Default)), Options{}); err != nil {
-			t.Fatal(err)
-		}
-		if got := text.String(); !strings.Contains(got, want) || want == "" && strings.Contains(got, "try ") {
+		got := written(t, BestText, of(studies.Done, "", with(dead, studies.Default)), Options{})
+		if !strings.Contains(got, want) || want == "" && strings.Contains(got, "try ") {
 			t.Errorf("%s: want %q in\n%s", cause, want, got)
 		}
 	}
@@ -317,16 +321,9 @@ func golden(t *testing.T, name string, got []byte) {
 }
 
 func TestStatusJSON(t *testing.T) {
-	var got bytes.Buffer
 	running := cases[1]
-	if err := StatusJSON(&got, running.study, running.options); err != nil {
-		t.Fatal(err)
-	}
-	got.WriteString("---\n")
-	if err := StatusYAML(&got, running.study, running.options); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "status-documents", got.Bytes())
+	got := written(t, StatusJSON, running.study, running.options) + "---\n" + written(t, StatusYAML, running.study, running.options)
+	golden(t, "status-documents", []byte(got))
 }
 
 func TestStatusFitsATerminal(t *testing.T) {
@@ -337,12 +334,9 @@ func TestStatusFitsATerminal(t *testing.T) {
 		trial.Point["swap-space"] = "4"
 		study.Trials = append(study.Trials, trial)
 	}
-	var got strings.Builder
-	if err := StatusText(&got, study, Options{}); err != nil {
-		t.Fatal(err)
-	}
+	got := written(t, StatusText, study, Options{})
 	rows := 0
-	for line := range strings.Lines(got.String()) {
+	for line := range strings.Lines(got) {
 		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}
@@ -351,7 +345,7 @@ func TestStatusFitsATerminal(t *testing.T) {
 		}
 	}
 	if rows != defaultRows {
-		t.Errorf("%d rows, want %d:\n%s", rows, defaultRows, &got)
+		t.Errorf("%d rows, want %d:\n%s", rows, defaultRows, got)
 	}
 }
 
@@ -372,14 +366,10 @@ func TestBestFitsATerminal(t *testing.T) {
 		"the default failed everywhere":    of(studies.Done, "", with(atMost(1200.5, 90), studies.Default), with128(atLeast(1234.5))),
 		"the default could not be started": of(studies.Done, "", with(oom, studies.Default), with(atLeast(1233.5), studies.Current), with128(atLeast(1234.5))),
 	} {
-		var got, status strings.Builder
-		if err := errors.Join(BestText(&got, study, Options{}), StatusText(&status, study, Options{})); err != nil {
-			t.Fatal(err)
-		}
-		if text, _, _ := strings.Cut(status.String(), "\n\n"); name != "nothing met" && strings.Contains(text, "…") {
+		if text, _, _ := strings.Cut(written(t, StatusText, study, Options{}), "\n\n"); name != "nothing met" && strings.Contains(text, "…") {
 			t.Errorf("%s: the status is cut off:\n%s", name, text)
 		}
-		for line := range strings.Lines(got.String()) {
+		for line := range strings.Lines(written(t, BestText, study, Options{})) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%s: %d columns: %s", name, n, line)
 			}
@@ -393,14 +383,10 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift,
 		Changes: studies.Changes{{Fact: "slo", Was: new("120 ms"), Is: new("20 ms")}, {Fact: "seed", Was: new("1"), Is: new("2")}}}}
 	for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestJSON, "status": StatusJSON, "status as YAML": StatusYAML} {
-		var text bytes.Buffer
-		if err := write(&text, study, Options{}); err != nil {
-			t.Fatal(err)
-		}
 		var got struct {
 			Drifts []driftItem `json:"drifts"`
 		}
-		if err := yaml.Unmarshal(text.Bytes(), &got); err != nil {
+		if err := yaml.Unmarshal([]byte(written(t, write, study, Options{})), &got); err != nil {
 			t.Fatal(err)
 		}
 		if want := []driftItem{{start.Add(time.Hour), "slo: 120 ms → 20 ms\nseed: 1 → 2"}}; !slices.Equal(got.Drifts, want) {
@@ -561,14 +547,11 @@ func TestWorldsAreNotCompared(t *testing.T) {
 				{Kind: "resumed", Trial: 1}, {Kind: studies.Drift, Trial: c.drift,
 					Changes: studies.Changes{{Fact: "gpu", Was: new("H200"), Is: new("L4")}, {Fact: "seed", Was: new("1"), Is: new("2")}}}}}
 			for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestText, "status": StatusText} {
-				var b strings.Builder
-				if err := write(&b, study, Options{}); err != nil {
-					t.Fatal(err)
-				}
-				text := strings.Join(strings.Fields(b.String()), " ")
+				whole := written(t, write, study, Options{})
+				text := strings.Join(strings.Fields(whole), " ")
 				if !strings.Contains(text, "gain "+c.gain) || name == "status" && !strings.Contains(text, c.best) || strings.Contains(text, before) != c.said ||
 					strings.Contains(text, "the trials before trial 2 are not compared with it") != (c.drift == 2 && !c.said) {
-					t.Errorf("%s: want %q, %q and a note that the best is from before: %t; got\n%s", name, c.best, c.gain, c.said, b.String())
+					t.Errorf("%s: want %q, %q and a note that the best is from before: %t; got\n%s", name, c.best, c.gain, c.said, whole)
 				}
 			}
 		})
@@ -620,9 +603,8 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 	if got := LastWords(oom, 70); !slices.Equal(got, []string{"oom-start: CUDA out of memory.", "| loading", "| exit"}) {
 		t.Errorf("the last words are %q, want the evidence once", got)
 	}
-	var best strings.Builder
-	if err := BestText(&best, of(studies.Done, "", oom), Options{}); err != nil || strings.Contains(best.String(), "pid=") {
-		t.Errorf("best says %v\n%s", err, &best)
+	if best := written(t, BestText, of(studies.Done, "", oom), Options{}); strings.Contains(best, "pid=") {
+		t.Errorf("best says\n%s", best)
 	}
 }
 
@@ -640,12 +622,44 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 	} {
 		study := of(studies.Running, "", with(running(probe(0, 2, 50)), studies.Default))
 		c.set(&study)
-		var text strings.Builder
-		if err := StatusText(&text, study, Options{Planned: 3, Width: 200}); err != nil {
-			t.Fatal(err)
+		text := written(t, StatusText, study, Options{Planned: 3, Width: 200})
+		if !strings.Contains(text, c.want) || strings.Contains(strings.ReplaceAll(text, "it was running when", ""), "running") ||
+			!strings.Contains(text, "half done") {
+			t.Errorf("%s: want %q, and no running trial:\n%s", c.name, c.want, text)
 		}
-		if !strings.Contains(text.String(), c.want) || strings.Contains(strings.ReplaceAll(text.String(), "it was running when", ""), "running") || !strings.Contains(text.String(), "half done") {
-			t.Errorf("%s: want %q, and no running trial:\n%s", c.name, c.want, &text)
+	}
+}
+
+// A study may seem to be stored in the future, because the clock of another host is ahead.
+func TestAnAgeIsNeverNegative(t *testing.T) {
+	list := List{Studies: []Entry{{Name: "s", Updated: time.Now().Add(time.Hour)}}}
+	if text := list.Text(80); !strings.Contains(text, " 0 s ago") {
+		t.Errorf("want 0 s ago in\n%s", text)
+	}
+}
+
+func TestBestReportsThePrefixCache(t *testing.T) {
+	probe := func(rate, hits float64, pass bool) trial.Probe {
+		return trial.Probe{Rate: rate, HitRate: hits, Verdict: slo.Verdict{Pass: pass}}
+	}
+	for _, row := range []struct {
+		world  string
+		probes []trial.Probe
+		want   string
+	}{
+		{"protocol reset, prime rate 0 req/s", []trial.Probe{probe(1, 0.2, true), probe(2, 0.431, true), probe(4, 0.9, false)},
+			"cache     emptied before each probe; at 2 req/s it held 43 % of the prompt\n          tokens\n"},
+		{"protocol of the workload, prime rate 0 req/s", []trial.Probe{probe(2.618, 0, true)},
+			"cache     carried from probe to probe; at 2.62 req/s it held none of the prompt\n          tokens\n"},
+		{"protocol steady, prime rate 1 req/s", []trial.Probe{probe(2, -1, true)},
+			"cache     carried from probe to probe; the server does not report its hit rate\n"},
+		{"protocol primed, prime rate 1 req/s", nil, "cache     carried from probe to probe\n"},
+		{"", []trial.Probe{probe(2, 0.5, true)}, ""},
+	} {
+		var l lines
+		l.cached(studies.Study{World: map[string]string{"cache": row.world}}, studies.Trial{Probes: row.probes})
+		if got := l.String(); got != row.want {
+			t.Errorf("%q: cached = %q, want %q", row.world, got, row.want)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
@@ -15,6 +17,13 @@ import (
 
 // lines are the lines of a report about a study.
 type lines struct{ render.Text }
+
+// known adds an item, unless its text is empty.
+func (l *lines) known(name, text string) {
+	if text != "" {
+		l.Item(name, "%s", text)
+	}
+}
 
 // simulatedMark returns the mark that follows every figure of a simulated server.
 func simulatedMark(simulated bool) string {
@@ -82,12 +91,10 @@ func resultText(t studies.Trial) string {
 
 // dropped says which trials were dropped, and why. It shows the newest trial of each class.
 func (l *lines) dropped(study studies.Study) {
-	newest := map[serverctl.Class]studies.Trial{}
-	for _, t := range study.Trials {
-		if t.State == studies.Done && t.Result.Outcome == trial.Dropped {
-			newest[t.Result.Class] = t
-		}
-	}
+	dropped := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool {
+		return t.State == studies.Done && t.Result.Outcome == trial.Dropped
+	})
+	newest := lo.KeyBy(dropped, func(t studies.Trial) serverctl.Class { return t.Result.Class })
 	for _, class := range slices.Sorted(maps.Keys(newest)) {
 		t := newest[class]
 		l.Item("dropped", "trial %d (%s): %s", t.Number, class, t.Result.Evidence)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
@@ -36,22 +38,16 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	}
 	text.Item("trials", "%s", countsText(s))
 	text.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
-	if starts := startsText(study.Trials); starts != "" {
-		text.Item("starts", "%s", starts)
-	}
+	text.known("starts", startsText(study.Trials))
 	if met {
 		text.Item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
-		if doubt := best.Trial.Result.Capacity.Doubt; doubt != "" {
-			text.Item("note", "%s", doubt)
-		}
+		text.known("note", best.Trial.Result.Capacity.Doubt)
 		if advice, ok := o.advice(best.Trial); ok {
 			text.Item("advice", "%s", advice)
 		}
 		text.outdated(study, best)
 		text.Item("gain", "%s", gainText(best))
-		if trust := trustText(best); trust != "" {
-			text.Item("", "%s", trust)
-		}
+		text.known("", trustText(best))
 	} else {
 		text.Item("best", "%s", Unmet(study))
 	}
@@ -209,13 +205,7 @@ func pointText(p space.Point, short map[string]string) string {
 
 // searched returns the flags that the trials set.
 func searched(trials []studies.Trial) []string {
-	names := map[string]bool{}
-	for _, t := range trials {
-		for name := range t.Point {
-			names[name] = true
-		}
-	}
-	return slices.Collect(maps.Keys(names))
+	return lo.Uniq(lo.FlatMap(trials, func(t studies.Trial, _ int) []string { return lo.Keys(t.Point) }))
 }
 
 // TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of its flags; mark
@@ -304,11 +294,9 @@ type probeItem struct {
 }
 
 func probeItems(probes []trial.Probe) []probeItem {
-	items := []probeItem{}
-	for _, p := range probes {
-		items = append(items, probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason})
-	}
-	return items
+	return lo.Map(probes, func(p trial.Probe, _ int) probeItem {
+		return probeItem{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Reason}
+	})
 }
 
 // StatusJSON writes the content of StatusText, with all trials, as one JSON object.

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench/workload"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
@@ -94,7 +96,7 @@ func (p *Plan) checkBudget() error {
 	if f.Budget.GPUTime <= 0 || f.Probe.StartRate == 0 || probe <= f.Budget.GPUTime {
 		return nil
 	}
-	least, limit := f.SLO().MinRequests()
+	least, limit := f.SLO.MinRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %d requests (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
 		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.Requests(), limit, least, TypicalProbes)
@@ -115,7 +117,7 @@ func (p *Plan) checkLegal() error {
 // checkLongest refuses a model length, fixed or searched, that is shorter than the workload's longest request.
 func (p *Plan) checkLongest() error {
 	const flag = "max-model-len"
-	longest, shortest := p.Source.Longest(), p.File.MaxModelLen()
+	longest, shortest := p.Source.Longest(), studyfile.MaxModelLen(p.File.Server.Args)
 	remedy := "raise it in server.args"
 	if searched := p.Space.Parameter(flag); searched != nil {
 		remedy = "search only longer ones"
@@ -179,7 +181,9 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	if err := serverctl.CheckFlags(accepted, args); err != nil {
 		return inputf("%s: %w", p.File.Path, err)
 	}
-	say("server", "%s knows all %d flags of the study (of its %d)", command, countFlags(args), len(accepted))
+	flags, _ := space.Flags(args) // studyfile has read them before
+	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
+	say("server", "%s knows all %d flags of the study (of its %d)", command, len(own), len(accepted))
 	return nil
 }
 
@@ -200,15 +204,4 @@ func (p *Plan) samplePoints() []space.Point {
 		}
 	}
 	return append(points, p.Space.Sample(high))
-}
-
-func countFlags(args []string) int {
-	names := map[string]bool{}
-	for _, a := range args {
-		if name, ok := strings.CutPrefix(a, "--"); ok {
-			name, _, _ = strings.Cut(name, "=")
-			names[name] = true
-		}
-	}
-	return len(names)
 }

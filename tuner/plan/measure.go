@@ -31,7 +31,7 @@ func (p *Plan) Runner() *trial.Runner {
 	f := p.File
 	return &trial.Runner{
 		WorstCase: f.Probe.WorstCase, MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted,
-		Source: p.Source, SLO: f.SLO(), Seed: p.Seed,
+		Source: p.Source, SLO: f.SLO, Seed: p.Seed,
 		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
 		Cache:     p.Protocol(),
 		PrimeRate: f.Cache.PrimeRate,
@@ -46,7 +46,7 @@ func (p *Plan) Runner() *trial.Runner {
 	}
 }
 
-// Probe is the load of a probe at the start rate, as far as it is known before the server is.
+// Probe returns the load of a probe at the start rate. Without a start rate it takes the lowest rate.
 func (p *Plan) Probe() workload.Plan {
 	f := p.File
 	return workload.Plan{
@@ -68,7 +68,7 @@ func (p *Plan) Window() time.Duration {
 }
 
 // NeedsITL reports whether the times between tokens are recorded.
-func (p *Plan) NeedsITL() bool { return p.ITL || p.File.SLO().NeedsITL() }
+func (p *Plan) NeedsITL() bool { return p.ITL || p.File.SLO.NeedsITL() }
 
 // Marks returns the notes that hold for every figure of the study.
 func (p *Plan) Marks() []string {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/studies/rights"
@@ -17,21 +19,13 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// An InputError is a mistake in what the user wrote or named: the same command fails again until he corrects it.
+// An InputError is a mistake in what the user wrote or named. The same command fails again until the user corrects it.
 type InputError struct{ error }
 
 // Unwrap returns the wrapped error.
 func (e InputError) Unwrap() error { return e.error }
 
 func inputf(format string, args ...any) error { return InputError{fmt.Errorf(format, args...)} }
-
-// input makes an error an InputError.
-func input(err error) error {
-	if err == nil {
-		return nil
-	}
-	return InputError{err}
-}
 
 // A Plan is a study file with everything that the file names.
 type Plan struct {
@@ -53,18 +47,14 @@ func Open(file *studyfile.File) (*Plan, error) {
 	if file.Sweep != nil && len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
 	}
-	p := &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
-	err := p.openServer()
-	if err == nil {
-		err = p.openSearch()
-	}
-	return p, input(err)
+	return newPlan(file).open((*Plan).openServer, (*Plan).openSearch)
 }
 
 // OpenSweep opens a sweep: a server and its load, and nothing to search.
 func OpenSweep(file *studyfile.File) (*Plan, error) {
-	p := &Plan{File: file, Model: file.Model, Seed: file.Sweep.Seed, ITL: true}
-	return p, input(p.openServer())
+	p := newPlan(file)
+	p.Seed, p.ITL = file.Sweep.Seed, true
+	return p.open((*Plan).openServer)
 }
 
 // OpenSearch opens the workload and the search. The server may be on another machine.
@@ -72,17 +62,26 @@ func OpenSearch(file *studyfile.File) (*Plan, error) {
 	if len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some", file.Path)
 	}
-	p, err := OpenWorkload(file)
-	if err != nil {
-		return nil, err
-	}
-	return p, input(p.openSearch())
+	return newPlan(file).open((*Plan).openWorkload, (*Plan).openSearch)
 }
 
 // OpenWorkload opens the workload alone.
 func OpenWorkload(file *studyfile.File) (*Plan, error) {
-	p := &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
-	return p, input(p.openWorkload())
+	return newPlan(file).open((*Plan).openWorkload)
+}
+
+func newPlan(file *studyfile.File) *Plan {
+	return &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
+}
+
+// open opens some parts of the plan. What is wrong with them is the user's to correct.
+func (p *Plan) open(parts ...func(*Plan) error) (*Plan, error) {
+	for _, part := range parts {
+		if err := part(p); err != nil {
+			return nil, InputError{err}
+		}
+	}
+	return p, nil
 }
 
 func (p *Plan) openSearch() (err error) {
@@ -90,7 +89,7 @@ func (p *Plan) openSearch() (err error) {
 	if p.Space, err = file.Space(); err != nil {
 		return err
 	}
-	if p.Current, _, err = file.CurrentPoint(); err != nil {
+	if p.Current, err = file.CurrentPoint(); err != nil {
 		return err
 	}
 	if p.Sampler, err = sampler.New(file.Sampler.Name, p.Space, file.Sampler.Seed, file.Budget.Trials); err != nil {
@@ -131,7 +130,7 @@ func (p *Plan) openWorkload() (err error) {
 		return fmt.Errorf("%s: workload: %w", f.Path, err)
 	}
 	if f.Probe.LeadIn < 0 {
-		f.Probe.LeadIn = trial.DefaultLeadIn(f.SLO(), p.Source, p.Protocol())
+		f.Probe.LeadIn = trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())
 	}
 	return nil
 }
@@ -156,11 +155,7 @@ func CheckWritable(dir string) error {
 
 // Names returns the searched flags.
 func (p *Plan) Names() []string {
-	var names []string
-	for _, parameter := range p.File.Parameters {
-		names = append(names, parameter.Name)
-	}
-	return names
+	return lo.Map(p.File.Parameters, func(parameter space.Parameter, _ int) string { return parameter.Name })
 }
 
 // Lookup finds a variable in the environment that the server gets.

@@ -5,11 +5,15 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/foreign"
+	"vllmtuner/serverctl/gpu"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/studyfile"
 )
@@ -46,21 +50,16 @@ func (p *Plan) Begin(version string) (studies.New, error) {
 
 // gpuNames names the GPUs that the server will use, such as "2 × NVIDIA H200". Which ones of a kind they are does not matter.
 func (p *Plan) gpuNames() string {
-	counts := map[string]int{}
+	counts := lo.CountValuesBy(p.GPUs, func(g gpu.GPU) string {
+		if g.MIG == "" {
+			return g.Name
+		}
+		profile, _, _ := strings.Cut(g.MIG, " #")
+		return g.Name + ", MIG " + profile
+	})
 	var names []string
-	for _, g := range p.GPUs {
-		name := g.Name
-		if g.MIG != "" {
-			profile, _, _ := strings.Cut(g.MIG, " #")
-			name += ", MIG " + profile
-		}
-		if counts[name]++; counts[name] == 1 {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for i, name := range names {
-		names[i] = fmt.Sprintf("%d × %s", counts[name], name)
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		names = append(names, fmt.Sprintf("%d × %s", counts[name], name))
 	}
 	return strings.Join(names, "; ")
 }

@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -78,13 +79,7 @@ func byRange(a, b *space.Parameter) int {
 		}
 		return p.Max / p.Min
 	}
-	switch x, y := ratio(a), ratio(b); {
-	case x > y:
-		return -1
-	case x < y:
-		return 1
-	}
-	return 0
+	return cmp.Compare(ratio(b), ratio(a))
 }
 
 // factorial returns the legal points of a factorial, each once.

@@ -33,14 +33,11 @@ func h200(t testing.TB) surface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := space.New([]space.Parameter{
+	s := spaceOf(t, []space.Parameter{
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.70, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 1024, Max: 32768, Log: true},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, "max-num-batched-tokens >= max-num-seqs")
 	rate := func(p space.Point) (float64, bool) {
 		at, err := l.At(p)
 		if err != nil {
@@ -48,23 +45,19 @@ func h200(t testing.TB) surface {
 		}
 		return at, true
 	}
-	best, _ := rate(space.Point{"gpu-memory-utilization": "0.97", "max-num-seqs": "96", "max-num-batched-tokens": "1024"})
-	return surface{name: "H200", space: s, rate: rate, best: best, atMost: 0.05, first: space.Point{}}
+	return surface{name: "H200", space: s, rate: rate, best: l.Best, atMost: 0.05, first: space.Point{}}
 }
 
 // inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each
 // other.
 func inner(t testing.TB) surface {
 	t.Helper()
-	s, err := space.New([]space.Parameter{
+	s := spaceOf(t, []space.Parameter{
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.5, Max: 0.98, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 8, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 512, Max: 32768, Log: true},
 		{Name: "num-speculative-tokens", Kind: space.Categorical, Choices: []string{"0", "1", "2", "3", "5"}},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, "max-num-batched-tokens >= max-num-seqs")
 	gain := map[string]float64{"0": 1, "1": 1.12, "2": 1.2, "3": 1.15, "5": 0.95}
 	rate := func(p space.Point) (float64, bool) {
 		u, _ := s.Unit(p)
@@ -113,16 +106,14 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30
-	chooser, err := New(name, on.space, seed, trials)
-	if err != nil {
-		t.Fatal(err)
-	}
+	chooser := newSampler(t, name, on.space, seed, trials)
 	rng := rand.New(rand.NewPCG(seed, 99))
 	var history []studies.Trial
 	best, lost := 0.0, 1.0
 	for n := range trials {
 		p := on.first
 		if n > 0 {
+			var err error
 			if p, err = chooser.Next(n, history); errors.Is(err, ErrExhausted) {
 				break
 			} else if err != nil {

@@ -18,10 +18,28 @@ import (
 	"vllmtuner/tuner/space"
 )
 
+func spaceOf(t testing.TB, parameters []space.Parameter, constraints ...string) *space.Space {
+	t.Helper()
+	s, err := space.New(parameters, constraints, map[string]any{"method": "ngram"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newSampler(t testing.TB, name string, s *space.Space, seed uint64, budget int) Sampler {
+	t.Helper()
+	chooser, err := New(name, s, seed, budget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chooser
+}
+
 // mixedSpace has every kind of parameter, a condition and a constraint.
 func mixedSpace(t testing.TB) *space.Space {
 	t.Helper()
-	s, err := space.New([]space.Parameter{
+	return spaceOf(t, []space.Parameter{
 		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.7, Max: 0.97, Step: 0.01},
 		{Name: "max-num-seqs", Kind: space.Int, Min: 8, Max: 1024, Log: true},
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 64, Max: 8192, Log: true},
@@ -29,11 +47,7 @@ func mixedSpace(t testing.TB) *space.Space {
 		{Name: "num-speculative-tokens", Kind: space.Categorical, Choices: []string{"0", "1", "3"}},
 		{Name: "compilation-config", Kind: space.JSON, Choices: []string{`{"mode":0}`, `{"mode":3}`}},
 		{Name: "long-prefill-token-threshold", Kind: space.Int, Min: 0, Max: 4096, Step: 512, When: "max-num-batched-tokens > 4096"},
-	}, []string{"max-num-batched-tokens >= max-num-seqs"}, map[string]any{"method": "ngram"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	}, "max-num-batched-tokens >= max-num-seqs")
 }
 
 // anyHistory is a seeded history with every kind of trial.
@@ -74,10 +88,7 @@ func TestNextIsLegalForAnyHistory(t *testing.T) {
 	for seed := range uint64(20) {
 		history := anyHistory(t, s, seed, 3*int(seed))
 		for _, name := range names {
-			chooser, err := New(name, s, seed, 40)
-			if err != nil {
-				t.Fatal(err)
-			}
+			chooser := newSampler(t, name, s, seed, 40)
 			p, err := chooser.Next(len(history), history)
 			if errors.Is(err, ErrExhausted) && name == "grid" {
 				continue
@@ -97,10 +108,7 @@ func somePoints(t testing.TB, name string) string {
 	t.Helper()
 	s := mixedSpace(t)
 	history := anyHistory(t, s, 3, 25)
-	chooser, err := New(name, s, 7, 40)
-	if err != nil {
-		t.Fatal(err)
-	}
+	chooser := newSampler(t, name, s, 7, 40)
 	var text strings.Builder
 	for number := 25; number < 35; number++ {
 		p, err := chooser.Next(number, history)
@@ -143,10 +151,7 @@ func TestNextIsReproducible(t *testing.T) {
 
 func TestTPEComesToTheGoodRegion(t *testing.T) {
 	s := mixedSpace(t)
-	chooser, err := New("tpe", s, 1, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
+	chooser := newSampler(t, "tpe", s, 1, 100)
 	rng := rand.New(rand.NewPCG(1, 1))
 	var history []studies.Trial
 	good := 0
@@ -175,15 +180,9 @@ func TestTPEComesToTheGoodRegion(t *testing.T) {
 }
 
 func TestSamplersEnd(t *testing.T) {
-	s, err := space.New([]space.Parameter{{Name: "a", Kind: space.Int, Min: 1, Max: 3}}, nil, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := spaceOf(t, []space.Parameter{{Name: "a", Kind: space.Int, Min: 1, Max: 3}})
 	for _, name := range names {
-		chooser, err := New(name, s, 1, 10)
-		if err != nil {
-			t.Fatal(err)
-		}
+		chooser := newSampler(t, name, s, 1, 10)
 		var history []studies.Trial
 		for n := 0; ; n++ {
 			p, err := chooser.Next(n, history)
@@ -260,14 +259,8 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 	for i := range 20 {
 		many = append(many, space.Parameter{Name: fmt.Sprintf("flag-%c", 'a'+i), Kind: space.Bool})
 	}
-	huge, err := space.New(many, nil, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	empty, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	huge := spaceOf(t, many)
+	empty := spaceOf(t, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, "max-num-seqs > 9")
 	for _, row := range []struct {
 		space *space.Space
 		want  string
@@ -283,15 +276,9 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 
 // When no draw finds a legal point, the error names the constraint.
 func TestAnImpossibleConstraintIsNamed(t *testing.T) {
-	s, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, []string{"max-num-seqs > 9"}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := spaceOf(t, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, "max-num-seqs > 9")
 	for _, name := range []string{"tpe", "random"} {
-		chooser, err := New(name, s, 1, 30)
-		if err != nil {
-			t.Fatal(err)
-		}
+		chooser := newSampler(t, name, s, 1, 30)
 		if _, err := chooser.Next(0, nil); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "max-num-seqs > 9") {
 			t.Errorf("%s: Next = %v, want ErrExhausted with the constraint", name, err)
 		}
@@ -313,10 +300,7 @@ func FuzzNext(f *testing.F) {
 			history = append(history, one)
 		}
 		for _, name := range []string{"tpe", "random"} {
-			chooser, err := New(name, s, uint64(n), 40)
-			if err != nil {
-				t.Fatal(err)
-			}
+			chooser := newSampler(t, name, s, uint64(n), 40)
 			p, err := chooser.Next(int(n), history)
 			if err != nil || s.Check(p) != nil {
 				t.Fatalf("%s: Next = %v, %v, want a legal point", name, p, err)
@@ -377,10 +361,7 @@ func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 // TPE learns from a prior, and the prior's point can still be tried.
 func TestAPriorIsNotATrial(t *testing.T) {
 	s := mixedSpace(t)
-	grid, err := New("grid", s, 1, 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	grid := newSampler(t, "grid", s, 1, 20)
 	first, err := grid.Next(0, nil)
 	if err != nil {
 		t.Fatal(err)

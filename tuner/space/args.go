@@ -48,15 +48,9 @@ func (s *Space) speculativeArgs(tokens string) []string {
 	if err != nil || k <= 0 {
 		return nil
 	}
-	config := maps.Clone(s.speculative)
-	if config == nil {
-		config = map[string]any{}
-	}
+	config := maps.Clone(s.speculative) // New has refused an empty one, and one that JSON cannot hold
 	config[speculativeKey] = k
-	text, err := encode(config)
-	if err != nil {
-		return nil // impossible: New has encoded it once
-	}
+	text, _ := encode(config)
 	return []string{"--" + speculativeFlag, text}
 }
 
@@ -73,8 +67,10 @@ func (f Flag) Base() string {
 	return strings.TrimPrefix(name, "no-")
 }
 
-// flagWord matches a word that is a flag. A value such as -1 is not.
 var flagWord = regexp.MustCompile(`^--?[A-Za-z]`)
+
+// IsFlag reports whether a word of args is a flag. A value such as -1 is not.
+func IsFlag(word string) bool { return flagWord.MatchString(word) }
 
 // Flags splits args into flags: --name value, --name=value, --name, and --name a b c. A word before the first flag is an
 // error.
@@ -82,7 +78,7 @@ func Flags(args []string) ([]Flag, error) {
 	var flags []Flag
 	for i, word := range args {
 		switch {
-		case flagWord.MatchString(word):
+		case IsFlag(word):
 			name, value, hasValue := strings.Cut(strings.TrimLeft(word, "-"), "=")
 			f := Flag{Name: dashedName(name), Index: i}
 			if hasValue {
@@ -97,6 +93,28 @@ func Flags(args []string) ([]Flag, error) {
 		}
 	}
 	return flags, nil
+}
+
+// FlagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false". It returns
+// nil for args that Flags refuses.
+func FlagValues(args []string) map[string]string {
+	flags, err := Flags(args)
+	if err != nil {
+		return nil
+	}
+	values := make(map[string]string, len(flags))
+	for _, flag := range flags {
+		name, negated := strings.CutPrefix(flag.Name, "no-")
+		switch {
+		case len(flag.Values) > 0:
+			values[flag.Name] = strings.Join(flag.Values, " ")
+		case negated:
+			values[name] = "false"
+		default:
+			values[flag.Name] = "true"
+		}
+	}
+	return values
 }
 
 // dashedName replaces underscores in a flag's name by dashes. In --compilation-config.cudagraph_mode the key after the dot
@@ -120,7 +138,7 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	p := Point{}
 	var errs []error
 	for _, f := range flags {
-		name, value, err := s.parse(f)
+		name, value, err := s.ParseFlag(f)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -133,8 +151,8 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	return p, nil
 }
 
-// parse returns the parameter that a flag sets, and its value.
-func (s *Space) parse(f Flag) (name, value string, err error) {
+// ParseFlag returns the parameter that a flag sets, and its value, as ParseArgs does.
+func (s *Space) ParseFlag(f Flag) (name, value string, err error) {
 	if f.Name == speculativeFlag && s.Parameter(SpeculativeTokens) != nil {
 		value, err = s.parseSpeculation(f)
 		return SpeculativeTokens, value, err
@@ -182,15 +200,8 @@ func (s *Space) parseSpeculation(f Flag) (string, error) {
 		return "", fmt.Errorf("--%s needs %s with a whole number above 0; add it, or remove the flag", speculativeFlag, speculativeKey)
 	}
 	delete(config, speculativeKey)
-	theirs, err := encode(config)
-	if err != nil {
-		return "", fmt.Errorf("--%s: %w", speculativeFlag, err)
-	}
-	ours, err := encode(s.speculative)
-	if err != nil {
-		return "", fmt.Errorf("speculative_config: %w", err)
-	}
-	if theirs != ours {
+	theirs, _ := encode(config) // it was JSON
+	if ours, _ := encode(s.speculative); theirs != ours {
 		return "", fmt.Errorf("--%s is %s, but speculative_config is %s; make them equal", speculativeFlag, theirs, ours)
 	}
 	return formatNumber(k), nil
@@ -221,10 +232,7 @@ func plainInt(text string) string {
 		return text
 	}
 	factor := map[string]float64{"k": 1e3, "K": 1 << 10, "m": 1e6, "M": 1 << 20}[match[2]]
-	v, err := strconv.ParseFloat(match[1], 64)
-	if err != nil {
-		return text
-	}
+	v, _ := strconv.ParseFloat(match[1], 64) // humanInt matches digits
 	return formatNumber(math.Trunc(v * factor))
 }
 
@@ -274,4 +282,14 @@ func encode(v any) (string, error) {
 		return "", err
 	}
 	return strings.TrimSuffix(out.String(), "\n"), nil
+}
+
+var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// ShellWord quotes a word if a POSIX shell would not read it as it is.
+func ShellWord(word string) string {
+	if safeWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

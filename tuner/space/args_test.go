@@ -118,7 +118,7 @@ func FuzzParseArgs(f *testing.F) {
 			return
 		}
 		for name, value := range p {
-			if flagWord.MatchString(value) || name == SpeculativeTokens && value == "0" {
+			if IsFlag(value) || name == SpeculativeTokens && value == "0" {
 				return // --name=--value cannot be written as two words
 			}
 		}

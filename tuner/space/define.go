@@ -1,7 +1,6 @@
 package space
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -9,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
 	"github.com/xrash/smetrics"
 )
 
@@ -45,15 +45,23 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("parameter %s: %s", e.Parameter, e.What)
 }
 
+// DefinitionErrors are all mistakes in the definition of a space.
+type DefinitionErrors []*DefinitionError
+
+// Error returns one line for each mistake.
+func (all DefinitionErrors) Error() string {
+	return strings.Join(lo.Map(all, func(e *DefinitionError, _ int) string { return e.Error() }), "\n")
+}
+
 // New returns the space of the parameters. Constraints are expressions over their names; each must hold in every point.
 // speculative holds the keys of --speculative-config without the number of tokens; SpeculativeTokens needs it. defaults
-// becomes Space.Defaults, and may be nil. The error joins one *DefinitionError for each mistake.
+// becomes Space.Defaults, and may be nil. The error is DefinitionErrors.
 func New(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
 	s := &Space{
 		Defaults: defaults, parameters: slices.Clone(parameters), index: map[string]int{},
 		when: make([]*expression, len(parameters)), speculative: speculative,
 	}
-	var errs []error
+	var errs DefinitionErrors
 	for i := range s.parameters {
 		p := &s.parameters[i]
 		what := p.problem()
@@ -71,7 +79,7 @@ func New(parameters []Parameter, constraints []string, speculative map[string]an
 	errs = append(errs, s.compile(constraints)...)
 	errs = append(errs, s.sortByCondition()...)
 	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+		return nil, errs
 	}
 	return s, nil
 }
@@ -88,7 +96,7 @@ func (s *Space) Parameter(name string) *Parameter {
 }
 
 // compile compiles the conditions and constraints.
-func (s *Space) compile(constraints []string) (errs []error) {
+func (s *Space) compile(constraints []string) (errs DefinitionErrors) {
 	words := newVocabulary(s.parameters, s.Defaults)
 	for i := range s.parameters {
 		p := &s.parameters[i]
@@ -112,7 +120,7 @@ func (s *Space) compile(constraints []string) (errs []error) {
 }
 
 // sortByCondition fills order, with each parameter after the parameters in its condition.
-func (s *Space) sortByCondition() []error {
+func (s *Space) sortByCondition() DefinitionErrors {
 	const visiting, done = 1, 2
 	state := make([]int, len(s.parameters))
 	var cycle []string
@@ -137,7 +145,7 @@ func (s *Space) sortByCondition() []error {
 	for i := range s.parameters {
 		if !visit(i) {
 			slices.Reverse(cycle)
-			return []error{&DefinitionError{Parameter: s.parameters[i].Name, When: true, What: fmt.Sprintf(
+			return DefinitionErrors{{Parameter: s.parameters[i].Name, When: true, What: fmt.Sprintf(
 				"the conditions depend on each other (%s); remove one of them", strings.Join(append(cycle, cycle[0]), " → "))}}
 		}
 	}

@@ -1,8 +1,10 @@
 package space
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,10 +31,14 @@ type expression struct {
 
 // A vocabulary holds the words that an expression may use.
 type vocabulary struct {
-	names   []string  // flags, longest first
-	types   types.Map // type of each flag, by its identifier
-	choices []string  // texts that need quotes in an expression
+	names   []string       // flags, longest first
+	types   types.Map      // type of each flag, by its identifier
+	choices []string       // texts that need quotes in an expression
+	token   *regexp.Regexp // a quoted text, a number, a flag, or another word
 }
+
+// flagWithoutDot matches a flag that an expression can name. --compilation-config.mode is not one.
+var flagWithoutDot = regexp.MustCompile(`^[A-Za-z](?:[\w-]*\w)?$`)
 
 func newVocabulary(parameters []Parameter, defaults map[string]string) vocabulary {
 	v := vocabulary{types: types.Map{}}
@@ -48,12 +54,14 @@ func newVocabulary(parameters []Parameter, defaults map[string]string) vocabular
 		}
 		v.choices = append(v.choices, p.Choices...)
 	}
-	slices.SortFunc(v.names, func(a, b string) int {
-		if d := len(b) - len(a); d != 0 {
-			return d
+	slices.SortFunc(v.names, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
+	tokens := []string{`"(?:\\.|[^"\\])*"?`, `'(?:\\.|[^'\\])*'?`, "`[^`]*`?", `[0-9][\w.]*`}
+	for _, name := range v.names {
+		if flagWithoutDot.MatchString(name) { // an underscore counts as a dash, as in vLLM
+			tokens = append(tokens, strings.ReplaceAll(name, "-", "[-_]")+`\b`)
 		}
-		return strings.Compare(a, b)
-	})
+	}
+	v.token = regexp.MustCompile("(?s)" + strings.Join(append(tokens, `[A-Za-z_][\w-]*`), "|"))
 	return v
 }
 
@@ -93,44 +101,20 @@ func (v vocabulary) withFlagNames(names []string, message string) string {
 
 // rewrite replaces each flag by its identifier and returns the flags. It takes the longest flag first, and only whole words.
 func (v vocabulary) rewrite(text string) (source string, names []string, err error) {
-	var out strings.Builder
-	for i := 0; i < len(text); {
-		n := 1
-		switch c := text[i]; {
-		case c == '"' || c == '\'' || c == '`':
-			n = quotedLength(text[i:])
-		case c >= '0' && c <= '9':
-			n = wordLength(text[i:], ".")
-		case isWord(c):
-			name, length := v.longest(text[i:])
-			if length == 0 {
-				n = wordLength(text[i:], "-")
-				if word := text[i : i+n]; !slices.Contains(reserved, word) {
-					return "", nil, v.unknownFlag(strings.TrimRight(word, "-"))
-				}
-				break
-			}
-			out.WriteString(identifier(name))
+	source = v.token.ReplaceAllStringFunc(text, func(word string) string {
+		name := strings.ReplaceAll(word, "_", "-")
+		isWord := !strings.ContainsAny(word[:1], "\"'`0123456789")
+		switch {
+		case slices.Contains(v.names, name):
 			names = append(names, name)
-			i += length
-			continue
+			return identifier(name)
+		case isWord && err == nil && !slices.Contains(reserved, word):
+			err = v.unknownFlag(strings.TrimRight(word, "-"))
 		}
-		out.WriteString(text[i : i+n])
-		i += n
-	}
+		return word
+	})
 	slices.Sort(names)
-	return out.String(), slices.Compact(names), nil
-}
-
-// longest returns the longest flag at the beginning of the text, and its length. An underscore counts as a dash, as in vLLM.
-func (v vocabulary) longest(text string) (name string, length int) {
-	word := strings.ReplaceAll(text[:wordLength(text, "-")], "_", "-")
-	for _, name := range v.names {
-		if strings.HasPrefix(word, name) && (len(word) == len(name) || word[len(name)] == '-') {
-			return name, len(name)
-		}
-	}
-	return "", 0
+	return source, slices.Compact(names), err
 }
 
 func (v vocabulary) unknownFlag(word string) error {
@@ -139,34 +123,6 @@ func (v vocabulary) unknownFlag(word string) error {
 	}
 	names := slices.Sorted(slices.Values(v.names))
 	return fmt.Errorf("unknown flag %q; %s", word, DidYouMean(word, names))
-}
-
-func isWord(c byte) bool {
-	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-}
-
-// wordLength returns the length in bytes of the word at the beginning of the text. others are further bytes of a word.
-func wordLength(text, others string) int {
-	for i := range len(text) {
-		if !isWord(text[i]) && strings.IndexByte(others, text[i]) < 0 {
-			return i
-		}
-	}
-	return len(text)
-}
-
-// quotedLength returns the length of the quoted string at the beginning of the text. Without a closing quote it is the
-// whole text.
-func quotedLength(text string) int {
-	for i := 1; i < len(text); i++ {
-		switch text[i] {
-		case '\\':
-			i++
-		case text[0]:
-			return i + 1
-		}
-	}
-	return len(text)
 }
 
 // holds reports whether the expression is true, and whether lookup knows every flag in it.

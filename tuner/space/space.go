@@ -3,9 +3,9 @@
 package space
 
 import (
-	"maps"
-	"slices"
 	"strings"
+
+	"github.com/samber/lo"
 )
 
 // SpeculativeTokens names the one parameter that is not a flag of vLLM. Its value goes into --speculative-config as
@@ -44,9 +44,6 @@ type Point map[string]string
 // String returns the point as name=value pairs in the order of the names, such as "max-num-seqs=128 x=1".
 // Equal points have equal strings.
 func (p Point) String() string {
-	words := make([]string, 0, len(p))
-	for _, name := range slices.Sorted(maps.Keys(p)) {
-		words = append(words, name+"="+p[name])
-	}
+	words := lo.Map(sortedNames(p), func(name string, _ int) string { return name + "=" + p[name] })
 	return strings.Join(words, " ")
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // significantDigits is the precision of a Float without a step. No flag of vLLM needs more.
@@ -11,16 +12,11 @@ const significantDigits = 6
 
 // Sample maps the unit cube to a point: one u in [0, 1] for each parameter, in order. Every legal value of a parameter,
 // both ends included, has an equal part of [0, 1]; on a logarithmic scale parts are equal in the logarithm.
-// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does.
-// A missing u or NaN counts as 0.5.
+// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does. NaN counts as 0.5.
 func (s *Space) Sample(u []float64) Point {
 	p := make(Point, len(s.parameters))
 	for i := range s.parameters {
-		at := 0.5
-		if i < len(u) {
-			at = u[i]
-		}
-		p[s.parameters[i].Name] = s.parameters[i].at(at)
+		p[s.parameters[i].Name] = s.parameters[i].at(u[i])
 	}
 	for _, i := range s.order {
 		if !s.active(i, p) {
@@ -168,12 +164,7 @@ func (p *Parameter) logEnds(n float64) (low, high float64) {
 // text returns the k-th legal value as vLLM reads it. It has no more decimals than the range and the step have, so that
 // 0.8 + 13 * 0.01 is 0.93.
 func (p *Parameter) text(k float64) string {
-	places := max(decimals(p.Min), decimals(p.step()))
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(p.number(k), 'f', places, 64), 64)
-	if err != nil {
-		rounded = p.number(k)
-	}
-	return formatNumber(rounded)
+	return formatNumber(rounded(p.number(k), 'f', max(decimals(p.Min), decimals(p.step()))))
 }
 
 // continuousText returns the value of a Float without a step at u.
@@ -182,22 +173,19 @@ func (p *Parameter) continuousText(u float64) string {
 	if p.Log {
 		v = p.Min * math.Pow(p.Max/p.Min, u)
 	}
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(v, 'g', significantDigits, 64), 64)
-	if err != nil {
-		rounded = v
-	}
-	return formatNumber(max(p.Min, min(p.Max, rounded)))
+	return formatNumber(max(p.Min, min(p.Max, rounded(v, 'g', significantDigits))))
+}
+
+// rounded returns a number as it is read from its text in a format of strconv.
+func rounded(v float64, format byte, precision int) float64 {
+	r, _ := strconv.ParseFloat(strconv.FormatFloat(v, format, precision, 64), 64)
+	return r
 }
 
 func formatNumber(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 
 // decimals returns how many decimal places a number has.
 func decimals(v float64) int {
-	text := formatNumber(v)
-	for i := range len(text) {
-		if text[i] == '.' {
-			return len(text) - i - 1
-		}
-	}
-	return 0
+	_, places, _ := strings.Cut(formatNumber(v), ".")
+	return len(places)
 }

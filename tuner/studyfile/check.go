@@ -8,6 +8,8 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
@@ -24,7 +26,6 @@ func (d *decoder) check(f *File) {
 	d.checkArgs(f)
 	d.checkQuality(f)
 	d.checkSpeculation(f)
-	d.checkSweepSpeculation(f)
 	d.checkSweep(f)
 	d.checkSpace(f)
 	d.readDynamo(f)
@@ -66,8 +67,8 @@ func (d *decoder) checkLimits(f *File) {
 	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), isLatency) {
 		d.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
 	}
-	for _, high := range f.Limits {
-		for _, low := range f.Limits {
+	for _, high := range f.SLO.Limits {
+		for _, low := range f.SLO.Limits {
 			if high.Metric == low.Metric && high.Percentile > low.Percentile && high.Max < low.Max {
 				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second one never decides; raise the first or remove the second",
 					high, high.Max, low, low.Max)
@@ -78,6 +79,13 @@ func (d *decoder) checkLimits(f *File) {
 
 func (d *decoder) checkProbe(f *File) {
 	p := &f.Probe
+	if p.Precision != 0 && !(p.Precision > MinPrecision && p.Precision < MaxPrecision) {
+		d.failAt("probe.precision", "probe.precision is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
+			100*p.Precision, 100*MinPrecision, 100*MaxPrecision)
+	}
+	if p.Precision > 0 && d.nodes["probe.max_probes"] == nil {
+		p.MaxProbes = defaultPreciseProbes
+	}
 	d.checkEnough(f)
 	if p.MinRate >= p.MaxRate {
 		at := "probe.max_rate"
@@ -98,7 +106,7 @@ func (d *decoder) checkProbe(f *File) {
 
 // checkEnough finds limits whose percentile needs more requests than a probe at the lowest rate has.
 func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO().MinRequests()
+	least, limit := f.SLO.MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
 	if n >= least {
 		return
@@ -109,6 +117,27 @@ func (d *decoder) checkEnough(f *File) {
 	}
 	d.failAt(at, "a verdict on %s needs %d requests, and a probe at a low rate has only %d; raise probe.min_requests to %d, or take a lower percentile",
 		limit, least, n, least)
+}
+
+// checkLoad refuses a driver that the study cannot use, and fills in the default command.
+func (d *decoder) checkLoad(f *File) {
+	l := &f.Load
+	given := d.nodes["load.command"] != nil
+	if l.Driver != VLLMBench {
+		if given && slices.Contains(drivers, l.Driver) {
+			d.failAtKey("load.command", "load.command has no effect on driver %s; remove it, or write driver: %s", l.Driver, VLLMBench)
+		}
+		return
+	}
+	switch {
+	case f.Server.Simulate != "":
+		d.failAt("load.driver", "driver %s needs a server that speaks HTTP, and %s runs in virtual time; write driver: %s", VLLMBench, f.Server.Simulate, TunerBench)
+	case given && (len(l.Command) == 0 || l.Command[0] == ""):
+		d.failAt("load.command", "load.command is empty; write [vllm, bench, serve]")
+	}
+	if !given {
+		l.Command = []string{"vllm", "bench", "serve"}
+	}
 }
 
 // tunerFlags are the flags that the tuner sets itself, each with what the user does instead.
@@ -123,18 +152,19 @@ var tunerFlags = map[string]string{
 
 // checkArgs finds flags in server.args and server.current that the tuner sets itself, and searched flags in server.args.
 func (d *decoder) checkArgs(f *File) {
-	at := func(path string) func(int) string { return func(i int) string { return itemPath(path, i) } }
-	d.checkFlags(f, "server.args", at("server.args"), f.Server.Args, true)
-	d.checkFlags(f, "server.current", at("server.current"), f.Server.Current, false)
+	d.checkFlags(f, "server.args", words("server.args"), f.Server.Args, true)
+	d.checkFlags(f, "server.current", words("server.current"), f.Server.Current, false)
 }
 
-// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too.
-// at returns the path of the list's i-th word.
-func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) {
+// words returns a function for the path of each word of a list.
+func words(path string) func(i int) string { return func(i int) string { return itemPath(path, i) } }
+
+// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too. at returns
+// the path of the list's i-th word. checkFlags returns the flags, or none after adding an error.
+func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
 	flags, err := space.Flags(args)
 	if err != nil {
 		d.failAt(at(0), "%s: %v", path, err)
-		return
 	}
 	for _, flag := range flags {
 		name := flag.Base()
@@ -147,6 +177,7 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 			d.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
 		}
 	}
+	return flags
 }
 
 // qualityFlags change what the model answers, not only how fast.
@@ -162,37 +193,42 @@ func (d *decoder) checkQuality(f *File) {
 
 // checkSpeculation refuses to measure speculation on dummy weights or random tokens, where the share of accepted drafts means nothing.
 func (d *decoder) checkSpeculation(f *File) {
-	if f.AllowMeaninglessSpeculation && d.nodes["speculation.min_acceptance"] == nil {
-		f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
-	}
-	at, searched := "parameters."+space.SpeculativeTokens, false
-	for _, p := range f.Parameters {
-		searched = searched || p.Name == space.SpeculativeTokens
-	}
+	const parameter, flag = "parameters." + space.SpeculativeTokens, "speculative-config"
+	searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
 	if !searched && f.Speculative != nil {
 		d.failAtKey("speculative_config", "speculative_config has no effect; search num-speculative-tokens: [0, 1, 2, 3] under parameters, or remove it")
 	}
-	if !searched {
-		at = "server.args"
-		if _, ok := argOf(f, "speculative-config"); !ok {
-			return
-		}
-	}
 	if f.AllowMeaninglessSpeculation {
+		if d.nodes["speculation.min_acceptance"] == nil {
+			f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
+		}
 		return
 	}
-	format, _ := argOf(f, "load-format")
-	d.meaninglessSpeculation(at, format == "dummy", f.Workload.Kind)
-}
-
-// argOf returns the value of a flag in server.args, or else in server.current.
-func argOf(f *File, name string) (string, bool) {
-	for _, args := range [][]string{f.Server.Args, f.Server.Current} {
-		if value, ok := flagValues(args)[name]; ok {
-			return value, true
+	flags := space.FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // of equal flags the last counts
+	if searched {
+		d.meaninglessSpeculation(f, parameter, flags)
+	} else if _, fixed := flags[flag]; fixed {
+		d.meaninglessSpeculation(f, "server.args", flags)
+	}
+	if f.Sweep == nil {
+		return
+	}
+	for _, c := range f.Sweep.Configs {
+		if _, own := space.FlagValues(c.Args)[flag]; own {
+			d.meaninglessSpeculation(f, "sweep.configs."+c.Name+".args", space.FlagValues(f.ConfigArgs(c)))
 		}
 	}
-	return "", false
+}
+
+// meaninglessSpeculation refuses speculation on dummy weights and on random tokens. flags are the server's, by name.
+func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]string) {
+	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
+	if flags["load-format"] == "dummy" {
+		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
+	}
+	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
+		d.failAtKey(at, "workload %s has random tokens, and no draft of them is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
+	}
 }
 
 // checkSpace finds mistakes in the parameters, their conditions, the constraints and server.current.
@@ -205,19 +241,17 @@ func (d *decoder) checkSpace(f *File) {
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.New(parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
-	for _, e := range joinedErrors(err) {
-		definition, ok := errors.AsType[*space.DefinitionError](e)
+	s, err := space.New(parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
+	mistakes, _ := errors.AsType[space.DefinitionErrors](err)
+	for _, e := range mistakes {
 		switch {
-		case !ok:
-			d.failAt("parameters", "%v", e)
-		case d.unread(definition.Parameter):
-		case definition.Parameter == "":
-			d.failAt(itemPath("constraints", definition.Constraint), "constraint: %s", definition.What)
-		case definition.When:
-			d.failAt("parameters."+definition.Parameter+".when", "%s: when: %s", definition.Parameter, definition.What)
+		case d.unread(e.Parameter):
+		case e.Parameter == "":
+			d.failAt(itemPath("constraints", e.Constraint), "constraint: %s", e.What)
+		case e.When:
+			d.failAt("parameters."+e.Parameter+".when", "%s: when: %s", e.Parameter, e.What)
 		default:
-			d.failAtKey("parameters."+definition.Parameter, "%s: %s", definition.Parameter, definition.What)
+			d.failAtKey("parameters."+e.Parameter, "%s: %s", e.Parameter, e.What)
 		}
 	}
 	if sound && err == nil {
@@ -237,28 +271,38 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	if err != nil {
 		return // checkArgs has added the error
 	}
-	given := flagValues(f.Server.Args)
-	for i, flag := range flags {
-		end := len(f.Server.Current)
-		if i+1 < len(flags) {
-			end = flags[i+1].Index
-		}
+	given := space.FlagValues(f.Server.Args)
+	for _, flag := range flags {
 		at := itemPath("server.current", flag.Index)
 		if _, twice := given[flag.Name]; twice {
 			d.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
-		} else if _, err := s.ParseArgs(f.Server.Current[flag.Index:end]); err != nil && tunerFlags[flag.Base()] == "" {
+		} else if _, _, err := s.ParseFlag(flag); err != nil && tunerFlags[flag.Base()] == "" {
 			d.failAt(at, "server.current: %v", err)
 		}
 	}
 }
 
-// joinedErrors returns the errors that err joins, or err alone when it joins none.
-func joinedErrors(err error) []error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		return joined.Unwrap()
+// readDynamo replaces the command of a Dynamo worker by `vllm serve` with the same engine flags, and moves Dynamo's own
+// flags from the args to Server.Dynamo. It runs last, because the checks report problems by their place in the file.
+func (d *decoder) readDynamo(f *File) {
+	s := &f.Server
+	worker, ok := serverctl.DynamoWorker(s.Command)
+	if !ok {
+		return
 	}
-	if err == nil {
-		return nil
+	if worker.Model != "" && f.Model != "" && worker.Model != f.Model {
+		d.failAt("server.command", "server.command has --model %s, but model is %s; keep one of them", worker.Model, f.Model)
 	}
-	return []error{err}
+	d.checkFlags(f, "server.command", func(int) string { return "server.command" }, worker.Args, true)
+	own, dynamo := serverctl.SplitDynamo(s.Args)
+	s.Command = worker.Command
+	s.Args = append(worker.Args, own...)
+	s.Dynamo = append(worker.Dynamo, dynamo...)
+	s.Current, _ = serverctl.SplitDynamo(s.Current)
+	if f.Sweep != nil {
+		for i := range f.Sweep.Configs {
+			c := &f.Sweep.Configs[i]
+			c.Args, _ = serverctl.SplitDynamo(c.Args)
+		}
+	}
 }

@@ -26,7 +26,9 @@ func Parse(name string, text []byte) (*File, error) {
 	f := defaults()
 	f.Path, f.Text = name, string(text)
 	if root := d.document(text); root != nil {
-		d.file(f, root)
+		known := d.keysOf(f)
+		d.mapping(known)("", root)
+		d.missing(sortedKeys(known))
 		d.check(f)
 	}
 	if err := d.err(); err != nil {
@@ -35,35 +37,52 @@ func Parse(name string, text []byte) (*File, error) {
 	return f, nil
 }
 
-// file reads the top-level keys.
-func (d *decoder) file(f *File, root ast.Node) {
-	readers := map[string]reader{
+// A table holds the reader of each known key of a mapping.
+type table map[string]reader
+
+// keysOf returns the top-level keys.
+func (d *decoder) keysOf(f *File) table {
+	return table{
 		"version":                       d.version,
 		"name":                          d.text(&f.Name),
 		"model":                         d.text(&f.Model),
-		"server":                        func(path string, n ast.Node) { d.server(&f.Server, path, n) },
-		"slo":                           func(path string, n ast.Node) { d.slo(f, path, n) },
-		"workload":                      func(path string, n ast.Node) { d.workload(&f.Workload, path, n) },
-		"load":                          func(path string, n ast.Node) { d.load(&f.Load, path, n) },
-		"parameters":                    func(path string, n ast.Node) { d.parameters(f, path, n) },
-		"speculative_config":            func(path string, n ast.Node) { d.speculative(f, path, n) },
-		"speculation":                   func(path string, n ast.Node) { d.speculation(&f.Speculation, path, n) },
+		"server":                        d.mapping(d.server(&f.Server)),
+		"slo":                           d.slo(f),
+		"workload":                      d.mapping(d.workload(&f.Workload)),
+		"parameters":                    d.parameters(f),
+		"speculative_config":            d.speculative(f),
 		"constraints":                   d.texts(&f.Constraints),
-		"allow_quality_change":          d.boolean(&f.AllowQualityChange),
-		"allow_meaningless_speculation": d.boolean(&f.AllowMeaninglessSpeculation),
-		"sampler":                       func(path string, n ast.Node) { d.sampler(&f.Sampler, path, n) },
-		"budget":                        func(path string, n ast.Node) { d.budget(&f.Budget, path, n) },
-		"probe":                         func(path string, n ast.Node) { d.probe(&f.Probe, path, n) },
-		"cache":                         func(path string, n ast.Node) { d.cache(&f.Cache, path, n) },
-		"advice":                        func(path string, n ast.Node) { d.advice(&f.Advice, path, n) },
-		"sweep":                         func(path string, n ast.Node) { d.sweep(f, path, n) },
+		"allow_quality_change":          read(d, &f.AllowQualityChange, boolean),
+		"allow_meaningless_speculation": read(d, &f.AllowMeaninglessSpeculation, boolean),
+		"probe":                         d.mapping(d.probe(&f.Probe)),
+		"sweep":                         d.sweep(f),
+		"advice":                        d.mapping(table{"margin": read(d, &f.Advice.Margin, number(0.01, 1))}),
+		"load": d.mapping(table{
+			"driver":     oneOf(d, &f.Load.Driver, drivers...),
+			"command":    d.texts(&f.Load.Command),
+			"burstiness": read(d, &f.Load.Burstiness, number(0.01, 1000)),
+		}),
+		"speculation": d.mapping(table{
+			"min_acceptance": read(d, &f.Speculation.MinAcceptance, fraction),
+			"min_drafted":    read(d, &f.Speculation.MinDrafted, integer(1, maxTokens)),
+		}),
+		"sampler": d.mapping(table{
+			"name": oneOf(d, &f.Sampler.Name, Samplers...),
+			"seed": read(d, &f.Sampler.Seed, seed),
+		}),
+		"budget": d.mapping(table{
+			"trials":   read(d, &f.Budget.Trials, integer(1, 1_000_000)),
+			"gpu_time": read(d, &f.Budget.GPUTime, duration(time.Minute, "h")),
+		}),
+		"cache": d.mapping(table{
+			"protocol":   oneOf(d, &f.Cache.Protocol, trial.Steady, trial.Primed, trial.Reset),
+			"prime_rate": read(d, &f.Cache.PrimeRate, number(0, maxRate)),
+		}),
 	}
-	d.mapping("", root, readers)
-	d.missing(root, sortedKeys(readers))
 }
 
 // missing adds a problem for each required key that the file lacks.
-func (d *decoder) missing(root ast.Node, known []string) {
+func (d *decoder) missing(known []string) {
 	if len(d.keys) == 0 && len(d.found) > 0 {
 		return // the file is not a mapping, which is reported already
 	}
@@ -92,49 +111,66 @@ func (d *decoder) version(path string, n ast.Node) {
 	}
 }
 
-func (d *decoder) server(s *Server, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
+func (d *decoder) server(s *Server) table {
+	return table{
 		"command":       d.texts(&s.Command),
 		"simulate":      d.text(&s.Simulate),
 		"args":          d.texts(&s.Args),
 		"current":       d.texts(&s.Current),
-		"env":           func(path string, n ast.Node) { d.env(s, path, n) },
-		"start_timeout": d.duration(&s.StartTimeout, time.Second, "s"),
-		"stop_timeout":  d.duration(&s.StopTimeout, time.Second, "s"),
-		"hang_timeout":  d.duration(&s.HangTimeout, 5*time.Second, "s"),
-		"port":          d.integer(&s.Port, 0, 65535),
+		"env":           d.env(s),
+		"start_timeout": read(d, &s.StartTimeout, duration(time.Second, "s")),
+		"stop_timeout":  read(d, &s.StopTimeout, duration(time.Second, "s")),
+		"hang_timeout":  read(d, &s.HangTimeout, duration(5*time.Second, "s")),
+		"port":          read(d, &s.Port, integer(0, 65535)),
 
 		"gpu":                d.text(&s.GPU),
-		"gpu_memory_timeout": d.duration(&s.GPUMemoryTimeout, time.Second, "s"),
+		"gpu_memory_timeout": read(d, &s.GPUMemoryTimeout, duration(time.Second, "s")),
 		"cache_dir":          d.text(&s.CacheDir),
 		"model_copy":         d.text(&s.ModelCopy),
-	})
+	}
+}
+
+func (d *decoder) probe(p *Probe) table {
+	return table{
+		"seconds":      read(d, &p.Window, seconds),
+		"min_requests": read(d, &p.MinRequests, integer(1, maxTokens)),
+		"lead_in":      read(d, &p.LeadIn, duration(0, "s")),
+		"start_rate":   read(d, &p.StartRate, number(0, maxRate)),
+		"min_rate":     read(d, &p.MinRate, number(minRate, maxRate)),
+		"max_rate":     read(d, &p.MaxRate, number(minRate, maxRate)),
+		"tolerance":    read(d, &p.Tolerance, number(0.001, 10)),
+		"max_probes":   read(d, &p.MaxProbes, integer(1, 1000)),
+		"worst_case":   read(d, &p.WorstCase, boolean),
+		"precision":    read(d, &p.Precision, fraction),
+	}
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // env reads the environment. A secret must be a reference, so that neither the file nor the store ever holds one.
-func (d *decoder) env(s *Server, path string, n ast.Node) {
-	s.Env = map[string]string{}
-	for _, e := range d.entries(path, n) {
-		at := keyPath(path, e.key)
-		value, ok := scalarText(e.value)
-		switch {
-		case !envName.MatchString(e.key):
-			d.fail(e.at, "%s: %q cannot name an environment variable; use letters, digits and _", path, e.key)
-			continue
-		case !ok:
-			d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
-			continue
+func (d *decoder) env(s *Server) reader {
+	return func(path string, n ast.Node) {
+		s.Env = map[string]string{}
+		for _, e := range d.entries(path, n) {
+			at := keyPath(path, e.key)
+			value, ok := scalarText(e.value)
+			switch {
+			case !envName.MatchString(e.key):
+				d.fail(e.at, "%s: %q cannot name an environment variable; use letters, digits and _", path, e.key)
+				continue
+			case !ok:
+				d.fail(e.value, "%s is %s; write one value", at, kindOf(e.value))
+				continue
+			}
+			if isSecret(e.key, value) {
+				d.failHidden(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
+				continue
+			}
+			if strings.Contains(reference.ReplaceAllString(value, ""), "${") {
+				d.fail(e.value, "%s has a ${ without a name; write ${NAME}", at)
+			}
+			s.Env[e.key] = value
 		}
-		if isSecret(e.key, value) {
-			d.failHidden(e.at, "%s looks like a secret, and the file is stored with the study; write \"${%s}\" and set it where the tuner runs", at, e.key)
-			continue
-		}
-		if strings.Contains(reference.ReplaceAllString(value, ""), "${") {
-			d.fail(e.value, "%s has a ${ without a name; write ${NAME}", at)
-		}
-		s.Env[e.key] = value
 	}
 }
 
@@ -144,36 +180,38 @@ var (
 )
 
 // slo reads the limits: any percentile of a latency, and the share of requests that may fail.
-func (d *decoder) slo(f *File, path string, n ast.Node) {
-	for _, e := range d.entries(path, n) {
-		at := keyPath(path, e.key)
-		if e.key == "error_rate" {
-			d.fraction(&f.MaxErrorRate)(at, e.value)
-			continue
+func (d *decoder) slo(f *File) reader {
+	return func(path string, n ast.Node) {
+		for _, e := range d.entries(path, n) {
+			at := keyPath(path, e.key)
+			if e.key == "error_rate" {
+				read(d, &f.SLO.MaxErrorRate, fraction)(at, e.value)
+				continue
+			}
+			parts := latencyKey.FindStringSubmatch(e.key)
+			if parts == nil {
+				d.fail(e.at, "unknown key %q under %s; %s", e.key, path, latencyRemedy(e.key))
+				continue
+			}
+			limit := slo.Limit{Metric: slo.Metric(parts[1])}
+			percentile, err := strconv.ParseFloat(parts[2], 64)
+			if err != nil || percentile <= 0 || percentile >= 100 {
+				d.fail(e.at, "%s: the percentile must be above 0 and below 100; write %s_p99", at, parts[1])
+				continue
+			}
+			limit.Percentile = percentile
+			before := len(d.found)
+			read(d, &limit.Max, duration(time.Microsecond, "ms"))(at, e.value)
+			if len(d.found) > before {
+				continue
+			}
+			if slices.ContainsFunc(f.SLO.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
+				d.fail(e.at, "the limit on %s is given twice; remove one", limit)
+				continue
+			}
+			f.SLO.Limits = append(f.SLO.Limits, limit)
+			d.nodes["limit "+limit.String()] = e.value
 		}
-		parts := latencyKey.FindStringSubmatch(e.key)
-		if parts == nil {
-			d.fail(e.at, "unknown key %q under %s; %s", e.key, path, latencyRemedy(e.key))
-			continue
-		}
-		limit := slo.Limit{Metric: slo.Metric(parts[1])}
-		percentile, err := strconv.ParseFloat(parts[2], 64)
-		if err != nil || percentile <= 0 || percentile >= 100 {
-			d.fail(e.at, "%s: the percentile must be above 0 and below 100; write %s_p99", at, parts[1])
-			continue
-		}
-		limit.Percentile = percentile
-		before := len(d.found)
-		d.duration(&limit.Max, time.Microsecond, "ms")(at, e.value)
-		if len(d.found) > before {
-			continue
-		}
-		if slices.ContainsFunc(f.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
-			d.fail(e.at, "the limit on %s is given twice; remove one", limit)
-			continue
-		}
-		f.Limits = append(f.Limits, limit)
-		d.nodes["limit "+limit.String()] = e.value
 	}
 }
 
@@ -197,69 +235,17 @@ func latencyRemedy(key string) string {
 const maxTokens = 100_000_000
 
 // speculative reads the keys of --speculative-config.
-func (d *decoder) speculative(f *File, path string, n ast.Node) {
-	config, ok := d.jsonValue(path, n).(map[string]any)
-	if !ok {
-		d.fail(n, "%s is %s; write {method: ngram, prompt_lookup_max: 4}", path, kindOf(n))
-		return
+func (d *decoder) speculative(f *File) reader {
+	return func(path string, n ast.Node) {
+		config, ok := d.jsonValue(path, n).(map[string]any)
+		if !ok {
+			d.fail(n, "%s is %s; write {method: ngram, prompt_lookup_max: 4}", path, kindOf(n))
+			return
+		}
+		f.Speculative = config
 	}
-	f.Speculative = config
-}
-
-func (d *decoder) sampler(s *Sampler, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"name": oneOf(d, &s.Name, Samplers...),
-		"seed": d.seed(&s.Seed),
-	})
-}
-
-func (d *decoder) budget(b *Budget, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"trials":   d.integer(&b.Trials, 1, 1_000_000),
-		"gpu_time": d.duration(&b.GPUTime, time.Minute, "h"),
-	})
-}
-
-func (d *decoder) speculation(s *Speculation, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"min_acceptance": d.fraction(&s.MinAcceptance),
-		"min_drafted":    d.integer(&s.MinDrafted, 1, maxTokens),
-	})
-}
-
-func (d *decoder) probe(p *Probe, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"seconds":      d.seconds(&p.Window),
-		"min_requests": d.integer(&p.MinRequests, 1, maxTokens),
-		"lead_in":      d.duration(&p.LeadIn, 0, "s"),
-		"start_rate":   d.float(&p.StartRate, 0, maxRate),
-		"min_rate":     d.float(&p.MinRate, minRate, maxRate),
-		"max_rate":     d.float(&p.MaxRate, minRate, maxRate),
-		"tolerance":    d.float(&p.Tolerance, 0.001, 10),
-		"max_probes":   d.integer(&p.MaxProbes, 1, 1000),
-		"worst_case":   d.boolean(&p.WorstCase),
-		"precision":    d.fraction(&p.Precision),
-	})
-	if n := d.nodes[keyPath(path, "precision")]; n != nil && p.Precision != 0 && !(p.Precision > MinPrecision && p.Precision < MaxPrecision) {
-		d.fail(n, "%s is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
-			keyPath(path, "precision"), 100*p.Precision, 100*MinPrecision, 100*MaxPrecision)
-	}
-	if p.Precision > 0 && d.nodes[keyPath(path, "max_probes")] == nil {
-		p.MaxProbes = defaultPreciseProbes
-	}
-}
-
-func (d *decoder) advice(a *Advice, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{"margin": d.float(&a.Margin, 0.01, 1)})
 }
 
 // Rates outside these bounds are typing errors: minRate is one request in 17 minutes, and no server reaches maxRate.
 // Both are in requests per second.
 const minRate, maxRate = 0.001, 1e6
-
-func (d *decoder) cache(c *Cache, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"protocol":   oneOf(d, &c.Protocol, trial.Steady, trial.Primed, trial.Reset),
-		"prime_rate": d.float(&c.PrimeRate, 0, maxRate),
-	})
-}

@@ -3,9 +3,9 @@
 package studyfile
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"time"
 
@@ -29,8 +29,7 @@ type File struct {
 
 	Server Server
 
-	Limits       []slo.Limit // in the order of the file; SLO returns them with MaxErrorRate
-	MaxErrorRate float64     // failed / requests, 0 to 1
+	SLO slo.SLO // limits in the order of the file
 
 	Workload workload.Spec // as written; WorkloadSpec completes it
 	Load     Load
@@ -74,6 +73,24 @@ type Server struct {
 
 // NoGPU is the value of Server.GPU that turns GPU readings off.
 const NoGPU = "none"
+
+// Load says which program sends the requests.
+type Load struct {
+	Driver  string   // TunerBench or VLLMBench
+	Command []string // command of VLLMBench; the tuner appends the options
+
+	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson, below it is burstier, above it smoother. 0 means 1.
+	Burstiness float64
+}
+
+// The drivers of a Load.
+const (
+	TunerBench = "tuner"      // the tuner itself, as `tuner bench` does
+	VLLMBench  = "vllm-bench" // `vllm bench serve`, whose latencies count from the POST
+)
+
+// drivers are the legal values of Load.Driver.
+var drivers = []string{TunerBench, VLLMBench}
 
 // Sampler says which sampler chooses the points.
 type Sampler struct {
@@ -148,21 +165,19 @@ func defaults() *File {
 	}
 }
 
+//go:embed template.yaml
+var template string
+
+// Template returns the commented study file that `tuner init` prints: a 70B model on one H200.
+func Template() string { return template }
+
 // Read reads a study file. The error wraps ErrUnreadable, or is an *Error with the problems of a file that could be read.
 func Read(path string) (*File, error) {
-	f, err := foreign.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	text, err := foreign.Read(path, maxRead)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w, or let `tuner init > %s` write one", ErrUnreadable, err, path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
-	}
-	// One byte above the limit tells a file that is too long from one that just fits.
-	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
 	return Parse(path, text)

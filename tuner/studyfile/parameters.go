@@ -16,26 +16,28 @@ import (
 const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
 
 // parameters reads the searched flags.
-func (d *decoder) parameters(f *File, path string, n ast.Node) {
-	for _, e := range d.entries(path, n) {
-		name := strings.ReplaceAll(e.key, "_", "-")
-		at := keyPath(path, name)
-		d.nodes[at], d.keys[at] = e.value, e.at
-		if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
-			d.fail(e.at, "%q is given twice; remove one", name)
-			continue
+func (d *decoder) parameters(f *File) reader {
+	return func(path string, n ast.Node) {
+		for _, e := range d.entries(path, n) {
+			name := strings.ReplaceAll(e.key, "_", "-")
+			at := keyPath(path, name)
+			d.nodes[at], d.keys[at] = e.value, e.at
+			if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
+				d.fail(e.at, "%q is given twice; remove one", name)
+				continue
+			}
+			before := len(d.found)
+			p := space.Parameter{Name: name}
+			d.parameter(&p, at, e.value)
+			// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
+			if len(d.found) > before {
+				d.nodes[at] = nil
+			}
+			f.Parameters = append(f.Parameters, p)
 		}
-		before := len(d.found)
-		p := space.Parameter{Name: name}
-		d.parameter(&p, at, e.value)
-		// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
-		if len(d.found) > before {
-			d.nodes[at] = nil
+		if m, ok := n.(*ast.MappingNode); ok && len(m.Values) == 0 {
+			d.fail(n, "%s is empty; list at least one flag to search", path)
 		}
-		f.Parameters = append(f.Parameters, p)
-	}
-	if m, ok := n.(*ast.MappingNode); ok && len(m.Values) == 0 {
-		d.fail(n, "%s is empty; list at least one flag to search", path)
 	}
 }
 
@@ -46,7 +48,7 @@ func (d *decoder) parameter(p *space.Parameter, path string, n ast.Node) {
 		d.parameterMapping(p, path, n)
 	case *ast.SequenceNode:
 		p.Kind = space.Categorical
-		d.choices(p, path, n)
+		d.choices(p)(path, n)
 	default:
 		p.Kind = space.Bool
 		if text, _ := scalarText(n); text != string(space.Bool) {
@@ -64,21 +66,20 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 			read(path, n)
 		}
 	}
-	numbers := func(path string, n ast.Node) { d.bounds(p, path, n) }
-	d.mapping(path, n, map[string]reader{
-		"float":   of(space.Float, numbers),
-		"int":     of(space.Int, numbers),
-		"choices": of(space.Categorical, func(path string, n ast.Node) { d.choices(p, path, n) }),
-		"json":    of(space.JSON, func(path string, n ast.Node) { d.jsonChoices(p, path, n) }),
+	d.mapping(table{
+		"float":   of(space.Float, d.bounds(p)),
+		"int":     of(space.Int, d.bounds(p)),
+		"choices": of(space.Categorical, d.choices(p)),
+		"json":    of(space.JSON, d.jsonChoices(p)),
 		"bool": of(space.Bool, func(path string, n ast.Node) {
 			if _, empty := n.(*ast.NullNode); !empty {
 				d.fail(n, "%s takes no value; write {bool: , when: …}", path)
 			}
 		}),
-		"log":  d.boolean(&p.Log),
-		"step": d.float(&p.Step, -math.MaxFloat64, math.MaxFloat64),
+		"log":  read(d, &p.Log, boolean),
+		"step": read(d, &p.Step, number(-math.MaxFloat64, math.MaxFloat64)),
 		"when": d.text(&p.When),
-	})
+	})(path, n)
 	switch {
 	case kinds == 0:
 		d.failAtKey(path, "%s has no values; %s", path, forms)
@@ -88,40 +89,42 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 }
 
 // bounds reads a range.
-func (d *decoder) bounds(p *space.Parameter, path string, n ast.Node) {
-	values := d.list(path, n)
-	if _, isList := n.(*ast.SequenceNode); isList && len(values) != 2 {
-		d.fail(n, "%s is not a range; write two numbers, such as [16, 1024]", path)
-		return
-	}
-	for i, to := range []*float64{&p.Min, &p.Max} {
-		if i < len(values) {
-			d.float(to, -math.MaxFloat64, math.MaxFloat64)(itemPath(path, i), values[i])
+func (d *decoder) bounds(p *space.Parameter) reader {
+	return func(path string, n ast.Node) {
+		values := d.list(path, n)
+		if _, isList := n.(*ast.SequenceNode); isList && len(values) != 2 {
+			d.fail(n, "%s is not a range; write two numbers, such as [16, 1024]", path)
+			return
+		}
+		for i, to := range []*float64{&p.Min, &p.Max} {
+			if i < len(values) {
+				read(d, to, number(-math.MaxFloat64, math.MaxFloat64))(itemPath(path, i), values[i])
+			}
 		}
 	}
 }
 
 // choices reads the values of a flag as texts, which is how vLLM gets them.
-func (d *decoder) choices(p *space.Parameter, path string, n ast.Node) {
-	d.texts(&p.Choices)(path, n)
-	if slices.Contains(p.Choices, "true") && slices.Contains(p.Choices, "false") {
-		d.fail(n, "%s: a vLLM switch takes no value; write bool, which gives --name or --no-name", path)
+func (d *decoder) choices(p *space.Parameter) reader {
+	return func(path string, n ast.Node) {
+		d.texts(&p.Choices)(path, n)
+		if slices.Contains(p.Choices, "true") && slices.Contains(p.Choices, "false") {
+			d.fail(n, "%s: a vLLM switch takes no value; write bool, which gives --name or --no-name", path)
+		}
 	}
 }
 
 // jsonChoices reads JSON texts. A YAML mapping or list becomes JSON.
-func (d *decoder) jsonChoices(p *space.Parameter, path string, n ast.Node) {
-	for i, v := range d.list(path, n) {
-		if text, ok := scalarText(v); ok {
-			p.Choices = append(p.Choices, text)
-			continue
+func (d *decoder) jsonChoices(p *space.Parameter) reader {
+	return func(path string, n ast.Node) {
+		for i, v := range d.list(path, n) {
+			if text, ok := scalarText(v); ok {
+				p.Choices = append(p.Choices, text)
+				continue
+			}
+			text, _ := json.Marshal(d.jsonValue(itemPath(path, i), v)) // it makes only values of JSON
+			p.Choices = append(p.Choices, string(text))
 		}
-		text, err := json.Marshal(d.jsonValue(itemPath(path, i), v))
-		if err != nil {
-			d.fail(v, "%s: %v; write it as JSON in single quotes", itemPath(path, i), err)
-			continue
-		}
-		p.Choices = append(p.Choices, string(text))
 	}
 }
 

@@ -5,52 +5,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
 	"vllmtuner/trial"
-	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
 )
 
 // Space returns the searched flags. Constraints may also name flags in server.args.
 func (f *File) Space() (*space.Space, error) {
-	return space.New(f.Parameters, f.Constraints, f.Speculative, flagValues(f.Server.Args))
-}
-
-// flagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false".
-func flagValues(args []string) map[string]string {
-	flags, err := space.Flags(args)
-	if err != nil {
-		return nil // checkArgs has added the error
-	}
-	values := make(map[string]string, len(flags))
-	for _, flag := range flags {
-		name, negated := strings.CutPrefix(flag.Name, "no-")
-		switch {
-		case len(flag.Values) > 0:
-			values[flag.Name] = strings.Join(flag.Values, " ")
-		case negated:
-			values[name] = "false"
-		default:
-			values[flag.Name] = "true"
-		}
-	}
-	return values
+	return space.New(f.Parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
 }
 
 // FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
-func (f *File) FixedArg(name string) string { return flagValues(f.Server.Args)[name] }
-
-// SLO returns the limits on latencies and on failed requests.
-func (f *File) SLO() slo.SLO {
-	return slo.SLO{Limits: slices.Clone(f.Limits), MaxErrorRate: f.MaxErrorRate}
-}
+func (f *File) FixedArg(name string) string { return space.FlagValues(f.Server.Args)[name] }
 
 // WorkloadSpec returns the workload with its path relative to the working directory. If the file gives no vocabulary size
 // and the model is a directory, the size comes from the model.
@@ -84,20 +57,17 @@ func vocabSize(model string) int {
 	return max(config.VocabSize, config.TextConfig.VocabSize, 0)
 }
 
-// CurrentPoint returns server.current as a point, and whether the file has it.
-func (f *File) CurrentPoint() (space.Point, bool, error) {
-	if f.Server.Current == nil {
-		return nil, false, nil
-	}
+// CurrentPoint returns server.current as a point, or nil when the file does not have it.
+func (f *File) CurrentPoint() (space.Point, error) {
 	s, err := f.Space()
-	if err != nil {
-		return nil, false, err
+	if err != nil || f.Server.Current == nil {
+		return nil, err
 	}
 	p, err := s.ParseArgs(f.Server.Current)
 	if err != nil {
-		return nil, false, fmt.Errorf("server.current: %w", err)
+		return nil, fmt.Errorf("server.current: %w", err)
 	}
-	return p, true, nil
+	return p, nil
 }
 
 // Protocol returns the cache protocol of the file. Without one it is primed for a finite workload and steady for an endless one.
@@ -129,10 +99,7 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 		})
 		env[name] = value
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return env, nil
+	return env, errors.Join(errs...)
 }
 
 // Secrets returns the values of the references in server.env. They must not appear in any file or log.
@@ -161,7 +128,7 @@ func (f *File) World() map[string]string {
 		"server simulate":    f.Server.Simulate,
 		"server args":        strings.Join(f.Server.Args, " "),
 		"server current":     strings.Join(f.Server.Current, " "),
-		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO(), 100*f.MaxErrorRate),
+		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO, 100*f.SLO.MaxErrorRate),
 		"workload":           describeWorkload(f.Workload),
 		"constraints":        strings.Join(f.Constraints, "; "),
 		"speculative config": describeSpeculation(f.Speculative),
@@ -199,11 +166,7 @@ func (f *File) World() map[string]string {
 	for _, parameter := range f.Parameters {
 		world["parameter "+parameter.Name] = describe(parameter)
 	}
-	for name, text := range world {
-		if text == "" {
-			delete(world, name)
-		}
-	}
+	maps.DeleteFunc(world, func(_, text string) bool { return text == "" })
 	return world
 }
 
@@ -212,16 +175,13 @@ func describeSpeculation(config map[string]any) string {
 	if config == nil {
 		return ""
 	}
-	text, err := json.Marshal(config)
-	if err != nil {
-		return fmt.Sprint(config) // fmt sorts the keys too
-	}
+	text, _ := json.Marshal(config) // jsonValue makes only values of JSON
 	return string(text)
 }
 
-// MaxModelLen returns --max-model-len from server.args, or 0 when it is absent or no plain number.
-func (f *File) MaxModelLen() int {
-	n, err := strconv.Atoi(f.FixedArg("max-model-len"))
+// MaxModelLen returns --max-model-len in the args of a server, or 0 when it is absent or no plain number.
+func MaxModelLen(args []string) int {
+	n, err := strconv.Atoi(space.FlagValues(args)["max-model-len"])
 	if err != nil {
 		return 0
 	}

@@ -3,12 +3,10 @@ package studyfile
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -55,85 +53,48 @@ const maxLoads, maxConfigs = 1000, 200
 // 1.5 million of them took 2.9 GB.
 const maxRequests = 200_000
 
-func (d *decoder) sweep(f *File, path string, n ast.Node) {
-	s := defaultSweep()
-	f.Sweep = s
-	d.mapping(path, n, map[string]reader{
-		"configs":       func(path string, n ast.Node) { d.configs(s, path, n) },
-		"rates":         func(path string, n ast.Node) { d.rates(s, path, n) },
-		"concurrencies": func(path string, n ast.Node) { d.concurrencies(s, path, n) },
-		"requests":      d.integer(&s.Requests, 1, maxRequests),
-		"warm_up":       func(path string, n ast.Node) { d.warmUp(&s.WarmUp, path, n) },
-		"cooldown":      d.duration(&s.Cooldown, 0, "s"),
-		"cache":         oneOf(d, &s.Cache, trial.Carried, trial.Reset),
-		"seed":          d.seed(&s.Seed),
-	})
+// maxStreams is far above the requests that one server can hold in flight.
+const maxStreams = 100_000
+
+func (d *decoder) sweep(f *File) reader {
+	return func(path string, n ast.Node) {
+		s := defaultSweep()
+		f.Sweep = s
+		d.mapping(table{
+			"configs":       d.configs(s),
+			"rates":         ascending(d, &s.Rates, number(minRate, maxRate)),
+			"concurrencies": ascending(d, &s.Concurrencies, integer(1, maxStreams)),
+			"requests":      read(d, &s.Requests, integer(1, maxRequests)),
+			"warm_up": d.mapping(table{
+				"requests": read(d, &s.WarmUp.Requests, integer(0, maxRequests)),
+				"rate":     read(d, &s.WarmUp.Rate, number(minRate, maxRate)),
+				"cooldown": read(d, &s.WarmUp.Cooldown, duration(0, "s")),
+			}),
+			"cooldown": read(d, &s.Cooldown, duration(0, "s")),
+			"cache":    oneOf(d, &s.Cache, trial.Carried, trial.Reset),
+			"seed":     read(d, &s.Seed, seed),
+		})(path, n)
+	}
 }
 
 // configName allows what fits into the head of a table column and into a file name.
 var configName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 
-func (d *decoder) configs(s *Sweep, path string, n ast.Node) {
-	for _, e := range d.entries(path, n) {
-		if !configName.MatchString(e.key) {
-			d.fail(e.at, "config name %q must have 1 to 40 characters of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
+func (d *decoder) configs(s *Sweep) reader {
+	return func(path string, n ast.Node) {
+		for _, e := range d.entries(path, n) {
+			if !configName.MatchString(e.key) {
+				d.fail(e.at, "config name %q must have 1 to 40 characters of a-z, A-Z, 0-9, ., _ and -, and begin with a letter or digit", e.key)
+			}
+			if _, empty := e.value.(*ast.NullNode); empty {
+				d.fail(e.at, "%s is empty; write %s: {} for server.args alone", keyPath(path, e.key), e.key)
+				continue
+			}
+			c := Config{Name: e.key}
+			d.mapping(table{"args": d.texts(&c.Args), "description": d.text(&c.Description)})(keyPath(path, e.key), e.value)
+			s.Configs = append(s.Configs, c)
 		}
-		c := Config{Name: e.key}
-		if _, empty := e.value.(*ast.NullNode); empty {
-			d.fail(e.at, "%s is empty; write %s: {} for server.args alone", keyPath(path, e.key), e.key)
-			continue
-		}
-		d.mapping(keyPath(path, e.key), e.value, map[string]reader{
-			"args":        d.texts(&c.Args),
-			"description": d.text(&c.Description),
-		})
-		s.Configs = append(s.Configs, c)
 	}
-}
-
-func (d *decoder) rates(s *Sweep, path string, n ast.Node) {
-	s.Rates = []float64{}
-	for i, v := range d.list(path, n) {
-		var rate float64
-		d.ascending(&rate, itemPath(path, i), v, minRate, maxRate, s.Rates)
-		s.Rates = append(s.Rates, rate)
-	}
-}
-
-// maxStreams is far above the requests that one server can hold in flight.
-const maxStreams = 100_000
-
-func (d *decoder) concurrencies(s *Sweep, path string, n ast.Node) {
-	s.Concurrencies = []int{}
-	var before []float64
-	for i, v := range d.list(path, n) {
-		var streams float64
-		known := len(d.found)
-		d.ascending(&streams, itemPath(path, i), v, 1, maxStreams, before)
-		if len(d.found) == known && streams != float64(int(streams)) {
-			d.fail(v, "%s is %g; write a whole number", itemPath(path, i), streams)
-		}
-		before = append(before, streams)
-		s.Concurrencies = append(s.Concurrencies, int(streams))
-	}
-}
-
-// ascending reads a number that must be above the number before it. A falling load would find in the cache what a higher
-// load left there, and an equal one would be measured twice.
-func (d *decoder) ascending(to *float64, path string, n ast.Node, low, high float64, before []float64) {
-	known := len(d.found)
-	d.float(to, low, high)(path, n)
-	if last := len(before) - 1; len(d.found) == known && last >= 0 && *to <= before[last] {
-		d.fail(n, "%s is %g, and the number before it is %g; write each number once, in rising order", path, *to, before[last])
-	}
-}
-
-func (d *decoder) warmUp(w *WarmUp, path string, n ast.Node) {
-	d.mapping(path, n, map[string]reader{
-		"requests": d.integer(&w.Requests, 0, maxRequests),
-		"rate":     d.float(&w.Rate, minRate, maxRate),
-		"cooldown": d.duration(&w.Cooldown, 0, "s"),
-	})
 }
 
 // checkSweep finds configs that clash with server.args or with the tuner's own flags, and loads that cannot be measured.
@@ -143,6 +104,10 @@ func (d *decoder) checkSweep(f *File) {
 		return
 	}
 	rates, streams := d.nodes["sweep.rates"] != nil, d.nodes["sweep.concurrencies"] != nil
+	key := "sweep.rates"
+	if streams {
+		key = "sweep.concurrencies"
+	}
 	switch {
 	case len(s.Configs) == 0 && d.nodes["sweep.configs"] == nil:
 		d.failAtKey("sweep", "sweep has no configs; add configs: {default: {}, seqs128: {args: [--max-num-seqs, \"128\"]}}")
@@ -157,9 +122,9 @@ func (d *decoder) checkSweep(f *File) {
 	case !rates && !streams:
 		d.failAtKey("sweep", "sweep has no loads; add rates: [0.5, 1, 2], or concurrencies: [1, 2, 4]")
 	case rates && len(s.Rates) == 0, streams && len(s.Concurrencies) == 0:
-		d.failAtKey(loadsKey(streams), "%s is empty; write numbers in rising order", loadsKey(streams))
+		d.failAtKey(key, "%s is empty; write numbers in rising order", key)
 	case len(s.Rates)+len(s.Concurrencies) > maxLoads:
-		d.failAtKey(loadsKey(streams), "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", loadsKey(streams), maxLoads)
+		d.failAtKey(key, "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", key, maxLoads)
 	}
 	if streams && f.Load.Driver == VLLMBench {
 		d.failAtKey("sweep.concurrencies", "driver %s cannot hold a concurrency; write driver: %s, or rates", VLLMBench, TunerBench)
@@ -172,7 +137,7 @@ func (d *decoder) checkSweep(f *File) {
 		d.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
 			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
-	if least, limit := f.SLO().MinRequests(); s.Requests > 0 && s.Requests < least {
+	if least, limit := f.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
 		d.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
 			limit, least, s.Requests, least)
 	}
@@ -184,24 +149,11 @@ func (d *decoder) checkSweep(f *File) {
 	}
 }
 
-func loadsKey(streams bool) string {
-	if streams {
-		return "sweep.concurrencies"
-	}
-	return "sweep.rates"
-}
-
 // checkConfig finds flags of one config that server.args has too.
 func (d *decoder) checkConfig(f *File, c Config) {
-	path := "sweep.configs." + c.Name + ".args"
-	at := func(i int) string { return itemPath(path, i) }
-	d.checkFlags(f, path, at, c.Args, false)
-	flags, err := space.Flags(c.Args)
-	if err != nil {
-		return // checkFlags has added the error
-	}
-	given := flagValues(f.Server.Args)
-	for _, flag := range flags {
+	at := words("sweep.configs." + c.Name + ".args")
+	given := space.FlagValues(f.Server.Args)
+	for _, flag := range d.checkFlags(f, "sweep.configs."+c.Name+".args", at, c.Args, false) {
 		if _, twice := given[flag.Base()]; twice {
 			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
 		}
@@ -210,39 +162,3 @@ func (d *decoder) checkConfig(f *File, c Config) {
 
 // ConfigArgs returns all args of a config's server after the model.
 func (f *File) ConfigArgs(c Config) []string { return slices.Concat(f.Server.Args, c.Args) }
-
-// ConfigFlags returns the flags of a config's own args with their values, by name without dashes. A switch is "true" or "false".
-func ConfigFlags(c Config) map[string]string { return flagValues(c.Args) }
-
-// MaxModelLenOf returns --max-model-len of a config's server, or 0 when it is absent or no plain number.
-func (f *File) MaxModelLenOf(c Config) int {
-	n, err := strconv.Atoi(flagValues(f.ConfigArgs(c))["max-model-len"])
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// checkSweepSpeculation is checkSpeculation for the configs of a sweep.
-func (d *decoder) checkSweepSpeculation(f *File) {
-	if f.Sweep == nil || f.AllowMeaninglessSpeculation {
-		return
-	}
-	for _, c := range f.Sweep.Configs {
-		if _, ok := flagValues(c.Args)["speculative-config"]; ok {
-			format := flagValues(f.ConfigArgs(c))["load-format"]
-			d.meaninglessSpeculation("sweep.configs."+c.Name+".args", format == "dummy", f.Workload.Kind)
-		}
-	}
-}
-
-// meaninglessSpeculation refuses speculation on dummy weights and on random tokens.
-func (d *decoder) meaninglessSpeculation(at string, dummy bool, kind string) {
-	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
-	if dummy {
-		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
-	}
-	if slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "workload %s has random tokens, of which no draft is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
-	}
-}

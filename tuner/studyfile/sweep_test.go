@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"vllmtuner/trial"
+	"vllmtuner/tuner/space"
 )
 
 const sweepHead = `version: 1
@@ -46,16 +47,16 @@ sweep:
 	if got := f.ConfigArgs(f.Sweep.Configs[1]); !slices.Equal(got[:4], []string{"--max-model-len", "16384", "--max-num-seqs", "256"}) {
 		t.Errorf("the server's args are %q, want the file's before the config's", got)
 	}
-	if got := ConfigFlags(f.Sweep.Configs[1]); len(got) != 3 || got["max-num-seqs"] != "256" || got["enable-prefix-caching"] != "false" || got["gpu-memory-utilization"] != "0.95" {
+	if got := space.FlagValues(f.Sweep.Configs[1].Args); len(got) != 3 || got["max-num-seqs"] != "256" || got["enable-prefix-caching"] != "false" || got["gpu-memory-utilization"] != "0.95" {
 		t.Errorf("its flags are %v", got)
 	}
-	if got := f.MaxModelLenOf(f.Sweep.Configs[0]); got != 16384 {
+	if got := MaxModelLen(f.ConfigArgs(f.Sweep.Configs[0])); got != 16384 {
 		t.Errorf("max-model-len is %d, want that of server.args", got)
 	}
 }
 
 // A key that the file lacks has the value that people used by hand.
-func TestSweepDefaultsAreThoseOfTheManualSweeps(t *testing.T) {
+func TestSweepDefaultsMatchTheManualSweeps(t *testing.T) {
 	f := parse(t, sweepHead+"sweep: {configs: {default: {}}, concurrencies: [1, 2, 4]}\n")
 	s := *f.Sweep
 	if !slices.Equal(s.Concurrencies, []int{1, 2, 4}) || s.Rates != nil || s.Requests != 300 || s.WarmUp != (WarmUp{10, 0.5, 15 * time.Second}) ||

@@ -12,11 +12,31 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
+	"github.com/samber/lo"
 
 	"vllmtuner/tuner/space"
 )
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// A valueParser reads the text of one value. Its error is a problem that begins with the path.
+type valueParser[T any] func(path, text string) (T, error)
+
+// read returns a reader of one value. After a mistake the default stays.
+func read[T any](d *decoder, to *T, parse valueParser[T]) reader {
+	return func(path string, n ast.Node) {
+		text, ok := d.scalar(path, n)
+		if !ok {
+			return
+		}
+		v, err := parse(path, text)
+		if err != nil {
+			d.fail(n, "%v", err)
+			return
+		}
+		*to = v
+	}
+}
 
 // text reads one value that is not empty.
 func (d *decoder) text(to *string) reader {
@@ -27,37 +47,6 @@ func (d *decoder) text(to *string) reader {
 		}
 		d.checkWord(path, n, text)
 		*to = text
-	}
-}
-
-// oneOf reads a value that must be one of words.
-func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
-	return func(path string, n ast.Node) {
-		text, ok := d.scalar(path, n)
-		if !ok {
-			return
-		}
-		*to = T(text)
-		if !slices.Contains(words, T(text)) {
-			names := make([]string, len(words))
-			for i, w := range words {
-				names[i] = string(w)
-			}
-			d.fail(n, "%s: unknown value %q; %s", path, text, space.DidYouMean(text, names))
-		}
-	}
-}
-
-// boolean reads true or false.
-func (d *decoder) boolean(to *bool) reader {
-	return func(path string, n ast.Node) {
-		switch text, ok := d.scalar(path, n); {
-		case !ok:
-		case text == "true" || text == "false":
-			*to = text == "true"
-		default:
-			d.fail(n, "%s is %q; write true or false", path, text)
-		}
 	}
 }
 
@@ -74,68 +63,112 @@ func (d *decoder) texts(to *[]string) reader {
 	}
 }
 
-// float reads a number from low to high.
-func (d *decoder) float(to *float64, low, high float64) reader {
+// ascending reads a list of numbers, each above the number before it. A falling load would find in the cache what a
+// higher load left there, and an equal load would be measured twice.
+func ascending[T int | float64](d *decoder, to *[]T, parse valueParser[T]) reader {
 	return func(path string, n ast.Node) {
-		text, ok := d.scalar(path, n)
-		if !ok {
-			return
+		*to = []T{}
+		for i, item := range d.list(path, n) {
+			var v T
+			at, known := itemPath(path, i), len(d.found)
+			read(d, &v, parse)(at, item)
+			if i > 0 && len(d.found) == known && v <= (*to)[i-1] {
+				d.fail(item, "%s is %v, and the number before it is %v; write each number once, in rising order", at, v, (*to)[i-1])
+			}
+			*to = append(*to, v)
 		}
+	}
+}
+
+// oneOf reads a value that must be one of words. An unknown word stays, so that the checks know it.
+func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
+	return read(d, to, func(path, text string) (T, error) {
+		*to = T(text)
+		if slices.Contains(words, T(text)) {
+			return T(text), nil
+		}
+		names := lo.Map(words, func(w T, _ int) string { return string(w) })
+		return "", fmt.Errorf("%s: unknown value %q; %s", path, text, space.DidYouMean(text, names))
+	})
+}
+
+func boolean(path, text string) (bool, error) {
+	if text != "true" && text != "false" {
+		return false, fmt.Errorf("%s is %q; write true or false", path, text)
+	}
+	return text == "true", nil
+}
+
+// number reads a number from low to high.
+func number(low, high float64) valueParser[float64] {
+	return func(path, text string) (float64, error) {
 		v, err := parseNumber(text)
-		if err != nil {
-			d.fail(n, "%s: %v; write %s", path, err, rangeText(low, high))
-			return
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("%s: %w; write %s", path, err, rangeText(low, high))
+		case v < low || v > high:
+			return 0, fmt.Errorf("%s is %s; write %s", path, text, rangeText(low, high))
 		}
-		*to = v
-		if v < low || v > high {
-			d.fail(n, "%s is %s; write %s", path, text, rangeText(low, high))
-		}
+		return v, nil
 	}
 }
 
 // integer reads a whole number from low to high.
-func (d *decoder) integer(to *int, low, high int) reader {
-	return func(path string, n ast.Node) {
-		before := len(d.found)
-		var v float64
-		d.float(&v, float64(low), float64(high))(path, n)
-		if len(d.found) > before {
-			return
+func integer(low, high int) valueParser[int] {
+	return func(path, text string) (int, error) {
+		v, err := number(float64(low), float64(high))(path, text)
+		if err == nil && v != math.Trunc(v) {
+			err = fmt.Errorf("%s is %g; write a whole number", path, v)
 		}
-		if v != math.Trunc(v) {
-			d.fail(n, "%s is %g; write a whole number", path, v)
-			return
-		}
-		*to = int(v)
+		return int(v), err
 	}
+}
+
+// seed reads the seed of a random generator.
+func seed(path, text string) (uint64, error) {
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is %q; write a whole number, 0 or above", path, text)
+	}
+	return v, nil
 }
 
 // seconds reads a number of seconds above 0.
-func (d *decoder) seconds(to *time.Duration) reader {
-	return func(path string, n ast.Node) {
-		v := to.Seconds()
-		d.float(&v, 0.1, float64(week/time.Second))(path, n)
-		*to = time.Duration(v * float64(time.Second))
-	}
+func seconds(path, text string) (time.Duration, error) {
+	v, err := number(0.1, week.Seconds())(path, text)
+	return time.Duration(v * float64(time.Second)), err
 }
 
 // duration reads a duration of at least low. The remedy for a number without a unit suggests unit.
-func (d *decoder) duration(to *time.Duration, low time.Duration, unit string) reader {
-	return func(path string, n ast.Node) {
-		text, ok := d.scalar(path, n)
-		if !ok {
-			return
-		}
+func duration(low time.Duration, unit string) valueParser[time.Duration] {
+	return func(path, text string) (time.Duration, error) {
 		v, err := parseDuration(text, unit)
-		if err != nil {
-			d.fail(n, "%s: %v", path, err)
-			return
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("%s: %w", path, err)
+		case v < low || v > year:
+			return 0, fmt.Errorf("%s is %s; write a duration from %s to a year", path, text, cmp.Or(low.String(), "0s"))
 		}
-		*to = v
-		if v < low || v > year {
-			d.fail(n, "%s is %s; write a duration from %s to a year", path, text, cmp.Or(low.String(), "0s"))
-		}
+		return v, nil
 	}
+}
+
+// fraction reads a part of 1, as 0.01 or as 1%.
+func fraction(path, text string) (float64, error) {
+	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
+	v, err := parseNumber(strings.TrimSpace(digits))
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%s: %q is not a percentage; write 1%% or 0.01", path, text)
+	case percent:
+		v /= 100
+	case v > 1 && v <= 100:
+		return 0, fmt.Errorf("%s is %s, which is more than 100 %%; write %s%%", path, text, digits)
+	}
+	if v < 0 || v > 1 {
+		return 0, fmt.Errorf("%s is %s; write 0%% to 100%%", path, text)
+	}
+	return v, nil
 }
 
 const (
@@ -197,33 +230,6 @@ func parseDuration(text, unit string) (time.Duration, error) {
 	return 0, fmt.Errorf("%q writes its unit in an unknown form; write %s%s", text, written, known)
 }
 
-// fraction reads a part of 1, as 0.01 or as 1%.
-func (d *decoder) fraction(to *float64) reader {
-	return func(path string, n ast.Node) {
-		text, ok := d.scalar(path, n)
-		if !ok {
-			return
-		}
-		digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
-		v, err := parseNumber(strings.TrimSpace(digits))
-		switch {
-		case err != nil:
-			d.fail(n, "%s: %q is not a percentage; write 1%% or 0.01", path, text)
-			return
-		case percent:
-			v /= 100
-		case v > 1 && v <= 100:
-			d.fail(n, "%s is %s, which is more than 100 %%; write %s%%", path, text, digits)
-			return
-		}
-		if v < 0 || v > 1 {
-			d.fail(n, "%s is %s; write 0%% to 100%%", path, text)
-			return
-		}
-		*to = v
-	}
-}
-
 // jsonValue returns any value as encoding/json would decode it.
 func (d *decoder) jsonValue(path string, n ast.Node) any {
 	switch n := n.(type) {
@@ -254,16 +260,4 @@ func (d *decoder) jsonValue(path string, n ast.Node) any {
 	}
 	text, _ := d.scalar(path, n)
 	return text
-}
-
-// seed reads the seed of a random generator.
-func (d *decoder) seed(to *uint64) reader {
-	return func(path string, n ast.Node) {
-		text, ok := d.scalar(path, n)
-		seed, err := strconv.ParseUint(text, 10, 64)
-		if ok && err != nil {
-			d.fail(n, "%s is %q; write a whole number, 0 or above", path, text)
-		}
-		*to = seed
-	}
 }

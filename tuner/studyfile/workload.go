@@ -12,9 +12,9 @@ import (
 // pinned is the file's word for the default output, which workload.Spec writes as "".
 const pinned = "pinned"
 
-func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
-	whole := func(to *int) reader { return d.integer(to, 0, workload.MaxLength) }
-	d.mapping(path, n, map[string]reader{
+func (d *decoder) workload(w *workload.Spec) table {
+	whole := func(to *int) reader { return read(d, to, integer(0, workload.MaxLength)) }
+	return table{
 		"kind":          oneOf(d, &w.Kind, workload.Kinds...),
 		"path":          d.text(&w.Path),
 		"endpoint":      oneOf(d, &w.Endpoint, workload.Completions, workload.Chat),
@@ -25,39 +25,44 @@ func (d *decoder) workload(w *workload.Spec, path string, n ast.Node) {
 		"suffix_tokens": whole(&w.SuffixTokens),
 		"prefixes":      whole(&w.Prefixes),
 		"groups":        whole(&w.Groups),
-		"hit_percent":   d.float(&w.HitPercent, 0.1, 99.9),
-		"range_ratio":   func(path string, n ast.Node) { d.rangeRatio(w, path, n) },
+		"hit_percent":   read(d, &w.HitPercent, number(0.1, 99.9)),
+		"range_ratio":   d.rangeRatio(w),
 		"requests":      whole(&w.Requests),
-		"vocab_size":    d.integer(&w.VocabSize, 0, maxTokens),
-		"skip_bad_rows": d.boolean(&w.SkipBadRows),
+		"vocab_size":    read(d, &w.VocabSize, integer(0, maxTokens)),
+		"skip_bad_rows": read(d, &w.SkipBadRows, boolean),
 		"repeat":        oneOf(d, &w.Repeat, workload.Salt, workload.ErrorEnded),
-		"output":        func(path string, n ast.Node) { d.output(w, path, n) },
+		"output":        d.output(w),
 		"live":          d.notLive,
 		"think_time":    d.notLive,
-	})
-}
-
-// rangeRatio reads one spread for all lengths, or one for prompts and one for answers.
-func (d *decoder) rangeRatio(w *workload.Spec, path string, n ast.Node) {
-	ratio := func(to *float64) reader { return d.float(to, 0, 0.999) }
-	switch n.(type) {
-	case *ast.MappingNode, *ast.MappingValueNode:
-		d.mapping(path, n, map[string]reader{"input": ratio(&w.InputRangeRatio), "output": ratio(&w.OutputRangeRatio)})
-	default:
-		ratio(&w.RangeRatio)(path, n)
 	}
 }
 
-func (d *decoder) output(w *workload.Spec, path string, n ast.Node) {
-	oneOf(d, &w.Output, pinned, workload.Natural)(path, n)
-	if w.Output == pinned {
-		w.Output = ""
+// rangeRatio reads one spread for all lengths, or one for prompts and one for answers.
+func (d *decoder) rangeRatio(w *workload.Spec) reader {
+	ratio := func(to *float64) reader { return read(d, to, number(0, 0.999)) }
+	return func(path string, n ast.Node) {
+		switch n.(type) {
+		case *ast.MappingNode, *ast.MappingValueNode:
+			d.mapping(table{"input": ratio(&w.InputRangeRatio), "output": ratio(&w.OutputRangeRatio)})(path, n)
+		default:
+			ratio(&w.RangeRatio)(path, n)
+		}
+	}
+}
+
+func (d *decoder) output(w *workload.Spec) reader {
+	return func(path string, n ast.Node) {
+		oneOf(d, &w.Output, pinned, workload.Natural)(path, n)
+		if w.Output == pinned {
+			w.Output = ""
+		}
 	}
 }
 
 // notLive refuses a key that only tuner bench can use.
-func (d *decoder) notLive(path string, n ast.Node) {
-	d.failAtKey(path, "%s: live conversations slow down with the server, so they show no capacity; remove the key, and use `tuner bench --live` to try them", path)
+func (d *decoder) notLive(path string, _ ast.Node) {
+	d.failAtKey(path, "%s: live conversations slow down with the server, so they show no capacity; "+
+		"remove the key, and use `tuner bench --live` to try them", path)
 }
 
 // checkWorkload finds keys that do not fit the workload's kind. workload.Open would too, but without line and column.

@@ -53,7 +53,7 @@ func TestSpeculationNeedsRealPrompts(t *testing.T) {
 		text := strings.Replace(full, "{kind: sharegpt, path: data/real.json, endpoint: chat, output_tokens: 64, requests: 200}", "{kind: "+kind+settings[kind]+"}", 1)
 		_, err := Parse("study.yaml", []byte(text))
 		real := kind == "sharegpt" || kind == "jsonl" || kind == "capture"
-		if refused := err != nil && strings.Contains(err.Error(), "has random tokens, of which no draft is accepted"); refused == real {
+		if refused := err != nil && strings.Contains(err.Error(), "has random tokens, and no draft of them is accepted"); refused == real {
 			t.Errorf("%s: Parse says %v", kind, err)
 		}
 	}

@@ -19,6 +19,8 @@ import (
 const (
 	// A study file has about a hundred lines. The YAML library takes quadratic time for some texts: a second at this length.
 	maxBytes = 64 << 10
+	// A file that is a little too long is a problem of a study file. A much longer file was hardly meant as one.
+	maxRead = 1 << 20
 	// The format nests four deep. The YAML library takes half a minute for 65,000 open brackets.
 	maxNesting = 64
 )
@@ -194,19 +196,20 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 type reader func(path string, n ast.Node)
 
 // mapping reads a mapping whose keys are known.
-func (d *decoder) mapping(path string, n ast.Node, readers map[string]reader) {
-	known := sortedKeys(readers)
-	for _, e := range d.entries(path, n) {
-		read, ok := readers[e.key]
-		if !ok {
+func (d *decoder) mapping(readers table) reader {
+	return func(path string, n ast.Node) {
+		known := sortedKeys(readers)
+		for _, e := range d.entries(path, n) {
+			if read := readers[e.key]; read != nil {
+				read(keyPath(path, e.key), e.value)
+				continue
+			}
 			remedy := space.DidYouMean(e.key, known)
 			if path == "" && space.Nearest(e.key, known) == "" {
 				remedy = "`tuner init` writes a file with every key"
 			}
 			d.fail(e.at, "unknown key %q%s; %s", e.key, under(path), remedy)
-			continue
 		}
-		read(keyPath(path, e.key), e.value)
 	}
 }
 

@@ -1,10 +1,8 @@
--- The tables as Optuna 4.9.0 makes them in a new SQLite file, by name: sqlite_master.sql. Optuna 5.0.0 makes the same.
+-- The tables as Optuna 4.9.0 makes them in a new SQLite file (sqlite_master.sql), and then the indexes. Optuna 5.0.0 makes the same.
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-CREATE UNIQUE INDEX ix_studies_study_name ON studies (study_name);
-CREATE INDEX ix_trials_study_id ON trials (study_id);
 CREATE TABLE studies (
 	study_id INTEGER NOT NULL, 
 	study_name VARCHAR(512) NOT NULL, 
@@ -110,3 +108,5 @@ CREATE TABLE version_info (
 	PRIMARY KEY (version_info_id), 
 	CHECK (version_info_id=1)
 );
+CREATE UNIQUE INDEX ix_studies_study_name ON studies (study_name);
+CREATE INDEX ix_trials_study_id ON trials (study_id);
