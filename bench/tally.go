@@ -106,6 +106,22 @@ func (l Limit) over(s *Sample, rules Rules) bool {
 	return rules.e2e(s) > l.Max
 }
 
+// Overdue reports whether a pending request must end over the limit or fail: even if its last pinned token came now, the
+// answer would be over. It is false if all tokens have come and only the end is missing.
+func (l Limit) Overdue(s *Sample, now time.Duration) bool {
+	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
+	switch l.Metric {
+	case MetricTTFT:
+		if s.First > 0 {
+			return s.TTFT() > l.Max
+		}
+		return now-s.Due > l.Max
+	case MetricTPOT:
+		return s.First > 0 && s.WantTokens > 1 && !served && (now-s.First)/time.Duration(s.WantTokens-1) > l.Max
+	}
+	return now-s.Due > l.Max && !served
+}
+
 // A Tally sums up requests without keeping them. Its memory grows by a few bytes a second and does not depend on the
 // number of requests. All figures are exact except percentiles, which are within 0.5 %, and PeakInFlight, which is exact
 // unless the request that started first ended after 8,192 others.

@@ -233,3 +233,32 @@ func TestSketchesCountTheValues(t *testing.T) {
 		t.Error("the measurement has sketches without Scope.Sketches")
 	}
 }
+
+func TestAPendingRequestIsOverdueWhenItMustEndOverItsLimit(t *testing.T) {
+	ms := time.Millisecond
+	limits := []Limit{{MetricTTFT, 100 * ms}, {MetricTPOT, 10 * ms}, {MetricE2EL, 1000 * ms}}
+	waiting := Sample{Due: 500 * ms, WantTokens: 11}
+	streaming := func(first time.Duration, chunks int) Sample {
+		return Sample{First: first, WantTokens: 11, Chunks: chunks}
+	}
+	for _, row := range []struct {
+		name   string
+		sample Sample
+		now    time.Duration
+		want   []bool
+	}{
+		{"a waiting one may still keep its limit", waiting, 600 * ms, []bool{false, false, false}},
+		{"a waiting one over its limit", waiting, 601 * ms, []bool{true, false, false}},
+		{"one whose first token was late stays over", streaming(150*ms, 1), 160 * ms, []bool{true, false, false}},
+		{"ten more tokens could still come in time", streaming(50*ms, 1), 150 * ms, []bool{false, false, false}},
+		{"ten more tokens cannot come in time any more", streaming(50*ms, 1), 151 * ms, []bool{false, true, false}},
+		{"one with all its tokens waits for its end", streaming(50*ms, 11), 1500 * ms, []bool{false, false, false}},
+		{"one that must end too late", streaming(50*ms, 1), 1001 * ms, []bool{false, true, true}},
+	} {
+		for i, limit := range limits {
+			if got := limit.Overdue(&row.sample, row.now); got != row.want[i] {
+				t.Errorf("%s: overdue for %s is %t, want %t", row.name, limit.Metric, got, row.want[i])
+			}
+		}
+	}
+}
