@@ -115,13 +115,6 @@ func (s session) thinkTime(t int) time.Duration {
 // readTalks reads the conversations of a file, including those with one turn.
 func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	var talks []liveTalk
-	add := func(messages []Message, output int) error {
-		talk, err := newTalk(messages, output, spec.OutputTokens)
-		if err == nil {
-			talks = append(talks, talk)
-		}
-		return err
-	}
 	var err error
 	if spec.Kind == "sharegpt" {
 		_, err = eachShareGPT(from, bad, func(entry shareGPTEntry) error {
@@ -129,25 +122,30 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 			if err != nil || len(messages) == 0 {
 				return err
 			}
-			return add(messages, 0)
+			talk, err := newTalk(messages, 0, spec.OutputTokens)
+			if err == nil {
+				talks = append(talks, talk)
+			}
+			return err
 		})
+		if err == nil && len(talks) == 0 {
+			err = bad.none()
+		}
 	} else {
-		err = newLineReader(from).each(bad, func(text []byte) error {
+		talks, err = readLines(from, bad, func(text []byte) (liveTalk, error) {
 			request, err := parseLine(text, spec)
 			if spec.Kind == "capture" {
 				request, _, err = spec.parseCapture(text, false)
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
-			return add(request.Messages, request.OutputTokens)
+			return newTalk(request.Messages, request.OutputTokens, spec.OutputTokens)
 		})
 	}
 	switch {
 	case err != nil:
 		return nil, err
-	case len(talks) == 0:
-		return nil, bad.none()
 	case !slices.ContainsFunc(talks, func(t liveTalk) bool { return len(t) > 1 }):
 		return nil, fmt.Errorf("none of its %d conversations has a second turn: use a file of conversations", len(talks))
 	}
