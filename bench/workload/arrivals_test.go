@@ -142,8 +142,8 @@ func windowOf(p Plan) (window []Arrival) {
 }
 
 func TestCheckRefusesBadArrivals(t *testing.T) {
-	oneRow := &Trace{times: []time.Duration{0}, source: &finite{name: "trace x"}}
-	sameTime := &Trace{times: []time.Duration{0, 0}, source: &finite{name: "trace x"}}
+	oneRow := &Trace{times: []time.Duration{0}, source: &finite{population: population{name: "trace x"}}}
+	sameTime := &Trace{times: []time.Duration{0, 0}, source: &finite{population: population{name: "trace x"}}}
 	for _, test := range []struct {
 		name     string
 		arrivals Arrivals

@@ -79,7 +79,7 @@ func FuzzTalks(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			l := &live{order: newOrder(1, len(list)), talks: list, think: time.Second}
+			l := &live{newPopulation("", Spec{}, 1, len(list)), list, time.Second}
 			for i := range list {
 				for r := l.Request(WindowStream, i); ; {
 					if r.OutputTokens < 1 || len(r.Messages) == 0 || r.Messages[len(r.Messages)-1].Role == "assistant" {

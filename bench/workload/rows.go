@@ -50,13 +50,8 @@ func (b *badRows) none() error {
 
 // Skipped returns how many unreadable rows of the source's file were left out, and the error of the first.
 func Skipped(source Source) (n int, first error) {
-	switch s := source.(type) {
-	case *finite:
-		return s.bad.n, s.bad.first
-	case *live:
-		return s.bad.n, s.bad.first
-	}
-	return 0, nil
+	bad := populationOf(source).bad
+	return bad.n, bad.first
 }
 
 var errEmpty = errors.New("the file is empty")
