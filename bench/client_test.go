@@ -288,3 +288,24 @@ func TestARunLeavesNothingBehind(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 }
+
+func TestAServerThatIsGoneRefuses(t *testing.T) {
+	c, server := loopback(t, nil)
+	server.Close()
+	run, err := c.Run(t.Context(), requests(workload.Window, 20, 0, time.Millisecond, ask(3)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	details := 0
+	for _, s := range run.Samples {
+		if s.Failure != Refused {
+			t.Errorf("sample %+v, want %q", s, Refused)
+		}
+		if s.Detail != "" {
+			details++
+		}
+	}
+	if details != maxDetails {
+		t.Errorf("%d failures have a text, want the first %d", details, maxDetails)
+	}
+}
