@@ -29,7 +29,7 @@ type VLLMMeta struct {
 }
 
 // A VLLMResult is a measurement in the format of vllm bench serve --save-result: a flat JSON object. Names, units and
-// exclusions are those of main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
+// exclusions are as in main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
 // does not have stand at the end, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read
 // lists of such objects from files called summary.json.
 type VLLMResult struct{ fields []vllmField }

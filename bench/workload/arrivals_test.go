@@ -90,7 +90,7 @@ func TestArrivalsOfATraceHaveItsGapsAtAnyRate(t *testing.T) {
 		got := windowGaps(p, len(want)) // one cycle, from any start
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-6 {
-				t.Fatalf("seed %d: gaps %.3f, want those of the trace %.3f", seed, got, want)
+				t.Fatalf("seed %d: gaps %.3f, want the gaps of the trace, %.3f", seed, got, want)
 			}
 		}
 		for a := range p.Schedule() {

@@ -6,7 +6,7 @@ import (
 )
 
 // A Ramp is load whose rate rises or falls from request to request. All N requests are counted. A run-out at the last rate
-// goes on until the caller stops reading. The ramp is that of vllm bench serve, without rescaled times
+// goes on until the caller stops reading. The rates are as in vllm bench serve, without rescaled times
 // (_get_current_request_rate in vllm/benchmarks/serve.py, 0.14.1 and 0.33). vLLM has no run-out.
 type Ramp struct {
 	Source      Source
@@ -86,7 +86,7 @@ func (l Loop) Schedule() Schedule {
 // ones are the run-out. The schedule ends with the trace.
 type Replay struct {
 	Trace  *Trace
-	Source Source  // the requests to send; nil means those of the trace, in its order
+	Source Source  // the requests to send; nil means the requests of the trace, in its order
 	Speed  float64 // factor on the recorded speed; 0 means 1
 	N      int     // counted requests; 0 means all
 }
