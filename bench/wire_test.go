@@ -22,21 +22,13 @@ import (
 // A connection keeps its time stamps when it leaves the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
 	defer awaitStamps()()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, listener.Addr().String(), nil)
+	address, accept := accepting(t)
+	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, address, nil)
 	if err != nil || opened.net != nil {
 		t.Fatalf("open = %+v, %v, want a plain socket", opened, err)
 	}
 	defer opened.discard()
-	there, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer there.Close()
+	there := accept()
 	if _, err := there.Write([]byte("token")); err != nil {
 		t.Fatal(err)
 	}
