@@ -156,6 +156,8 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		{"a chunk of gigabytes in one line", flood(streamed+"ffffffffff\r\n", "x"), Malformed, "a line of the stream has more than"},
 		{"a chunk of gigabytes that does not come", say(streamed + "7fffffffffffffff\r\n"), TimedOut, "no byte came"},
 		{"a chunk size of more than 64 bits", say(streamed + "fffffffffffffffff\r\n"), Malformed, "is not a number"},
+		{"a chunk size below zero", say(streamed + "-1\r\n"), Malformed, `chunk size "-1" is not a number`},
+		{"a chunk size that is a word", say(streamed + "xyz\r\n"), Malformed, `chunk size "xyz" is not a number`},
 		{"the size of a chunk without end", flood(streamed, "0"), Malformed, "a line of more than"},
 		{"an extension of a chunk without end", flood(streamed+"1;", "x"), Malformed, "a line of more than"},
 		{"a chunk that is longer than its size", say(streamed + "2\r\nabcd\r\n"), Malformed, "follows a chunk, want a new line"},

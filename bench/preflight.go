@@ -186,17 +186,12 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	if err != nil {
 		return 0, nil, fmt.Errorf("server URL: %w", err)
 	}
-	for name, values := range c.Header {
-		request.Header[http.CanonicalHeaderKey(name)] = values
-	}
+	request.Header = c.header()
 	if host := request.Header.Get("Host"); host != "" {
 		request.Host = host
 	}
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
-	}
-	if c.APIKey != "" {
-		request.Header.Set("Authorization", "Bearer "+string(c.APIKey))
 	}
 	transport := &http.Transport{TLSClientConfig: c.TLS.Clone(), DisableKeepAlives: true}
 	if c.Proxy != nil {

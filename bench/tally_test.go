@@ -155,32 +155,24 @@ func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkTallyAdd(b *testing.B) {
-	samples := manySamples(1000, 3)
-	for i := range samples {
-		samples[i].Gaps = nil
+	with, without := manySamples(1000, 3), manySamples(1000, 3)
+	for i := range without {
+		without[i].Gaps = nil
 	}
-	tally := newTally(Rules033, allLimits)
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		tally.Add(&samples[i%len(samples)])
-		i++
+	for name, samples := range map[string][]Sample{"with gaps": with, "without gaps": without} {
+		b.Run(name, func(b *testing.B) {
+			tally, i, gaps := newTally(Rules033, allLimits), 0, 0
+			b.ReportAllocs()
+			for b.Loop() {
+				s := &samples[i%len(samples)]
+				tally.Add(s)
+				gaps += len(s.Gaps)
+				i++
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "req/s")
+			b.ReportMetric(float64(gaps)/b.Elapsed().Seconds(), "gaps/s")
+		})
 	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "req/s")
-}
-
-func BenchmarkTallyAddGaps(b *testing.B) {
-	samples, gaps := manySamples(1000, 3), 0
-	tally := newTally(Rules033, allLimits)
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		s := &samples[i%len(samples)]
-		tally.Add(s)
-		gaps += len(s.Gaps)
-		i++
-	}
-	b.ReportMetric(float64(gaps)/b.Elapsed().Seconds(), "tokens/s")
 }
 
 func BenchmarkMeasure(b *testing.B) {

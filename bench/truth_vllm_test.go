@@ -87,7 +87,7 @@ func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests i
 	url, stop := startTruth(t, r.server())
 	defer stop()
 	dir := t.TempDir()
-	command := exec.Command(v.command(), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions",
+	command := exec.CommandContext(ctx, v.command(), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions",
 		"--model", "tiny", "--tokenizer", filepath.Join(v.dir, "tiny-qwen2"), "--dataset-name", "random", "--random-input-len", "32",
 		"--random-output-len", strconv.Itoa(r.tokens), "--num-prompts", strconv.Itoa(requests), "--ignore-eos", "--seed", "7",
 		"--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", "result.json")
@@ -98,7 +98,7 @@ func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests i
 	}
 	command.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
 	command.Dir = dir
-	_, c, err := runChild(ctx, command, nil)
+	_, c, err := runChild(command, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
