@@ -13,7 +13,6 @@ type stream struct {
 	to     net.Conn
 	record *Request      // nil with Config.Forget
 	due    time.Duration // due time of the next token
-	index  int           // position in Server.due
 	left   int           // tokens still to write
 	gone   chan struct{} // closed after the last token, or when the client has gone
 
@@ -52,28 +51,4 @@ func newStream(to net.Conn, id string, chat bool, q *question) *stream {
 	}
 	s.tail = append(s.tail, "data: [DONE]\n\n"...)
 	return s
-}
-
-// A queue is a heap of streams, ordered by the due time of the next token.
-type queue []*stream
-
-func (q queue) Len() int { return len(q) }
-
-func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
-
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-func (q *queue) Push(s any) {
-	pushed := s.(*stream)
-	pushed.index = len(*q)
-	*q = append(*q, pushed)
-}
-
-func (q *queue) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
 }

@@ -5,7 +5,7 @@ package truth
 
 import (
 	"bytes"
-	"container/heap"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,7 +38,7 @@ type Server struct {
 	cpu      time.Duration // CPU time of the process before the start
 
 	mu      sync.Mutex
-	due     queue
+	due     []*stream // by the due time of their next token
 	tokens  int
 	records []*Request // become Report.Requests; tokens are still added to them
 	ended   bool
@@ -166,9 +167,15 @@ func (s *Server) begin(x *stream, id string, received time.Duration) {
 		x.record = &Request{ID: id, Received: received.Microseconds(), Due: make([]int64, 0, x.left), Writes: make([]int64, 0, x.left)}
 		s.records = append(s.records, x.record)
 	}
-	if heap.Push(&s.due, x); x.index == 0 {
+	if s.schedule(x); s.due[0] == x {
 		s.ring()
 	}
+}
+
+// schedule adds a stream to s.due. Most streams belong near the end, because all have the same time per token.
+func (s *Server) schedule(x *stream) {
+	at, _ := slices.BinarySearchFunc(s.due, x.due, func(other *stream, due time.Duration) int { return cmp.Compare(other.due, due) })
+	s.due = slices.Insert(s.due, at, x)
 }
 
 // step returns the time at which the server writes a token that is ready at the given time.
@@ -206,7 +213,9 @@ func (s *Server) writeDue() (wait time.Duration, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for until := s.now(); len(s.due) > 0 && s.due[0].due <= until; {
-		s.writeToken(s.due[0])
+		x := s.due[0]
+		s.due = s.due[1:]
+		s.writeToken(x)
 	}
 	wait = time.Hour
 	if len(s.due) > 0 {
@@ -215,7 +224,7 @@ func (s *Server) writeDue() (wait time.Duration, ended bool) {
 	return wait, s.ended && len(s.due) == 0
 }
 
-// writeToken writes the next token of a stream.
+// writeToken writes the next token of a stream and schedules the one after it.
 func (s *Server) writeToken(x *stream) {
 	var err error
 	if x.role != nil {
@@ -239,9 +248,8 @@ func (s *Server) writeToken(x *stream) {
 	}
 	x.due += s.config.TPOT
 	if x.left--; x.left > 0 && err == nil {
-		heap.Fix(&s.due, x.index)
+		s.schedule(x)
 		return
 	}
-	heap.Remove(&s.due, x.index)
 	close(x.gone)
 }
