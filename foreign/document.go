@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -15,28 +14,24 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// NewJSON returns a writer that passes JSON on to another writer. It escapes the characters that a Writer would leave out, because
-// JSON encoders do not escape all of them.
+// NewJSON returns a writer that passes JSON on to another writer. It escapes the characters that a Writer would leave
+// out, because JSON encoders do not escape all of them.
 func NewJSON(to io.Writer) io.Writer { return &jsonWriter{to: to} }
 
 type jsonWriter struct {
 	to   io.Writer
-	rest []byte // first bytes of a character whose other bytes have not been written yet
+	rest pieces
 }
 
 func (w *jsonWriter) Write(b []byte) (int, error) {
-	w.rest = append(w.rest, b...)
 	var out []byte
-	for len(w.rest) > 0 && utf8.FullRune(w.rest) {
-		r, size := utf8.DecodeRune(w.rest)
-		w.rest = w.rest[size:]
+	w.rest.decode(b, func(r rune) {
 		if hidden(r) { // JSON has such characters only inside strings
 			out = append(out, escaped(r)...)
 		} else {
 			out = utf8.AppendRune(out, r)
 		}
-	}
-	w.rest = slices.Clone(w.rest)
+	})
 	if _, err := w.to.Write(out); err != nil {
 		return 0, err
 	}
@@ -51,8 +46,9 @@ func escaped(r rune) string {
 	return fmt.Sprintf(`\u%04x`, r)
 }
 
-// YAML returns the JSON of a value as a YAML document with sorted keys. It quotes each text that a reader of YAML 1.1 or 1.2 could
-// take for another type, such as 1e3. It escapes the characters that a Writer leaves out. goccy/go-yaml does neither.
+// YAML returns the JSON of a value as a YAML document with sorted keys. It quotes each text that a reader of YAML 1.1
+// or 1.2 could take for another type, such as 1e3. It escapes the characters that a Writer leaves out. goccy/go-yaml
+// does neither.
 func YAML(value any) ([]byte, error) {
 	object, err := json.Marshal(value)
 	if err != nil {
@@ -70,7 +66,8 @@ func YAML(value any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The texts in quotes come from strconv.Quote. It leaves some hidden characters of up to U+FFFF, which YAML escapes as JSON does.
+	// The texts in quotes come from strconv.Quote. It leaves some hidden characters of up to U+FFFF, which YAML escapes
+	// as JSON does.
 	var out bytes.Buffer
 	_, err = NewJSON(&out).Write(text)
 	return out.Bytes(), err

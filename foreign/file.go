@@ -14,11 +14,13 @@ import (
 // ErrNoFile means that a path does not lead to a regular file, but for example to a directory or a pipe.
 var ErrNoFile = errors.New("it is not a file")
 
-// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its reader for ever,
-// and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a file.
+// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its
+// reader for ever, and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a
+// file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
-	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host returns the lease.
+	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host
+	// returns the lease.
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		file, err = open(flag)
 	}
@@ -49,7 +51,8 @@ func (e *fileError) Unwrap() error { return e.err }
 
 // Open opens a regular file that the user named, for reading. The error says what to do.
 func Open(path string) (*os.File, error) {
-	// Stat comes first, because opening a device may make it act. If the path changes after Stat, OpenRegular still refuses a device.
+	// Stat comes first, because opening a device may make it act. If the path changes after Stat, OpenRegular still
+	// refuses a device.
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, &fileError{irregular(path, info.Mode()), ErrNoFile}

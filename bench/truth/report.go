@@ -51,7 +51,8 @@ func (r Request) Gaps() []time.Duration {
 	return gaps
 }
 
-// Lateness returns how late the server wrote each token. A large value means that the machine was too slow for the server.
+// Lateness returns how late the server wrote each token. A large value means that the machine was too slow for the
+// server.
 func (r Request) Lateness() []time.Duration {
 	late := make([]time.Duration, len(r.Writes))
 	for i, at := range r.Writes {

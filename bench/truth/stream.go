@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A stream is one answer. Its events look like vLLM's (vllm/entrypoints/openai/serving_completion.py and serving_chat.py,
-// 0.14.1). Each is one HTTP chunk, as uvicorn sends them. Its tokens go straight to the connection, because net/http would
-// copy each through two buffers.
+// A stream is one answer. Its events look like vLLM's (vllm/entrypoints/openai/serving_completion.py and
+// serving_chat.py, 0.14.1). Each is one HTTP chunk, as uvicorn sends them. Its tokens go straight to the connection,
+// because net/http would copy each through two buffers.
 type stream struct {
 	to     net.Conn
 	record *Request      // nil with Config.Forget

@@ -1,6 +1,6 @@
 // Package truth is a server for checking the measurements of a client. It streams answers as vLLM does, on a fixed
-// schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself. It
-// never generates anything, and only tests start it.
+// schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself.
+// It never generates anything, and only tests start it.
 package truth
 
 import (
@@ -28,8 +28,8 @@ type Config struct {
 	Forget bool          // record no requests, for runs of millions
 }
 
-// A Server answers on one address. One goroutine writes all tokens, to leave the machine's CPU to the client: a token costs
-// little more than the call that writes it.
+// A Server answers on one address. One goroutine writes all tokens, to leave the machine's CPU to the client: a token
+// costs little more than the call that writes it.
 type Server struct {
 	config   Config
 	listener listener
@@ -191,8 +191,8 @@ func (s *Server) ring() {
 	_, _ = unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // it can fail only if the eventfd is full, and then the wait ends anyway
 }
 
-// writeTokens writes each token when it is due, until the server ends. It waits in ppoll, which counts in nanoseconds: on an
-// idle machine Go's timers are up to a millisecond late.
+// writeTokens writes each token when it is due, until the server ends. It waits in ppoll, which counts in nanoseconds:
+// on an idle machine Go's timers are up to a millisecond late.
 func (s *Server) writeTokens() {
 	defer unix.Close(s.wake) // an error does not matter: the descriptor is closed in any case
 	for {
@@ -208,7 +208,8 @@ func (s *Server) writeTokens() {
 	}
 }
 
-// writeDue writes the tokens that are due now. It returns the time until the next one, and whether the server has ended.
+// writeDue writes the tokens that are due now. It returns the time until the next one, and whether the server has
+// ended.
 func (s *Server) writeDue() (wait time.Duration, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
