@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -186,11 +187,7 @@ func (p *pool) drop(c *conn) {
 func (p *pool) snapshot() []*conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]*conn, 0, len(p.all))
-	for c := range p.all {
-		all = append(all, c)
-	}
-	return all
+	return slices.Collect(maps.Keys(p.all))
 }
 
 // retire closes the connections that have been idle for too long.

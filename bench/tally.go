@@ -165,7 +165,7 @@ func newExactTally(rules Rules, limits []Limit) *Tally {
 	if rules == "" {
 		rules = Rules033
 	}
-	t := &Tally{rules: rules, exact: true}
+	t := &Tally{rules: rules, exact: true, roles: make(map[int]int)}
 	for _, limit := range limits {
 		t.over = append(t.over, OverLimit{Limit: limit})
 	}
@@ -187,7 +187,7 @@ func (t *Tally) Add(s *Sample) {
 		t.connect.add(milliseconds(s.Connected - s.Sent))
 	}
 	if t.rules == Rules0141 && s.Role {
-		t.role(second(s.Opened))
+		t.roles[second(s.Opened)]++
 	}
 	if s.OK() || s.Failure == WrongLength {
 		t.total.planned += s.WantTokens
@@ -199,13 +199,6 @@ func (t *Tally) Add(s *Sample) {
 	case s.End > 0:
 		t.complete(s)
 	}
-}
-
-func (t *Tally) role(second int) {
-	if t.roles == nil {
-		t.roles = make(map[int]int)
-	}
-	t.roles[second]++
 }
 
 // series adds the role chunks to the chunks with output, if the rules count them.
