@@ -75,17 +75,18 @@ func (s *Server) Serve(ctx context.Context) error {
 	server := &http.Server{Handler: mux, ConnContext: keepConn}
 	var writer sync.WaitGroup
 	writer.Go(s.writeTokens)
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // the listener ends Serve, and the connections their requests
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // makes server.Serve return
 	err := server.Serve(s.listener)
 	if errors.Is(err, http.ErrServerClosed) {
 		err = nil
 	}
+	err = errors.Join(err, server.Close()) // without connections, writeTokens drops its streams
 	s.mu.Lock()
 	s.ended = true
 	s.ring()
 	s.mu.Unlock()
 	writer.Wait()
-	return errors.Join(err, server.Close())
+	return err
 }
 
 // now returns the time since the server started.
